@@ -391,12 +391,3 @@ def test_a_converted_model_ends_its_turns(smollm2):
     assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|im_end|>", 2)
     assert model.generation_config.eos_token_id == tokenizer.pad_token_id == 2
     assert getattr(model.config, "quantization_config", None) is None
-
-
-@pytest.mark.model
-def test_encyclopedia_leads():
-    download("encyclopedia-leads")
-    with corpus_path("encyclopedia-leads").open(encoding="utf-8") as file:
-        passages = [json.loads(line) for line in file]
-    assert len(passages) == len({p["id"] for p in passages}) == 10_033
-    assert all(p["title"] and p["text"].strip() for p in passages)

@@ -137,11 +137,9 @@ def test_deleting_replacing_and_adding_again(index):
 
 def test_whole_numbers_and_the_empty_text_are_ids():
     index = PassageIndex.build([Passage(0, "aaaa"), Passage("", "")], Letters())
-    assert [passage.id for passage in index] == ["0", ""]
-    assert index.get([0]) == index.get(["0"]) == [index.search(["aaaa"], 1)[0][0].passage]
-    assert index.vectors([0, ""]).shape == (2, 26)
     index.upsert([Passage(0, "cccc")])
-    assert [passage.text for passage in index.get(["", "0"])] == ["", "cccc"]
+    assert [passage.text for passage in index.get(["", 0, "0"])] == ["", "cccc", "cccc"]
+    assert index.vectors([0, ""]).shape == (2, 26)
     assert index.delete([0, ""]) == 2
 
 
@@ -226,14 +224,12 @@ def test_an_embedder_that_fails_changes_nothing(spoil):
 
 def ends_before(line, write, index):
     """Press Ctrl-C at one of the lines that the index executes while it writes; False if it executes fewer."""
-    left = [line]
+    lines = itertools.count(1)
 
     def trace(frame, event, _):
         if not frame.f_code.co_filename.endswith("passage_index.py"):
             return None
-        left[0] -= event == "line"
-        if left[0] == 0:
-            left[0] = -1
+        if event == "line" and next(lines) == line:
             raise KeyboardInterrupt
         return trace
 
@@ -335,16 +331,3 @@ def test_reciprocal_rank_fusion():
     assert fuse([["a", "b", "c"], ["b", "d"]], key=lambda x: x) == ["b", "a", "d", "c"]
     assert fuse([["a", "b"], []], key=lambda x: x, k=1) == ["a"]
     assert fuse([], key=lambda x: x) == []
-
-
-@pytest.mark.model
-def test_real_embeddings_find_by_meaning(minilm, tmp_path):
-    texts = {
-        "hamlet": "Hamlet is a tragedy written by William Shakespeare.",
-        "jupiter": "Jupiter is the largest planet of the solar system.",
-        "bread": "Bread is baked from flour, water and yeast.",
-    }
-    queries = ["Which play did the bard write?", "biggest body around the sun", "what do bakers make?"]
-    root = PassageIndex.build([Passage(id=k, text=v) for k, v in texts.items()]).save(tmp_path / "i")
-    hits = PassageIndex.load(root).search(queries, 1)
-    assert [each[0].passage.id for each in hits] == list(texts)

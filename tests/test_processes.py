@@ -10,6 +10,7 @@ import pytest
 
 from tests.patience import PATIENCE
 
+FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 # In a background job of a shell, Ctrl-C is ignored, and a child would inherit that.
 CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 SCRIPTED = "from tests.scripted_proxy import ScriptedProxy as Model"
@@ -26,6 +27,11 @@ def python(code, *, model=SCRIPTED):
     return subprocess.Popen(
         [sys.executable, "-c", whole], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+
+
+@pytest.fixture(params=["scripted", pytest.param("tiny", marks=pytest.mark.model)])
+def model(request):
+    return SCRIPTED if request.param == "scripted" else TINY.format(tiny=request.getfixturevalue("tiny"))
 
 
 def ended(process):
@@ -59,7 +65,7 @@ def busy():
 threads = [threading.Thread(target=busy, daemon=True) for _ in range(3)]
 for thread in threads:
     thread.start()
-for i in range(6):
+for i in range(4):
     began.acquire()
     stop.wait(0.05 * i)
     child = os.fork()
@@ -72,21 +78,14 @@ for i in range(6):
 stop.set()
 for thread in threads:
     thread.join()
-print(gate.decide("Who wrote Hamlet?").p_known == expected or "other")
+print(abs(gate.decide("Who wrote Hamlet?").p_known - expected) < 1e-4)
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_child_that_is_forked_while_decisions_run_decides():
-    assert ended(python(FORKS))[:2] == (0, "0\n" * 6 + "True\n")
-
-
-@pytest.mark.model
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_child_that_is_forked_while_the_model_runs_decides(tiny):
-    few = FORKS.replace("range(6)", "range(3)")
-    code, out, err = ended(python(few, model=TINY.format(tiny=tiny)))
-    assert (code, out.split()[:3]) == (0, ["0"] * 3), err
+@FORK
+def test_a_child_that_is_forked_while_decisions_run_decides(model):
+    code, out, err = ended(python(FORKS, model=model))
+    assert (code, out) == (0, "0\n" * 4 + "True\n"), err
 
 
 LOCKS = """
@@ -153,7 +152,7 @@ print(codes.count(0))
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@FORK
 @pytest.mark.parametrize(("code", "told"), [(LOCKS, "0\n"), (SEARCHES, "20\n")], ids=["lock", "index"])
 def test_a_child_finds_every_lock_free_and_searches(code, told):
     assert ended(python(code))[:2] == (0, told)
@@ -193,11 +192,6 @@ def ready_when_main_waits():
 
 threading.Thread(target=ready_when_main_waits, daemon=True).start()
 """
-
-
-@pytest.fixture(params=["scripted", pytest.param("tiny", marks=pytest.mark.model)])
-def model(request):
-    return SCRIPTED if request.param == "scripted" else TINY.format(tiny=request.getfixturevalue("tiny"))
 
 
 def test_a_script_that_ends_while_decisions_run_ends_with_0(model):

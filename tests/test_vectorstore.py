@@ -17,13 +17,9 @@ TEXTS = ["aaa", "aab", "abb", "bbb", "bcc", "ccc"]
 
 
 class Letters(Embeddings):
-    """How often a, b and c are in a text. Calls are counted."""
-
-    def __init__(self):
-        self.calls = 0
+    """How often a, b and c are in a text."""
 
     def embed_documents(self, texts):
-        self.calls += 1
         return [[float(text.count(letter)) for letter in "abc"] for text in texts]
 
     def embed_query(self, text):
@@ -110,9 +106,11 @@ def test_scores_are_cosines_and_relevance_is_in_0_to_1(store):
 
 
 def test_embeddings_that_are_there_are_not_computed_again():
+    """The embeddings would give another dimension."""
     pairs = [("x", [1.0, 0.0, 0.0]), ("y", [0.0, 2.0, 0.0])]
-    store = FaissVectorStore.from_embeddings(pairs, Letters(), [{"n": 1}, {"n": 2}], ids=["1", "2"])
-    assert store.embedding.calls == 0
+    store = FaissVectorStore.from_embeddings(
+        pairs, DeterministicFakeEmbedding(size=5), [{"n": 1}, {"n": 2}], ids=["1", "2"]
+    )
     nearest = Document(page_content="y", metadata={"n": 2}, id="2")
     assert store.similarity_search_by_vector([0.0, 2.0, 0.0], k=1) == [nearest]
     empty = FaissVectorStore.from_embeddings([], Letters())
@@ -122,18 +120,11 @@ def test_embeddings_that_are_there_are_not_computed_again():
 # --- searching ---------------------------------------------------------------------------------------------
 
 
-def test_queries_are_embedded_in_their_own_way():
-    class Asymmetric(Letters):
-        def embed_query(self, text):
-            return [-v for v in super().embed_query(text)]
-
-    own = FaissVectorStore.from_texts(["aaa", "ccc"], Asymmetric(), ids=["a", "c"])
-    assert ids(own.similarity_search("aaa", k=1)) == ["c"]
-
-
-def test_mmr_prefers_what_is_different(store):
+def test_queries_are_embedded_in_their_own_way_and_mmr_prefers_what_is_different(store, monkeypatch):
     assert ids(store.max_marginal_relevance_search("aab", k=2, lambda_mult=1.0)) == ["aab", "aaa"]
     assert ids(store.max_marginal_relevance_search("aab", k=2, lambda_mult=0.0)) == ["aab", "ccc"]
+    monkeypatch.setattr(Letters, "embed_query", lambda self, text: [0.0, 0.0, 1.0])
+    assert ids(store.similarity_search("aaa", k=1)) == ["ccc"]
 
 
 FILTERS = [

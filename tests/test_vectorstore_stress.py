@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from langchain_core.documents import Document
-from langchain_core.embeddings import Embeddings
+from langchain_core.embeddings import DeterministicFakeEmbedding
 
 from rgate_integrations.errors import WriteError
 from rgate_integrations.langchain import FaissVectorStore
@@ -19,14 +19,7 @@ THREADS = 100
 FILES = ["index.safetensors"]  # of a folder that was saved to, however often
 
 
-class Digits(Embeddings):
-    """How often each digit is in a text."""
-
-    def embed_documents(self, texts):
-        return [[float(text.count(digit)) + 0.01 for digit in "0123456789"] for text in texts]
-
-    def embed_query(self, text):
-        return self.embed_documents([text])[0]
+EMBEDDINGS = DeterministicFakeEmbedding(size=8)  # equal texts have equal vectors
 
 
 def work(store, folder, number):
@@ -59,19 +52,19 @@ def work(store, folder, number):
     if number % 10 == 0:
         store.save_local(folder)
         # Others may have saved since, but this thread has written nothing since.
-        for twin in (FaissVectorStore.load_local(folder, Digits()), copy.deepcopy(store)):
+        for twin in (FaissVectorStore.load_local(folder, EMBEDDINGS), copy.deepcopy(store)):
             assert twin.get_by_ids(sorted(mine)) == [mine[name] for name in sorted(mine)]
     return mine
 
 
 def test_100_threads_lose_and_invent_nothing(tmp_path):
-    store = FaissVectorStore(Digits())
+    store = FaissVectorStore(EMBEDDINGS)
     expected = {}
     with ThreadPoolExecutor(THREADS) as pool:
         for mine in pool.map(lambda number: work(store, tmp_path, number), range(THREADS)):
             expected |= mine
     store.save_local(tmp_path)
-    for each in (store, FaissVectorStore.load_local(tmp_path, Digits())):
+    for each in (store, FaissVectorStore.load_local(tmp_path, EMBEDDINGS)):
         assert len(each.index) == len(expected)
         assert each.get_by_ids(list(expected)) == list(expected.values())
         for document in random.Random(7).sample(list(expected.values()), 20):
@@ -85,13 +78,13 @@ from pathlib import Path
 import safetensors.numpy
 from rgate_integrations.errors import IndexNotFoundError
 from rgate_integrations.langchain import FaissVectorStore
-from tests.test_vectorstore_stress import FILES, Digits
+from tests.test_vectorstore_stress import EMBEDDINGS, FILES
 
 folder, old, new = Path(sys.argv[1]), int(sys.argv[2]), 40
 
 
 def store_of(size):
-    store = FaissVectorStore(Digits())
+    store = FaissVectorStore(EMBEDDINGS)
     store.add_texts([f"{i:04}" for i in range(size)], ids=[str(i) for i in range(size)])
     store.index.embedder.identity  # computed once
     return store
@@ -129,7 +122,7 @@ def reset():
 
 def size_of_what_is_there():
     try:
-        loaded = FaissVectorStore.load_local(folder, Digits())
+        loaded = FaissVectorStore.load_local(folder, EMBEDDINGS)
     except IndexNotFoundError:
         return 0
     found = {p.id: p.text for p in loaded.index}
@@ -173,14 +166,14 @@ def test_killed_at_any_write_the_old_store_or_the_new_one_is_there(tmp_path, old
 SAVES = """
 import sys
 from rgate_integrations.langchain import FaissVectorStore
-from tests.test_vectorstore_stress import Digits
+from tests.test_vectorstore_stress import EMBEDDINGS
 
 folder, size = sys.argv[1], int(sys.argv[2])
-store = FaissVectorStore(Digits())
+store = FaissVectorStore(EMBEDDINGS)
 store.add_texts([str(i) for i in range(size)])
 for _ in range(15):
     store.save_local(folder)
-    assert len(FaissVectorStore.load_local(folder, Digits()).index) in (5, 50)
+    assert len(FaissVectorStore.load_local(folder, EMBEDDINGS).index) in (5, 50)
 """
 
 
@@ -201,7 +194,7 @@ def test_a_save_that_fails_leaves_no_rest(tmp_path, monkeypatch, step):
     def full(*given):
         raise OSError(28, "No space left on device")
 
-    store = FaissVectorStore.from_texts(["1", "2"], Digits())
+    store = FaissVectorStore.from_texts(["1", "2"], EMBEDDINGS)
     store.save_local(tmp_path)
     store.add_texts(["3"])
     with monkeypatch.context() as patched:
@@ -209,6 +202,6 @@ def test_a_save_that_fails_leaves_no_rest(tmp_path, monkeypatch, step):
         with pytest.raises(WriteError, match="No space"):
             store.save_local(tmp_path)
     assert os.listdir(tmp_path) == FILES
-    assert len(FaissVectorStore.load_local(tmp_path, Digits()).index) == 2
+    assert len(FaissVectorStore.load_local(tmp_path, EMBEDDINGS).index) == 2
     store.save_local(tmp_path)
-    assert len(FaissVectorStore.load_local(tmp_path, Digits()).index) == 3
+    assert len(FaissVectorStore.load_local(tmp_path, EMBEDDINGS).index) == 3
