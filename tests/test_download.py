@@ -309,48 +309,35 @@ def test_a_quantised_file_is_kept_as_it_is(cache, hub, tmp_path, monkeypatch):
 
 
 def test_resolve_model(cache, tmp_path, monkeypatch):
-    with pytest.raises(ModelLoadError, match="not downloaded yet") as caught:
-        resolve_model("smollm2-135m-instruct")
-    assert caught.value.hint == "rgate download smollm2-135m-instruct"
     there = cache / "smollm2-135m-instruct"
     there.mkdir(parents=True)
     (there / "rgate.json").write_text("{}")
     assert resolve_model("smollm2-135m-instruct") == str(there)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name, found in {
-        cache: str(cache),
-        "cache": "cache",
-        "~/cache": str(cache),
-        "own/name": "own/name",
-    }.items():
-        assert resolve_model(name) == found
+    found = {cache: str(cache), "cache": "cache", "~/cache": str(cache), "own/name": "own/name"}
+    assert {name: resolve_model(name) for name in found} == found
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "why"),
+    ("look", "name", "error", "why"),
     [
-        ("", UnknownNameError, "no embedder named.*Known names"),
-        ("a\0b", UnknownNameError, "no embedder named.*Known names"),
-        ("encyclopedia-leads", UnknownNameError, "no embedder named"),
-        ("SmolLM2-135M", UnknownNameError, "Did you mean smollm2-135m-instruct?"),
-        ("./nowhere", ModelLoadError, "no model folder"),
-        ("~/nowhere", ModelLoadError, "no model folder"),
-        ("a/b/c", ModelLoadError, "no model folder"),
-        (__file__, ModelLoadError, "no model folder"),
+        (resolve_model, "smollm2-135m-instruct", ModelLoadError, "rgate download smollm2-135m-instruct"),
+        (resolve_model, "", UnknownNameError, "no model named.*Known names"),
+        (resolve_model, "a\0b", UnknownNameError, "no model named.*Known names"),
+        (resolve_model, "encyclopedia-leads", UnknownNameError, "no model named"),
+        (resolve_model, "SmolLM2-135M", UnknownNameError, "Did you mean smollm2-135m-instruct?"),
+        (resolve_model, "./nowhere", ModelLoadError, "no model folder"),
+        (resolve_model, "~/nowhere", ModelLoadError, "no model folder"),
+        (resolve_model, "a/b/c", ModelLoadError, "no model folder"),
+        (resolve_model, __file__, ModelLoadError, "no model folder"),
+        (corpus_path, "encyclopedia-leads", DownloadError, "rgate download encyclopedia-leads"),
+        (corpus_path, "smollm2-135m-instruct", UnknownNameError, "There is no corpus named"),
     ],
 )
-def test_resolve_model_of_what_is_none(cache, name, error, why):
+def test_what_is_not_there(cache, look, name, error, why):
     with pytest.raises(error, match=why):
-        resolve_model(name, kind="embedder")
-
-
-def test_corpus_path(cache):
-    with pytest.raises(DownloadError) as caught:
-        corpus_path("encyclopedia-leads")
-    assert caught.value.hint == "rgate download encyclopedia-leads"
-    with pytest.raises(UnknownNameError, match="There is no corpus named"):
-        corpus_path("smollm2-135m-instruct")
+        look(name)
 
 
 @pytest.mark.parametrize("item", CATALOGUE.values(), ids=lambda item: item.name)
@@ -365,21 +352,19 @@ def test_the_catalogue_is_pinned(item):
 # --- the command ------------------------------------------------------------------------------------------------
 
 
-def test_command_goes_on_after_a_failure_and_ends_with_1(corpus, monkeypatch):
+def test_command_goes_on_after_a_failure_and_ends_with_1_and_knows_all_names_before_it_starts(
+    corpus, cache, monkeypatch
+):
     monkeypatch.setitem(CATALOGUE, "broken", replace(corpus, name="broken", sha256="0" * 64))
-    result = CliRunner().invoke(app, ["download", "broken", "test-leads", "test-leads"])
-    assert result.exit_code == 1
-    assert "broken: failed" in result.stderr
-    assert "hint:" in result.stderr
-    assert result.stderr.count("test-leads: done") == 1
-    assert "already there" in CliRunner().invoke(app, ["download", "test-leads"]).stderr
-
-
-def test_command_knows_all_names_before_it_starts(corpus, cache):
-    result = CliRunner().invoke(app, ["download", "test-leads", "test-leeds"])
-    assert isinstance(result.exception, UnknownNameError)
-    assert result.exception.hint == "Did you mean test-leads?"
+    run = partial(CliRunner().invoke, app)
+    refused = run(["download", "test-leads", "test-leeds"])
+    assert refused.exception.hint == "Did you mean test-leads?"
     assert visible(cache) == []
+    result = run(["download", "broken", "test-leads", "test-leads"])
+    assert result.exit_code == 1
+    for said in ("broken: failed", "hint:", "test-leads: done"):
+        assert result.stderr.count(said) == 1
+    assert "already there" in run(["download", "test-leads"]).stderr
 
 
 # --- the real things --------------------------------------------------------------------------------------------

@@ -73,11 +73,3 @@ async def test_llama_index_calls_embed_a_batch_in_one(fixed):
     again = RGateEmbedding.from_dict(embedding.to_dict())
     assert (again.model_name, again.class_name()) == ("some-model", "RGateEmbedding")
     assert pickle.loads(pickle.dumps(embedding)).get_query_embedding("a") == wanted[0]  # noqa: S301
-
-
-@pytest.mark.model
-def test_the_vectors_are_those_of_the_package(minilm):
-    texts = ["Hamlet is a tragedy by Shakespeare.", "", "Jupiter is a planet."]
-    wanted = pytest.approx(SentenceEmbedder(minilm).embed(texts), abs=1e-5)
-    assert np.array(RGateEmbeddings(minilm).embed_documents(texts)) == wanted
-    assert np.array(RGateEmbedding(model_name=minilm).get_text_embedding_batch(texts)) == wanted
