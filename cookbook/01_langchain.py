@@ -92,7 +92,7 @@ for document in guarded.invoke(questions[2]):
 # them, with log-probabilities if its API gives them, and the gate judges those.
 
 # %%
-witness = RetrievalGate("token_probability", llm=llm, tokens=16, statistic="mean")
+witness = RetrievalGate("token_probability", llm=llm, tokens=16)
 decision = witness.invoke(questions[0])
 print(decision.draft.source, decision.draft.text)
 print(decision.reason)

@@ -1,5 +1,6 @@
 """Runs ASGI applications on real sockets, in a thread."""
 
+import asyncio
 import threading
 from contextlib import contextmanager
 
@@ -72,9 +73,18 @@ class Blocking(Words):
         self.is_asked = threading.Event()
 
     async def adecide_batch(self, questions, **options):
-        import asyncio
-
         if questions != ["Is this a question?"]:
             self.is_asked.set()
             await asyncio.to_thread(self.may_decide.wait)
         return self.decide_batch(questions, **options)
+
+
+class Broken(Words):
+    """Fails."""
+
+    def __init__(self, reason="no disk"):
+        super().__init__()
+        self.reason = reason
+
+    async def adecide_batch(self, questions, **options):
+        raise OSError(self.reason)

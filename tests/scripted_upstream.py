@@ -11,17 +11,17 @@ from rgate_integrations.index import Passage
 from rgate_integrations.index.retriever import Hit
 
 OWN = {"x-own": "kept"}
+ANSWER = [{"content": token} for token in ("The ", "answer ", "is ", "42.")]
+WHOLE = {"role": "assistant", "content": "The answer is 42."}
+CALL = {"index": 0, "id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 class ScriptedUpstream:
-    """Streams tokens, or calls of a tool; an endless answer ends when its client leaves."""
+    """Streams its deltas; an endless answer ends when its client leaves."""
 
-    def __init__(
-        self, tokens=("The ", "answer ", "is ", "42."), *, status=200, tool_call=False, endless=False
-    ):
-        self.tokens = tokens
+    def __init__(self, deltas=ANSWER, *, status=200, endless=False):
+        self.deltas = deltas
         self.status = status
-        self.tool_call = tool_call
         self.endless = endless
         self.requests = []
         self.headers = []
@@ -39,24 +39,13 @@ class ScriptedUpstream:
             return JSONResponse({"error": {"message": "no"}}, self.status, headers=OWN)
         if body.get("stream"):
             return StreamingResponse(self.stream(), media_type="text/event-stream", headers=OWN)
-        message = {"role": "assistant", "content": "".join(self.tokens)}
-        return Response(json.dumps({"choices": [{"message": message}]}, indent=3), headers=OWN)
+        return Response(json.dumps({"choices": [{"message": WHOLE}]}, indent=3), headers=OWN)
 
     async def stream(self):
         try:
-            for number, token in enumerate(self.tokens):
-                delta = {"content": token}
-                if self.tool_call:
-                    function = {"name": "f", "arguments": token}
-                    call = {"index": 0, "id": "1", "type": "function", "function": function}
-                    delta = {"tool_calls": [call]}
+            for delta in self.deltas:
+                event = {"id": "x", "model": "scripted", "choices": [{"index": 0, "delta": delta}]}
                 # The spelling of a server's own: whoever writes it anew would write it otherwise.
-                event = {
-                    "id": "x",
-                    "model": "scripted",
-                    "choices": [{"index": 0, "delta": delta}],
-                    "n": number,
-                }
                 yield f"data:  {json.dumps(event, separators=(', ', ' : '))}\r\n\r\n".encode()
                 await asyncio.sleep(0)
             yield b"data: [DONE]\r\n\r\n"

@@ -7,10 +7,13 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
 
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.engine.gate_like import answer_first_gates, for_llm
@@ -32,49 +35,46 @@ def url(words):
         yield url
 
 
-def test_it_decides_one_and_many_in_threads_and_on_a_loop(url):
+def test_it_decides_one_and_many_in_threads_and_on_a_loop(words, url):
     gate = load_gate(url)
-    assert [gate.decide(question).retrieve for question in ("known", "who?")] == [False, True]
-    questions = [f"{'known' if number % 3 else 'who'} {number}" for number in range(100)]
+    draft = Draft(text="It is", tokens=("It", " is"), logprobs=(-0.1, -0.2), source="llm", model="m")
+    assert not gate.decide("known", draft=draft, history=["user: Hello"]).retrieve
+    assert words.asked[-1] == (["known"], [draft], [["user: Hello"]])
+    questions = ["known", "who?"] * 50
     found = asyncio.run(gate.adecide_batch(questions))
-    assert [(each.question, each.retrieve) for each in found] == [(q, q.startswith("who")) for q in questions]
+    assert [(each.question, each.retrieve) for each in found] == [("known", False), ("who?", True)] * 50
 
 
 def test_the_servers_threshold_holds_unless_the_caller_gives_one():
     with serving_gate(load_gate("token_probability", proxy=ScriptedProxy(), threshold=0.999)) as url:
         gate = load_gate(url)
         own, given = gate.decide("who?"), gate.decide("who?", threshold=0.0)
+        follow_up = gate.decide("Is it?", history=["user: Hello"], threshold=0.0)
     assert (own.retrieve, own.threshold) == (True, 0.999)
     assert (given.retrieve, given.threshold) == (False, 0.0)
-
-
-def test_what_a_question_came_with_goes_along(words, url):
-    draft = Draft(text="It is", tokens=("It", " is"), logprobs=(-0.1, -0.2), source="llm", model="m")
-    load_gate(url).decide("known", draft=draft, history=["user: Hello"])
-    assert words.asked[-1] == (["known"], [draft], [["user: Hello"]])
-
-
-def test_turns_that_the_servers_gate_does_not_read_retrieve():
-    with serving_gate(load_gate("constant:never")) as url:
-        assert load_gate(url).decide("Is it?", history=["user: Hello"], threshold=0.0).retrieve
+    assert follow_up.retrieve  # the server's gate reads no turns
 
 
 @pytest.mark.model
-def test_it_equals_the_gate_in_process_for_questions_answers_and_llms():
-    here, questions = load_gate(), ["Who wrote Hamlet?", "What does our contract say?", "Is rain wet?"]
+@pytest.mark.parametrize(("llm", "known_by"), [("", ""), ("gpt-4o", ""), ("gpt-4o", "the chain")])
+def test_it_equals_the_gate_in_process_for_questions_answers_turns_and_llms(llm, known_by):
+    here, questions = (
+        load_gate(timeout=600.0),
+        ["Who wrote Hamlet?", "What does our contract say?", "Is rain wet?"],
+    )
+    histories = [None, None, ["user: I am in Paris.", "assistant: Lovely."]]
+    own_judge, _ = answer_first_gates(here)
     with serving_gate(here, timeout=600.0) as url:
         remote = load_gate(url, request_seconds=600.0)
-        judge, question_gate = answer_first_gates(remote)
-        assert (judge, question_gate) == (remote, remote)
-        own_judge, _ = answer_first_gates(here)
-        for mine, theirs, drafts in ((here, remote, None), (own_judge, judge, ["It was him."] * 3)):
-            for llm, known_by in (("", ""), ("gpt-4o", ""), ("gpt-4o", "the chain")):
-                expected = for_llm(mine, llm, known_by).decide_batch(questions, drafts=drafts)
-                found = for_llm(theirs, llm, known_by).decide_batch(questions, drafts=drafts)
-                same = {"cost": found[0].cost, "gate": "remote"}
-                assert [each.model_copy(update=same) for each in found] == [
-                    each.model_copy(update=same) for each in expected
-                ]
+        assert answer_first_gates(remote) == (remote, remote)
+        for gate, given in (
+            (here, {"histories": histories}),
+            (own_judge, {"drafts": ["It was him."] * 3}),
+        ):
+            expected = for_llm(gate, llm, known_by).decide_batch(questions, **given)
+            found = for_llm(remote, llm, known_by).decide_batch(questions, **given)
+            for there, own in zip(found, expected, strict=True):
+                assert there.model_copy(update={"cost": own.cost, "gate": own.gate}) == own
 
 
 def test_rules_are_applied_before_the_server_is_asked(words, url):
@@ -93,47 +93,22 @@ def free_port():
         return unused.getsockname()[1]
 
 
-def test_a_server_that_is_down_retrieves_and_is_asked_again_when_it_is_back(words):
-    port = free_port()
-    gate = load_gate(f"http://127.0.0.1:{port}")
-    for _ in range(3):
-        decision = gate.decide("known")
-        assert (decision.retrieve, decision.error.type) == (True, "ServerError")
-    from rgate_integrations.serving.app import make_app
-    from rgate_integrations.serving.service import DecisionService
-
-    with listening(make_app(DecisionService(words)), port=port) as url:
-        while httpx.get(f"{url}/ready").status_code != 200:
-            pass
-        assert not gate.decide("known").retrieve
-
-
 @contextmanager
-def answering(respond):
-    """Serve what ``respond(path)`` says: status and body; gives the URL and the paths that were asked for."""
+def answering(status, body, seconds=0):
+    """Answer everything in one way; gives the URL and the paths that were asked for."""
     paths = []
 
-    async def app(scope, receive, send):
-        if scope["type"] != "http":
-            await receive()
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-            await send({"type": "lifespan.shutdown.complete"})
-            return
-        paths.append(scope["path"])
-        status, body = await respond(scope["path"])
-        await send({"type": "http.response.start", "status": status, "headers": []})
-        await send({"type": "http.response.body", "body": body})
+    async def answer(request):
+        paths.append(request.url.path)
+        await asyncio.sleep(seconds)
+        return Response(body, status)
 
-    with listening(app) as url:
+    with listening(Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])) as url:
         yield url, paths
 
 
 def test_a_server_that_hangs_is_not_sent_questions_until_it_is_ready():
-    async def hang(path):
-        await asyncio.sleep(3600)
-
-    with answering(hang) as (url, paths):
+    with answering(200, b"", seconds=3600) as (url, paths):
         gate = load_gate(url, request_seconds=0.2)
         for _ in range(4):
             assert gate.decide("known").error.type == "ServerError"
@@ -156,10 +131,7 @@ def test_a_server_that_hangs_is_not_sent_questions_until_it_is_ready():
     ],
 )
 def test_whatever_else_it_answers_retrieves(status, body):
-    async def respond(path):
-        return status, body
-
-    with answering(respond) as (url, _):
+    with answering(status, body) as (url, _):
         decision = load_gate(url).decide("known")
         assert (decision.retrieve, decision.error.type) == (True, "ServerError")
         with pytest.raises(ServerError):
@@ -206,28 +178,25 @@ def test_a_forked_child_has_connections_of_its_own(url):
 def serve(port):
     """Run the command; gives the process when it is ready."""
     code = "from rgate_integrations.cli import main; main()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "serve", "--port", str(port)], stderr=subprocess.DEVNULL
-    )
-    try:
-        while True:
-            try:
-                if httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200:
-                    break
-            except httpx.TransportError:
+    command = [sys.executable, "-c", code, "serve", "--port", str(port)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process, httpx.Client() as client:
+        try:
+            while True:
                 assert process.poll() is None
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+                with suppress(httpx.TransportError):
+                    if client.get(f"http://127.0.0.1:{port}/ready").status_code == 200:
+                        break
+            yield process
+        finally:
+            process.terminate()
 
 
 @pytest.mark.model
 def test_a_server_that_is_killed_under_load_costs_no_decision_and_its_successor_decides():
     port = free_port()
     gate = load_gate(f"http://127.0.0.1:{port}", timeout=60.0)
+    asked = [f"Who wrote book {number}?" for number in range(400)]
     with serve(port) as process, ThreadPoolExecutor(8) as pool:
-        asked = [f"Who wrote book {number}?" for number in range(400)]
         callers = [pool.submit(gate.decide, question) for question in asked]
         first = callers[0].result()
         process.kill()
@@ -235,5 +204,8 @@ def test_a_server_that_is_killed_under_load_costs_no_decision_and_its_successor_
     assert [each.question for each in found] == asked
     assert (first.error, found[-1].retrieve) == (None, True)
     assert {each.error.type for each in found if each.error} == {"ServerError"}
-    with serve(port):
+    for _ in range(3):
+        assert gate.decide("known").error.type == "ServerError"
+    with serve(port) as successor:
         assert gate.decide("Who wrote Hamlet?").error is None
+    assert successor.returncode in (0, -15)  # it ended when it was told to

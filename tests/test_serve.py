@@ -15,7 +15,7 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.serving.app import make_app
 from rgate_integrations.serving.server import Limits, make_server
 from rgate_integrations.serving.service import DecisionService
-from tests.http_servers import Blocking, Words, listening, serving_gate
+from tests.http_servers import Blocking, Broken, Words, listening, serving_gate
 
 typesafe = pytest.importorskip("typesafe_sdk", reason="comes with the dev extra")
 CLIENT = httpx.Client(timeout=60)  # one for all: each new one reads the certificates of all authorities
@@ -71,21 +71,11 @@ def test_queries_are_the_question_and_the_claims_of_its_draft(url):
 
 
 @pytest.mark.model
-def test_the_server_decides_as_the_gate_in_process_does_and_a_deadline_retrieves():
-    gate = load_gate(timeout=600.0)
-    questions = ["Who wrote Hamlet?", "What does our contract say about delays?", " ", "Is it raining now?"]
-    histories = [None, None, None, ["user: I am in Paris.", "assistant: Lovely."]]
-    here = gate.decide_batch(questions, histories=histories)
-    items = [{"question": q, "history": h or []} for q, h in zip(questions, histories, strict=True)]
-    with serving_gate(gate, timeout=600.0) as url:
-        served = decide(url, *items)
-        (named,) = decide(url, questions[0], llm="gpt-4o")
-        body = {"questions": questions[:1]}
-        late = post(url, "/v1/decide", body, **{"x-rgate-timeout-ms": "0.001"}).json()["decisions"][0]
+def test_a_deadline_of_the_request_retrieves_and_one_that_is_none_is_refused():
+    body = {"questions": ["Who wrote Hamlet?"]}
+    with serving_gate(load_gate()) as url:
+        (late,) = post(url, "/v1/decide", body, **{"x-rgate-timeout-ms": "0.001"}).json()["decisions"]
         assert post(url, "/v1/decide", body, **{"x-rgate-timeout-ms": "-1"}).status_code == 422
-    for there, own in zip(served, here, strict=True):
-        assert there.model_copy(update={"cost": own.cost}) == own
-    assert "gpt-4o" in named.llm
     assert (late["retrieve"], late["error"]["type"]) == (True, "OverloadedError")
 
 
@@ -191,16 +181,14 @@ def test_other_machines_and_web_pages_are_not_served_without_a_token(url):
 
 
 def talk(url, *parts):
-    """Send each part, the next one after an answer to the last; return all that comes until the server hangs up."""
+    """Send each part, the next one after an answer to the last; return what comes until the server hangs up."""
     host, port = url.removeprefix("http://").split(":")
     received = b""
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         for part in parts:
             connection.sendall(part)
-            received += (chunk := connection.recv(65536))
-        while chunk:
-            received += (chunk := connection.recv(65536))
-    return received
+            received += connection.recv(65536)
+        return received + connection.makefile("rb").read()
 
 
 POST = b"POST /v1/decide HTTP/1.1\r\nhost: 127.0.0.1\r\n"
@@ -208,35 +196,23 @@ GET = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 
 
 @pytest.mark.parametrize(
-    ("parts", "first"),
+    ("parts", "statuses"),
     [
-        ([b""], b"408"),
-        ([POST + b"x-a: "], b"408"),
-        ([POST + b"content-length: 100\r\n\r\n{"], b"408"),
-        ([GET, b"GET /hea"], b"200"),  # a second request on a connection
+        ([b""], [b"408"]),
+        ([POST + b"x-a: "], [b"408"]),
+        ([POST + b"content-length: 100\r\n\r\n{"], [b"408"]),
+        ([GET, b"GET /hea"], [b"200", b"408"]),  # a second request on a connection
+        ([POST + b"x-a: b\r\n" * 5_000], [b"400"]),
+        ([POST + b"content-length: 1\r\ncontent-length: 2\r\n\r\n"], [b"400"]),
+        ([POST + b"x-a\0: b\r\n\r\n"], [b"400"]),
+        ([POST + b": b\r\n\r\n"], [b"400"]),
     ],
-    ids=["nothing", "half the headers", "half the body", "half of a second request"],
+    ids=["nothing", "half headers", "half a body", "half a request", "many", "two lengths", "NUL", "no name"],
 )
-def test_who_is_too_slow_is_hung_up_on(words, parts, first):
+def test_who_is_too_slow_or_sends_wrong_headers_is_hung_up_on(words, parts, statuses):
     with serving_gate(words, limits=Limits(seconds=0.2)) as url:
-        received = talk(url, *parts)
-        assert received.startswith(b"HTTP/1.1 " + first)
-        assert b"HTTP/1.1 408 " in received
+        assert re.findall(rb"HTTP/1\.1 (\d+) ", talk(url, *parts)) == statuses
         assert decide(url, "known")
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        b"x-a: b\r\n" * 5_000,
-        b"content-length: 1\r\ncontent-length: 2\r\n\r\n",
-        b"x-a\0: b\r\n\r\n",
-        b": b\r\n\r\n",
-    ],
-    ids=["many", "two lengths", "NUL", "no name"],
-)
-def test_headers_that_are_too_many_or_wrong_are_refused(url, headers):
-    assert talk(url, POST + headers).startswith(b"HTTP/1.1 400 ")
 
 
 # --- load ---------------------------------------------------------------------------------------------------------
@@ -300,10 +276,6 @@ def test_openapi_names_every_route(url):
 
 
 def test_a_gate_that_fails_retrieves_and_is_counted():
-    class Broken(Words):
-        async def adecide_batch(self, questions, **options):
-            raise OSError("no disk")
-
     with serving_gate(Broken()) as url:
         (decision,) = decide(url, "known")
         assert (decision.retrieve, decision.error.type) == (True, "OSError")
@@ -320,24 +292,6 @@ def test_a_server_that_breaks_says_nothing_of_itself(words):
         response = post(url, "/v1/decide", {"questions": ["known"]})
     assert response.status_code == 500
     assert "secret" not in response.text
-
-
-@pytest.mark.model
-def test_the_command_serves_and_ends_when_it_is_told_to():
-    code = "from rgate_integrations.cli import main; main()"
-    command = [sys.executable, "-c", code, "serve", "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        lines = iter(process.stderr.readline, "")
-        url = next(found[0] for line in lines if (found := re.search(r"http://[\d.:]+", line)))
-        while CLIENT.get(f"{url}/ready").status_code != 200:
-            pass
-        (decision,) = decide(url, "Who wrote Hamlet?")
-        assert decision.error is None
-    finally:
-        process.terminate()
-        process.stderr.read()
-    assert process.wait() in (0, -15)
 
 
 def test_without_the_extra_the_command_names_it():
