@@ -1,5 +1,6 @@
 """The demo's own parts, with an embedder and an LLM that need no model; and the whole of it on the real gate."""
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -28,8 +29,8 @@ class ByTitle:
 
     name = identity = "by title"
 
-    def __init__(self) -> None:
-        self.embedded: list[str] = []
+    def __init__(self):
+        self.embedded = []
 
     def embed(self, texts):
         self.embedded += texts
@@ -57,11 +58,7 @@ def test_the_demo_shows_each_decision_before_its_answer_and_counts(smollm2, tmp_
             self.calls.append({"prompt": 10, "written": 2})
             return super()._generate(*arguments, **options)
 
-    def paris():
-        while True:
-            yield AIMessage("It is Paris.")
-
-    llm = Answers(messages=paris())
+    llm = Answers(messages=itertools.repeat(AIMessage("It is Paris.")))
     demo.compare(llm, WordsThenMeaning(PASSAGES, ByTitle(), tmp_path / "kept"))
     shown = capsys.readouterr().out
     at = [shown.index(text) for text in (demo.QUESTIONS[0], "skip retrieval: ", "  It is Paris.")]

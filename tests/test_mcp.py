@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.http_servers import Words, listening
+from tests.http_servers import Broken, Words, listening
 
 mcp = pytest.importorskip("mcp", reason="comes with the dev extra")
 agents = pytest.importorskip("rgate_integrations.serving.agents")
@@ -29,10 +29,6 @@ async def test_the_tools_advise_and_say_what_to_search_for():
 
 
 async def test_a_gate_that_fails_advises_to_retrieve():
-    class Broken(Words):
-        async def adecide_batch(self, questions, **options):
-            raise OSError("no disk")
-
     async with mcp.Client(agents.make_mcp_server(Broken())) as client:
         assert (await call(client, "should_retrieve", question="known"))["retrieve"]
 
