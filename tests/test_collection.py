@@ -58,7 +58,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, prior):
 
 
 def test_a_failure_is_one_and_is_asked_again(tmp_path, prior):
-    found = tuned(tmp_path, prior, direct=Direct(fails={3, 4}))
+    found = tuned(tmp_path, prior, direct=Direct(fails=["what is number 3?", "what is number 4?"]))
     assert (found.failed, len(found.question.p)) == (2, N - 2)
     assert "2 calls failed" in (found.folder / "README.md").read_text()
     again = Direct()
@@ -67,7 +67,7 @@ def test_a_failure_is_one_and_is_asked_again(tmp_path, prior):
 
 
 def test_who_fails_ten_times_in_a_row_is_asked_no_more(tmp_path, prior):
-    direct = Direct(fails=range(N))
+    direct = Direct(fails=[asked["question"] for asked in questions()])
     with pytest.raises(ServerError, match="given up"):
         tuned(tmp_path, prior, direct=direct, options={"concurrency": 1})
     assert len(direct.asked) == STOP_AFTER

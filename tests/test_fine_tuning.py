@@ -63,9 +63,9 @@ def sums(tmp_path_factory):
     return write(tmp_path_factory.mktemp("sums") / "sums.jsonl", *lines)
 
 
-def fitted(sums, model, out, recipe=RECIPE, gate="ik", **options):
-    given = {"draft": "recorded", "recipe": recipe, **options}
-    train_adapter(gate, read_examples([sums]), model, out, TrainingOptions(**given))
+def fitted(sums, model, out, recipe=RECIPE):
+    options = TrainingOptions(draft="recorded", recipe=recipe)
+    train_adapter("ik", read_examples([sums]), model, out, options)
     return load_gate(str(out))
 
 
@@ -145,20 +145,16 @@ def test_a_trained_gate_tells_its_questions_apart(tiny, sums, tmp_path):
 
 
 @pytest.mark.model
-def test_a_boundary_gate_says_which_label_it_predicts(tiny, sums, tmp_path):
+def test_a_boundary_gate_says_which_label_it_predicts_and_how_well(tiny, sums, tmp_path):
+    out = tmp_path / "g"
     described = {"draft": "none", "label": "accuracy", "labelled_by": "30 answers of tiny"}
-    gate = fitted(sums, tiny, tmp_path / "g", RECIPE.with_options(epochs=1), gate="boundary", **described)
-    assert gate.config()["label"] == "accuracy"
-    assert "predicts accuracy" in gate.decide("Is 2 even?").reason
-
-
-@pytest.mark.model
-def test_folds_are_trained_and_measured(tiny, sums, tmp_path):
-    options = TrainingOptions(draft="recorded", recipe=RECIPE.with_options(epochs=1), folds=2)
-    metrics = train_adapter("ik", read_examples([sums]), tiny, tmp_path / "g", options)
+    options = TrainingOptions(recipe=RECIPE.with_options(epochs=1), folds=2, **described)
+    metrics = train_adapter("boundary", read_examples([sums]), tiny, out, options)
     assert metrics["auc"] == {"sums": metrics["auc_pooled"]}
-    saved = json.loads((tmp_path / "g" / "gate.json").read_text())["provenance"]
+    saved = json.loads((out / "gate.json").read_text())["provenance"]
     assert (saved["metrics"], saved["folds"]) == (metrics, 2)
+    assert saved["label"] == "accuracy of 30 answers of tiny"
+    assert "predicts accuracy" in load_gate(str(out)).decide("Is 2 even?").reason
 
 
 @pytest.mark.model

@@ -30,12 +30,7 @@ def fit(examples, recipe=RECIPE):
     return head_fit.fit_heads(examples, LAYERS, KINDS, "Llama-8B", "scripted", recipe)
 
 
-def test_logistic_finds_the_base_rate_and_the_slope():
-    nothing, one = np.zeros((4, 0)), np.ones((4, 1))
-    target = np.array([0.0, 1.0, 1.0, 1.0])
-    for offset in (0.0, 2.0):
-        _, (rate,) = head_fit.logistic(nothing, one, target, np.ones(4), 0.0, np.full(4, offset))
-        assert rate == pytest.approx(math.log(3) - offset, abs=1e-2)
+def test_logistic_finds_the_slope_of_soft_labels():
     x = np.linspace(-3, 3, 200)[:, None]
     soft = 1 / (1 + np.exp(-(2 * x[:, 0] - 0.5)))
     (slope,), (bias,) = head_fit.logistic(x, np.ones((200, 1)), soft, np.ones(200), 1e-6, np.zeros(200))

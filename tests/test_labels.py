@@ -150,12 +150,9 @@ def test_the_judge_leaves_refusals_and_nonsense_without_a_label(tmp_path):
         assert judge.calls == ["score"]
 
 
-def test_a_judge_labels_and_is_needed(tmp_path, prior):
-    found = tuned(tmp_path, prior, options={"judge": ScriptedProxy()})
-    assert found.labels.kind == "judge"
-    assert found.question.artifact.provenance["judge"]["name"] == "scripted"
+def test_a_judge_is_needed_for_labels_by_a_judge():
     with pytest.raises(ConfigurationError, match="judge"):
-        tuned(tmp_path, prior, update=True, options={"labels": "judge"})
+        label([sampled()], "judge")
 
 
 @pytest.mark.parametrize(

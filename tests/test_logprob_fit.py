@@ -1,34 +1,22 @@
 """The head for log-probabilities is fitted as it is used: together with the question, weighed by its kind."""
 
+import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
 from rgate_integrations.gates.artifacts import LogprobHead
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-LOGPROBS = [[-0.1, -0.5, -30.0], [-2.0] * 20, [-0.01]]
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+fits = pytest.importorskip("logprobs")
+
+HEAD = LogprobHead(text=0.5, total=0.1, least=1.2, mean=2.0, bias=3.0)
 
 
-@pytest.fixture
-def fits(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    pytest.importorskip("sklearn")
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import logprobs
-
-    return logprobs
-
-
-def runs(fits: ModuleType):
-    nothing = np.zeros(len(LOGPROBS))
-    answers = fits.Answers(np.zeros((len(LOGPROBS), 4, 9, 2)), nothing, nothing, ["q"] * len(LOGPROBS))
-    return fits.Runs(answers, LOGPROBS, nothing, nothing, fits.Alone(nothing, nothing))
-
-
-def drawn(fits: ModuleType, rng: np.random.Generator, head: LogprobHead, n: int):
+def drawn(head, n):
     """Answers of one length, right as often as the gate with this head says."""
+    rng = np.random.default_rng(0)
     features = np.zeros((n, 4, 4))
     features[:] = (rng.normal(size=(n, 4)) * fits.SCALES - [0, 10, 3, 1])[:, None]
     question = fits.Alone(rng.normal(size=n) * 1.5, rng.uniform(0.5, 1, n))
@@ -36,24 +24,26 @@ def drawn(fits: ModuleType, rng: np.random.Generator, head: LogprobHead, n: int)
     return features, question, (rng.random(n) < 1 / (1 + np.exp(-logit))).astype(float)
 
 
-def test_the_head_is_found_again(fits: ModuleType) -> None:
-    head = LogprobHead(text=0.5, total=0.1, least=1.2, mean=2.0, bias=3.0)
-    found = fits.fit_head(*drawn(fits, np.random.default_rng(0), head, 40_000))
+def test_the_head_is_found_again():
+    found = fits.fit_head(*drawn(HEAD, 40_000))
     for name, reach in {"text": 0.1, "total": 0.02, "least": 0.1, "mean": 0.3, "bias": 0.4}.items():
-        assert getattr(found, name) == pytest.approx(getattr(head, name), abs=reach)
+        assert getattr(found, name) == pytest.approx(getattr(HEAD, name), abs=reach)
 
 
-def test_a_rarer_token_never_speaks_for_knowledge(fits: ModuleType) -> None:
+def test_a_rarer_token_never_speaks_for_knowledge():
     strange = LogprobHead(text=1.0, total=-0.2, least=1.0, mean=-2.0, bias=0.0)
-    found = fits.fit_head(*drawn(fits, np.random.default_rng(0), strange, 4_000))
+    found = fits.fit_head(*drawn(strange, 4_000))
     assert (found.total, found.mean) == (0.0, 0.0)
     assert found.least > 0
 
 
-def test_what_is_fitted_is_what_the_gate_computes(fits: ModuleType) -> None:
-    head = LogprobHead(text=0.5, total=0.1, least=1.2, mean=2.0, bias=3.0)
-    words = np.array([[0.3, 0.4, 0.5, 0.6]] * len(LOGPROBS))
-    found = fits.judged(head, runs(fits).features(words))
-    for row, values in enumerate(LOGPROBS):
+def test_what_is_fitted_is_what_the_gate_computes():
+    logprobs = [[-0.1, -0.5, -30.0], [-2.0] * 20, [-0.01]]
+    nothing = np.zeros(3)
+    answers = fits.Answers(np.zeros((3, 4, 9, 2)), nothing, nothing, ["q"] * 3)
+    runs = fits.Runs(answers, logprobs, nothing, nothing, fits.Alone(nothing, nothing))
+    words = np.array([[0.3, 0.4, 0.5, 0.6]] * 3)
+    found = fits.judged(HEAD, runs.features(words))
+    for row, values in enumerate(logprobs):
         for place, cut in enumerate(fits.CUTS):
-            assert found[row, place] == pytest.approx(head.logit(words[row, place], values[:cut]))
+            assert found[row, place] == pytest.approx(HEAD.logit(words[row, place], values[:cut]))

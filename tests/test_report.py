@@ -45,17 +45,16 @@ def test_collected_data_feed_calibration_and_evaluation(smollm2, tiny, tmp_path)
 def result():
     rng = np.random.default_rng(0)
     questions = []
-    for i, p in enumerate(rng.random(60).round(3).tolist()):
-        questions.append(
-            {
-                "question": f"question {i}?" if i else "</script><script>document.title='broken'</script>",
-                "dataset": "a" if i % 2 else "b",
-                "p_known": p,
-                "closed_book_correct": bool(rng.random() < p),
-                "rag_correct": bool(rng.random() < 0.6),
-                "draft": "<b>bold</b>",
-            }
-        )
+    for p in rng.random(60).round(3).tolist():
+        asked = {
+            "question": "</script><script>document.title='broken'</script>",
+            "dataset": f"set {len(questions) % 2}",
+            "p_known": p,
+            "closed_book_correct": bool(rng.random() < p),
+            "rag_correct": bool(rng.random() < 0.6),
+            "draft": "<b>bold</b>",
+        }
+        questions.append(asked)
     return {"gate": "g", "draft": "proxy", "threshold": 0.5, "questions": questions}
 
 
@@ -65,10 +64,6 @@ def test_the_page_needs_no_network_and_escapes_text(tmp_path, result):
     page = report_page(read_results([path]))
     assert "</script><script>document" not in page
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
-    for bad in ("{}", "[", "[]", json.dumps(result | {"notes": 5})):
-        path.write_text(bad)
-        with pytest.raises(DataFormatError, match=r"r\.json"):
-            read_results([path])
 
 
 def test_the_slider_moves_every_number(browser, tmp_path, result):
@@ -110,20 +105,17 @@ def test_drift_by_hand_and_by_simulation():
     assert same.retrieval_rate == pytest.approx(same.expected_rate, abs=0.05)
     other = measure_drift(before, rng.beta(5, 2, 500), 0.4)
     assert (other.psi > 0.25, other.advice) == (True, "The traffic has changed: calibrate again.")
-    assert measure_drift([0.5] * 101, [0.5] * 60, 0.4).psi == 0
     with pytest.raises(DataFormatError, match="too few"):
         measure_drift(before, [0.5] * 10, 0.5)
 
 
 def test_monitoring_from_the_command_line(tmp_path):
-    folder = tmp_path / "g"
-    folder.mkdir()
-    config = {"format": 1, "method": "calibrated", "threshold": 0.5, "prompts": {}}
-    scores = np.linspace(0, 1, 101).tolist()
-    (folder / "gate.json").write_text(json.dumps(config | {"provenance": {"scores": scores}}))
+    provenance = {"scores": np.linspace(0, 1, 101).tolist()}
+    config = {"format": 1, "method": "calibrated", "threshold": 0.5, "prompts": {}, "provenance": provenance}
+    write(tmp_path / "gate.json", config)
     lines = [{"question": "q", "p_known": i / 100} for i in range(100)]
     log = write(tmp_path / "log.jsonl", *lines, {"question": "", "error": {"type": "x"}})
-    done = CliRunner().invoke(app, ["monitor", str(log), "--gate", str(folder)])
+    done = CliRunner().invoke(app, ["monitor", str(log), "--gate", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "100 decisions: retrieval rate 50.0%" in done.output
     failed = CliRunner().invoke(app, ["monitor", str(log), "--gate", "default"])  # a probe

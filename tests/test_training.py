@@ -4,18 +4,13 @@ import re
 
 import numpy as np
 import pytest
-from sklearn.decomposition import PCA
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from typer.testing import CliRunner
 
 from rgate_integrations import load_gate
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.folder import read_gate
-from rgate_integrations.models.base import middle_layers
 from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.prompts import answering
 from rgate_integrations.tuning.own import ANSWER_TOKENS, TrainingOptions, drafts_for, read_own
@@ -85,18 +80,6 @@ def separable():
     return states, known
 
 
-def test_the_folded_probe_equals_its_parts(separable):
-    states, known = separable
-    weight, bias = fit_probe(states, known, 0, [""] * 200)
-    logits = np.zeros(200)
-    for layer in range(3):
-        logistic = LogisticRegression(C=0.005, max_iter=2_000)
-        model = make_pipeline(StandardScaler(), PCA(24, svd_solver="full"), logistic)
-        model.fit(states[:, layer].astype(np.float64), known)
-        logits += model.decision_function(states[:, layer]) / 3
-    np.testing.assert_allclose((states * weight).sum(axis=(1, 2)) + bias, logits, atol=1e-4)
-
-
 def test_probes_find_what_is_there_and_nothing_else(separable):
     states, known = separable
     shuffled = np.random.default_rng(1).permutation(known)
@@ -118,11 +101,6 @@ def test_a_probe_learns_what_differs_within_a_set():
         return np.mean([roc_auc_score(known[sets == s], scores[sets == s]) for s in ("easy", "hard")])
 
     assert within(sets.tolist()) > within([""] * 400) + 0.02
-
-
-def test_middle_layers():
-    assert middle_layers(30) == (14, 16, 18, 20, 22)
-    assert middle_layers(30, "question") == (14, 16, 18)
 
 
 def train(data, out, *options):

@@ -51,8 +51,12 @@ class Model(ScriptedProxy):
         return said
 
 
+def number(question):
+    return int(question.rstrip("?").split()[-1])
+
+
 def known(question):
-    return int(question.rstrip("?").split()[-1]) % 2 == 0
+    return number(question) % 2 == 0
 
 
 def shipped(tmp_path):
@@ -75,32 +79,37 @@ def questions(n=N):
     return [{"question": f"what is number {i}?", "gold_answers": [f"n{i}"]} for i in range(n)]
 
 
+def says_what_it_knows(question):
+    """Answer the even ones, and say so in the log-probabilities."""
+    if known(question):
+        return Draft(text=f"n{number(question)}", tokens=("a", "b"), logprobs=(-0.1, -0.2))
+    return Draft(text="who knows", tokens=("a", "b"), logprobs=(-2.0, -3.0))
+
+
 class Killed(BaseException):
     """What no handler of exceptions stops, as a kill."""
 
 
 class Direct:
-    """Knows the even ones, and says so in its log-probabilities."""
+    """Notes what it is asked, fails at some questions, and dies when it was asked so many."""
 
-    def __init__(self, fails=(), dies_at=None):
+    def __init__(self, fails=(), dies_at=None, says=says_what_it_knows):
         self.asked = []
         self.fails = fails
         self.dies_at = dies_at
+        self.says = says
 
     def __call__(self, question):
         if len(self.asked) == self.dies_at:
             raise Killed
         self.asked.append(question)
-        number = int(question.rstrip("?").split()[-1])
-        if number in self.fails:
-            raise RuntimeError(f"no answer to {number}")
-        right = known(question)
-        logprobs = (-0.1, -0.2) if right else (-2.0, -3.0)
-        return Draft(text=f"n{number}" if right else "who knows", tokens=("a", "b"), logprobs=logprobs)
+        if question in self.fails:
+            raise RuntimeError("no answer")
+        return self.says(question)
 
 
 def retrieve(question):
-    return f"It is n{question.rstrip('?').split()[-1]}."
+    return f"It is n{number(question)}."
 
 
 def tuned(tmp_path, prior, given=None, *, direct=None, retrieve=retrieve, options=None, **more):
@@ -123,6 +132,5 @@ def write(path, *lines):
 
 def by_number(body):
     """Answer as a server does: the number that is asked for, if it is even."""
-    text = body["messages"][-1]["content"]
-    number = text.split("number ")[-1].split("?")[0]
-    return answer(f"n{number}" if int(number) % 2 == 0 else "who knows")
+    asked = body["messages"][-1]["content"].partition("?")[0]
+    return answer(says_what_it_knows(asked).text)
