@@ -249,12 +249,9 @@ def test_answers_that_were_made_otherwise_are_not_mixed(tmp_path, change, named)
     given = {"llm": Model(), "index": index({"1": "Bread is baked.", "2": "Rain falls."})}
     collect(ASKED[:2], out=out, **given)
     before = out.read_text()
-    with pytest.raises(ConfigurationError, match=named) as caught:
+    with pytest.raises(ConfigurationError, match=named):
         collect(ASKED, out=out, **given | change)
-    assert "another place" in caught.value.hint
     assert out.read_text() == before
-    collect(ASKED[:4], out=out, **given)
-    assert len(out.read_text().splitlines()) == 4
 
 
 @pytest.mark.parametrize("line", ["5", '{"question": "no id"}'])

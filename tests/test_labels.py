@@ -69,9 +69,10 @@ def test_questions_are_read_from_a_file_and_each_once(tmp_path):
 def test_every_way_to_a_label_agrees(tmp_path, text, gold, right):
     question = {"question": "Did he do it?", "gold_answers": gold}
     collected = collect([question], ScriptedProxy(fixed=text), tmp_path / "collected.jsonl")
-    recorded = write(tmp_path / "r.jsonl", {**question, "closed_book_answer": text, "rag_correct": True})
-    files = [*read_examples([collected]), *read_paired([recorded])]
-    assert [file.examples[0].known for file in files] == [right, right]
+    recorded = write(tmp_path / "r.jsonl", {**question, "closed_book_answer": text, "rag_answer": text})
+    (learned,) = read_examples([collected])[0].examples
+    (measured,) = read_paired([recorded])[0].examples
+    assert [learned.known, measured.known, measured.rag_correct] == [right] * 3
 
 
 def test_labels_of_the_papers_by_hand():
@@ -190,7 +191,8 @@ def test_a_label_is_the_share_of_samples_that_are_right():
     assert found.shares == pytest.approx((2 / 3, 1.0, 0.0))
     assert found.known == (True, True, True)
     assert label([sampled("Paris", "Lyon", gold=())], "agreement").shares == (0.5,)
-    assert label([sampled()]).shares == ()
+    assert found.target.tolist() == list(found.shares)
+    assert label([sampled()]).target.tolist() == [1.0]
 
 
 def test_a_server_is_asked_for_samples_and_a_killed_run_goes_on(tmp_path, prior, fake):

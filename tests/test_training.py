@@ -4,7 +4,11 @@ import re
 
 import numpy as np
 import pytest
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from typer.testing import CliRunner
 
 from rgate_integrations import load_gate
@@ -78,6 +82,18 @@ def separable():
     states = rng.normal(size=(200, 3, 24)).astype(np.float32)
     states[:, :, 5] += known[:, None] * 1.5
     return states, known
+
+
+def test_the_folded_probe_equals_its_parts(separable):
+    states, known = separable
+    weight, bias = fit_probe(states, known, 0, [""] * 200)
+    logits = np.zeros(200)
+    for layer in range(3):
+        logistic = LogisticRegression(C=0.005, max_iter=2_000)
+        model = make_pipeline(StandardScaler(), PCA(24, svd_solver="full"), logistic)
+        model.fit(states[:, layer].astype(np.float64), known)
+        logits += model.decision_function(states[:, layer]) / 3
+    np.testing.assert_allclose((states * weight).sum(axis=(1, 2)) + bias, logits, atol=1e-4)
 
 
 def test_probes_find_what_is_there_and_nothing_else(separable):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.gates.tuned import features_of
 from rgate_integrations.tuning import Budget, MaxLoss, TuneOptions, tune
 from rgate_integrations.tuning.collection import Answered
-from rgate_integrations.tuning.fitting import Table, crossfit, fit_correction, ridge_logistic
+from rgate_integrations.tuning.fitting import Basis, Table, crossfit, fit_correction, ridge_logistic
 from rgate_integrations.tuning.questions import Question
 from rgate_integrations.tuning.report import mean_tokens
 from tests.tuning_parts import Direct, Reader, questions, retrieve, tuned
@@ -60,6 +61,18 @@ def test_few_questions_leave_the_shipped_order_alone():
     prior, right = rng.normal(size=40), rng.random(40) < 0.5
     table = Table(prior, noise, np.zeros((40, 0)), right, right.astype(float))
     assert fit_correction(table).weights[0] > -1  # the slope is above 0
+
+
+def test_samples_give_the_order_and_answers_the_level():
+    table, _ = simulated(400, np.random.default_rng(0))
+    soft = replace(table, target=0.5 * table.known)
+    p = 1 / (1 + np.exp(-fit_correction(soft)(soft)))
+    assert p.mean() == pytest.approx(table.known.mean(), abs=1e-3)
+
+
+def test_the_components_are_of_variance_one_together():
+    states = np.random.default_rng(0).normal(size=(50, 2, 8)).astype(np.float32)
+    assert Basis.of(states)(states).var(axis=0).sum() == pytest.approx(1.0, abs=1e-6)
 
 
 def test_features_of_log_probabilities_by_hand():
