@@ -66,13 +66,16 @@ class DecisionEngine:
     ) -> None:
         if on_error not in ("retrieve", "raise"):
             raise ConfigurationError(f"on_error cannot be {on_error!r}.", hint="retrieve or raise")
-        if proxy is not None:
-            gate = gate.changed(proxy=proxy.name if isinstance(proxy, Proxy) else proxy)
+        self._proxy: Proxy | None = None
+        if isinstance(proxy, Proxy):
+            self._proxy = proxy
+            gate = gate.changed(proxy=proxy.name)
+        elif proxy is not None:
+            gate = gate.changed(proxy=proxy)
         self.gate = gate
         self.rules = Rules.of(always, never)
         self.on_error = on_error
         self.timeout = valid_timeout(timeout)
-        self._proxy = proxy if isinstance(proxy, Proxy) else None
         self.llm = llm
         self._memory: dict[Hashable, Any] = {}
         at_once = _LOCAL_AT_ONCE
@@ -129,8 +132,7 @@ class DecisionEngine:
                 parameters[name] = value
             elif value is not None:
                 options[name] = value
-        gate = self.gate if gate is None else gate
-        changed = gate.changed(**parameters) if parameters else gate
+        changed = (gate or self.gate).changed(**parameters)
         if changed.proxy != self.gate.proxy and changes.get("proxy") is None:
             options["proxy"] = None
         return type(self)(changed, **options)

@@ -49,13 +49,18 @@ def evaluate(gate: Gate, batch: Sequence[Inputs], sources: Sources, rules: Rules
 
     Rules that read nothing go first: patterns and functions. The gate is asked about the rest.
     """
-    matched = [rules.match(each) for each in batch]
-    rest = [each for each, score in zip(batch, matched, strict=True) if score is None]
-    judged = iter(_judge(gate, rest, sources, rules) if rest else ())
-    evaluations = []
-    for score in matched:
-        evaluations.append(next(judged) if score is None else Evaluation(score, warnings=score.warnings))
-    return evaluations
+    evaluations: dict[int, Evaluation] = {}
+    rest: dict[int, Inputs] = {}
+    for place, inputs in enumerate(batch):
+        score = rules.match(inputs)
+        if score is None:
+            rest[place] = inputs
+        else:
+            evaluations[place] = Evaluation(score, warnings=score.warnings)
+    if rest:
+        judged = _judge(gate, list(rest.values()), sources, rules)
+        evaluations.update(zip(rest, judged, strict=True))
+    return [evaluations[place] for place in range(len(batch))]
 
 
 def _judge(gate: Gate, batch: Sequence[Inputs], sources: Sources, rules: Rules) -> list[Evaluation]:

@@ -23,8 +23,9 @@ def fallback_decision(
         gate: Name of the gate.
     """
     failure = Failure.of(error)
-    nothing = isinstance(error, InvalidQuestionError)
-    problem = "There is nothing to judge" if nothing else "The gate failed"
+    problem = "The gate failed"
+    if isinstance(error, InvalidQuestionError):
+        problem = "There is nothing to judge"
     return Decision(
         question=question,
         retrieve=True,

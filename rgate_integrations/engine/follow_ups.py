@@ -69,9 +69,11 @@ def why_unread(question: str, history: Sequence[str] | None, *, reads_history: b
         history: The turns before it, if they are known.
         reads_history: Whether the gate reads them.
     """
-    if history:
-        return "" if reads_history else UNREAD
-    return REFERS_BACK if is_follow_up(question) else ""
+    if history and not reads_history:
+        return UNREAD
+    if not history and is_follow_up(question):
+        return REFERS_BACK
+    return ""
 
 
 def retrieve_unread(decision: Decision, why: str = UNREAD) -> Decision:

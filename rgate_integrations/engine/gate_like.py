@@ -45,8 +45,8 @@ def resolve_gate(gate: Any = None, llm_name: str = "") -> GateLike:
         ConfigurationError: It is none of these, or it judges no LLM by its name.
         UnknownNameError: No gate has that name.
     """
-    if isinstance(gate, DecisionEngine):
-        return gate.with_options(gate=set_llm(gate.gate, llm_name)) if llm_name else gate
+    if isinstance(gate, DecisionEngine) and llm_name:
+        return gate.with_options(gate=set_llm(gate.gate, llm_name))
     if isinstance(gate, GateLike):
         if llm_name:
             raise ConfigurationError(
@@ -95,7 +95,9 @@ def answer_first_gates(
         )
     if question_gate is None:
         return judge, None
-    return judge, own if question_gate == OWN else resolve_gate(question_gate)
+    if question_gate == OWN:
+        return judge, own
+    return judge, resolve_gate(question_gate)
 
 
 def for_llm(gate: GateLike, name: str, known_by: str = "") -> GateLike:
@@ -215,9 +217,10 @@ def reads_history(gate: GateLike) -> bool:
 
 def _by_threshold(decisions: Sequence[Decision], threshold: float | Sequence[float | None]) -> list[Decision]:
     """Compare decisions with thresholds that their gate does not take; one that failed still retrieves."""
-    thresholds = threshold if isinstance(threshold, Sequence) else [threshold] * len(decisions)
+    if not isinstance(threshold, Sequence):
+        threshold = [threshold] * len(decisions)
     found = []
-    for decision, given in zip(decisions, thresholds, strict=True):
+    for decision, given in zip(decisions, threshold, strict=True):
         if given is not None:
             compared = valid_threshold(given)
             retrieve = decision.error is not None or decision.p_known < compared

@@ -59,7 +59,7 @@ def load_gate(
         ModelLoadError: A trained gate or a measured ability cannot be read.
     """
     if isinstance(name, Gate):
-        gate = name.changed(**parameters) if parameters else name
+        gate = name.changed(**parameters)
     else:
         if isinstance(proxy, str):  # also for what reads it while it is made, such as gates of gates
             parameters["proxy"] = proxy

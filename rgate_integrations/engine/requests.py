@@ -123,7 +123,8 @@ def _inputs(given: object, draft: object, popularity: Any, history: Any, metadat
     if draft is not None and not isinstance(draft, Draft):
         raise EvidenceError(f"A draft must be a string or a Draft, not {type(draft).__name__}.")
     try:
-        popularity = None if popularity is None else float(popularity)
+        if popularity is not None:
+            popularity = float(popularity)
     except (TypeError, ValueError, OverflowError) as error:  # JSON has whole numbers of any length
         raise EvidenceError("A popularity score must be a number that a float can hold.") from error
     # A string is a sequence of strings, too, but its letters are no turns.

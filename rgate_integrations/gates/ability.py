@@ -145,7 +145,7 @@ def _same_date(ours: str, theirs: str) -> bool:
 
 
 def _weakest_of(entries: Sequence[Entry]) -> Ability:
-    return min((entry.ability for entry in entries), key=lambda ability: ability.theta)
+    return min(entries, key=lambda entry: entry.ability.theta).ability
 
 
 def _by_family(said: ModelName, family: str, members: Sequence[Entry]) -> Ability:

@@ -115,7 +115,7 @@ class LogprobHead:
             text: The probe's calibrated logit.
             logprobs: Natural log-probability of each token that is read, at least one; below -20 they count as -20.
         """
-        values = [max(value, _LEAST_LOGPROB) for value in logprobs]
+        values: list[float] = np.maximum(logprobs, _LEAST_LOGPROB).tolist()
         total = sum(values)
         read = self.total * total + self.least * min(values) + self.mean * total / len(values)
         return self.text * text + read + self.bias

@@ -155,7 +155,9 @@ class Gate(BaseModel, ABC):
             ) from error
 
     def changed(self, **parameters: Any) -> Self:
-        """Return a copy with other parameters; see `of`."""
+        """Return a copy with other parameters, the gate itself with none; see `of`."""
+        if not parameters:
+            return self
         return self.of({**self.__dict__, **parameters})
 
     def for_llm(self, name: str, known_by: str = "") -> Self:

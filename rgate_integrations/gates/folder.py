@@ -115,14 +115,16 @@ def gate_files(gate: SavedGate, name: str, adapter: bytes = b"") -> dict[str, by
     parts = {"": content} | {f"{name}.": part for name, part in content.items() if isinstance(part, dict)}
     arrays = {}
     for prefix, part in parts.items():
-        for field in [field for field, value in part.items() if isinstance(value, np.ndarray)]:
-            arrays[prefix + field] = np.ascontiguousarray(part.pop(field))
-    weights = save(arrays) if arrays else adapter
-    digest = hashlib.sha256(weights).hexdigest() if weights else ""
-    config = {"format": FORMAT, **content, "weights_sha256": digest}
-    files: dict[str, bytes | str] = {CONFIG: json_text(config), CARD: model_card(gate, name)}
+        for field, value in list(part.items()):
+            if isinstance(value, np.ndarray):
+                arrays[prefix + field] = np.ascontiguousarray(part.pop(field))
+    files: dict[str, bytes | str] = {CARD: model_card(gate, name)}
+    weights = adapter
     if arrays:
+        weights = save(arrays)
         files[WEIGHTS] = weights
+    digest = hashlib.sha256(weights).hexdigest() if weights else ""
+    files[CONFIG] = json_text({"format": FORMAT, **content, "weights_sha256": digest})
     return files
 
 

@@ -84,8 +84,9 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         ability, warning = resolve_ability(values.get("llm_name", ""))
         if warning:
             _warn_once(warning)
-        is_default = ability == resolve_ability("")[0]
-        return {**values, "ability": None if is_default else ability}
+        if ability == resolve_ability("")[0]:
+            return {**values, "ability": None}
+        return {**values, "ability": ability}
 
     def changed(self, **parameters: Any) -> Self:
         """Return a copy with other parameters; one with another artefact or LLM reads it."""
@@ -118,7 +119,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         kinds, of_kinds = trained.kinds, by_whole[0]
         follows = bool(evidence.inputs.history)
         # A message that follows others is understood by the heads of segments alone: they learned from conversations.
-        alone = follows or sum(len(text.split()) for text in found.texts) > _LONG
+        alone = follows or len(" ".join(found.texts).split()) > _LONG
         weakest = self._weakest_segment(found, float(known[0]), alone)
         if weakest is not None and (alone or weakest[0] < p):
             p, of_kinds, what = weakest

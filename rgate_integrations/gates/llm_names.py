@@ -166,14 +166,17 @@ def parse_name(name: str) -> ModelName:
             text, date = text[: found.start()] + text[found.end() :], "".join(found.groups())
             break
     words = _words(text)
-    usual = _aliases().get(tuple(words))
-    return _read(words if usual is None else _words(usual), date)
+    return _read(_aliases().get(tuple(words), words), date)
 
 
 def sizes_left_out() -> list[tuple[ModelName, str]]:
     """Return the names of `ALIASES` that have a size, each with the usual name, which has none."""
-    read = [(_read(_words(alias), ""), usual) for alias, usual in ALIASES.items()]
-    return [(name, usual) for name, usual in read if name.size is not None and parse_name(usual).size is None]
+    found = []
+    for alias, usual in ALIASES.items():
+        name = _read(_words(alias), "")
+        if name.size is not None and parse_name(usual).size is None:
+            found.append((name, usual))
+    return found
 
 
 def _words(text: str) -> list[str]:
@@ -188,20 +191,21 @@ def _words(text: str) -> list[str]:
 
 
 @cache
-def _aliases() -> dict[tuple[str, ...], str]:
-    """Return `ALIASES` by their words."""
-    return {tuple(_words(alias)): usual for alias, usual in ALIASES.items()}
+def _aliases() -> dict[tuple[str, ...], list[str]]:
+    """Return the words of the usual name by those of each of `ALIASES`."""
+    return {tuple(_words(alias)): _words(usual) for alias, usual in ALIASES.items()}
 
 
 def _read(words: list[str], date: str) -> ModelName:
     """Find families, their versions and the size among words."""
-    numbers = [word for word in words if re.fullmatch(r"\d+(\.\d+)?", word)]
+    first_number = next(filter(re.compile(r"\d+(\.\d+)?").fullmatch, words), "")
     families: dict[str, str] = {}
     size = 0.0
     for word, following in pairwise([*words, ""]):
         if word in FAMILIES and word not in families:
-            versioned = re.fullmatch(_VERSION, following) and not re.fullmatch(_SIZE, following)
-            families[word] = following if versioned else "".join(numbers[:1])
+            families[word] = first_number
+            if re.fullmatch(_VERSION, following) and not re.fullmatch(_SIZE, following):
+                families[word] = following
         sized = re.fullmatch(_SIZE, word)
         if sized is not None:  # such as 8x7b
             experts = int(sized[1]) * _SHARED if sized[1] else 1.0

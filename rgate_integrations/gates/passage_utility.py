@@ -195,5 +195,5 @@ def _common() -> dict[str, float]:
 
 def _share(weights: Mapping[str, float], words: frozenset[str]) -> float:
     """Return the weight of those of the question's words that are among some words, as a share of all; 0 for none."""
-    total = sum(weights.values())
-    return sum(weight for word, weight in weights.items() if word in words) / total if total else 0.0
+    covered = sum(weight for word, weight in weights.items() if word in words)
+    return covered / (sum(weights.values()) or 1.0)

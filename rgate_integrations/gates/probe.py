@@ -58,7 +58,7 @@ class ProbeGate(TrainedGate):
     @property
     def specs(self) -> Specs:
         """The pooled hidden states, and the draft that they are read over."""
-        return (self._hidden,) if self._draft is None else (self._draft, self._hidden)
+        return (*self._hidden.needs, self._hidden)
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the calibrated probe.

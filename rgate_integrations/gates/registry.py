@@ -98,8 +98,8 @@ def loadable(folder: str | Path) -> str:
 
 def gate_from_config(config: Mapping[str, Any]) -> Gate:
     """Make a gate from what `Gate.config` returned; gates inside of it are configs, too."""
-    found = gate_class(str(config.get("gate", "")))
-    parameters = {name: value for name, value in config.items() if name != "gate"}
+    parameters = dict(config)
+    found = gate_class(str(parameters.pop("gate", "")))
     for field in found.gate_fields:
         if isinstance(parameters.get(field), Mapping):
             parameters[field] = gate_from_config(parameters[field])

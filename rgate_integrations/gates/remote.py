@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pydantic import Field, SecretStr
+from pydantic_core import to_jsonable_python
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import EvidenceError
@@ -100,12 +101,11 @@ class ServedDecisionSpec(EvidenceSpec[Decision]):
         )
         items: list[dict[str, Any]] = []
         for each in context.inputs:
-            draft = None if each.draft is None else each.draft.model_dump(mode="json")
             items.append(
                 {
                     "question": each.question,
                     "history": list(each.history),
-                    "draft": draft,
+                    "draft": to_jsonable_python(each.draft),
                     "popularity": each.popularity,
                 }
             )

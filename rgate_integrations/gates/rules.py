@@ -13,11 +13,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
-from pydantic import TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.base import Gate, Score, Specs
@@ -38,9 +39,10 @@ ALIKE = 0.28
 LAYER = PooledLayer(14, "question", "mean")
 _SHOWN = 60  # characters of an example in a reason
 
-_WRITTEN = TypeAdapter(
-    dict[Literal["always", "never"], list[str | dict[Literal["pattern"], re.Pattern[str]]]]
-)
+_WrittenPattern: TypeAlias = Annotated[
+    dict[Literal["pattern"], re.Pattern[str]], Field(min_length=1), AfterValidator(itemgetter("pattern"))
+]
+_WRITTEN = TypeAdapter(dict[Literal["always", "never"], list[str | _WrittenPattern]])
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,7 @@ class Rules:
             DataFormatError: It is something else.
         """
         try:
-            rules: dict[str, list[Rule]] = {}
-            for name, written in _WRITTEN.validate_json(Path(path).read_bytes()).items():
-                rules[name] = [rule if isinstance(rule, str) else rule["pattern"] for rule in written]
+            rules: dict[Any, Any] = _WRITTEN.validate_json(Path(path).read_bytes())
             return cls.of(**rules)
         except (OSError, ValueError) as error:
             raise DataFormatError(
@@ -156,13 +156,14 @@ class LikenessSpec(EvidenceSpec[Float64Array]):
         """Compare the requests with the examples, which are read once in the life of an engine."""
         from rgate_integrations.models.local import shared_proxy
 
-        reader = context.proxy if self.shared else shared_proxy(READS)
-        examples = context.memory(self, lambda: _read(reader, self.examples))
         if self.shared:
+            reader = context.proxy
             layer = self.states.segments.index(LAYER)
             requests = [directions_of(each.segments[:, layer]) for each in context.get(self.states)]
         else:
+            reader = shared_proxy(READS)
             requests = [_read(reader, Segmented.of(each.question).segments) for each in context.inputs]
+        examples = context.memory(self, lambda: _read(reader, self.examples))
         return [Piece(request @ examples.T) for request in requests]
 
 
@@ -175,8 +176,9 @@ def _read(reader: Proxy, texts: Sequence[str]) -> Float64Array:
 
 def _checked(name: str, given: RuleOrRules) -> tuple[Rule, ...]:
     """Return one rule or several as several."""
-    several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
-    for rule in several:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        given = [given]
+    for rule in given:
         if isinstance(rule, str) and not rule.strip():
             raise ConfigurationError(f"An example of {name}= is empty.")
         if not isinstance(rule, str | re.Pattern) and not callable(rule):
@@ -184,19 +186,20 @@ def _checked(name: str, given: RuleOrRules) -> tuple[Rule, ...]:
                 f"A rule of {name}= must be an example, a pattern or a function, not {type(rule).__name__}.",
                 hint='always=["Which clause ...?", re.compile("contract"), a_function]',
             )
-    return tuple(several)  # type: ignore[arg-type]  # a pattern is no sequence
+    return tuple(given)
 
 
 def _why(rule: Rule, inputs: Inputs) -> str:
     """Return why a pattern or a function holds for a request; empty if it does not."""
-    if isinstance(rule, str):
-        return ""
-    if isinstance(rule, re.Pattern):
-        return f"it matches {rule.pattern!r}." if rule.search(inputs.question) else ""
-    given: tuple[Any, ...] = (inputs.question, inputs.metadata)
-    takes = len(inspect.signature(rule).parameters)
-    name = getattr(rule, "__name__", type(rule).__name__)
-    return f"{name} says so." if rule(*given[:takes]) else ""
+    if isinstance(rule, re.Pattern) and rule.search(inputs.question):
+        return f"it matches {rule.pattern!r}."
+    if callable(rule):
+        given: tuple[Any, ...] = (inputs.question, inputs.metadata)
+        takes = len(inspect.signature(rule).parameters)
+        name = getattr(rule, "__name__", type(rule).__name__)
+        if rule(*given[:takes]):
+            return f"{name} says so."
+    return ""
 
 
 def directions_of(states: Float32Array) -> Float64Array:

@@ -98,7 +98,8 @@ class AdapterGate(Gate):
         """Read once what the adapter was trained on; one from elsewhere does not say it."""
         if self.adapter is not None:
             folder = existing_folder(self.adapter)
-            self._saved = read_gate(folder) if os.path.isfile(folder / CONFIG) else None
+            if os.path.isfile(folder / CONFIG):
+                self._saved = read_gate(folder)
 
     def check_adapter(self, evidence: Evidence) -> tuple[str, ...]:
         """Check that the evidence is of the model that the adapter was trained on; returns warnings.
@@ -106,15 +107,15 @@ class AdapterGate(Gate):
         Raises:
             ModelLoadError: It was another model.
         """
-        return () if self._saved is None else check_model(str(self.adapter), self._saved, evidence)
+        return check_model(str(self.adapter), self._saved, evidence)
 
 
-def check_model(gate: str, saved: SavedGate, evidence: Evidence) -> tuple[str, ...]:
+def check_model(gate: str, saved: SavedGate | None, evidence: Evidence) -> tuple[str, ...]:
     """Refuse evidence of another model than the one that a gate was trained on.
 
     Args:
         gate: Name or folder of the gate, for the message.
-        saved: What says on which model it was trained; without a fingerprint nothing can be checked.
+        saved: What says on which model it was trained; without it or its fingerprint nothing can be checked.
         evidence: The evidence.
 
     Returns:
@@ -124,7 +125,7 @@ def check_model(gate: str, saved: SavedGate, evidence: Evidence) -> tuple[str, .
         ModelLoadError: The fingerprints differ.
     """
     used = evidence.proxy
-    if not saved.fingerprint or used is None or saved.fingerprint == used.fingerprint:
+    if saved is None or not saved.fingerprint or used is None or saved.fingerprint == used.fingerprint:
         return ()
     if not used.fingerprint:
         return (

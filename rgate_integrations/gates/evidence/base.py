@@ -185,7 +185,7 @@ class Context:
     ) -> None:
         self.planned = expand_specs(specs)
         self.sources = sources
-        self._questions = [_Question(each) for each in inputs]  # what fails for one is nothing to the others
+        self._questions = list(map(_Question, inputs))  # what fails for one is nothing to the others
 
     @property
     def inputs(self) -> list[Inputs]:

@@ -51,8 +51,9 @@ class DraftSpec(EvidenceSpec[Draft]):
         text = context.sources.proxy().truncate(part, self.tokens)
         if text is None and part == given.text:
             return given.head(self.tokens)
-        shorter = part if text is None else text
-        cut = given.model_copy(update={"text": shorter.strip(), "finished": False})
+        if text is None:
+            text = part
+        cut = given.model_copy(update={"text": text.strip(), "finished": False})
         return cut.head(self.tokens)
 
     def _write(self, context: Context) -> Sequence[Draft]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
 from rgate_integrations.decision import Cost, DraftSource
@@ -185,7 +186,7 @@ class LabelledQuestions:
         """Return the labels of the ``k`` nearest labelled questions of each question, nearest first."""
         similarities = self._embedder.embed_queries(questions) @ self._vectors.T
         order = (-similarities).argsort(axis=1, kind="stable")[:, :k]
-        return [tuple(self.known[place] for place in best) for best in order]
+        return list(map(tuple, np.array(self.known)[order].tolist()))
 
 
 class TokenProbabilityGate(Gate):

@@ -44,9 +44,10 @@ class VerdictGate(AdapterGate):
     @property
     def specs(self) -> Specs:
         """The draft, if one is read, and the scores of the verdicts behind it."""
-        draft = DraftSpec(self.tokens, self.source) if self.tokens else None
-        targets = TargetsSpec(self.prompt, self.verdicts, draft, self.adapter)
-        return (targets,) if draft is None else (draft, targets)
+        if not self.tokens:
+            return (TargetsSpec(self.prompt, self.verdicts, adapter=self.adapter),)
+        draft = DraftSpec(self.tokens, self.source)
+        return (draft, TargetsSpec(self.prompt, self.verdicts, draft, self.adapter))
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the softmax over the verdicts."""
