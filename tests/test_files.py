@@ -12,7 +12,6 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.runtime.files import (
     JsonlLog,
     existing_folder,
-    parse_json,
     read_jsonl,
     write_atomically,
     write_folder,
@@ -36,17 +35,15 @@ def test_a_folder_does_not_replace_a_file_or_something_else(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ConfigurationError, match="is a file"):
         write_folder(tmp_path / "file", {"a": "1"})
-    (tmp_path / "thesis").mkdir()
-    for name in ("chapter.md", "README.md"):
-        (tmp_path / "thesis" / name).write_text("years of work")
+    mine = {"chapter.md": "years of work", "README.md": "years of work"}
+    thesis = write_folder(tmp_path / "thesis", mine)
     gate = {"gate.json": "{}", "README.md": "a card"}
     with pytest.raises(ConfigurationError, match=r"something else in it, such as 'README\.md'"):
-        write_folder(tmp_path / "thesis", gate)
-    assert contents(tmp_path / "thesis") == {"chapter.md": "years of work", "README.md": "years of work"}
+        write_folder(thesis, gate)
+    assert contents(thesis) == mine
     (tmp_path / "empty").mkdir()
     for _ in range(2):
-        write_folder(tmp_path / "empty", gate)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "thesis"]
+        assert contents(write_folder(tmp_path / "empty", gate)) == gate
 
 
 @pytest.mark.parametrize("name", [".", "/", ".."])
@@ -215,9 +212,3 @@ def test_killed_at_any_step_a_folder_is_the_old_or_the_new(tmp_path):
     assert seen == [old] * seen.count(old) + [new] * seen.count(new)
     assert old in seen
     assert new in seen
-
-
-def test_json_raises_value_errors_only():
-    for text in ("", "{", "[" * 100_000, '{"a":' * 100_000, b"\xff", "9" * 5_000, "\ud800"):
-        with pytest.raises(ValueError, match=r".+"):
-            parse_json(text)

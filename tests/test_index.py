@@ -185,9 +185,8 @@ NO_JSON = [
 )
 def test_passages_that_cannot_be_stored_change_nothing(index, wrong, says):
     before = index.embedder.calls
-    with pytest.raises(DataFormatError, match=says) as caught:
+    with pytest.raises(DataFormatError, match=f"{says}.*Hint: "):
         index.upsert([Passage("p1", "yyyy"), wrong])
-    assert caught.value.hint
     assert index.embedder.calls == before
     assert_holds(index, passages())
 
@@ -271,16 +270,15 @@ def test_ctrl_c_at_any_line_leaves_all_of_a_write_or_nothing(index, write):
 def test_of_two_writers_of_one_id_one_is_refused():
     both = threading.Barrier(2, timeout=PATIENCE)
 
-    class Together(Letters):
-        def embed(self, texts):
-            both.wait()  # neither is written by now
-            return super().embed(texts)
+    def together(vectors):
+        both.wait()  # neither is written by now
+        return vectors
 
-    index = PassageIndex(Together())
+    index = PassageIndex(Letters(spoil=together))
     with ThreadPoolExecutor(2) as pool:
-        writers = [pool.submit(index.add, [Passage("same", text)]) for text in ("aaaa", "bbbb")]
-    (refused,) = filter(None, (writer.exception() for writer in writers))
-    assert isinstance(refused, DataFormatError)
+        writers = [pool.submit(index.add, [Passage("same", text)]) for text in ("zaaa", "zbbb")]
+    refused = [writer.exception() for writer in writers if writer.exception()]
+    assert [type(error) for error in refused] == [DataFormatError]
     assert len(index) == 1
 
 

@@ -1,11 +1,11 @@
 """The store under load and under kill -9: nothing is lost, nothing is invented, and what is saved is whole."""
 
-import copy
 import os
 import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import patch
 
 import pytest
 from langchain_core.documents import Document
@@ -34,26 +34,24 @@ def work(store, folder, number):
         names = [*chance.sample(sorted(mine), min(2, len(mine))), f"{number}-{step}"]
         for name in names:
             text = "".join(chance.choices("0123456789", k=8))
-            metadata = {"owner": number, "step": step, "text": text}
-            mine[name] = Document(page_content=text, metadata=metadata, id=name)
+            mine[name] = Document(page_content=text, metadata={"owner": number, "text": text}, id=name)
         assert store.add_documents([mine[name] for name in names]) == names
         if chance.random() < 0.3:
             store.delete([names[0], "not there"])
             del mine[names[0]]
-        near = store.similarity_search(text, k=5)
-        diverse = store.max_marginal_relevance_search(text, k=3, fetch_k=8)
+        found = store.similarity_search(text, k=5)
+        assert len(set(map(repr, found))) == len(found)
+        found += store.max_marginal_relevance_search(text, k=3, fetch_k=8)
         own = store.similarity_search(text, k=3, filter={"owner": number})
         assert len(own) == min(3, len(mine))
-        assert len({document.id for document in near}) == len(near)
-        for document in [*near, *diverse, *own]:
+        for document in [*found, *own]:
             assert document.metadata["text"] == document.page_content
-            if document.metadata["owner"] == number:
-                assert document == mine[document.id]
+            assert document.metadata["owner"] != number or document == mine[document.id]
     if number % 10 == 0:
         store.save_local(folder)
         # Others may have saved since, but this thread has written nothing since.
-        for twin in (FaissVectorStore.load_local(folder, EMBEDDINGS), copy.deepcopy(store)):
-            assert twin.get_by_ids(sorted(mine)) == [mine[name] for name in sorted(mine)]
+        saved = FaissVectorStore.load_local(folder, EMBEDDINGS)
+        assert saved.get_by_ids(list(mine)) == list(mine.values())
     return mine
 
 
@@ -190,18 +188,12 @@ def test_processes_that_save_into_one_folder_do_not_break_each_other(tmp_path):
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
-def test_a_save_that_fails_leaves_no_rest(tmp_path, monkeypatch, step):
-    def full(*given):
-        raise OSError(28, "No space left on device")
-
+def test_a_save_that_fails_leaves_the_old_store_and_no_rest(tmp_path, step):
     store = FaissVectorStore.from_texts(["1", "2"], EMBEDDINGS)
     store.save_local(tmp_path)
     store.add_texts(["3"])
-    with monkeypatch.context() as patched:
-        patched.setattr(os, step, full)
-        with pytest.raises(WriteError, match="No space"):
-            store.save_local(tmp_path)
+    full = patch.object(os, step, side_effect=OSError(28, "No space left on device"))
+    with full, pytest.raises(WriteError, match="No space"):
+        store.save_local(tmp_path)
     assert os.listdir(tmp_path) == FILES
     assert len(FaissVectorStore.load_local(tmp_path, EMBEDDINGS).index) == 2
-    store.save_local(tmp_path)
-    assert len(FaissVectorStore.load_local(tmp_path, EMBEDDINGS).index) == 3
