@@ -3,7 +3,6 @@
 import asyncio
 import functools
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 from llama_index.core import Document, VectorStoreIndex
@@ -161,8 +160,6 @@ class Writer(CustomLLM):
         pace: Called before each token of an asynchronous stream with its number; what it returns is awaited.
         usage: What its server says that it has read; None if it does not say. It is told with the log-probabilities.
         logprobs: Whether it is asked for log-probabilities.
-        top_logprobs: How many of the likeliest tokens it is asked for; without any, its streams tell nothing.
-        form: How they are told: as a server's chats or completions do, or in LlamaIndex's own form.
     """
 
     calls: list = Field(default_factory=list)
@@ -173,8 +170,6 @@ class Writer(CustomLLM):
     pace: object = lambda number: None
     usage: int | None = None
     logprobs: bool | None = None
-    top_logprobs: int = 0
-    form: str = "own"
 
     @property
     def metadata(self):
@@ -243,23 +238,14 @@ class Writer(CustomLLM):
         error = self.fails(options)
         if error is not None:
             raise error
-        tells = self.top_logprobs if self.logprobs else options.get("logprobs")
         text = ""
         for number, word in enumerate(answer_to(prompt).split()[: options.get("max_tokens")]):
             if number == self.fails_at:
                 raise OSError("connection lost")
             delta = word if number == 0 else f" {word}"
             text += delta
-            told = self._told(delta, -0.25 * number) if tells else {}
+            told = {}
+            if options.get("logprobs"):
+                listed = [LogProb(token=delta, logprob=-0.25 * number), LogProb(logprob=-9.0)]
+                told = {"logprobs": [listed], "raw": {"usage": {"prompt_tokens": self.usage}}}
             yield CompletionResponse(text=text, delta=delta, **told)
-
-    def _told(self, delta, value):
-        raw = {"usage": {"prompt_tokens": self.usage}}
-        if self.form == "own":
-            listed = [LogProb(token=delta, logprob=value), LogProb(logprob=-9.0)]
-            return {"raw": raw, "logprobs": [listed]}
-        told = SimpleNamespace(tokens=[delta], token_logprobs=[value], top_logprobs=[{delta: value}])
-        if self.form == "chat":
-            told = SimpleNamespace(content=[SimpleNamespace(token=delta, logprob=value)])
-        raw["choices"] = [SimpleNamespace(logprobs=told)]
-        return {"raw": raw}

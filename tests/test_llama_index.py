@@ -58,6 +58,10 @@ def gated(gate, inner=None, **options):
     return GatedQueryEngine.from_defaults(inner or plain(), gate, llm=MockLLM(), **options)
 
 
+def guarded(gate):
+    return GatedRetriever(vector_index().as_retriever(), gate)
+
+
 def routed(streaming):
     tools = [QueryEngineTool.from_defaults(plain(streaming=streaming), name="docs", description="d")]
     selector = RetrievalGateSelector("constant:always", direct="docs", retrieve="docs")
@@ -126,17 +130,17 @@ def test_without_an_llm_that_of_the_settings_answers(gate, monkeypatch):
 
 def parts(gate):
     """An engine, a guarded retriever and a selector."""
-    return gated(gate), GatedRetriever(Shelf(), gate), RetrievalGateSelector(gate)
+    return gated(gate), guarded(gate), RetrievalGateSelector(gate)
 
 
 @both_ways
 def test_each_part_decides_at_a_threshold_of_its_own(call, gate):
     for decides in (load_gate("ik", proxy=ScriptedProxy()), gate):
         for threshold, retrieves in ((0.0, False), (1.0, True)):
-            engine, guarded, selector = (part.with_threshold(threshold) for part in parts(decides))
+            engine, retriever, selector = (part.with_threshold(threshold) for part in parts(decides))
             decision = call(engine, "query", KNOWN).metadata["rgate"]
             assert (decision["retrieve"], decision["threshold"]) == (retrieves, threshold)
-            assert ("rgate" not in call(guarded, "retrieve", KNOWN)[0].node.metadata) is retrieves
+            assert ("rgate" not in call(retriever, "retrieve", KNOWN)[0].node.metadata) is retrieves
             assert call(selector, "select", ["direct", "retrieve"], KNOWN).ind == int(retrieves)
     always = load_gate("constant:always")
     back = gated(always).with_threshold(0.0).with_threshold(None)
@@ -189,34 +193,33 @@ def test_callbacks_hear_of_every_step(gate, call):
 
 
 @both_ways
-def test_events_of_a_query_come_in_order_and_in_a_span(gate, call):
+@pytest.mark.parametrize(
+    ("part", "name", "question", "expected"),
+    [
+        (gated, "query", KNOWN, ["QueryStart", "RetrievalGate", "QueryStart"]),
+        (gated, "query", UNKNOWN, ["QueryStart", "RetrievalGate", "QueryStart", "RetrievalStart"]),
+        (guarded, "retrieve", KNOWN, ["RetrievalGate"]),
+        (guarded, "retrieve", UNKNOWN, ["RetrievalGate", "RetrievalStart"]),
+    ],
+)
+def test_events_come_in_order_and_in_a_span(gate, call, part, name, question, expected):
+    decides = part(gate)
     with hearing() as events:
-        call(gated(gate), "query", UNKNOWN)
-    names = [event.class_name() for event in events]
-    expected = ["QueryStartEvent", "RetrievalGateEvent", "QueryStartEvent", "RetrievalStartEvent"]
+        call(decides, name, question)
+    names = [event.class_name().removesuffix("Event") for event in events]
     assert [name for name in names if name in expected] == expected
-    assert names[-1] == "QueryEndEvent"
     (decided,) = [event for event in events if isinstance(event, RetrievalGateEvent)]
-    assert "GatedQueryEngine" in decided.span_id
-    assert decided.decision.retrieve
-
-
-@both_ways
-def test_only_a_question_that_is_retrieved_for_begins_a_retrieval(gate, call):
-    guarded = GatedRetriever(vector_index().as_retriever(), gate)
-    for question, begun in ((KNOWN, 0), (UNKNOWN, 1)):
-        with hearing() as events:
-            call(guarded, "retrieve", question)
-        names = [event.class_name() for event in events]
-        assert (names.count("RetrievalStartEvent"), names.count("RetrievalGateEvent")) == (begun, 1)
+    assert type(decides).__name__ in decided.span_id
+    assert decided.decision.retrieve is (question == UNKNOWN)
 
 
 def test_everything_can_be_copied_and_what_core_can_pickle_can_be_pickled():
     gate = load_gate("ik", proxy=ScriptedProxy())
     fusion = ClaimFusionRetriever([Shelf()], gate)
-    engine, guarded, selector, fusion = copy.deepcopy((*parts(gate), fusion))
+    engine, retriever, selector, fusion = copy.deepcopy((*parts(gate), fusion))
     assert "Hamlet" in str(engine.query("Who wrote Hamlet?"))
-    assert all(retriever.retrieve("Who wrote Hamlet?") for retriever in (guarded, fusion))
+    assert retriever.retrieve("Who wrote Hamlet?")
+    assert fusion.retrieve("Who wrote Hamlet?")
     assert selector.select(["direct", "retrieve"], "Who wrote Hamlet?").ind in (0, 1)
     never = load_gate("constant:never")
     again = pickle.loads(pickle.dumps(RetrievalGateSelector(never)))  # noqa: S301

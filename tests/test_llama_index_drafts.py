@@ -93,24 +93,28 @@ def test_a_gate_that_judges_drafts_retrieves_without_one(call):
     assert "none was given" in chosen.reason
 
 
+def no_drafts(options):
+    return TimeoutError("slow") if "max_tokens" in options else None
+
+
 @both_ways
 @pytest.mark.parametrize(
-    ("chats", "fails"), [(False, False), (True, False), (False, True)], ids=["completes", "chats", "fails"]
+    ("llm", "kind", "drafting"),
+    [
+        ({}, "LLMCompletion", ["Start", "End"]),
+        ({"chats": True}, "LLMChat", ["Start", "End"]),
+        ({"fails": no_drafts}, "LLMCompletion", ["Start"]),
+    ],
+    ids=["completes", "chats", "fails"],
 )
-def test_listeners_can_tell_a_draft_from_the_answer(gate, call, chats, fails):
-    llm = Writer(
-        fails=lambda options: TimeoutError("slow") if fails and "max_tokens" in options else None, chats=chats
-    )
-    engine = GatedQueryEngine.from_defaults(Rag(), gate, llm=llm, tokens=2)
+def test_listeners_can_tell_a_draft_from_the_answer(gate, call, llm, kind, drafting):
+    engine = GatedQueryEngine.from_defaults(Rag(), gate, llm=Writer(**llm), tokens=2)
     with hearing() as events, instrument_tags({"tenant": "a"}):
         call(engine, "query", "a thing")
-    kind = "LLMChat" if chats else "LLMCompletion"
     heard = [(e.class_name(), e.tags) for e in events if e.class_name().startswith(kind)]
     draft, answer = {"tenant": "a", DRAFT_TAG: True}, {"tenant": "a"}
-    calls = [("Start", draft), ("End", draft), ("Start", answer), ("End", answer)]
-    if fails:
-        calls.pop(1)
-    assert heard == [(f"{kind}{what}Event", tags) for what, tags in calls]
+    expected = [(f"{kind}{what}Event", draft) for what in drafting]
+    assert heard == [*expected, (f"{kind}StartEvent", answer), (f"{kind}EndEvent", answer)]
 
 
 @both_ways

@@ -1,6 +1,7 @@
 """Nothing is drafted or decided twice in one request, in any composition: calls of LLM and gate are counted."""
 
 import asyncio
+import functools
 import threading
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import QueryEngineTool
 
 from rgate_integrations import load_gate
+from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.llama_index import (
     ClaimFusionRetriever,
@@ -24,6 +26,7 @@ from rgate_integrations.llama_index import (
 from rgate_integrations.llama_index.agents import GatedTool
 from tests.llama_index_parts import (
     CLAIMS,
+    Rag,
     ScriptedGate,
     Shelf,
     Writer,
@@ -153,24 +156,22 @@ def test_another_llm_writes_a_draft_of_its_own(gate, llm, call):
 
 
 @both_ways
-def test_gates_that_were_made_alike_are_one_gate(call):
-    def gate(threshold=1.0):
-        return load_gate("ik", proxy=proxy, threshold=threshold)
-
+@pytest.mark.parametrize(
+    ("inside", "calls"),
+    [
+        # The draft, the question, and all claims.
+        (lambda gate: fusion(gate()), ["generate", "score", "score"]),
+        # At another threshold it is a decision of its own.
+        (lambda gate: GatedRetriever(Shelf(), gate(threshold=0.9)), ["generate", "score"] * 2),
+        (lambda gate: GatedRetriever(Shelf(), gate()).with_threshold(0.0), ["generate", "score"] * 2),
+    ],
+    ids=["alike", "another threshold", "changed later"],
+)
+def test_gates_that_were_made_alike_are_one_gate(call, inside, calls):
     proxy = ScriptedProxy(fixed=CLAIMS)
-    call(gated(over(fusion(gate())), gate()), "query", "Who wrote Hamlet?")
-    assert proxy.calls == ["generate", "score", "score"]  # the draft, the question, and all claims
-    proxy.calls.clear()
-    call(gated(over(GatedRetriever(Shelf(), gate(0.9))), gate()), "query", "Who wrote Hamlet?")
-    assert proxy.calls.count("generate") == 2
-
-
-@both_ways
-def test_another_threshold_inside_is_a_decision_of_its_own(call):
-    gate, listed = load_gate("ik", proxy=ScriptedProxy()), Shelf()
-    guarded = GatedRetriever(listed, gate).with_threshold(0.0)
-    call(gated(over(guarded), gate).with_threshold(1.0), "query", "Who wrote Hamlet?")
-    assert listed.queries == []
+    gate = functools.partial(load_gate, "ik", proxy=proxy, threshold=1.0)
+    call(gated(over(inside(gate)), gate()), "query", "Who wrote Hamlet?")
+    assert proxy.calls == calls
 
 
 @both_ways
@@ -190,36 +191,38 @@ async def test_requests_side_by_side_keep_their_own_decisions(gate, llm):
     assert drafted(llm) == 20
 
 
-@pytest.mark.parametrize("retriever", [ClaimFusionRetriever, GatedRetriever])
-def test_a_retriever_that_decides_itself_cannot_search_ahead(gate, retriever):
-    inner = [Shelf()] if retriever is ClaimFusionRetriever else Shelf()
-    with pytest.raises(ConfigurationError, match=f"{retriever.__name__} decides and drafts itself"):
-        gated(over(retriever(inner, gate)), gate, look_first=True)
+AHEAD = {"look_first": True}
+
+
+@pytest.mark.parametrize(
+    ("inner", "options", "said"),
+    [
+        (Rag(), AHEAD, "two steps"),
+        (Rag(), {"answer_first": AnswerFirst(prefetch=True)}, "two steps"),
+        (over(ClaimFusionRetriever([Shelf()])), AHEAD, "ClaimFusionRetriever decides and drafts itself"),
+        (over(GatedRetriever(Shelf())), AHEAD, "GatedRetriever decides and drafts itself"),
+    ],
+)
+def test_what_is_one_step_or_decides_itself_cannot_search_ahead(gate, inner, options, said):
+    with pytest.raises(ConfigurationError, match=said):
+        gated(inner, gate, **options)
 
 
 # --- the event loop ------------------------------------------------------------------------------------------
 
 
-def transforming(engine):
-    def make(gate, llm):
-        with pytest.warns(UserWarning, match="ClaimFusionRetriever"):
-            return engine(over(Shelf()), ClaimQueryTransform(gate, filter_claims=True))
-
-    return make
+def transforming(gate, llm):
+    with pytest.warns(UserWarning, match="ClaimFusionRetriever"):
+        return ClaimQueryEngine(over(Shelf()), ClaimQueryTransform(gate, filter_claims=True))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [*COMPOSITIONS.values(), transforming(ClaimQueryEngine), transforming(TransformQueryEngine)],
-    ids=[*COMPOSITIONS, "transform", "LlamaIndex's own transform"],
-)
+@pytest.mark.parametrize("make", [*COMPOSITIONS.values(), transforming], ids=[*COMPOSITIONS, "transform"])
 async def test_the_event_loop_is_free_while_a_gate_decides(llm, make):
-    threads = []
-    engine = make(ScriptedGate(before=lambda: threads.append(threading.current_thread())), llm)
+    threads = set()
+    engine = make(ScriptedGate(before=lambda: threads.add(threading.current_thread())), llm)
     assert str(await engine.aquery(QUESTION))
-    # The reason for ClaimQueryEngine: LlamaIndex's runs transforms in the loop's own thread.
-    blocks = type(engine) is TransformQueryEngine
-    assert {thread is threading.current_thread() for thread in threads} == {blocks}
+    assert threads
+    assert threading.current_thread() not in threads
 
 
 # --- the same on real models -------------------------------------------------------------------------------

@@ -64,17 +64,14 @@ def gated(gate, streaming=False):
 # --- selectors and routers ---------------------------------------------------------------------------------
 
 
-def tools_named(*names):
-    return [ToolMetadata(name=name, description=name) for name in names]
-
-
 @both_ways
-@pytest.mark.parametrize("choices", [list, lambda names: tools_named(*names)], ids=["texts", "metadata"])
+@pytest.mark.parametrize("kind", [str, lambda name: ToolMetadata(name=name, description=name)])
 @pytest.mark.parametrize("query", [str, QueryBundle])
-def test_choices_and_questions_of_every_kind(gate, call, choices, query):
+def test_choices_and_questions_of_every_kind(gate, call, kind, query):
+    choices = [kind("other"), kind("docs"), kind("direct")]
     selector = RetrievalGateSelector(gate, retrieve="docs")
     for question, ind in ((UNKNOWN, 1), (KNOWN, 2)):
-        found = call(selector, "select", choices(["other", "docs", "direct"]), query(question))
+        found = call(selector, "select", choices, query(question))
         assert (found.inds, found.reasons) == ([ind], ["because"])
 
 
