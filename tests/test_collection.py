@@ -24,12 +24,13 @@ from rgate_integrations.tuning.arms import read_answer
 from rgate_integrations.tuning.collection import STOP_AFTER, answers_file
 from tests.fake_server import Fake
 from tests.patience import PATIENCE
-from tests.test_hybrid import TEXTS, Words
+from tests.test_hybrid import TEXTS
+from tests.test_index import Letters
 from tests.tuning_parts import Direct, Killed, Model, N, by_number, questions, retrieve, tuned
 
 
 def index(texts=TEXTS):
-    return PassageIndex.build([Passage(i, t) for i, t in texts.items()], Words())
+    return PassageIndex.build([Passage(i, t) for i, t in texts.items()], Letters())
 
 
 # --- tune --------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from rgate_integrations import load_gate
 from rgate_integrations.index import BM25Index, HybridIndex, Passage, PassageIndex
 from rgate_integrations.langchain import IndexRetriever
 from tests.langchain_fakes import INVOKES, each
-from tests.test_hybrid import Words
+from tests.test_index import Letters
 
 COOKBOOK = str(pathlib.Path(__file__).parent.parent / "cookbook")
 
@@ -18,9 +18,9 @@ PASSAGES = [Passage("paris", "Paris is the capital of France.", title="Paris"), 
 
 
 INDEXES = {
-    "dense": lambda passages: PassageIndex.build(passages, Words()),
+    "dense": lambda passages: PassageIndex.build(passages, Letters()),
     "bm25": BM25Index,
-    "hybrid": lambda passages: HybridIndex(PassageIndex.build(passages, Words())),
+    "hybrid": lambda passages: HybridIndex(PassageIndex.build(passages, Letters())),
 }
 
 

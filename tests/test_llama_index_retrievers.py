@@ -44,7 +44,8 @@ from tests.llama_index_parts import (
     hearing,
     over,
 )
-from tests.test_hybrid import TEXTS, Words
+from tests.test_hybrid import TEXTS
+from tests.test_index import Letters
 
 KNOWN, UNKNOWN = "a thing", "unknown thing"
 
@@ -127,7 +128,7 @@ def test_retrievers_take_bundles_and_strings_change_neither_and_resolve_objects(
 @pytest.mark.parametrize("kind", [lambda index: index, HybridIndex], ids=["dense", "hybrid"])
 def test_an_index_as_a_retriever(call, kind):
     made = [Passage(i, text, title="T" * (i == "rome"), metadata={"n": 1}) for i, text in TEXTS.items()]
-    retriever = IndexRetriever(kind(PassageIndex.build(made, Words())), similarity_top_k=2)
+    retriever = IndexRetriever(kind(PassageIndex.build(made, Letters())), similarity_top_k=2)
     nodes = call(retriever, "retrieve", QueryBundle("capital of Italy"))
     assert [n.node.node_id for n in nodes] == ["rome", "paris"]
     assert 0 < nodes[1].score < nodes[0].score
