@@ -1,7 +1,7 @@
 """The answering LLM: passages where there are some, and a batch for each prompt."""
 
 from rgate_integrations import Draft
-from rgate_integrations.answering.requests import write_answers
+from rgate_integrations.answering.answers import write_answers
 from rgate_integrations.index import Passage
 from rgate_integrations.prompts import format_passages
 from tests.scripted_proxy import ScriptedProxy

@@ -133,8 +133,8 @@ def _answer(
     threshold: float | None,
 ) -> tuple[Decision, dict[str, Any]]:
     """Decide, search if needed, and answer; returns what was searched, found and written as JSON values."""
+    from rgate_integrations.answering.answers import write_answers
     from rgate_integrations.answering.claims import plan_queries
-    from rgate_integrations.answering.requests import write_answers
     from rgate_integrations.index.hybrid import fuse
     from rgate_integrations.index.retriever import passage_id
 

@@ -47,9 +47,9 @@ class ProbeGate(TrainedGate):
     @property
     def _draft(self) -> DraftSpec | None:
         trained = self.trained
-        return (
-            DraftSpec(trained.tokens, trained.source, answering(trained.system)) if trained.tokens else None
-        )
+        if not trained.tokens:
+            return None
+        return DraftSpec(trained.tokens, trained.source, answering(trained.system))
 
     @property
     def _hidden(self) -> HiddenSpec:
@@ -66,13 +66,16 @@ class ProbeGate(TrainedGate):
         Raises:
             ModelLoadError: The states are not those of the model that the probe was trained on.
         """
-        trained, states = self.trained, evidence[self._hidden]
+        trained = self.trained
+        states = evidence[self._hidden]
         warnings = self.check_states(evidence, states, trained.weight.shape)
         logit = float(np.sum(trained.weight * states)) + trained.bias
         logit = trained.slope * logit + trained.intercept
-        draft, read = None, "question"
+        draft = None
+        read = "question"
         if self._draft is not None:
-            draft, read = evidence[self._draft], "question and draft"
+            draft = evidence[self._draft]
+            read = "question and draft"
             if trained.logprobs is not None and draft.logprobs:
                 logit = trained.logprobs.logit(logit, draft.logprobs)
                 read = "question, draft and its log-probabilities"

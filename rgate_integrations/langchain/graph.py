@@ -20,7 +20,7 @@ from rgate_integrations.langchain.gate import RetrievalGate, as_gate_runnable
 from rgate_integrations.langchain.questions import announcing
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
-DECISION_KEY = "retrieval_decision"
+STATE_KEY = "retrieval_decision"
 
 CHECKPOINT_TYPES = tuple(
     (kind.__module__, kind.__name__)
@@ -37,7 +37,7 @@ makes none in its strict mode, and warns otherwise::
 
 
 def gate_node(
-    gate: RetrievalGate | GateLike | str | None = None, *, decision_key: str = DECISION_KEY
+    gate: RetrievalGate | GateLike | str | None = None, *, decision_key: str = STATE_KEY
 ) -> Runnable[Any, dict[str, Any]]:
     """Return a node that decides for the question in a graph's state, and puts the `Decision` into it.
 
@@ -73,7 +73,7 @@ def gate_node(
     return RunnableLambda(decide, adecide, name="gate")
 
 
-def route_edge(*, retrieve: str, direct: str, decision_key: str = DECISION_KEY) -> Callable[[Any], str]:
+def route_edge(*, retrieve: str, direct: str, decision_key: str = STATE_KEY) -> Callable[[Any], str]:
     """Return a conditional edge to follow `gate_node`: to one node for unknown questions, to another for known ones.
 
     Args:

@@ -215,7 +215,7 @@ class EngineCall(RoutedCall):
         gate = self.strategy.question_gate
         if gate is None:
             return [None]
-        return [*(yield from self._ask(gate, None))]
+        return list((yield from self._ask(gate, None)))
 
     def judge(self, drafts: dict[int, Draft | None]) -> Flow[Outcomes]:
         """Ask the gate about what was begun."""

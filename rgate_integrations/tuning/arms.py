@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from rgate_integrations.answering.requests import write_answers
+from rgate_integrations.answering.answers import write_answers
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError
-from rgate_integrations.index.retriever import Retriever, told_apart
+from rgate_integrations.index.retriever import Retriever, index_identity
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, PromptTemplate
@@ -73,7 +73,7 @@ class ModelArm:
         if isinstance(self.llm, ServedProxy):
             facts["server"] = self.llm.url
         if self.index is not None:
-            facts |= {"k": self.k, "prompt": ANSWER_WITH_PASSAGES.hash, "index": told_apart(self.index)}
+            facts |= {"k": self.k, "prompt": ANSWER_WITH_PASSAGES.hash, "index": index_identity(self.index)}
         if self.seed is not None:
             facts |= {"temperature": TEMPERATURE, "seed": self.seed}
         return facts

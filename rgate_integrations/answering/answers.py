@@ -1,4 +1,4 @@
-"""What the answering LLM is asked: the question alone, or with passages."""
+"""Lets the answering LLM answer: from the question alone, or with passages."""
 
 from __future__ import annotations
 
