@@ -189,7 +189,7 @@ def train():
 
     p = np.linspace(0, 1, 400)
     known = p > 0.5
-    chosen = Budget(0.4).choose(p, known, known, 0)
+    chosen = Budget(0.4).choose(p, known, known)
     assert chosen.guaranteed
     assert (p < chosen.threshold).mean() <= 0.4
     assert "--num-samples" in command("tune", "--help")
