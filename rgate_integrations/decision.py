@@ -174,7 +174,7 @@ class Decision(Frozen):
         cost: What the decision cost.
         error: Set when the gate failed and the decision is the safe one, to retrieve.
         warnings: What was noticed on the way, such as a question that was cut.
-        beginning: What became of the begun answer, where the direct arm answers first.
+        partial_answer: What became of the begun answer, where the direct arm answers first.
         signals: Probabilities in [0, 1] that `p_known` was made of, by name; empty for most gates.
         p_helps: Probability in [0, 1] that the LLM answers rightly with the passages that were found; None where
             nothing was found, or nobody looked.
