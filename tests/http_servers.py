@@ -30,10 +30,10 @@ def listening(app, port=0, **options):
 
 
 @contextmanager
-def serving_gate(gate, *, token="", limits=None, **options):
+def serving_gate(gate, *, token="", patience=10.0, **options):
     """Serve decisions of a gate; gives the URL."""
     app = make_app(DecisionService(gate, **options))
-    with listening(app, token=token, limits=limits) as url:
+    with listening(app, token=token, patience=patience) as url:
         yield url
 
 

@@ -13,7 +13,7 @@ import pytest
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.serving.app import make_app
-from rgate_integrations.serving.server import Limits, make_server
+from rgate_integrations.serving.server import make_server
 from rgate_integrations.serving.service import DecisionService
 from tests.http_servers import Blocking, Broken, Words, listening, serving_gate
 
@@ -210,7 +210,7 @@ GET = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
     ids=["nothing", "half headers", "half a body", "half a request", "many", "two lengths", "NUL", "no name"],
 )
 def test_who_is_too_slow_or_sends_wrong_headers_is_hung_up_on(words, parts, statuses):
-    with serving_gate(words, limits=Limits(seconds=0.2)) as url:
+    with serving_gate(words, patience=0.2) as url:
         assert re.findall(rb"HTTP/1\.1 (\d+) ", talk(url, *parts)) == statuses
         assert decide(url, "known")
 

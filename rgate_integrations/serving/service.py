@@ -33,17 +33,23 @@ class FullError(RGateError):
 
 
 class Metrics:
-    """The counters of one server."""
+    """The counters of one server.
+
+    Attributes:
+        errors: What failed, by the name of its type.
+        requests: Chat completions: ``retrieve``, ``direct``, ``shadow``, ``untouched``, or ``off`` as it asked.
+        waiting: How many questions are being decided.
+    """
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
         self._decisions = Counter(
             "rgate_decisions", "Decisions made.", ["outcome", "kind", "gate"], registry=registry
         )
-        self._errors = Counter(
+        self.errors = Counter(
             "rgate_errors", "Decisions and requests that failed.", ["type"], registry=registry
         )
-        self._requests = Counter(
+        self.requests = Counter(
             "rgate_gateway_requests", "Chat completions, by what became of them.", ["way"], registry=registry
         )
         self._seconds = Histogram(
@@ -62,16 +68,8 @@ class Metrics:
             outcome: str = way_of(decision)
             if decision.error is not None:
                 outcome = "failed"
-                self.failed(decision.error.type)
+                self.errors.labels(decision.error.type).inc()
             self._decisions.labels(outcome, likeliest_kind(decision), decision.gate).inc()
-
-    def passed(self, way: str) -> None:
-        """Count a chat completion: ``retrieve``, ``direct``, ``shadow``, ``untouched``, or ``off`` as it asked."""
-        self._requests.labels(way).inc()
-
-    def failed(self, kind: str) -> None:
-        """Count a failure by the name of its type."""
-        self._errors.labels(kind).inc()
 
     def text(self) -> bytes:
         """Return all of it in Prometheus's text format."""
@@ -131,16 +129,27 @@ class DecisionService:
         return self._gates[name]
 
     async def decide(
-        self, items: Sequence[DecideItem], gates: LLMGates, timeout: float | None = None
+        self,
+        items: Sequence[DecideItem],
+        llm: str = "",
+        known_by: str = FOUND_BY,
+        milliseconds: float | None = None,
     ) -> list[Decision]:
         """Decide for questions of one request; see `DecisionEngine.decide_batch`.
+
+        Args:
+            items: The questions.
+            llm: Name of the LLM whose knowledge is judged; may be empty.
+            known_by: Who told its name.
+            milliseconds: How long the client waits; never longer than this service does.
 
         Raises:
             FullError: Too many questions wait.
         """
-        patience = min(timeout or math.inf, self.timeout)
+        gates = self.gates(llm, known_by)
+        timeout = min((milliseconds or math.inf) / 1e3, self.timeout)
         # One by one: the gate's own queue makes batches of them, and of those of other clients.
-        steps = [RunFlow(_decide(item, gates, patience)) for item in items]
+        steps = [RunFlow(_decide(item, gates, timeout)) for item in items]
         return await self.run(Gather(steps).arun(), len(items))
 
     async def run(self, deciding: Coroutine[Any, Any, list[Decision]], questions: int) -> list[Decision]:
