@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -77,8 +78,8 @@ class EngineAnswer(BufferedAnswer):
             chunks = yield self.drain()
             return Response("".join(chunks), given.source_nodes, given.metadata)
         if isinstance(given, AsyncStreamingResponse):
-            return AsyncStreamingResponse(self.astream(), given.source_nodes, given.metadata)  # type: ignore[arg-type]
-        return StreamingResponse(self.stream(), given.source_nodes, given.metadata)  # type: ignore[arg-type]
+            return replace(given, response_gen=self.astream())
+        return replace(given, response_gen=self.stream())
 
     def _without_logprobs(self) -> EngineStream:
         vars(self._llm)["logprobs"] = None
@@ -156,15 +157,16 @@ class EngineStream(TokenStream):
     async def _aask(self) -> AsyncIterator[Any]:
         response = await self._engine.aquery(self._bundle)
         if isinstance(response, StreamingResponse):  # some engines stream in their own threads only
-            chunks: Any = _in_threads(iter(response.response_gen))
+            chunks: Any = in_threads(iter(response.response_gen))
             response = AsyncStreamingResponse(chunks, response.source_nodes, response.metadata)
         self.response = response
         if isinstance(response, AsyncStreamingResponse):
             return aiter(response.response_gen)
-        return _in_threads(iter([response]))
+        return in_threads(iter([response]))
 
 
-async def _in_threads(chunks: Iterator[Any]) -> AsyncIterator[Any]:
+async def in_threads(chunks: Iterator[Any]) -> AsyncGenerator[Any]:
+    """Yield what an iterator yields, each computed in a thread."""
     while (chunk := await asyncio.to_thread(next, chunks, END)) is not END:
         yield chunk
 

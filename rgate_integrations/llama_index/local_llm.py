@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +29,7 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from pydantic import Field, SkipValidation
 
 from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.llama_index.answer_first import in_threads
 from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy, shared_proxy
 from rgate_integrations.models.token_stream import GenerationOptions
 
@@ -90,12 +90,12 @@ class LocalLLM(LLM, GenerationOptions):
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
         # Token by token: who is cancelled writes no more.
-        return _whole([response async for response in _in_threads(self._responses(messages, kwargs))])
+        return _whole([response async for response in in_threads(self._responses(messages, kwargs))])
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Answer a conversation piece by piece."""
-        return _in_threads(self._responses(messages, kwargs))
+        return in_threads(self._responses(messages, kwargs))
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
@@ -112,7 +112,7 @@ class LocalLLM(LLM, GenerationOptions):
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Answer a prompt, which is the user's turn."""
-        responses = _in_threads(self._responses(prompt_to_messages(prompt), kwargs))
+        responses = in_threads(self._responses(prompt_to_messages(prompt), kwargs))
         return chat_response_to_completion_response(_whole([response async for response in responses]))
 
     @llm_completion_callback()
@@ -120,7 +120,7 @@ class LocalLLM(LLM, GenerationOptions):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """Answer a prompt piece by piece."""
-        responses = _in_threads(self._responses(prompt_to_messages(prompt), kwargs))
+        responses = in_threads(self._responses(prompt_to_messages(prompt), kwargs))
         return astream_chat_response_to_completion_response(responses)
 
     def _proxy(self) -> LocalProxy:
@@ -160,8 +160,3 @@ def _whole(responses: Sequence[ChatResponse]) -> ChatResponse:
     for response in responses:
         logprobs += response.logprobs or []
     return responses[-1].model_copy(update={"delta": None, "logprobs": logprobs or None})
-
-
-async def _in_threads(responses: ChatResponseGen) -> ChatResponseAsyncGen:
-    while (response := await asyncio.to_thread(next, responses, None)) is not None:
-        yield response

@@ -28,7 +28,7 @@ from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.index.retriever import Hit, Retriever, passage_id
 from rgate_integrations.prompts import format_passages, without_control_tokens
 from rgate_integrations.runtime.files import JsonlLog, parse_json
-from rgate_integrations.runtime.flow import Call, Flow, Step, arun
+from rgate_integrations.runtime.flow import Call, Step, arun
 from rgate_integrations.serving.service import DecisionService, FullError
 from rgate_integrations.serving.upstream import OWN_HEADER, Relay, Upstream, UpstreamAnswer
 from rgate_integrations.serving.wire import Asked, question_in, way_of
@@ -70,12 +70,12 @@ class Gateway:
         look_first: bool | LookFirst = False,
         shadow: str | Path | None = None,
     ) -> None:
-        self.answer_first = AnswerFirst.of(answer_first) if shadow is None else None
-        self.look_first = LookFirst.of(look_first)
+        begins = AnswerFirst.of(answer_first) if shadow is None else None
+        self.strategy = Strategy(begins, LookFirst.of(look_first))
         self._shadow = None if shadow is None else JsonlLog(shadow)
-        if self.look_first is not None and retriever is None:
+        if self.strategy.searches_ahead and retriever is None:
             raise ConfigurationError("There is nothing to look at first.", hint="--index or --retriever")
-        if self.answer_first is not None and service.gates().answer is None:
+        if begins is not None and service.gates().answer is None:
             raise ConfigurationError(
                 "The gate reads questions alone: it cannot judge an answer that was begun.",
                 hint="Omit --answer-first.",
@@ -131,12 +131,17 @@ class Gateway:
 
     async def _route(self, call: GatewayCall) -> Routed:
         """Decide; where too many questions wait, it retrieves."""
+        question = call.asked.question
         try:
-            await self.service.run(arun(call.decisions()), 1)
+            with self.service.counting(1) as decisions:
+                (routed,) = await arun(call.route())
+                if isinstance(routed, Exception):  # its search failed: searching again may help
+                    routed = Routed(_without_gate(question, "The gate retrieves.", retrieve=True))
+                decisions.append(routed.decision)
         except FullError as error:
             self.service.metrics.errors.labels(type(error).__name__).inc()
-            return Routed(fallback_decision(error, question=call.asked.question))
-        return call.routed
+            return Routed(fallback_decision(error, question=question))
+        return routed
 
     def search(self, queries: list[str]) -> list[list[Hit]]:
         """Return the passages that are found for each query."""
@@ -175,33 +180,20 @@ class GatewayCall(QuestionCall):
         content: The body of that.
         body: The same, parsed.
         asked: The question in it.
-
-    Attributes:
-        routed: What was decided, and what there is of the answer; see `decisions`.
     """
-
-    routed: Routed
 
     def __init__(
         self, gateway: Gateway, request: Request, content: bytes, body: dict[str, Any], asked: Asked
     ) -> None:
         gates = gateway.service.gates(str(body.get("model") or "")[:200])
         # An answer that is not streamed is there as a whole, or not at all.
-        answer_first = gateway.answer_first if body.get("stream") is True else None
-        strategy = Strategy(answer_first, gateway.look_first, gates.answer, gates.question)
+        answer_first = gateway.strategy.answer_first if body.get("stream") is True else None
+        strategy = Strategy(answer_first, gateway.strategy.look_first, gates.answer, gates.question)
         super().__init__(strategy, asked.question, asked.history, timeout=gateway.service.timeout)
         self.asked = asked
         self._gateway = gateway
         self._request = request
         self._content = content
-
-    def decisions(self) -> Flow[list[Decision]]:
-        """Decide, and keep in ``routed`` what is left to run."""
-        (routed,) = yield from self.route()
-        if isinstance(routed, Exception):  # it retrieves, and its search failed: searching again may help
-            routed = Routed(_without_gate(self.asked.question, "The gate retrieves.", retrieve=True))
-        self.routed = routed
-        return [routed.decision]
 
     def begin(self, place: int) -> UpstreamAnswer:
         """Let the upstream begin to answer."""

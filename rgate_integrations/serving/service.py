@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -150,22 +150,25 @@ class DecisionService:
         timeout = min((milliseconds or math.inf) / 1e3, self.timeout)
         # One by one: the gate's own queue makes batches of them, and of those of other clients.
         steps = [RunFlow(_decide(item, gates, timeout)) for item in items]
-        return await self.run(Gather(steps).arun(), len(items))
+        with self.counting(len(items)) as decisions:
+            decisions += await Gather(steps).arun()
+        return decisions
 
-    async def run(self, deciding: Coroutine[Any, Any, list[Decision]], questions: int) -> list[Decision]:
-        """Await what decides about so many questions, unless too many wait; count and log what it decides.
+    @contextmanager
+    def counting(self, questions: int) -> Iterator[list[Decision]]:
+        """Let so many questions be decided, unless too many wait; what is put into the list is counted and logged.
 
         Raises:
             FullError: Too many questions wait.
         """
         if self._waiting + questions > self._queue:
-            deciding.close()
             raise FullError(f"{self._waiting} questions wait already.", hint="Ask again later, or retrieve.")
         began = time.perf_counter()
+        decisions: list[Decision] = []
         self._waiting += questions
         self.metrics.waiting.set(self._waiting)
         try:
-            decisions = await deciding
+            yield decisions
         finally:
             self._waiting -= questions
             self.metrics.waiting.set(self._waiting)
@@ -173,7 +176,6 @@ class DecisionService:
         self.metrics.decided(decisions, seconds)
         retrieving = sum(decision.retrieve for decision in decisions)
         _log.info("%d questions, %d to retrieve, %.0f ms", questions, retrieving, seconds * 1e3)
-        return decisions
 
 
 def _decide(item: DecideItem, gates: LLMGates, timeout: float) -> Flow[Decision]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import httpx
@@ -138,13 +139,11 @@ class UpstreamAnswer(BufferedAnswer):
     def __init__(self, upstream: Upstream, request: Request, body: bytes) -> None:
         super().__init__(PartialAnswer(), TokenStream(_never_blocking, self._open))
         self.response: httpx.Response | None = None
-        self._upstream = upstream
-        self._request = request
-        self._body = body
+        self._send = partial(upstream.send, request, body, plain=True)
         self._line = b""
 
     async def _open(self) -> AsyncIterator[bytes]:
-        self.response = await self._upstream.send(self._request, self._body, plain=True)
+        self.response = await self._send()
         if self.response.status_code != 200:
             await self.response.aclose()
             raise EvidenceError(f"The upstream server answered {self.response.status_code}.")
