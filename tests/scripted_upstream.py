@@ -59,7 +59,7 @@ class ScriptedUpstream:
 
     async def stream(self, deltas):
         try:
-            for delta in bit_by_bit(deltas)[: self.breaks_off]:
+            for delta in deltas[: self.breaks_off]:
                 yield event(delta=delta, finish_reason=None)
                 await asyncio.sleep(0)
             if self.breaks_off is None:
@@ -87,20 +87,6 @@ def event(**choice):
     # The spelling of a server's own: whoever writes it anew would write it otherwise.
     written = json.dumps(completion("chat.completion.chunk", **choice), separators=(", ", " : "))
     return f"data:  {written}\r\n\r\n".encode()
-
-
-def bit_by_bit(deltas):
-    """Return deltas in which the arguments of a call come in two parts."""
-    found = []
-    for delta in deltas:
-        if "tool_calls" in delta:
-            (call,) = delta["tool_calls"]
-            function = call["function"]
-            begun = function | {"arguments": function["arguments"][:5]}
-            found.append({"tool_calls": [call | {"function": begun}]})
-            delta = {"tool_calls": [{"index": 0, "function": {"arguments": function["arguments"][5:]}}]}
-        found.append(delta)
-    return found
 
 
 class Shelf:

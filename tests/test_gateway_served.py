@@ -51,21 +51,6 @@ def test_openai_gets_an_answer_from_passages_for_what_is_unknown(served):
         assert said(chat(url, UNKNOWN, stream=True))
 
 
-def is_idle(served):
-    return not any(slot["is_processing"] for slot in httpx.get(f"{served.url}/slots").json())
-
-
-def test_openai_cancels_in_the_middle(served):
-    with serving_gateway(Words(), served.url) as url:
-        # It would write for minutes: nothing but the cancellation makes the slot free.
-        endless = chat(url, KNOWN, stream=True, max_tokens=100_000, extra_body={"ignore_eos": True})
-        next(iter(endless))
-        assert not is_idle(served)
-        endless.close()
-        while not is_idle(served):
-            pass
-
-
 def test_from_a_shadow_to_a_tuned_gate(served, minilm, tmp_path):
     """The loop of docs/guides/gateway.md: log decisions, tune a gate with the log, serve with it."""
     index, log, tuned = tmp_path / "index", tmp_path / "shadow.jsonl", tmp_path / "gate"

@@ -20,7 +20,7 @@ from rgate_integrations.engine.gate_like import answer_first_gates, for_llm
 from rgate_integrations.errors import ModelLoadError, ServerError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import save_gate
-from tests.http_servers import Blocking, Words, listening, serving_gate
+from tests.http_servers import Words, listening, serving_gate
 from tests.scripted_proxy import ScriptedProxy
 
 
@@ -136,14 +136,6 @@ def test_whatever_else_it_answers_retrieves(status, body):
         assert (decision.retrieve, decision.error.type) == (True, "ServerError")
         with pytest.raises(ServerError):
             load_gate(url, on_error="raise").decide("known")
-
-
-def test_a_deadline_of_the_caller_holds(words):
-    gate = Blocking()
-    with serving_gate(gate) as url:
-        decision = load_gate(url, timeout=0.2).decide("known")
-        assert (decision.retrieve, decision.error.type) == (True, "OverloadedError")
-        gate.may_decide.set()
 
 
 def test_the_token_is_sent_and_never_shown(words, monkeypatch):
