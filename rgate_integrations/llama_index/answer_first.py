@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Se
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -45,13 +46,11 @@ class EngineAnswer(BufferedAnswer):
     source: EngineStream
 
     def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, llm: LLM | None = None) -> None:
-        self._engine = engine
-        self._bundle = bundle
+        answer = PartialAnswer()
+        self._ask = partial(EngineStream, engine, bundle, answer)
         self._llm = llm
-        partial = PartialAnswer()
         asks_logprobs = bool(getattr(llm, "logprobs", None))
-        fallback = self._without_logprobs if asks_logprobs else None
-        super().__init__(partial, EngineStream(engine, bundle, partial), fallback)
+        super().__init__(answer, self._ask(), self._without_logprobs if asks_logprobs else None)
 
     def read(self, chunk: Any) -> bool:
         """Note the text of a chunk; returns False for a parsed object."""
@@ -83,7 +82,7 @@ class EngineAnswer(BufferedAnswer):
 
     def _without_logprobs(self) -> EngineStream:
         vars(self._llm)["logprobs"] = None
-        return EngineStream(self._engine, self._bundle, self.partial)
+        return self._ask()
 
 
 class EngineStream(TokenStream):
@@ -95,18 +94,18 @@ class EngineStream(TokenStream):
     Args:
         engine: The engine.
         bundle: The question.
-        partial: Gets what the LLM tells.
+        answer: Gets what the LLM tells.
 
     Attributes:
         response: The response; None before the engine was asked.
     """
 
-    def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, partial: PartialAnswer) -> None:
+    def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, answer: PartialAnswer) -> None:
         super().__init__(self._ask, self._aask)
         self.response: Any = None
         self._engine = engine
         self._bundle = copy_bundle(bundle)
-        self._partial = partial
+        self._answer = answer
         self._kind: type[BaseEvent] | None = None
         _listen()
 
@@ -127,18 +126,18 @@ class EngineStream(TokenStream):
         response: Any = event.response
         if type(event) is not self._kind or response is None:
             return
-        partial = self._partial
+        answer = self._answer
         raw = response.raw
         choices = _of(raw, "choices")
         choice = choices[0] if isinstance(choices, Sequence) and choices else None
-        partial.set_response(_of(raw, "id"))
+        answer.set_response(_of(raw, "id"))
         tokens, logprobs = _logprobs(response, choice)
-        partial.tokens += tokens
-        partial.logprobs += logprobs
+        answer.tokens += tokens
+        answer.logprobs += logprobs
         read = _of(_of(raw, "usage"), "prompt_tokens") or response.additional_kwargs.get("prompt_tokens")
-        partial.prompt_tokens = max(partial.prompt_tokens, read or 0)
-        if choice is not None and not partial.has_end:  # OpenAI's API ends with a finish reason
-            partial.has_end = _of(choice, "finish_reason") is not None
+        answer.prompt_tokens = max(answer.prompt_tokens, read or 0)
+        if choice is not None and not answer.has_end:  # OpenAI's API ends with a finish reason
+            answer.has_end = _of(choice, "finish_reason") is not None
 
     @contextmanager
     def _hearing(self) -> Iterator[None]:
