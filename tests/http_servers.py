@@ -1,6 +1,7 @@
 """Runs ASGI applications on real sockets, in a thread."""
 
 import asyncio
+import socket
 import threading
 from contextlib import contextmanager
 
@@ -10,6 +11,13 @@ from rgate_integrations.serving.gateway import Gateway
 from rgate_integrations.serving.server import make_server
 from rgate_integrations.serving.service import DecisionService
 from rgate_integrations.serving.upstream import Upstream
+
+
+def free_port():
+    """Return a port that nobody listens on."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return unused.getsockname()[1]
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -34,7 +35,7 @@ class ScriptedUpstream:
         self.requests = []
         self.headers = []
         self.finished = 0
-        self.cancelled = asyncio.Event()
+        self.cancelled = threading.Event()
         chat = Route("/v1/chat/completions", self.chat, methods=["POST"])
         other = Route("/{path:path}", self.other, methods=["GET", "POST", "DELETE"])
         self.app = Starlette(routes=[chat, other])

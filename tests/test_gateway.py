@@ -17,6 +17,7 @@ from rgate_integrations.serving.upstream import Upstream
 from rgate_integrations.tuning.questions import read_questions
 from tests.begun_answers import Reader
 from tests.http_servers import Blocking, Broken, Words, listening, serving_gateway
+from tests.patience import PATIENCE
 from tests.scripted_upstream import ANSWER, CALL, ScriptedUpstream, Shelf
 
 CLIENT = httpx.Client(timeout=60)  # one for all: each new one reads the certificates of all authorities
@@ -48,8 +49,7 @@ class Between:
         body = {"messages": [{"role": "user", "content": question}], "stream": True}
         with CLIENT.stream("POST", f"{self.url}/v1/chat/completions", json=body) as response:
             yield response
-        while not self.upstream.cancelled.is_set():
-            pass
+        assert self.upstream.cancelled.wait(PATIENCE)
         assert self.upstream.finished == 0
 
     @property
@@ -200,8 +200,7 @@ def test_a_begun_answer_that_is_not_known_ends_at_the_upstream_and_is_asked_agai
         assert told(response)["decision"] == "retrieve"
         assert len(upstream.requests) == 2
         assert "Shakespeare" in between.sent
-        while not upstream.cancelled.is_set():
-            pass
+        assert upstream.cancelled.wait(PATIENCE)
 
 
 def test_a_client_that_leaves_ends_the_upstreams_answer():

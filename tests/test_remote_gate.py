@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -20,19 +19,8 @@ from rgate_integrations.engine.gate_like import answer_first_gates, for_llm
 from rgate_integrations.errors import ModelLoadError, ServerError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import save_gate
-from tests.http_servers import Words, listening, serving_gate
+from tests.http_servers import free_port, listening, serving_gate
 from tests.scripted_proxy import ScriptedProxy
-
-
-@pytest.fixture(scope="module")
-def words():
-    return Words()
-
-
-@pytest.fixture(scope="module")
-def url(words):
-    with serving_gate(words) as url:
-        yield url
 
 
 def test_it_decides_one_and_many_in_threads_and_on_a_loop(words, url):
@@ -85,12 +73,6 @@ def test_rules_are_applied_before_the_server_is_asked(words, url):
 
 
 # --- failures -----------------------------------------------------------------------------------------------------
-
-
-def free_port():
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return unused.getsockname()[1]
 
 
 @contextmanager

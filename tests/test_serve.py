@@ -15,23 +15,12 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.serving.app import make_app
 from rgate_integrations.serving.server import make_server
 from rgate_integrations.serving.service import DecisionService
-from tests.http_servers import Blocking, Broken, Words, listening, serving_gate
+from tests.http_servers import Blocking, Broken, listening, serving_gate
 
 typesafe = pytest.importorskip("typesafe_sdk", reason="comes with the dev extra")
 CLIENT = httpx.Client(timeout=60)  # one for all: each new one reads the certificates of all authorities
 KNOWN = {"type": "noul", "instructions": "Does the LLM know?"}
 TOKEN = "s3cret"  # noqa: S105
-
-
-@pytest.fixture(scope="module")
-def words():
-    return Words()
-
-
-@pytest.fixture(scope="module")
-def url(words):
-    with serving_gate(words) as url:
-        yield url
 
 
 def post(url, path, body, **headers):
