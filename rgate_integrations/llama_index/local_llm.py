@@ -100,19 +100,17 @@ class LocalLLM(LLM, GenerationOptions):
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Answer a prompt, which is the user's turn."""
-        responses = self._responses(prompt_to_messages(prompt), kwargs)
-        return chat_response_to_completion_response(_whole(list(responses)))
+        return chat_response_to_completion_response(_whole(list(self._responses(prompt, kwargs))))
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Answer a prompt piece by piece."""
-        responses = self._responses(prompt_to_messages(prompt), kwargs)
-        return stream_chat_response_to_completion_response(responses)
+        return stream_chat_response_to_completion_response(self._responses(prompt, kwargs))
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Answer a prompt, which is the user's turn."""
-        responses = in_threads(self._responses(prompt_to_messages(prompt), kwargs))
+        responses = in_threads(self._responses(prompt, kwargs))
         return chat_response_to_completion_response(_whole([response async for response in responses]))
 
     @llm_completion_callback()
@@ -120,16 +118,16 @@ class LocalLLM(LLM, GenerationOptions):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """Answer a prompt piece by piece."""
-        responses = in_threads(self._responses(prompt_to_messages(prompt), kwargs))
-        return astream_chat_response_to_completion_response(responses)
+        return astream_chat_response_to_completion_response(in_threads(self._responses(prompt, kwargs)))
 
     def _proxy(self) -> LocalProxy:
         return self.proxy or shared_proxy(self.model)
 
-    def _responses(self, messages: Sequence[ChatMessage], options: dict[str, Any]) -> ChatResponseGen:
+    def _responses(self, asked: Sequence[ChatMessage] | str, options: dict[str, Any]) -> ChatResponseGen:
         """Yield the answer so far, each time with what is new; nothing is asked before the first is wanted."""
-        asked = self.for_call(options)
-        answer = self._proxy().answer([_turn(message) for message in messages], asked)
+        messages = prompt_to_messages(asked) if isinstance(asked, str) else asked
+        call = self.for_call(options)
+        answer = self._proxy().answer([_turn(message) for message in messages], call)
         text = ""
         for chunk in answer.chunks():
             text += chunk.text
@@ -143,7 +141,7 @@ class LocalLLM(LLM, GenerationOptions):
                     "finish_reason": answer.finish_reason,
                     "usage": {"prompt_tokens": len(answer.prompt), "completion_tokens": len(answer.ids)},
                 },
-                logprobs=logprobs if asked.logprobs else None,
+                logprobs=logprobs if call.logprobs else None,
             )
 
 
