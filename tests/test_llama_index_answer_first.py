@@ -8,7 +8,7 @@ from llama_index.core.base.response.schema import (
 )
 from llama_index.core.chat_engine import CondenseQuestionChatEngine
 from llama_index.core.indices.empty import EmptyIndex
-from pydantic import BaseModel
+from pydantic import RootModel
 
 from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
@@ -62,22 +62,19 @@ def test_an_engine_that_does_not_stream_is_judged_whole(call):
 
 @both_ways
 def test_of_a_parsed_object_the_question_decides(call):
-    class Fact(BaseModel):
-        name: str
-
     class Given(Rag):
         def custom_query(self, query_str):
-            return PydanticResponse(Fact(name="Ada"))
+            return PydanticResponse(RootModel[str]("Ada"))
 
     def answering(question_gate):
         return GatedQueryEngine(Rag(), Given(), judge, answer_first=AnswerFirst(question_gate=question_gate))
 
     judge = Reader()
     screened = answering(Reader({"easy form": 0.6, "hard form": 0.37}))
-    assert call(screened, "query", "easy form").response.name == "Ada"
+    assert call(screened, "query", "easy form").response.root == "Ada"
     assert str(call(screened, "query", "hard form")) == "read about hard form"
     assert judge.calls == []
-    assert call(answering(None), "query", "a form").response.name == "Ada"
+    assert call(answering(None), "query", "a form").response.root == "Ada"
     assert judge.calls == [["a form"]]
 
 

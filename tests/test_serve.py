@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -273,11 +274,8 @@ def test_a_gate_that_fails_retrieves_and_is_counted():
 
 
 def test_a_server_that_breaks_says_nothing_of_itself(words):
-    class Broken(DecisionService):
-        def gates(self, *given):
-            raise RuntimeError("secret")
-
-    with listening(make_app(Broken(words))) as url:
+    broken = patch.object(DecisionService, "gates", side_effect=RuntimeError("secret"))
+    with broken, listening(make_app(DecisionService(words))) as url:
         response = post(url, "/v1/decide", {"questions": ["known"]})
     assert response.status_code == 500
     assert "secret" not in response.text
