@@ -79,6 +79,23 @@ def fake():
 
 
 @pytest.fixture(scope="module")
+def words():
+    """A gate that knows what has "known" in it."""
+    from tests.http_servers import Words
+
+    return Words()
+
+
+@pytest.fixture(scope="module")
+def url(words):
+    """Where a decision server with that gate listens."""
+    from tests.http_servers import serving_gate
+
+    with serving_gate(words) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
 def served(smollm2):
     """A LangChain chat model, smollm2, on a real llama.cpp server with two slots."""
     pytest.importorskip("xllamacpp", reason="the llama.cpp server comes with the dev extra")

@@ -1,6 +1,7 @@
 """Runs ASGI applications on real sockets, in a thread."""
 
 import asyncio
+import socket
 import threading
 from contextlib import contextmanager
 
@@ -10,6 +11,13 @@ from rgate_integrations.serving.gateway import Gateway
 from rgate_integrations.serving.server import make_server
 from rgate_integrations.serving.service import DecisionService
 from rgate_integrations.serving.upstream import Upstream
+
+
+def free_port():
+    """Return a port that nobody listens on."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return unused.getsockname()[1]
 
 
 @contextmanager
@@ -30,10 +38,10 @@ def listening(app, port=0, **options):
 
 
 @contextmanager
-def serving_gate(gate, *, token="", limits=None, **options):
+def serving_gate(gate, *, token="", patience=10.0, **options):
     """Serve decisions of a gate; gives the URL."""
     app = make_app(DecisionService(gate, **options))
-    with listening(app, token=token, limits=limits) as url:
+    with listening(app, token=token, patience=patience) as url:
         yield url
 
 

@@ -115,15 +115,17 @@ def vector_index():
 
 
 class Shelf(BaseRetriever):
-    """Finds its texts for every query, and keeps the queries; fails for "broken", finds nothing for "empty"."""
+    """Finds its texts for every query, and keeps what it was asked; fails for "broken", finds nothing for "empty"."""
 
     def __init__(self, *texts):
         self.texts = texts or (TEXT,)
         self.queries = []
+        self.embeddings = []
         super().__init__()
 
     def _retrieve(self, query_bundle):
         self.queries.append(query_bundle.query_str)
+        self.embeddings.append(query_bundle.embedding)
         query_bundle.embedding = [1.0]  # as LlamaIndex's vector retriever does
         if "broken" in query_bundle.query_str:
             raise TimeoutError("index gone")
@@ -157,9 +159,7 @@ class Writer(CustomLLM):
         fails: Maps the options of a call to the error that it raises, or None.
         fails_at: Token before which it fails; None never.
         chats: Whether it is a chat model.
-        pace: Called before each token of an asynchronous stream with its number; what it returns is awaited.
-        usage: What its server says that it has read; None if it does not say. It is told with the log-probabilities.
-        logprobs: Whether it is asked for log-probabilities.
+        logprobs: Whether it is asked for log-probabilities. With them it says that it has read 17 tokens.
     """
 
     calls: list = Field(default_factory=list)
@@ -167,8 +167,6 @@ class Writer(CustomLLM):
     fails: object = lambda options: None
     fails_at: int | None = None
     chats: bool = False
-    pace: object = lambda number: None
-    usage: int | None = None
     logprobs: bool | None = None
 
     @property
@@ -203,10 +201,7 @@ class Writer(CustomLLM):
     async def astream_complete(self, prompt, formatted=False, **options):
         async def written():
             with self._ending():
-                for number, chunk in enumerate(self._chunks(prompt, options)):
-                    waited = self.pace(number)
-                    if waited is not None:
-                        await waited
+                for chunk in self._chunks(prompt, options):
                     yield chunk
 
         return written()
@@ -220,7 +215,7 @@ class Writer(CustomLLM):
     def _whole(self, prompt, options):
         chunks = list(self._chunks(prompt, options))
         logprobs = [position for chunk in chunks for position in chunk.logprobs or []]
-        return CompletionResponse(text=chunks[-1].text, logprobs=logprobs or None)
+        return chunks[-1].model_copy(update={"logprobs": logprobs or None, "delta": None})
 
     @contextmanager
     def _ending(self):
@@ -247,5 +242,5 @@ class Writer(CustomLLM):
             told = {}
             if options.get("logprobs"):
                 listed = [LogProb(token=delta, logprob=-0.25 * number), LogProb(logprob=-9.0)]
-                told = {"logprobs": [listed], "raw": {"usage": {"prompt_tokens": self.usage}}}
+                told = {"logprobs": [listed], "raw": {"usage": {"prompt_tokens": 17}}}
             yield CompletionResponse(text=text, delta=delta, **told)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -12,43 +13,59 @@ from rgate_integrations.index.retriever import Hit
 
 OWN = {"x-own": "kept"}
 ANSWER = [{"content": token} for token in ("The ", "answer ", "is ", "42.")]
-WHOLE = {"role": "assistant", "content": "The answer is 42."}
 CALL = {"index": 0, "id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
 
 
 class ScriptedUpstream:
-    """Streams its deltas; an endless answer ends when its client leaves."""
+    """Writes its deltas; an endless stream ends when its client leaves.
+
+    Attributes:
+        requests: The body of each request.
+        breaks_off: After how many deltas a stream ends without an end, as when a server dies; None never.
+    """
+
+    own = OWN
 
     def __init__(self, deltas=ANSWER, *, status=200, endless=False):
         self.deltas = deltas
         self.status = status
         self.endless = endless
+        self.breaks_off = None
         self.requests = []
         self.headers = []
         self.finished = 0
-        self.cancelled = asyncio.Event()
+        self.cancelled = threading.Event()
         chat = Route("/v1/chat/completions", self.chat, methods=["POST"])
         other = Route("/{path:path}", self.other, methods=["GET", "POST", "DELETE"])
         self.app = Starlette(routes=[chat, other])
+
+    def answer(self, body):
+        """Return the deltas that answer a request."""
+        return self.deltas
 
     async def chat(self, request):
         body = await request.json()
         self.requests.append(body)
         self.headers.append(dict(request.headers))
         if self.status != 200:
-            return JSONResponse({"error": {"message": "no"}}, self.status, headers=OWN)
+            return JSONResponse({"error": {"message": "no"}}, self.status, headers=self.own)
+        deltas = self.answer(body)
         if body.get("stream"):
-            return StreamingResponse(self.stream(), media_type="text/event-stream", headers=OWN)
-        return Response(json.dumps({"choices": [{"message": WHOLE}]}, indent=3), headers=OWN)
+            return StreamingResponse(self.stream(deltas), media_type="text/event-stream", headers=self.own)
+        message = {"role": "assistant", "content": "".join(delta.get("content", "") for delta in deltas)}
+        message |= {name: value for name, value in deltas[-1].items() if name == "tool_calls"}
+        whole = completion("chat.completion", message=message, finish_reason="stop")
+        return Response(json.dumps(whole | {"usage": USAGE}, indent=3), headers=self.own)
 
-    async def stream(self):
+    async def stream(self, deltas):
         try:
-            for delta in self.deltas:
-                event = {"id": "x", "model": "scripted", "choices": [{"index": 0, "delta": delta}]}
-                # The spelling of a server's own: whoever writes it anew would write it otherwise.
-                yield f"data:  {json.dumps(event, separators=(', ', ' : '))}\r\n\r\n".encode()
+            for delta in deltas[: self.breaks_off]:
+                yield event(delta=delta, finish_reason=None)
                 await asyncio.sleep(0)
-            yield b"data: [DONE]\r\n\r\n"
+            if self.breaks_off is None:
+                yield event(delta={}, finish_reason="stop")
+                yield b"data: [DONE]\r\n\r\n"
             while self.endless:
                 yield b": still here\n\n"
                 await asyncio.sleep(0.01)
@@ -60,7 +77,17 @@ class ScriptedUpstream:
     async def other(self, request):
         self.requests.append((request.method, str(request.url), await request.body()))
         self.headers.append(dict(request.headers))
-        return Response(b"\x00\xff raw", 203, headers=OWN)
+        return Response(b"\x00\xff raw", 203, headers=self.own)
+
+
+def completion(kind, **choice):
+    return {"id": "x", "object": kind, "created": 0, "model": "scripted", "choices": [{"index": 0, **choice}]}
+
+
+def event(**choice):
+    # The spelling of a server's own: whoever writes it anew would write it otherwise.
+    written = json.dumps(completion("chat.completion.chunk", **choice), separators=(", ", " : "))
+    return f"data:  {written}\r\n\r\n".encode()
 
 
 class Shelf:

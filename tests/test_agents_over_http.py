@@ -1,6 +1,4 @@
-"""Agents of both frameworks whose LLM really calls tools: OpenAI's clients on a server that follows rules."""
-
-import asyncio
+"""LangChain: agents whose LLM really calls tools, OpenAI's client on a server that follows rules."""
 
 import pytest
 from langchain.agents import create_agent
@@ -9,19 +7,14 @@ from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
-from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent
-from llama_index.core.tools import FunctionTool
 
 from rgate_integrations import Decision
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
-from rgate_integrations.llama_index.agents import ANSWER_YOURSELF, GatedTool
 from tests.begun_answers import KNOWN
 from tests.langchain_fakes import INVOKES, Judge, each
-from tests.llama_index_parts import ScriptedGate
 from tests.tool_server import tool_server
 
 langchain_openai = pytest.importorskip("langchain_openai", reason="comes with the dev extra")
-openai_like = pytest.importorskip("llama_index.llms.openai_like", reason="comes with the dev extra")
 called = []
 
 
@@ -92,36 +85,3 @@ def test_a_person_approves_of_a_search(server, call):
     assert called == [("search_docs", "an unknown one?")]
     assert isinstance(found["retrieval_decision"], Decision)
     assert len(gate.calls) == 1
-
-
-AGENTS = {
-    "FunctionAgent": lambda tools, llm: FunctionAgent(tools=tools, llm=llm),
-    "AgentWorkflow": lambda tools, llm: AgentWorkflow.from_tools_or_functions(tools, llm=llm),
-}
-
-
-@pytest.mark.parametrize("made", AGENTS.values(), ids=list(AGENTS))
-def test_a_llama_index_agent_calls_a_guarded_tool(server, made):
-    url, _ = server
-    llm = openai_like.OpenAILike(
-        api_base=url,
-        api_key="none",
-        model="rules",
-        is_chat_model=True,
-        is_function_calling_model=True,
-        max_retries=0,
-    )
-
-    async def asked(gate, question):
-        guarded = GatedTool(FunctionTool.from_defaults(search_docs.func, name="search_docs"), gate)
-        return str(await made([guarded, FunctionTool.from_defaults(add.func, name="add")], llm).run(question))
-
-    gate = ScriptedGate()
-    assert "Read a passage" in asyncio.run(asked(gate, "an unknown one?"))
-    assert called == [("search_docs", "an unknown one?")]
-    assert gate.calls == [["an unknown one?"]]
-    assert ANSWER_YOURSELF in asyncio.run(asked("constant:never", "an unknown one?"))
-    assert len(called) == 1
-    assert asyncio.run(asked(gate, "a known one?")).strip() == KNOWN
-    assert "Read 3" in asyncio.run(asked(gate, "the sum of one and two?"))
-    assert called[1:] == [("add", 1, 2)]

@@ -4,7 +4,6 @@ import importlib
 import inspect
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from rgate_integrations.cli.serve import serve as serve_command
-from tests.http_servers import Words, serving_gate
+from tests.http_servers import Words, free_port, serving_gate
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -62,9 +61,7 @@ def served(monkeypatch):
     monkeypatch.setenv("RGATE_TOKEN", "secret")
     monkeypatch.setenv("RAY_worker_niceness", "0")  # on a busy machine nice workers would wait for all others
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
 
     def run(application, name):
         serve.start(http_options={"host": "127.0.0.1", "port": port})

@@ -1,4 +1,4 @@
-"""LlamaIndex: agents whose tools are called only for what the LLM does not know."""
+"""LlamaIndex: agents whose tools are called only for what the LLM does not know, on a server that follows rules."""
 
 import json
 
@@ -10,67 +10,31 @@ from llama_index.core.agent.workflow import (
     ReActAgent,
     ToolCallResult,
 )
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, LLMMetadata
-from llama_index.core.llms.function_calling import FunctionCallingLLM
-from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.tools import FunctionTool, QueryEngineTool, RetrieverTool, ToolMetadata
 from llama_index.core.tools.types import BaseTool, ToolOutput
 from llama_index.core.workflow import Context
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.llama_index.agents import ANSWER_YOURSELF, GatedTool
-from tests.begun_answers import TEXT
+from tests.begun_answers import TEXT, UNSURE, Reader
 from tests.llama_index_parts import ScriptedGate, Shelf, both_ways, over
+from tests.tool_server import tool_server
+
+openai_like = pytest.importorskip("llama_index.llms.openai_like", reason="comes with the dev extra")
+QUESTION = "an unknown one?"  # the LLM calls its tool for it, whatever the gate says
 
 
-class AgentLLM(FunctionCallingLLM):
-    """Asks the tool ``search`` the user's question, and answers with what the tool said. Drafts "It is me.".
-
-    Attributes:
-        functions: Whether it calls functions; otherwise it writes what a ReAct agent reads.
-    """
-
-    functions: bool = True
-
-    @property
-    def metadata(self):
-        return LLMMetadata(model_name="agent", is_chat_model=True, is_function_calling_model=self.functions)
-
-    def chat(self, messages, **options):
-        last = messages[-1]
-        text, answer, calls = last.content or "", "", []
-        if "max_tokens" in options:
-            answer = "It is me."
-        elif text.startswith("Observation"):
-            answer = f"Thought: I can answer.\nAnswer: {text}"
-        elif not self.functions:
-            answer = f"Thought: I need a tool.\nAction: search\nAction Input: {json.dumps({'input': text})}"
-        elif last.role == "tool":
-            answer = f"answer after: {text}"
-        else:
-            calls = [ToolSelection(tool_id="1", tool_name="search", tool_kwargs={"input": text})]
-        message = ChatMessage(role="assistant", content=answer, additional_kwargs={"tool_calls": calls})
-        return ChatResponse(message=message, delta=answer)
-
-    async def achat(self, messages, **options):
-        return self.chat(messages, **options)
-
-    async def astream_chat(self, messages, **options):
-        async def stream():
-            yield self.chat(messages, **options)
-
-        return stream()
-
-    def get_tool_calls_from_response(self, response, error_on_no_tool_call=True, **options):
-        return response.message.additional_kwargs.get("tool_calls", [])
-
-    def _prepare_chat_with_tools(self, tools, user_msg=None, chat_history=None, **options):
-        return {"messages": list(chat_history or [])}
-
-    def complete(self, prompt, formatted=False, **options):
-        raise NotImplementedError
-
-    stream_complete = acomplete = astream_complete = stream_chat = complete
+@pytest.fixture
+def llm():
+    with tool_server() as (url, _):
+        yield openai_like.OpenAILike(
+            api_base=url,
+            api_key="none",
+            model="rules",
+            is_chat_model=True,
+            is_function_calling_model=True,
+            max_retries=0,
+        )
 
 
 @pytest.fixture
@@ -84,7 +48,7 @@ def shelf():
 
 
 def guarded_search(shelf, gate, **options):
-    return GatedTool(RetrieverTool.from_defaults(shelf, name="search", description="d"), gate, **options)
+    return GatedTool(RetrieverTool.from_defaults(shelf, name="search_docs", description="d"), gate, **options)
 
 
 def function_agent(tool, llm):
@@ -106,41 +70,42 @@ async def asked(agent, question):
     return str(await handler), events
 
 
-@pytest.mark.parametrize("name", AGENTS)
-async def test_an_agent_answers_what_it_knows_without_its_tool(gate, shelf, name):
-    agent = AGENTS[name](guarded_search(shelf, gate), AgentLLM(functions=name != "ReAct"))
-    answer, events = await asked(agent, "a thing")
+@pytest.mark.parametrize("make", AGENTS.values(), ids=list(AGENTS))
+async def test_an_agent_answers_what_it_knows_without_its_tool(llm, shelf, make):
+    gate = Reader({"unknown to both": 0.2})
+    agent = make(guarded_search(shelf, gate), llm)
+    answer, events = await asked(agent, QUESTION)
     assert shelf.queries == []
     assert ANSWER_YOURSELF in answer
     (result,) = [event for event in events if isinstance(event, ToolCallResult)]
     assert not result.tool_output.is_error
     assert not result.tool_output.raw_output.retrieve
     # Also where the gate fails, and for a follow-up as it is.
-    for question in ("unknown thing", "RAISE", "And how tall is he?"):
+    for question in ("unknown to both", "RAISE the unknown", "And how unknown is he?"):
         assert TEXT in (await asked(agent, question))[0]
         assert question in shelf.queries.pop()
     assert shelf.queries == []
 
 
-async def test_the_agents_own_llm_drafts_and_users_see_none_of_it(gate, shelf):
-    llm = AgentLLM()
-    answer, events = await asked(function_agent(guarded_search(shelf, gate, llm=llm), llm), "a thing")
-    assert [draft.text for (draft,) in gate.drafts] == ["It is me."]
+async def test_the_agents_own_llm_drafts_and_users_see_none_of_it(llm, shelf):
+    gate = Reader()
+    answer, events = await asked(function_agent(guarded_search(shelf, gate, llm=llm), llm), QUESTION)
+    assert [draft.text for (draft,) in gate.drafts] == [UNSURE]
     streamed = "".join(event.delta or "" for event in events if isinstance(event, AgentStream))
-    assert "It is" not in answer + streamed
+    assert "Perhaps" not in answer + streamed
 
 
-async def test_a_tool_that_asks_for_the_context_gets_it(gate):
-    async def search(ctx: Context, input: str) -> str:
+async def test_a_tool_that_asks_for_the_context_gets_it(llm):
+    async def search_docs(ctx: Context, query: str) -> str:
         """Search, and note it in the agent's store."""
-        await ctx.store.set("searched", input)
-        return f"found {input}"
+        await ctx.store.set("searched", query)
+        return f"found {query}"
 
-    agent = function_agent(GatedTool(search, gate), AgentLLM())
+    agent = function_agent(GatedTool(search_docs, Reader({QUESTION: 0.2})), llm)
     context = Context(agent)
-    await agent.run(user_msg="unknown thing", ctx=context)
-    await agent.run(user_msg="a thing", ctx=context)
-    assert await context.store.get("searched") == "unknown thing"
+    await agent.run(user_msg=QUESTION, ctx=context)
+    await agent.run(user_msg="another unknown one?", ctx=context)
+    assert await context.store.get("searched") == QUESTION
     assert json.dumps(context.to_dict())
 
 

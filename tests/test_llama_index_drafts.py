@@ -1,5 +1,8 @@
 """LlamaIndex: the LLM's own drafts, and what is asked of it after it refused or failed."""
 
+from email.message import Message
+from urllib.error import HTTPError
+
 import pytest
 from llama_index.core.instrumentation.dispatcher import instrument_tags
 from pydantic import BaseModel
@@ -39,12 +42,6 @@ def test_everything_that_decides_lets_the_llm_draft(gate, call, chats):
     assert llm.calls == [EVERYTHING] * 4
 
 
-class Status(Exception):
-    def __init__(self, status_code):
-        super().__init__(f"status {status_code}")
-        self.status_code = status_code
-
-
 def asking(gate, llm, call, times):
     """Ask the same question several times; returns the drafts that the gate was given."""
     guarded = GatedRetriever(Shelf(), gate, llm=llm, tokens=2)
@@ -53,7 +50,7 @@ def asking(gate, llm, call, times):
     return [drafts[0] for drafts in gate.drafts]
 
 
-BUSY, REFUSED = Status(503), Status(400)
+BUSY, REFUSED = (HTTPError("http://llm", status, "no", Message(), None) for status in (503, 400))
 
 
 @both_ways

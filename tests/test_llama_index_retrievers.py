@@ -13,7 +13,6 @@ from llama_index.core.chat_engine import (
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.llms import MockLLM
 from llama_index.core.memory import ChatMemoryBuffer, Memory
-from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.query_engine import RouterQueryEngine, TransformQueryEngine
 from llama_index.core.retrievers import QueryFusionRetriever, RouterRetriever
 from llama_index.core.schema import QueryBundle, TextNode
@@ -239,16 +238,9 @@ def test_the_note_passes_postprocessors_and_can_be_saved(postprocessor):
     json.dumps(note.score, allow_nan=False)
 
 
-class Drops(BaseNodePostprocessor):
-    """Finds nothing good enough."""
-
-    def _postprocess_nodes(self, nodes, query_bundle=None):
-        return []
-
-
 @every_style
 def test_postprocessors_of_the_retriever_never_see_the_note(gate, style):
-    drops = Drops()
+    drops = core.SimilarityPostprocessor(similarity_cutoff=1e99)  # also the note
     guarded = GatedRetriever(Shelf(), gate, node_postprocessors=[drops])
     assert drops.callback_manager is guarded.callback_manager
     engine = over(guarded, streaming=style.endswith("stream"))

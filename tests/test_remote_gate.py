@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -20,19 +19,8 @@ from rgate_integrations.engine.gate_like import answer_first_gates, for_llm
 from rgate_integrations.errors import ModelLoadError, ServerError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import save_gate
-from tests.http_servers import Blocking, Words, listening, serving_gate
+from tests.http_servers import free_port, listening, serving_gate
 from tests.scripted_proxy import ScriptedProxy
-
-
-@pytest.fixture(scope="module")
-def words():
-    return Words()
-
-
-@pytest.fixture(scope="module")
-def url(words):
-    with serving_gate(words) as url:
-        yield url
 
 
 def test_it_decides_one_and_many_in_threads_and_on_a_loop(words, url):
@@ -87,12 +75,6 @@ def test_rules_are_applied_before_the_server_is_asked(words, url):
 # --- failures -----------------------------------------------------------------------------------------------------
 
 
-def free_port():
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        return unused.getsockname()[1]
-
-
 @contextmanager
 def answering(status, body, seconds=0):
     """Answer everything in one way; gives the URL and the paths that were asked for."""
@@ -136,14 +118,6 @@ def test_whatever_else_it_answers_retrieves(status, body):
         assert (decision.retrieve, decision.error.type) == (True, "ServerError")
         with pytest.raises(ServerError):
             load_gate(url, on_error="raise").decide("known")
-
-
-def test_a_deadline_of_the_caller_holds(words):
-    gate = Blocking()
-    with serving_gate(gate) as url:
-        decision = load_gate(url, timeout=0.2).decide("known")
-        assert (decision.retrieve, decision.error.type) == (True, "OverloadedError")
-        gate.may_decide.set()
 
 
 def test_the_token_is_sent_and_never_shown(words, monkeypatch):

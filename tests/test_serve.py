@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -13,25 +14,14 @@ import pytest
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.serving.app import make_app
-from rgate_integrations.serving.server import Limits, make_server
+from rgate_integrations.serving.server import make_server
 from rgate_integrations.serving.service import DecisionService
-from tests.http_servers import Blocking, Broken, Words, listening, serving_gate
+from tests.http_servers import Blocking, Broken, listening, serving_gate
 
 typesafe = pytest.importorskip("typesafe_sdk", reason="comes with the dev extra")
 CLIENT = httpx.Client(timeout=60)  # one for all: each new one reads the certificates of all authorities
 KNOWN = {"type": "noul", "instructions": "Does the LLM know?"}
 TOKEN = "s3cret"  # noqa: S105
-
-
-@pytest.fixture(scope="module")
-def words():
-    return Words()
-
-
-@pytest.fixture(scope="module")
-def url(words):
-    with serving_gate(words) as url:
-        yield url
 
 
 def post(url, path, body, **headers):
@@ -210,7 +200,7 @@ GET = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
     ids=["nothing", "half headers", "half a body", "half a request", "many", "two lengths", "NUL", "no name"],
 )
 def test_who_is_too_slow_or_sends_wrong_headers_is_hung_up_on(words, parts, statuses):
-    with serving_gate(words, limits=Limits(seconds=0.2)) as url:
+    with serving_gate(words, patience=0.2) as url:
         assert re.findall(rb"HTTP/1\.1 (\d+) ", talk(url, *parts)) == statuses
         assert decide(url, "known")
 
@@ -284,11 +274,8 @@ def test_a_gate_that_fails_retrieves_and_is_counted():
 
 
 def test_a_server_that_breaks_says_nothing_of_itself(words):
-    class Broken(DecisionService):
-        def gates(self, *given):
-            raise RuntimeError("secret")
-
-    with listening(make_app(Broken(words))) as url:
+    broken = patch.object(DecisionService, "gates", side_effect=RuntimeError("secret"))
+    with broken, listening(make_app(DecisionService(words))) as url:
         response = post(url, "/v1/decide", {"questions": ["known"]})
     assert response.status_code == 500
     assert "secret" not in response.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -208,7 +208,7 @@ class BufferedAnswer(ABC):
         """End the answer early since the gate says so."""
         yield from self.close()
 
-    def stream(self) -> Iterator[Any]:
+    def stream(self) -> Generator[Any]:
         """Release the answer chunk by chunk: those that were held, then those that come."""
         try:
             while (chunk := run(self._next_chunk())) is not END:

@@ -24,6 +24,7 @@ from rgate_integrations.answering.partial_answer import BufferedAnswer
 from rgate_integrations.decision import Cost, Decision, Draft, PartialAnswerInfo
 from rgate_integrations.engine.fallback import fallback_decision
 from rgate_integrations.engine.follow_ups import is_unread
+from rgate_integrations.engine.gate_like import GateLike, decide_messages
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.runtime.flow import Call, Flow, Gather, RunFlow, Start, Step, Task
 
@@ -304,6 +305,62 @@ class RoutedCall(ABC):
     def _passages(self, place: int) -> Sequence[FoundPassage] | Exception:
         found = None if self.found is None else self.found[place]
         return found if isinstance(found, Exception) else self.passages(place, found)
+
+
+class QuestionCall(RoutedCall):
+    """One question, about which gates are asked as they are.
+
+    Args:
+        strategy: What is looked at.
+        question: The question.
+        history: The turns before it.
+        threshold: The threshold that the caller gave; None for the gate's own.
+        timeout: How long a gate may take, in seconds; None for its own.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        question: str,
+        history: Sequence[str] = (),
+        *,
+        threshold: float | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        super().__init__(strategy, [threshold])
+        self._question = question
+        self._history = history
+        self._timeout = timeout
+
+    def decide(self) -> Flow[list[Decision | Exception]]:
+        """Ask the gate about the question."""
+        return list((yield from self._ask(self.strategy.question_gate)))
+
+    def screen(self) -> Flow[list[Decision | Exception | None]]:
+        """Ask the gate that screens questions, if there is one."""
+        gate = self.strategy.question_gate
+        return [None] if gate is None else list((yield from self._ask(gate)))
+
+    def judge(self, drafts: dict[int, Draft | None]) -> Flow[Outcomes]:
+        """Ask the gate about what was begun."""
+        found = yield from self._ask(self.strategy.judge, list(drafts.values()))
+        return dict(zip(drafts, found, strict=True))
+
+    def question(self, place: int) -> str:
+        """Return the question."""
+        return self._question
+
+    def _ask(self, gate: GateLike, drafts: Sequence[Draft | None] | None = None) -> Flow[list[Decision]]:
+        return (
+            yield from decide_messages(
+                gate,
+                [self._question],
+                [self._history],
+                drafts=drafts,
+                threshold=self.thresholds[0],
+                timeout=self._timeout,
+            )
+        )
 
 
 def _failed(error: Exception, question: str) -> Decision:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field, SecretStr
 from pydantic_core import to_jsonable_python
@@ -14,6 +14,8 @@ from rgate_integrations.errors import EvidenceError
 from rgate_integrations.gates.base import GateInfo, NamedLLMGate, Score, Specs
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
 from rgate_integrations.models.decision_server import DecisionServer
+
+_SENT = {"question", "history", "draft", "popularity"}
 
 
 class RemoteGate(NamedLLMGate):
@@ -46,9 +48,7 @@ class RemoteGate(NamedLLMGate):
 
     @property
     def _decision(self) -> ServedDecisionSpec:
-        return ServedDecisionSpec(
-            self.url, self.token, self.request_seconds, self.llm_name, self.llm_known_by
-        )
+        return ServedDecisionSpec(self)
 
     def score(self, evidence: Evidence) -> Score:
         """Take the server's score.
@@ -78,36 +78,20 @@ class ServedDecisionSpec(EvidenceSpec[Decision]):
     """The decision of a server's gate, at its own threshold.
 
     Attributes:
-        url: The server.
-        token: Its token.
-        seconds: How long a request may take.
-        llm: The LLM whose knowledge is judged; may be empty.
-        llm_known_by: Who said so, if the name was found and not given.
+        gate: Says which server, and whose knowledge is judged.
     """
 
     reads_model: ClassVar[bool] = False  # the server cuts what is too long
     reads_history: ClassVar[bool] = True
 
-    url: str
-    token: SecretStr | None
-    seconds: float
-    llm: str = ""
-    llm_known_by: str = ""
+    gate: RemoteGate
 
     def compute(self, context: Context) -> Sequence[Piece[Decision]]:
         """Ask the server about all questions at once."""
+        gate = self.gate
         server = context.memory(
-            ("decision server", self.url), lambda: DecisionServer(self.url, self.token, self.seconds)
+            ("decision server", gate.url), lambda: DecisionServer(gate.url, gate.token, gate.request_seconds)
         )
-        items: list[dict[str, Any]] = []
-        for each in context.inputs:
-            items.append(
-                {
-                    "question": each.question,
-                    "history": list(each.history),
-                    "draft": to_jsonable_python(each.draft),
-                    "popularity": each.popularity,
-                }
-            )
-        decisions = server.decide(items, self.llm, self.llm_known_by)
+        items = [to_jsonable_python(each, include=_SENT) for each in context.inputs]
+        decisions = server.decide(items, gate.llm_name, gate.llm_known_by)
         return [Piece(decision, decision.cost) for decision in decisions]

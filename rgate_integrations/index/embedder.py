@@ -38,17 +38,15 @@ class Embedder(Protocol):
     """What an index needs of an embedder.
 
     It may have ``embed_queries``, too, for what is searched for; `embed` does that otherwise.
-
-    Attributes:
-        name: What to open the index with.
-        identity: Changes when the vectors would; an index remembers it.
     """
 
     @property
-    def name(self) -> str: ...  # noqa: D102
+    def name(self) -> str:
+        """What to open the index with."""
 
     @property
-    def identity(self) -> str: ...  # noqa: D102
+    def identity(self) -> str:
+        """Changes when the vectors would; an index remembers it."""
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
         """Return normalised vectors, shape (texts, dimension)."""
@@ -106,24 +104,21 @@ class _SharedModel:
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
         with self._lock:
-            return self._encode(texts)
+            if self._model is None:
+                self._model = _load(self._where)
+            return self._model(texts)
 
     def embed_queries(self, texts: Sequence[str]) -> Float32Array:
         with self._lock:
             new = [text for text in dict.fromkeys(texts) if text not in self._latest]
             if new:
-                for text, vector in zip(new, self._encode(new), strict=True):
+                for text, vector in zip(new, self.embed(new), strict=True):
                     self._latest[text] = vector.copy()  # the row itself would keep the whole batch in memory
             # Read before anything is forgotten: a batch may be larger than what is kept.
             vectors = np.array([self._latest[text] for text in texts], np.float32)
             for oldest in list(self._latest)[:-_LATEST]:
                 del self._latest[oldest]
             return vectors
-
-    def _encode(self, texts: Sequence[str]) -> Float32Array:
-        if self._model is None:
-            self._model = _load(self._where)
-        return self._model(texts)
 
 
 _models: dict[str, _SharedModel] = {}
@@ -199,16 +194,12 @@ class MiniLM:
         batches = [order[start : start + _TEXTS] for start in range(0, len(order), _TEXTS)]
 
         def read(batch: list[int]) -> None:
-            vectors[batch] = self._run([texts[place] for place in batch])
+            rows = self._tokenizer.encode_batch([texts[place] for place in batch])
+            ids = np.array([row.ids for row in rows], np.int64)
+            mask = np.array([row.attention_mask for row in rows], np.int32)
+            vectors[batch] = self._session.run(None, {"ids": ids, "mask": mask})[0]
 
         with ThreadPoolExecutor(usable_cores()) as pool:
             each = map if len(batches) == 1 else pool.map  # no thread is started for a query
             list(each(read, batches))
         return vectors
-
-    def _run(self, texts: list[str]) -> Float32Array:
-        rows = self._tokenizer.encode_batch(texts)
-        ids = np.array([row.ids for row in rows], np.int64)
-        mask = np.array([row.attention_mask for row in rows], np.int32)
-        found: Float32Array = self._session.run(None, {"ids": ids, "mask": mask})[0]
-        return found

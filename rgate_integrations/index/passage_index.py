@@ -249,9 +249,9 @@ class PassageIndex:
 
     def embed_queries(self, queries: Sequence[str]) -> Float32Array:
         """Return the vectors of queries, shape (queries, dimension), by the embedder's own way if it has one."""
-        embed: Callable[[Sequence[str]], Float32Array]
         embed = getattr(self.embedder, "embed_queries", self.embedder.embed)
-        return embed(queries)
+        vectors: Float32Array = embed(queries)
+        return vectors
 
     def search_vectors(
         self, vectors: Float32Array, k: int, queries: Sequence[str] | None = None
@@ -388,15 +388,10 @@ def checked_vectors(vectors: Any, count: int, dimension: int = 0) -> Float32Arra
         raise ConfigurationError(
             "The embedder's vectors are no array of numbers.", hint="Return shape (texts, dimension)."
         ) from error
-    if array.ndim != 2 or len(array) != count or (count and not array.size):
+    if array.ndim != 2 or array.shape != (count, dimension or array.shape[1]) or (count and not array.size):
         raise ConfigurationError(
-            f"Vectors of shape {array.shape} do not match {count} texts.",
-            hint="An embedder returns shape (texts, dimension).",
-        )
-    if array.shape[1] != (dimension or array.shape[1]):
-        raise ConfigurationError(
-            f"Vectors of dimension {array.shape[1]} do not fit an index of dimension {dimension}.",
-            hint="Use the embedder that the index was built with, or build it again.",
+            f"Vectors of shape {array.shape} do not fit {count} texts and dimension {dimension or '(any)'}.",
+            hint="An embedder returns shape (texts, dimension). An index takes vectors of its first embedder.",
         )
     if not np.isfinite(array).all():
         raise ConfigurationError(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -44,13 +46,11 @@ class EngineAnswer(BufferedAnswer):
     source: EngineStream
 
     def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, llm: LLM | None = None) -> None:
-        self._engine = engine
-        self._bundle = bundle
+        answer = PartialAnswer()
+        self._ask = partial(EngineStream, engine, bundle, answer)
         self._llm = llm
-        partial = PartialAnswer()
         asks_logprobs = bool(getattr(llm, "logprobs", None))
-        fallback = self._without_logprobs if asks_logprobs else None
-        super().__init__(partial, EngineStream(engine, bundle, partial), fallback)
+        super().__init__(answer, self._ask(), self._without_logprobs if asks_logprobs else None)
 
     def read(self, chunk: Any) -> bool:
         """Note the text of a chunk; returns False for a parsed object."""
@@ -77,12 +77,12 @@ class EngineAnswer(BufferedAnswer):
             chunks = yield self.drain()
             return Response("".join(chunks), given.source_nodes, given.metadata)
         if isinstance(given, AsyncStreamingResponse):
-            return AsyncStreamingResponse(self.astream(), given.source_nodes, given.metadata)  # type: ignore[arg-type]
-        return StreamingResponse(self.stream(), given.source_nodes, given.metadata)  # type: ignore[arg-type]
+            return replace(given, response_gen=self.astream())
+        return replace(given, response_gen=self.stream())
 
     def _without_logprobs(self) -> EngineStream:
         vars(self._llm)["logprobs"] = None
-        return EngineStream(self._engine, self._bundle, self.partial)
+        return self._ask()
 
 
 class EngineStream(TokenStream):
@@ -94,18 +94,18 @@ class EngineStream(TokenStream):
     Args:
         engine: The engine.
         bundle: The question.
-        partial: Gets what the LLM tells.
+        answer: Gets what the LLM tells.
 
     Attributes:
         response: The response; None before the engine was asked.
     """
 
-    def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, partial: PartialAnswer) -> None:
+    def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, answer: PartialAnswer) -> None:
         super().__init__(self._ask, self._aask)
         self.response: Any = None
         self._engine = engine
         self._bundle = copy_bundle(bundle)
-        self._partial = partial
+        self._answer = answer
         self._kind: type[BaseEvent] | None = None
         _listen()
 
@@ -126,18 +126,18 @@ class EngineStream(TokenStream):
         response: Any = event.response
         if type(event) is not self._kind or response is None:
             return
-        partial = self._partial
+        answer = self._answer
         raw = response.raw
         choices = _of(raw, "choices")
         choice = choices[0] if isinstance(choices, Sequence) and choices else None
-        partial.set_response(_of(raw, "id"))
+        answer.set_response(_of(raw, "id"))
         tokens, logprobs = _logprobs(response, choice)
-        partial.tokens += tokens
-        partial.logprobs += logprobs
+        answer.tokens += tokens
+        answer.logprobs += logprobs
         read = _of(_of(raw, "usage"), "prompt_tokens") or response.additional_kwargs.get("prompt_tokens")
-        partial.prompt_tokens = max(partial.prompt_tokens, read or 0)
-        if choice is not None and not partial.has_end:  # OpenAI's API ends with a finish reason
-            partial.has_end = _of(choice, "finish_reason") is not None
+        answer.prompt_tokens = max(answer.prompt_tokens, read or 0)
+        if choice is not None and not answer.has_end:  # OpenAI's API ends with a finish reason
+            answer.has_end = _of(choice, "finish_reason") is not None
 
     @contextmanager
     def _hearing(self) -> Iterator[None]:
@@ -156,15 +156,16 @@ class EngineStream(TokenStream):
     async def _aask(self) -> AsyncIterator[Any]:
         response = await self._engine.aquery(self._bundle)
         if isinstance(response, StreamingResponse):  # some engines stream in their own threads only
-            chunks: Any = _in_threads(iter(response.response_gen))
+            chunks: Any = in_threads(iter(response.response_gen))
             response = AsyncStreamingResponse(chunks, response.source_nodes, response.metadata)
         self.response = response
         if isinstance(response, AsyncStreamingResponse):
             return aiter(response.response_gen)
-        return _in_threads(iter([response]))
+        return in_threads(iter([response]))
 
 
-async def _in_threads(chunks: Iterator[Any]) -> AsyncIterator[Any]:
+async def in_threads(chunks: Iterator[Any]) -> AsyncGenerator[Any]:
+    """Yield what an iterator yields, each computed in a thread."""
     while (chunk := await asyncio.to_thread(next, chunks, END)) is not END:
         yield chunk
 

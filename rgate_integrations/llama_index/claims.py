@@ -11,14 +11,13 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.indices.query.query_transform.base import BaseQueryTransform
 from llama_index.core.llms import LLM
-from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.query_engine import TransformQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from rgate_integrations.answering.claims import planning
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.index.hybrid import fuse
-from rgate_integrations.llama_index.decider import Decider
+from rgate_integrations.llama_index.decider import Decider, WithoutPrompts
 from rgate_integrations.llama_index.retriever import FlowRetriever
 from rgate_integrations.runtime.flow import Call, Flow, Gather, run
 
@@ -68,7 +67,7 @@ class ClaimFusionRetriever(FlowRetriever):
         return fuse(rankings, key=lambda node: node.node.node_id, k=self.similarity_top_k)
 
 
-class ClaimQueryTransform(BaseQueryTransform):
+class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
     """Adds the claims of a draft to the query's embedding texts, for pipelines built on query transforms.
 
     LlamaIndex averages these texts into one vector and keyword retrievers ignore them. To search claims
@@ -103,12 +102,6 @@ class ClaimQueryTransform(BaseQueryTransform):
     def _run(self, query_bundle: QueryBundle, metadata: dict[str, Any]) -> QueryBundle:
         queries = run(_queries_of(self, query_bundle))
         return QueryBundle(query_str=query_bundle.query_str, custom_embedding_strs=queries)
-
-    def _get_prompts(self) -> PromptDictType:
-        return {}
-
-    def _update_prompts(self, prompts: PromptDictType) -> None:
-        pass
 
 
 class ClaimQueryEngine(TransformQueryEngine):

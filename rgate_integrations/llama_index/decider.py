@@ -20,6 +20,7 @@ from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.llms import LLM, LLMMetadata
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.memory.types import BaseMemory
+from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import QueryBundle, QueryType
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.dispatcher import active_instrument_tags, instrument_tags
@@ -234,6 +235,16 @@ class Gated:
         return changed
 
 
+class WithoutPrompts:
+    """A part of LlamaIndex that could have prompts, and has none."""
+
+    def _get_prompts(self) -> PromptDictType:
+        return {}
+
+    def _update_prompts(self, prompts: PromptDictType) -> None:
+        pass
+
+
 def _same_gate(one: GateLike, other: GateLike) -> bool:
     """Whether two gates are one, or were made alike: each ``gate=None`` loads a gate of its own."""
     if isinstance(one, DecisionEngine) and isinstance(other, DecisionEngine):
@@ -263,9 +274,8 @@ class LLMDrafter:
     def drafting(self, question: str) -> Flow[Draft | None]:
         """Write a draft, as a flow; None, and a line in the log, when the LLM fails."""
         llm = self.llm
-        waiting = self._options
-        while True:
-            options = waiting[0]
+        forms = self._options
+        for number, options in enumerate(forms):
             if llm.metadata.is_chat_model:
                 system = ChatMessage(role=MessageRole.SYSTEM, content=ANSWER.system)
                 messages = [system, ChatMessage(role=MessageRole.USER, content=question)]
@@ -282,10 +292,10 @@ class LLMDrafter:
                     _log.warning("The LLM wrote no draft: %s: %s", type(error).__name__, error)
                     return None
                 _log.info("The LLM refused %s: %s", ", ".join(options), error)
-                waiting = waiting[1:]
             else:
-                self._options = waiting
+                self._options = forms[number:]
                 return self._draft(response)
+        return None
 
     def _draft(self, response: ChatResponse | CompletionResponse) -> Draft:
         text = response.message.content if isinstance(response, ChatResponse) else response.text

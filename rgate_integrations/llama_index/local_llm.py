@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +29,7 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from pydantic import Field, SkipValidation
 
 from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.llama_index.answer_first import in_threads
 from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy, shared_proxy
 from rgate_integrations.models.token_stream import GenerationOptions
 
@@ -90,29 +90,27 @@ class LocalLLM(LLM, GenerationOptions):
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
         # Token by token: who is cancelled writes no more.
-        return _whole([response async for response in _in_threads(self._responses(messages, kwargs))])
+        return _whole([response async for response in in_threads(self._responses(messages, kwargs))])
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Answer a conversation piece by piece."""
-        return _in_threads(self._responses(messages, kwargs))
+        return in_threads(self._responses(messages, kwargs))
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Answer a prompt, which is the user's turn."""
-        responses = self._responses(prompt_to_messages(prompt), kwargs)
-        return chat_response_to_completion_response(_whole(list(responses)))
+        return chat_response_to_completion_response(_whole(list(self._responses(prompt, kwargs))))
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
         """Answer a prompt piece by piece."""
-        responses = self._responses(prompt_to_messages(prompt), kwargs)
-        return stream_chat_response_to_completion_response(responses)
+        return stream_chat_response_to_completion_response(self._responses(prompt, kwargs))
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Answer a prompt, which is the user's turn."""
-        responses = _in_threads(self._responses(prompt_to_messages(prompt), kwargs))
+        responses = in_threads(self._responses(prompt, kwargs))
         return chat_response_to_completion_response(_whole([response async for response in responses]))
 
     @llm_completion_callback()
@@ -120,16 +118,16 @@ class LocalLLM(LLM, GenerationOptions):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
         """Answer a prompt piece by piece."""
-        responses = _in_threads(self._responses(prompt_to_messages(prompt), kwargs))
-        return astream_chat_response_to_completion_response(responses)
+        return astream_chat_response_to_completion_response(in_threads(self._responses(prompt, kwargs)))
 
     def _proxy(self) -> LocalProxy:
         return self.proxy or shared_proxy(self.model)
 
-    def _responses(self, messages: Sequence[ChatMessage], options: dict[str, Any]) -> ChatResponseGen:
+    def _responses(self, asked: Sequence[ChatMessage] | str, options: dict[str, Any]) -> ChatResponseGen:
         """Yield the answer so far, each time with what is new; nothing is asked before the first is wanted."""
-        asked = self.for_call(options)
-        answer = self._proxy().answer([_turn(message) for message in messages], asked)
+        messages = prompt_to_messages(asked) if isinstance(asked, str) else asked
+        call = self.for_call(options)
+        answer = self._proxy().answer([_turn(message) for message in messages], call)
         text = ""
         for chunk in answer.chunks():
             text += chunk.text
@@ -143,7 +141,7 @@ class LocalLLM(LLM, GenerationOptions):
                     "finish_reason": answer.finish_reason,
                     "usage": {"prompt_tokens": len(answer.prompt), "completion_tokens": len(answer.ids)},
                 },
-                logprobs=logprobs if asked.logprobs else None,
+                logprobs=logprobs if call.logprobs else None,
             )
 
 
@@ -160,8 +158,3 @@ def _whole(responses: Sequence[ChatResponse]) -> ChatResponse:
     for response in responses:
         logprobs += response.logprobs or []
     return responses[-1].model_copy(update={"delta": None, "logprobs": logprobs or None})
-
-
-async def _in_threads(responses: ChatResponseGen) -> ChatResponseAsyncGen:
-    while (response := await asyncio.to_thread(next, responses, None)) is not None:
-        yield response

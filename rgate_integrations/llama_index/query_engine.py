@@ -16,9 +16,9 @@ from llama_index.core.settings import Settings
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.answering.routing import Outcomes, RoutedCall, Strategy
-from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, decide_messages, for_llm
+from rgate_integrations.answering.routing import QuestionCall, Strategy
+from rgate_integrations.decision import Decision
+from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, for_llm
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.llama_index.answer_first import EngineAnswer, streams, with_logprobs
@@ -71,15 +71,14 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         writer = llm if tokens is not None or options is not None else None
         self.decider = Decider(gate, writer, 32 if tokens is None else tokens, answers=llm)
         self.streaming = streaming
-        self.strategy = Strategy(look_first=LookFirst.of(look_first))
+        judge: GateLike | None = None
+        question_gate: GateLike | None = None
         if options is not None:
             judge, question_gate = answer_first_gates(self.decider.gate, options.question_gate)
+            judge = for_llm(judge, name_of(llm), KNOWN_BY)
             if question_gate is not None:
                 question_gate = for_llm(question_gate, name_of(llm), KNOWN_BY)
-            judge = for_llm(judge, name_of(llm), KNOWN_BY)
-            self.strategy = replace(
-                self.strategy, answer_first=options, judge=judge, question_gate=question_gate
-            )
+        self.strategy = Strategy(options, LookFirst.of(look_first), judge, question_gate)
         if self.strategy.searches_ahead:
             _check_two_steps(query_engine)
         self.logprobs_llm: LLM | None = None  # the LLM of `direct`, if it is asked for log-probabilities
@@ -192,7 +191,7 @@ def _llm_of_settings() -> LLM:
         ) from error
 
 
-class EngineCall(RoutedCall):
+class EngineCall(QuestionCall):
     """One question to an engine. Where a decision came with the request, nothing else is looked at.
 
     Args:
@@ -202,25 +201,14 @@ class EngineCall(RoutedCall):
 
     def __init__(self, engine: GatedQueryEngine, bundle: QueryBundle) -> None:
         is_decided = engine.decider.taken(bundle) is not None
-        super().__init__(Strategy() if is_decided else engine.strategy, [engine.decider.threshold])
+        strategy = Strategy() if is_decided else engine.strategy
+        super().__init__(strategy, bundle.query_str, threshold=engine.decider.threshold)
         self.engine = engine
         self.bundle = bundle
 
     def decide(self) -> Flow[list[Decision | Exception]]:
         """Take the decision that came with the request, or make one."""
         return [(yield from self.engine.decider.judge(self.bundle))]
-
-    def screen(self) -> Flow[list[Decision | Exception | None]]:
-        """Ask the gate that screens questions, if there is one."""
-        gate = self.strategy.question_gate
-        if gate is None:
-            return [None]
-        return list((yield from self._ask(gate, None)))
-
-    def judge(self, drafts: dict[int, Draft | None]) -> Flow[Outcomes]:
-        """Ask the gate about what was begun."""
-        found = yield from self._ask(self.strategy.judge, list(drafts.values()))
-        return dict(zip(drafts, found, strict=True))
 
     def begin(self, place: int) -> EngineAnswer:
         """Let the direct engine begin to answer; it is asked when the first token is wanted."""
@@ -243,15 +231,3 @@ class EngineCall(RoutedCall):
             title = each.node.metadata.get("title") or ""
             passages.append(FoundPassage(each.node.get_content(), str(title)))
         return passages
-
-    def question(self, place: int) -> str:
-        """Return the question."""
-        return self.bundle.query_str
-
-    def _ask(self, gate: GateLike, drafts: Sequence[Draft | None] | None) -> Flow[list[Decision]]:
-        threshold = self.engine.decider.threshold
-        return (
-            yield from decide_messages(
-                gate, [self.bundle.query_str], [()], drafts=drafts, threshold=threshold
-            )
-        )

@@ -6,17 +6,16 @@ from collections.abc import Sequence
 
 from llama_index.core.base.base_selector import BaseSelector, SelectorResult, SingleSelection
 from llama_index.core.llms import LLM
-from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import ToolMetadata
 
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.llama_index.decider import Decider, Gated
+from rgate_integrations.llama_index.decider import Decider, Gated, WithoutPrompts
 from rgate_integrations.runtime.flow import Flow, arun, run
 
 
-class RetrievalGateSelector(Gated, BaseSelector):
+class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
     """Selects the direct tool for known questions and a retrieve tool for the others.
 
     Args:
@@ -58,12 +57,6 @@ class RetrievalGateSelector(Gated, BaseSelector):
         reason = decision.reason or ("unknown" if decision.retrieve else "known")
         selected = SingleSelection(index=retrieve if decision.retrieve else direct, reason=reason)
         return SelectorResult(selections=[selected])
-
-    def _get_prompts(self) -> PromptDictType:
-        return {}
-
-    def _update_prompts(self, prompts: PromptDictType) -> None:
-        pass
 
 
 def _place(choices: Sequence[ToolMetadata], name: str) -> int:

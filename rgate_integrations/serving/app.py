@@ -15,7 +15,6 @@ from starlette.responses import PlainTextResponse, Response
 
 from rgate_integrations import __version__
 from rgate_integrations.answering.claims import planning
-from rgate_integrations.decision import Decision
 from rgate_integrations.errors import RGateError
 from rgate_integrations.runtime.flow import arun
 from rgate_integrations.serving.gateway import Gateway
@@ -80,17 +79,17 @@ class DecisionRoutes:
     async def systemone(self, body: SystemOneRequest, timeout: Milliseconds = None) -> SystemOneResponse:
         """Answer typed questions about a state: a noul ``known``, a choice of ``retrieve`` or ``direct``."""
         llm = "" if body.model == NO_LLM else body.model
-        (decision,) = await self._decided([body.item()], timeout, llm, FOUND_BY)
+        (decision,) = await self.service.decide([body.item()], llm, FOUND_BY, timeout)
         return SystemOneResponse.of(body, decision)
 
     async def decide(self, body: DecideRequest, timeout: Milliseconds = None) -> DecideResponse:
         """Decide about questions, each with a draft, its history and passages if there are any."""
-        decisions = await self._decided(body.items(), timeout, body.llm, body.llm_known_by)
+        decisions = await self.service.decide(body.items(), body.llm, body.llm_known_by, timeout)
         return DecideResponse(decisions=decisions)
 
     async def queries(self, body: DecideRequest, timeout: Milliseconds = None) -> QueriesResponse:
         """Say what to search for: the question and the claims of its draft; nothing where it is known."""
-        decisions = await self._decided(body.items(), timeout, body.llm, body.llm_known_by)
+        decisions = await self.service.decide(body.items(), body.llm, body.llm_known_by, timeout)
         return QueriesResponse(plans=await arun(planning(decisions)))
 
     async def health(self) -> Response:
@@ -118,24 +117,18 @@ class DecisionRoutes:
                 said.append(f"{where[:100]}: {each['msg']}")
             return problem(422, "InvalidRequest", "; ".join(said), "GET /openapi.json has the format.")
         kind = type(error).__name__
-        self.service.metrics.failed(kind)
+        self.service.metrics.errors.labels(kind).inc()
         if isinstance(error, FullError):
             return problem(529, kind, error.message, error.hint, headers={"retry-after": "1"})
         if isinstance(error, RGateError):
             return problem(422, kind, error.message, error.hint)
         return problem(500, "InternalError", "The server failed; its log says why.")
 
-    async def _decided(
-        self, items: list[DecideItem], milliseconds: float | None, llm: str, known_by: str
-    ) -> list[Decision]:
-        timeout = None if milliseconds is None else milliseconds / 1e3
-        return await self.service.decide(items, self.service.gates(llm, known_by), timeout)
-
     async def _warm_up(self) -> None:
         """Let the gate decide something; one that fails is asked again."""
         pause = 1.0
         while not self.is_ready:
-            (decision,) = await self._decided([DecideItem(question="Is this a question?")], None, "", "")
+            (decision,) = await self.service.decide([DecideItem(question="Is this a question?")])
             self.is_ready = decision.error is None
             if decision.error is not None:
                 _log.warning("The gate does not decide yet: %s", decision.error.message)

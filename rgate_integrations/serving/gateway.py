@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,16 @@ from starlette.responses import Response
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.claims import planning
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.answering.routing import Outcomes, Routed, RoutedCall, Strategy
-from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.answering.routing import QuestionCall, Routed, Strategy
+from rgate_integrations.decision import Decision
 from rgate_integrations.engine.fallback import fallback_decision
-from rgate_integrations.engine.gate_like import decide_messages
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.index.retriever import Hit, Retriever, passage_id
 from rgate_integrations.prompts import format_passages, without_control_tokens
 from rgate_integrations.runtime.files import JsonlLog, parse_json
-from rgate_integrations.runtime.flow import Call, Flow, Step, arun
+from rgate_integrations.runtime.flow import Call, Step, arun
 from rgate_integrations.serving.service import DecisionService, FullError
 from rgate_integrations.serving.upstream import OWN_HEADER, Relay, Upstream, UpstreamAnswer
 from rgate_integrations.serving.wire import Asked, question_in, way_of
@@ -71,18 +70,18 @@ class Gateway:
         look_first: bool | LookFirst = False,
         shadow: str | Path | None = None,
     ) -> None:
-        self._answer_first = AnswerFirst.of(answer_first) if shadow is None else None
-        self._look_first = LookFirst.of(look_first)
+        begins = AnswerFirst.of(answer_first) if shadow is None else None
+        self.strategy = Strategy(begins, LookFirst.of(look_first))
         self._shadow = None if shadow is None else JsonlLog(shadow)
-        if self._look_first is not None and retriever is None:
+        if self.strategy.searches_ahead and retriever is None:
             raise ConfigurationError("There is nothing to look at first.", hint="--index or --retriever")
-        if self._answer_first is not None and service.gates().answer is None:
+        if begins is not None and service.gates().answer is None:
             raise ConfigurationError(
                 "The gate reads questions alone: it cannot judge an answer that was begun.",
                 hint="Omit --answer-first.",
             )
-        self._service = service
-        self._upstream = upstream
+        self.service = service
+        self.upstream = upstream
         self._retriever = retriever
         self._k = k
         self._logging: set[asyncio.Task[None]] = set()
@@ -91,11 +90,11 @@ class Gateway:
         """End what is under way in the background, and close the connections."""
         for task in list(self._logging):
             task.cancel()
-        await self._upstream.close()
+        await self.upstream.close()
 
     async def forward(self, request: Request) -> Response:
         """Send on what is no chat completion."""
-        return await self._upstream.forward(request, await request.body())
+        return await self.upstream.forward(request, await request.body())
 
     async def chat(self, request: Request) -> Response:
         """Answer ``POST /v1/chat/completions``."""
@@ -105,21 +104,21 @@ class Gateway:
         # What ends in a tool's result, or has an image, is no question that a gate could judge.
         asked = question_in({"messages": body.get("messages")})
         if wish == "off" or asked is None:
-            self._service.metrics.passed("off" if wish == "off" else "untouched")
-            return await self._upstream.forward(request, content)
-        call = self._call(request, content, body, asked)
+            self.service.metrics.requests.labels("off" if wish == "off" else "untouched").inc()
+            return await self.upstream.forward(request, content)
+        call = GatewayCall(self, request, content, body, asked)
         if self._shadow is not None:
-            self._service.metrics.passed("shadow")
+            self.service.metrics.requests.labels("shadow").inc()
             logging_it = asyncio.create_task(self._log_decision(call, self._shadow))
             self._logging.add(logging_it)
             logging_it.add_done_callback(self._logging.discard)
-            return await self._upstream.forward(request, content)
+            return await self.upstream.forward(request, content)
         if wish in ("retrieve", "direct"):
             reason = f"The request says so ({OWN_HEADER}: {wish})."
             routed = Routed(_without_gate(asked.question, reason, retrieve=wish == "retrieve"))
         else:
             routed = await self._route(call)
-        self._service.metrics.passed(way_of(routed.decision))
+        self.service.metrics.requests.labels(way_of(routed.decision)).inc()
         told = _headers_of(routed.decision)
         if isinstance(routed.answer, UpstreamAnswer) and routed.answer.response is not None:
             return Relay(routed.answer.response, routed.answer.astream(), told)
@@ -128,30 +127,24 @@ class Gateway:
             told[f"{OWN_HEADER}-passages"] = str(len(hits))
             if hits:
                 content = _with_passages(body, hits)
-        return await self._upstream.forward(request, content, told)
-
-    def _call(self, request: Request, content: bytes, body: dict[str, Any], asked: Asked) -> GatewayCall:
-        gates = self._service.gates(str(body.get("model") or "")[:200])
-        # An answer that is not streamed is there as a whole, or not at all.
-        answer_first = self._answer_first if body.get("stream") is True else None
-        return GatewayCall(
-            Strategy(answer_first, self._look_first, judge=gates.answer, question_gate=gates.question),
-            asked,
-            search=self._search,
-            begin=lambda: UpstreamAnswer(self._upstream, request, content),
-            timeout=self._service.timeout,
-        )
+        return await self.upstream.forward(request, content, told)
 
     async def _route(self, call: GatewayCall) -> Routed:
         """Decide; where too many questions wait, it retrieves."""
+        question = call.asked.question
         try:
-            await self._service.run(arun(call.decisions()), 1)
+            with self.service.counting(1) as decisions:
+                (routed,) = await arun(call.route())
+                if isinstance(routed, Exception):  # its search failed: searching again may help
+                    routed = Routed(_without_gate(question, "The gate retrieves.", retrieve=True))
+                decisions.append(routed.decision)
         except FullError as error:
-            self._service.metrics.failed(type(error).__name__)
-            return Routed(fallback_decision(error, question=call.asked.question))
-        return call.routed
+            self.service.metrics.errors.labels(type(error).__name__).inc()
+            return Routed(fallback_decision(error, question=question))
+        return routed
 
-    def _search(self, queries: list[str]) -> list[list[Hit]]:
+    def search(self, queries: list[str]) -> list[list[Hit]]:
+        """Return the passages that are found for each query."""
         return [] if self._retriever is None else self._retriever.search(queries, self._k)
 
     async def _find(self, asked: Asked, decision: Decision) -> list[Hit]:
@@ -159,11 +152,11 @@ class Gateway:
         try:
             (plan,) = await arun(planning([decision]))
             claims = [query.text for query in plan.queries if query.claim is not None]
-            hits = await asyncio.to_thread(self._search, [asked.search_text, *claims])
+            hits = await asyncio.to_thread(self.search, [asked.search_text, *claims])
             return fuse(hits, key=passage_id, k=self._k)
         except Exception as error:
             _log.warning("The search failed: %s: %s", type(error).__name__, error)
-            self._service.metrics.failed(type(error).__name__)
+            self.service.metrics.errors.labels(type(error).__name__).inc()
             return []
 
     async def _log_decision(self, call: GatewayCall, log: JsonlLog) -> None:
@@ -175,80 +168,44 @@ class Gateway:
                 log.append([routed.decision.model_dump(mode="json", include=_LOGGED)])
         except Exception as error:
             _log.warning("A decision was not logged: %s: %s", type(error).__name__, error)
-            self._service.metrics.failed(type(error).__name__)
+            self.service.metrics.errors.labels(type(error).__name__).inc()
 
 
-class GatewayCall(RoutedCall):
+class GatewayCall(QuestionCall):
     """One chat completion.
 
     Args:
-        strategy: What is looked at before there is a decision.
-        asked: The question and the turns before it.
-        search: Searches for queries.
-        begin: Lets the upstream begin to answer.
-        timeout: How long a gate may take, in seconds.
-
-    Attributes:
-        routed: What was decided, and what there is of the answer; see `decisions`.
+        gateway: The gateway.
+        request: What the client asks.
+        content: The body of that.
+        body: The same, parsed.
+        asked: The question in it.
     """
 
-    routed: Routed
-
     def __init__(
-        self,
-        strategy: Strategy,
-        asked: Asked,
-        *,
-        search: Callable[[list[str]], list[list[Hit]]],
-        begin: Callable[[], UpstreamAnswer],
-        timeout: float,
+        self, gateway: Gateway, request: Request, content: bytes, body: dict[str, Any], asked: Asked
     ) -> None:
-        super().__init__(strategy, [None])
+        gates = gateway.service.gates(str(body.get("model") or "")[:200])
+        # An answer that is not streamed is there as a whole, or not at all.
+        answer_first = gateway.strategy.answer_first if body.get("stream") is True else None
+        strategy = Strategy(answer_first, gateway.strategy.look_first, gates.answer, gates.question)
+        super().__init__(strategy, asked.question, asked.history, timeout=gateway.service.timeout)
         self.asked = asked
-        self._search = search
-        self._begin = begin
-        self._timeout = timeout
-
-    def decisions(self) -> Flow[list[Decision]]:
-        """Decide, and keep in ``routed`` what is left to run."""
-        (routed,) = yield from self.route()
-        if isinstance(routed, Exception):  # it retrieves, and its search failed: searching again may help
-            routed = Routed(_without_gate(self.asked.question, "The gate retrieves.", retrieve=True))
-        self.routed = routed
-        return [routed.decision]
-
-    def decide(self) -> Flow[list[Decision | Exception]]:
-        """Ask the gate about the question."""
-        return list((yield from self._ask(self.strategy.question_gate)))
-
-    def screen(self) -> Flow[list[Decision | Exception | None]]:
-        """Ask the gate about the question."""
-        return list((yield from self._ask(self.strategy.question_gate)))
-
-    def judge(self, drafts: dict[int, Draft | None]) -> Flow[Outcomes]:
-        """Ask the gate about what was begun."""
-        found = yield from self._ask(self.strategy.judge, drafts=list(drafts.values()))
-        return dict(zip(drafts, found, strict=True))
+        self._gateway = gateway
+        self._request = request
+        self._content = content
 
     def begin(self, place: int) -> UpstreamAnswer:
         """Let the upstream begin to answer."""
-        return self._begin()
+        return UpstreamAnswer(self._gateway.upstream, self._request, self._content)
 
     def search(self) -> Step:
         """Return the step that searches for the question; its result is a list with the list of hits."""
-        return Call(self._search, None, [self.asked.search_text])
+        return Call(self._gateway.search, None, [self.asked.search_text])
 
     def passages(self, place: int, found: Sequence[Hit]) -> Sequence[FoundPassage]:
         """Return what was found as it is judged."""
         return [FoundPassage(hit.passage.text, hit.passage.title) for hit in found]
-
-    def question(self, place: int) -> str:
-        """Return the question."""
-        return self.asked.question
-
-    def _ask(self, gate: Any, **options: Any) -> Flow[list[Decision]]:
-        asked, history = [self.asked.question], [self.asked.history]
-        return (yield from decide_messages(gate, asked, history, timeout=self._timeout, **options))
 
 
 def _json_object(content: bytes) -> dict[str, Any]:

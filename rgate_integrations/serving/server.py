@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
 from starlette.datastructures import Headers
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -23,24 +23,13 @@ _OPEN = ("/health", "/ready")  # asked by what starts and stops servers, which h
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _LARGEST_HEADERS = 32 << 10
+_LARGEST_BODY = 16 << 20
+_PATIENCE = 10.0
 _LAST_SECONDS = 30  # for what is being answered when the server is told to end
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one request may take.
-
-    Attributes:
-        body: Bytes of its body.
-        seconds: How long its headers, and then its body, may take to come.
-    """
-
-    body: int = 16 << 20
-    seconds: float = 10.0
-
-
 def make_server(
-    app: ASGIApp, host: str, port: int, *, token: str = "", limits: Limits | None = None
+    app: ASGIApp, host: str, port: int, *, token: str = "", patience: float = _PATIENCE
 ) -> uvicorn.Server:
     """Return a server for an application; its ``run`` listens until the process is told to end.
 
@@ -49,12 +38,11 @@ def make_server(
         host: Address to listen on.
         port: Port; 0 for any that is free.
         token: The bearer token that requests must have. Without one only this machine can be served.
-        limits: What a request may take.
+        patience: Seconds that the headers of a request, and then its body, may take to come.
 
     Raises:
         ConfigurationError: Other machines could ask, and there is no token.
     """
-    limits = limits or Limits()
     if not token:
         if host not in _LOOPBACK:
             raise ConfigurationError(
@@ -64,7 +52,7 @@ def make_server(
         # Web pages that a user of this machine visits know no secret either, but they have another host's name.
         app = TrustedHostMiddleware(app, allowed_hosts=["localhost", "127.0.0.1", "[::1]"])
     config = uvicorn.Config(
-        Guard(app, token=token, limits=limits),
+        Guard(app, token=token, patience=patience),
         host,
         port,
         http=_TimedProtocol,
@@ -74,7 +62,7 @@ def make_server(
         access_log=False,
         server_header=False,
         h11_max_incomplete_event_size=_LARGEST_HEADERS,
-        timeout_keep_alive=limits.seconds,  # type: ignore[arg-type]  # it may be a part of a second
+        timeout_keep_alive=patience,  # type: ignore[arg-type]  # it may be a part of a second
         timeout_graceful_shutdown=_LAST_SECONDS,
     )
     return uvicorn.Server(config)
@@ -112,13 +100,13 @@ class Guard:
     Args:
         app: The application.
         token: The bearer token that requests must have; empty for none.
-        limits: What a request may take.
+        patience: Seconds that the body of a request may take to come.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str = "", limits: Limits | None = None) -> None:
+    def __init__(self, app: ASGIApp, *, token: str = "", patience: float = _PATIENCE) -> None:
         self._app = app
         self._expected = f"Bearer {token}".encode() if token else b""
-        self._limits = limits or Limits()
+        self._patience = patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -131,28 +119,27 @@ class Guard:
             message = "The bearer token is missing or wrong."
             body = problem(401, "Unauthorized", message, headers={"www-authenticate": "Bearer"})
         else:
-            body = await self._body(receive)
+            body = await self._body(Request(scope, receive))
         if isinstance(body, Response):
             await body(scope, receive, send)
         elif body is not None:
             await self._answer(scope, body, receive, send)
 
-    async def _body(self, receive: Receive) -> bytes | Response | None:
+    async def _body(self, request: Request) -> bytes | Response | None:
         """Return the body, or the response to one that is too large or too slow; None if its client has left."""
         body = bytearray()
         try:
-            async with asyncio.timeout(self._limits.seconds):
-                while len(body) <= self._limits.body:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        return None
-                    body += message.get("body", b"")
-                    if not message.get("more_body", False) and len(body) <= self._limits.body:
-                        return bytes(body)
+            async with asyncio.timeout(self._patience):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > _LARGEST_BODY:
+                        too_large = f"A request may have {_LARGEST_BODY:,} bytes."
+                        return problem(413, "TooLarge", too_large, headers={"connection": "close"})
         except TimeoutError:
             return problem(408, "TooSlow", "The body did not come in time.", headers={"connection": "close"})
-        too_large = f"A request may have {self._limits.body:,} bytes."
-        return problem(413, "TooLarge", too_large, headers={"connection": "close"})
+        except ClientDisconnect:
+            return None
+        return bytes(body)
 
     async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         """Let the application answer, and stop it when its client leaves."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -33,17 +33,23 @@ class FullError(RGateError):
 
 
 class Metrics:
-    """The counters of one server."""
+    """The counters of one server.
+
+    Attributes:
+        errors: What failed, by the name of its type.
+        requests: Chat completions: ``retrieve``, ``direct``, ``shadow``, ``untouched``, or ``off`` as it asked.
+        waiting: How many questions are being decided.
+    """
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
         self._decisions = Counter(
             "rgate_decisions", "Decisions made.", ["outcome", "kind", "gate"], registry=registry
         )
-        self._errors = Counter(
+        self.errors = Counter(
             "rgate_errors", "Decisions and requests that failed.", ["type"], registry=registry
         )
-        self._requests = Counter(
+        self.requests = Counter(
             "rgate_gateway_requests", "Chat completions, by what became of them.", ["way"], registry=registry
         )
         self._seconds = Histogram(
@@ -62,16 +68,8 @@ class Metrics:
             outcome: str = way_of(decision)
             if decision.error is not None:
                 outcome = "failed"
-                self.failed(decision.error.type)
+                self.errors.labels(decision.error.type).inc()
             self._decisions.labels(outcome, likeliest_kind(decision), decision.gate).inc()
-
-    def passed(self, way: str) -> None:
-        """Count a chat completion: ``retrieve``, ``direct``, ``shadow``, ``untouched``, or ``off`` as it asked."""
-        self._requests.labels(way).inc()
-
-    def failed(self, kind: str) -> None:
-        """Count a failure by the name of its type."""
-        self._errors.labels(kind).inc()
 
     def text(self) -> bytes:
         """Return all of it in Prometheus's text format."""
@@ -131,32 +129,46 @@ class DecisionService:
         return self._gates[name]
 
     async def decide(
-        self, items: Sequence[DecideItem], gates: LLMGates, timeout: float | None = None
+        self,
+        items: Sequence[DecideItem],
+        llm: str = "",
+        known_by: str = FOUND_BY,
+        milliseconds: float | None = None,
     ) -> list[Decision]:
         """Decide for questions of one request; see `DecisionEngine.decide_batch`.
+
+        Args:
+            items: The questions.
+            llm: Name of the LLM whose knowledge is judged; may be empty.
+            known_by: Who told its name.
+            milliseconds: How long the client waits; never longer than this service does.
 
         Raises:
             FullError: Too many questions wait.
         """
-        patience = min(timeout or math.inf, self.timeout)
+        gates = self.gates(llm, known_by)
+        timeout = min((milliseconds or math.inf) / 1e3, self.timeout)
         # One by one: the gate's own queue makes batches of them, and of those of other clients.
-        steps = [RunFlow(_decide(item, gates, patience)) for item in items]
-        return await self.run(Gather(steps).arun(), len(items))
+        steps = [RunFlow(_decide(item, gates, timeout)) for item in items]
+        with self.counting(len(items)) as decisions:
+            decisions += await Gather(steps).arun()
+        return decisions
 
-    async def run(self, deciding: Coroutine[Any, Any, list[Decision]], questions: int) -> list[Decision]:
-        """Await what decides about so many questions, unless too many wait; count and log what it decides.
+    @contextmanager
+    def counting(self, questions: int) -> Iterator[list[Decision]]:
+        """Let so many questions be decided, unless too many wait; what is put into the list is counted and logged.
 
         Raises:
             FullError: Too many questions wait.
         """
         if self._waiting + questions > self._queue:
-            deciding.close()
             raise FullError(f"{self._waiting} questions wait already.", hint="Ask again later, or retrieve.")
         began = time.perf_counter()
+        decisions: list[Decision] = []
         self._waiting += questions
         self.metrics.waiting.set(self._waiting)
         try:
-            decisions = await deciding
+            yield decisions
         finally:
             self._waiting -= questions
             self.metrics.waiting.set(self._waiting)
@@ -164,7 +176,6 @@ class DecisionService:
         self.metrics.decided(decisions, seconds)
         retrieving = sum(decision.retrieve for decision in decisions)
         _log.info("%d questions, %d to retrieve, %.0f ms", questions, retrieving, seconds * 1e3)
-        return decisions
 
 
 def _decide(item: DecideItem, gates: LLMGates, timeout: float) -> Flow[Decision]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import httpx
@@ -15,7 +16,7 @@ from rgate_integrations.answering.partial_answer import BufferedAnswer, PartialA
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.runtime.files import parse_json
-from rgate_integrations.runtime.records import as_logprob
+from rgate_integrations.runtime.records import read_logprobs
 from rgate_integrations.serving.wire import problem
 
 OWN_HEADER = "x-rgate"
@@ -48,12 +49,11 @@ class Relay(StreamingResponse):
         self, response: httpx.Response, chunks: AsyncGenerator[bytes], told: Mapping[str, str]
     ) -> None:
         super().__init__(chunks, response.status_code)
-        headers = []
-        for name, value in response.headers.raw:
-            if name.lower().decode() not in _OF_CONNECTION:
-                headers.append((name.lower(), value))
-        headers += [(name.encode(), value.encode("latin-1")) for name, value in told.items()]
-        self.raw_headers = headers
+        headers = httpx.Headers(response.headers)
+        for name in _OF_CONNECTION:
+            headers.pop(name, None)
+        headers.update(told)
+        self.raw_headers = [(name.lower(), value) for name, value in headers.raw]
         self._chunks = chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,11 +100,9 @@ class Upstream:
         Raises:
             httpx.HTTPError: The server cannot be asked.
         """
-        kept = []
-        for name, value in request.headers.raw:
-            if name.decode("latin-1") not in self._dropped:
-                kept.append((name, value))
-        headers = httpx.Headers(kept)
+        headers = httpx.Headers(request.headers.raw)
+        for name in self._dropped:
+            headers.pop(name, None)
         headers.update(self._own_headers)
         # httpx would ask for more than the client can read.
         if plain or "accept-encoding" not in headers:
@@ -141,13 +139,11 @@ class UpstreamAnswer(BufferedAnswer):
     def __init__(self, upstream: Upstream, request: Request, body: bytes) -> None:
         super().__init__(PartialAnswer(), TokenStream(_never_blocking, self._open))
         self.response: httpx.Response | None = None
-        self._upstream = upstream
-        self._request = request
-        self._body = body
+        self._send = partial(upstream.send, request, body, plain=True)
         self._line = b""
 
     async def _open(self) -> AsyncIterator[bytes]:
-        self.response = await self._upstream.send(self._request, self._body, plain=True)
+        self.response = await self._send()
         if self.response.status_code != 200:
             await self.response.aclose()
             raise EvidenceError(f"The upstream server answered {self.response.status_code}.")
@@ -181,10 +177,9 @@ class UpstreamAnswer(BufferedAnswer):
                 self.partial.pieces.append(text)
             self.partial.model = str(event.get("model") or "")
             # Only where the client asked for them: then each token has one.
-            for token in (choice.get("logprobs") or {}).get("content") or ():
-                logprob = as_logprob(float(token["logprob"]))
-                self.partial.tokens.append(str(token["token"]))
-                self.partial.logprobs.append(logprob)
+            tokens, logprobs = read_logprobs((choice.get("logprobs") or {}).get("content"))
+            self.partial.tokens += tokens
+            self.partial.logprobs += logprobs
         except (AttributeError, LookupError, TypeError, ValueError):
             pass  # an event of another kind
         return True

@@ -7,19 +7,17 @@ A System One request has a *state* and typed *questions* by name; the answer has
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, OnErrorOmit, TypeAdapter
 from starlette.responses import Response
 
 from rgate_integrations.answering.claims import QueryPlan
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
-
-_SPEAKERS = ("user", "assistant")
 
 
 @dataclass(frozen=True)
@@ -41,45 +39,50 @@ class Asked:
         return f"{said[-1].removeprefix('user: ')}\n{self.question}" if said else self.question
 
 
+class TextPart(BaseModel):
+    """A part of a message that is text."""
+
+    text: str
+
+
+class SaidMessage(BaseModel):
+    """A message that is text alone; what is from a tool or the system was not said by anybody."""
+
+    role: Literal["user", "assistant"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """The text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content)
+
+
+_SAID = TypeAdapter(
+    list[OnErrorOmit[SaidMessage]]
+)  # other messages, such as those with an image, are left out
+
+
 def question_in(state: object) -> Asked | None:
-    """Return the question of a text, of messages, or of an object that holds either; None without any."""
+    """Return the question of a text, of messages, or of an object that holds either; None without any.
+
+    Of messages it is the last one, if that is the user's and is text alone.
+    """
     if isinstance(state, Mapping):
         state = state.get("question", state.get("messages"))
-    asked = Asked(state) if isinstance(state, str) else _question_in_messages(state)
-    return asked if asked is not None and asked.question.strip() else None
-
-
-def _question_in_messages(messages: object) -> Asked | None:
-    """Return the question of a conversation: its last message, if that is the user's and is text alone."""
-    if not isinstance(messages, list) or not messages:
+    if isinstance(state, str):
+        state = [{"role": "user", "content": state}]
+    if not isinstance(state, list):
         return None
-    last = messages[-1]
-    question = _text(last) if isinstance(last, Mapping) and last.get("role") == "user" else None
-    if question is None:
+    last = _SAID.validate_python(state[-1:])
+    if not last or last[0].role != "user" or not last[0].text.strip():
         return None
     turns = []
-    for message in messages[:-1]:
-        # System messages and the results of tools were not said by anybody.
-        if isinstance(message, Mapping) and message.get("role") in _SPEAKERS:
-            text = _text(message)
-            if text:
-                turns.append(f"{message['role']}: {text}")
-    return Asked(question, tuple(turns))
-
-
-def _text(message: Mapping[str, Any]) -> str | None:
-    """Return the text of a message; None where it is, or holds, something else, such as an image."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, Sequence):
-        return None
-    texts = []
-    for part in content:
-        if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
-            return None
-        texts.append(part["text"])
-    return "\n".join(texts)
+    for message in _SAID.validate_python(state[:-1]):
+        if message.text:
+            turns.append(f"{message.role}: {message.text}")
+    return Asked(last[0].text, tuple(turns))
 
 
 MOST_QUESTIONS = 256
