@@ -13,7 +13,7 @@ from pydantic import RootModel
 from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.llama_index import ClaimFusionRetriever, GatedQueryEngine
-from tests.begun_answers import KNOWN, UNSURE, Reader, nothing_left
+from tests.begun_answers import KNOWN, UNSURE, Reader, Stuck, nothing_left
 from tests.llama_index_parts import (
     Rag,
     Shelf,
@@ -114,6 +114,17 @@ def test_the_llm_that_answers_is_judged():
     engine = GatedQueryEngine.from_defaults(Rag(), load_gate(), Writer(), answer_first=True, tokens=16)
     assert engine.strategy.question_gate.gate.llm_name == "writer"
     assert engine.strategy.answer_first == AnswerFirst(tokens=16)
+
+
+async def test_callers_who_are_cancelled_leave_nothing_behind():
+    stuck = Stuck()
+    llm = Writer(pace=stuck)
+    engine = gated(llm)
+    kinds = ["known", "unknown"]
+    found = await stuck.leave([engine.aquery(f"{kinds[n % 2]} {n}") for n in range(100)], leaving=20)
+    assert [str(each) == KNOWN for each in found] == [n % 2 == 0 for n in range(20, 100)]
+    assert await nothing_left(lambda: len(llm.ended) == 100)
+    assert llm.ended.count("whole") == 40
 
 
 async def test_a_caller_who_leaves_a_stream_closes_it():
