@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rgate_integrations import Draft, load_gate
-from rgate_integrations.errors import ConfigurationError, DataFormatError, ModelLoadError
+from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.papers.verdicts import RET
 from rgate_integrations.tuning.fine_tuning import last_checkpoint, train_adapter
 from rgate_integrations.tuning.own import Recipe, TrainingOptions
@@ -139,9 +139,6 @@ def test_a_trained_gate_tells_its_questions_apart(tiny, sums, tmp_path):
     refused = load_gate(str(out)).with_options(adapter=str(out) + "/.").decide("who?", draft="Even.")
     assert refused.retrieve
     assert "was trained on" in refused.reason
-    (out / "adapter_model.safetensors").write_bytes(b"x")
-    with pytest.raises(ModelLoadError, match="checksum"):
-        load_gate(str(out))
 
 
 @pytest.mark.model
@@ -163,6 +160,11 @@ def test_the_real_proxy_learns_in_a_dozen_steps(smollm2, sums, tmp_path):
     assert_told_apart(fitted(sums, smollm2.name, tmp_path / "g"))
 
 
-def test_what_cannot_be_trained(sums):
-    with pytest.raises(ConfigurationError, match="not trained"):
-        train_adapter("token_probability", read_examples([sums]), "smollm2-135m-instruct", sums.parent / "x")
+@pytest.mark.parametrize(
+    ("gate", "why"), [("token_probability", "not trained"), ("slimplm", "judges a draft")]
+)
+def test_what_cannot_be_trained(sums, gate, why):
+    with pytest.raises(ConfigurationError, match=why):
+        train_adapter(
+            gate, read_examples([sums]), "no-model", sums.parent / "x", TrainingOptions(draft="none")
+        )

@@ -98,10 +98,11 @@ def test_drift_by_hand_and_by_simulation():
     rng = np.random.default_rng(0)
     before = np.quantile(rng.beta(2, 3, 2000), np.linspace(0, 1, 101))
     same = measure_drift(before, rng.beta(2, 3, 2000), 0.4)
-    assert (same.psi < 0.1, same.advice) == (True, "The traffic is like that of the calibration.")
+    assert same.advice == "The traffic is like that of the calibration."
     assert same.retrieval_rate == pytest.approx(same.expected_rate, abs=0.05)
-    other = measure_drift(before, rng.beta(5, 2, 500), 0.4)
-    assert (other.psi > 0.25, other.advice) == (True, "The traffic has changed: calibrate again.")
+    assert (
+        measure_drift(before, rng.beta(5, 2, 500), 0.4).advice == "The traffic has changed: calibrate again."
+    )
     with pytest.raises(DataFormatError, match="too few"):
         measure_drift(before, [0.5] * 10, 0.5)
 

@@ -24,10 +24,10 @@ COMMANDS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800]")
 
 def log(text):
     """Log as the package does, to what the commands print."""
-    root, before = logging.getLogger(), logging.getLogger().handlers[:]
+    before = logging.getLogger().handlers[:]
     print_log(logging.WARNING)
     logging.getLogger("rgate_integrations").warning("%s", text)
-    root.handlers[:] = before
+    logging.getLogger().handlers[:] = before
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def log(text):
     [
         say,
         lambda text: say(text, err=True, bold=True, fg="red"),
-        lambda text: say_table([("name", "state"), (text, text)]),
+        lambda text: say_table((text, text), [(text, text)]),
         lambda text: say_error(RGateError(text, hint=text)),
         log,
     ],

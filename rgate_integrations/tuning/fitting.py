@@ -23,7 +23,6 @@ from rgate_integrations.tuning.evaluation import auc, expected_calibration_error
 from rgate_integrations.tuning.labelling import Labels
 
 _CHUNK = 64
-_TIMES_MORE = (2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def check_labels(labels: Labels) -> None:
     Raises:
         DataFormatError: There are fewer than 20, or all are the same.
     """
-    n, right = len(labels.known), sum(labels.known)
+    n, right = len(labels.known), int(labels.known.sum())
     if n < LEAST:
         raise DataFormatError(
             f"Only {n} questions have answers of both arms and a label.",
@@ -136,8 +135,7 @@ def fit_gate(
     places, features = np.arange(len(labels.answered)), np.zeros((len(labels.answered), 0))
     if tokens:
         places, features = _read_beginnings(labels, tokens)
-    known = np.array(labels.known, dtype=bool)[places]
-    rag = np.array(labels.rag, dtype=bool)[places]
+    known, rag = labels.known[places], labels.rag[places]
     if len(known) < LEAST or known.all() or not known.any():
         return None
     basis = Basis.of(readings.states[places], seed)
@@ -201,7 +199,7 @@ def _read_beginnings(labels: Labels, tokens: int) -> tuple[PositionArray, Float6
 def _how_many(policy: Policy, p: Float64Array, known: BoolArray, rag: BoolArray) -> str:
     """Say how many questions like these would do: they are drawn with replacement, and the policy chooses on them."""
     rng = np.random.default_rng(0)
-    for times in _TIMES_MORE:
+    for times in (2, 4, 8, 16, 32):
         n = times * len(p)
         drawn = rng.integers(0, len(p), n)
         if policy.choose(p[drawn], known[drawn], rag[drawn]).guaranteed:

@@ -32,7 +32,6 @@ _RECIPE = (
     "averaged with one that has an intercept a data set; logits averaged over the layers, weighted and calibrated by "
     "logistic regression on held-out logits"
 )
-_PACKAGES = ("torch", "transformers", "scikit-learn", "numpy")
 _VIEWS: dict[DraftKind, tuple[tuple[Span, Pooling], ...]] = {
     "none": (("question", "mean"),),
     "proxy": (("draft", "mean"), ("question", "mean")),
@@ -45,7 +44,7 @@ _VIEWS: dict[DraftKind, tuple[tuple[Span, Pooling], ...]] = {
 def train_probe(
     files: Sequence[DataFile],
     proxy: LocalProxy,
-    options: TrainingOptions | None = None,
+    options: TrainingOptions,
     *,
     progress: Progress = silent,
 ) -> ProbeArtifact:
@@ -61,7 +60,6 @@ def train_probe(
         DataFormatError: All labels are the same, or there are fewer questions than folds.
         ConfigurationError: There are fewer than 2 folds.
     """
-    options = options or TrainingOptions()
     folds = 5 if options.folds is None else options.folds
     options = replace(options, folds=folds)
     if folds < 2:
@@ -96,7 +94,7 @@ def train_probe(
         system=options.system,
         prompts={options.prompt.name: options.prompt.hash},
         fingerprint=proxy.fingerprint,
-        provenance=options.provenance(files, _RECIPE, fold_metrics(logits, known, sets), _PACKAGES),
+        provenance=options.provenance(files, _RECIPE, fold_metrics(logits, known, sets)),
         **options.reads,
     )
 
@@ -152,13 +150,10 @@ def fit_probe(
     """
     names = np.asarray(sets)
     in_set = names[:, None] == np.unique(names)[None, :]
-    weights = []
-    biases = []
-    for layer in range(states.shape[1]):
-        weight, bias = _fit_layer(states[:, layer].astype(np.float64), known, seed, in_set)
-        weights.append(weight)
-        biases.append(bias)
-    return (np.stack(weights) / len(weights)).astype(np.float32), float(np.mean(biases))
+    weights, biases = np.zeros(states.shape[1:]), np.zeros(states.shape[1])
+    for layer in range(len(biases)):
+        weights[layer], biases[layer] = _fit_layer(states[:, layer].astype(np.float64), known, seed, in_set)
+    return (weights / len(weights)).astype(np.float32), float(biases.mean())
 
 
 def _fit_layer(

@@ -20,7 +20,6 @@ from rgate_integrations.runtime.text import is_correct, matching_ratio, normalis
 _HINT = 'Each line is {"question": "…"}, with "gold_answers": ["…"] where they are known.'
 
 LABEL = "closed_book_correct"
-MATCH_RATIO = "match_ratio"
 
 DraftKind = Literal["proxy", "recorded", "none"]
 """Whose drafts are read: the proxy's own, what the LLM is recorded to have written, or none: the question alone."""
@@ -224,24 +223,17 @@ def read_examples(
 
 def _target(record: Record, question: Question, label: str) -> float:
     """Return the label of a record, in [0, 1]."""
-    if label == MATCH_RATIO:
+    if label == "match_ratio":
         if not question.gold:
             raise record.wrong("no gold_answers")
         if question.draft is None:
             raise record.wrong("no closed_book_text")
-        return float(match_ratio(question.draft.text, question.gold))
+        # SlimPLM, section 3.2: known if more than half of the gold answers are contained.
+        return float(matching_ratio(question.draft.text, question.gold) > 0.5)
     target = record.fields.get(label)
     if isinstance(target, bool) or (isinstance(target, float) and 0 <= target <= 1):
         return float(target)
     raise record.wrong(f"no {label}")
-
-
-def match_ratio(text: str, gold: Sequence[str]) -> bool:
-    """Label by SlimPLM's matching ratio (section 3.2): more than half of the gold answers are contained.
-
-    Containment is on token boundaries; the published code's substring match finds the answer "no" in "know".
-    """
-    return matching_ratio(text, gold) > 0.5
 
 
 def read_paired(paths: Sequence[str | Path]) -> list[DataFile]:
@@ -310,22 +302,17 @@ def _word(known: bool) -> str:
     return "known" if known else "unknown"
 
 
-def valid_draft_kind(kind: str) -> None:
-    """Check a kind of draft that a user gave.
+def recorded_drafts(questions: Sequence[Question], kind: DraftKind) -> list[Draft] | None:
+    """Return what the LLM is recorded to have written, one draft a question; None for another kind of draft.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: There is no such kind of draft.
+        DataFormatError: Recorded drafts are asked for, and a question has none.
     """
     if kind not in get_args(DraftKind):
         raise ConfigurationError(f"draft must be proxy, recorded or none, not {kind!r}.")
-
-
-def recorded_drafts(questions: Sequence[Question]) -> list[Draft]:
-    """Return what the LLM is recorded to have written, one draft a question.
-
-    Raises:
-        DataFormatError: A question has none.
-    """
+    if kind != "recorded":
+        return None
     drafts = []
     for question in questions:
         if question.draft is None:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from rgate_integrations.engine.loading import DEFAULT_GATE, load_gate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.artifacts import ANSWER_FIRST
-from rgate_integrations.gates.folder import read_gate, read_prior, tuned_files
+from rgate_integrations.gates.folder import CARD, read_gate, read_prior, tuned_files
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.runtime.files import existing_folder, locked, write_folder
@@ -26,12 +26,11 @@ from rgate_integrations.tuning.fitting import (
     fit_gate,
     read_questions_with,
 )
-from rgate_integrations.tuning.labelling import JUDGE, LABEL_KINDS, LabelKind, Labels, ask_judge, label
+from rgate_integrations.tuning.labelling import JUDGE, LabelKind, Labels, ask_judge, label
 from rgate_integrations.tuning.questions import Questions, read_questions
 from rgate_integrations.tuning.report import Notes, write_card, write_notes, write_page
 
 REPORT = "report.html"
-_CARD = "README.md"
 
 
 @dataclass(frozen=True)
@@ -69,26 +68,15 @@ class TuneOptions:
     proxy: Proxy | str | None = None
 
     def __post_init__(self) -> None:
-        if self.labels not in LABEL_KINDS:
-            raise ConfigurationError(f"Labels {self.labels!r} are not known.", hint=", ".join(LABEL_KINDS))
+        if self.labels not in get_args(LabelKind):
+            raise ConfigurationError(
+                f"Labels {self.labels!r} are not known.", hint=", ".join(get_args(LabelKind))
+            )
         sample = 1 if self.sample is None else self.sample
         if min(self.concurrency, self.tokens, sample) < 1 or self.samples < 0:
             raise ConfigurationError(
                 "A number is out of range.", hint="concurrency, tokens, sample >= 1; samples >= 0"
             )
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is going to be asked.
-
-    Attributes:
-        questions: How many questions.
-        calls: LLM calls that are left to make: ``"direct"``, ``"retrieve"`` and, if there are any, ``"sample"``.
-    """
-
-    questions: int
-    calls: Mapping[str, int]
 
 
 @dataclass(frozen=True, repr=False)
@@ -116,8 +104,7 @@ class Tuned:
             [
                 f"{self.folder}: tuned on {len(self.labels.known)} questions ({self.labels.kind}); "
                 f"{self.labels.unknown} have no label, {self.failed} calls failed.",
-                f"question alone: {self.notes.question[0]}",
-                f"answer first: {self.notes.answer_first[0]}",
+                *(f"{gate}: {said[0]}" for gate, said in self.notes.items()),
                 f"More is in {self.folder / REPORT}.",
             ]
         )
@@ -131,7 +118,7 @@ def tune(
     out: str | Path,
     options: TuneOptions | None = None,
     update: bool = False,
-    before: Callable[[Plan], None] | None = None,
+    before: Callable[[int, Mapping[str, int]], None] | None = None,
     progress: Progress = silent,
 ) -> Tuned:
     """Ask an LLM the questions of a log without and with retrieval, and fit a gate to what came out.
@@ -149,7 +136,8 @@ def tune(
         out: Folder for the gate.
         options: How; the defaults when None.
         update: Whether ``out`` may exist: it is replaced by a gate that is fitted to old and new questions.
-        before: Told what will be asked before it is; what it raises ends the run.
+        before: Told how many questions there are, and how many LLM calls are left to make: ``"direct"``,
+            ``"retrieve"`` and, if there are any, ``"sample"``. What it raises ends the run.
         progress: Told what is being done, how far it is, and how far it goes.
 
     Raises:
@@ -177,10 +165,8 @@ def tune(
     with locked(kept):
         answers = Answers(kept, arms)
         if before is not None:
-            before(Plan(len(asked), answers.count_missing(asked)))
-        failed = answers.ask(
-            asked, concurrency=options.concurrency, report=partial(progress, "asking the LLM")
-        )
+            before(len(asked), answers.count_missing(asked))
+        failed = answers.ask(asked, concurrency=options.concurrency, progress=progress)
         labels = _label(answers, options, progress)
         return _fit_and_write(labels, folder, arms["direct"].name, failed, options, progress)
 
@@ -228,7 +214,6 @@ def _fit_and_write(
     question = fit()
     progress("fitting", 1, 2)
     begun = fit(tokens=options.tokens)
-    progress("fitting", 2, 2)
     assert question is not None  # noqa: S101  labels were checked
     notes = write_notes(labels, question, begun)
     files = tuned_files(question.artifact, options.prior)
@@ -236,6 +221,6 @@ def _fit_and_write(
         for name, content in tuned_files(begun.artifact, options.prior).items():
             files[f"{ANSWER_FIRST}/{name}"] = content
     files[REPORT] = write_page(labels, question, begun, readings.prior, notes)
-    files[_CARD] = write_card(folder.name, labels, llm, notes, failed)
+    files[CARD] = write_card(folder.name, labels, llm, notes, failed)
     write_folder(folder, files)
     return Tuned(folder, question, begun, labels, failed, notes)
