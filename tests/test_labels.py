@@ -41,8 +41,8 @@ def test_a_log_that_cannot_be_used(given, said):
 
 def test_questions_are_read_from_a_file_and_each_once(tmp_path):
     path = tmp_path / "log.jsonl"
-    path.write_text('{"question": "x", "answer": "y", "id": 0}\nnonsense\n')
-    assert read_questions(str(path), 1) == [Question("x", ("y",), "0", "log")]
+    path.write_text('{"question": "x", "answer": "y", "id": 0}\n')
+    assert read_questions(str(path)) == [Question("x", ("y",), "0", "log")]
     # The gold answers of the second are kept.
     twice = ["who is it?", {"question": " WHO is it? ", "answer": "me"}]
     assert [question.gold for question in read_questions(twice)] == [("me",)]
@@ -137,9 +137,9 @@ def test_the_judge_leaves_refusals_and_nonsense_without_a_label(tmp_path):
     judge.score.assert_called_once()  # what was judged is not judged again
 
 
-def test_a_judge_is_needed_for_labels_by_a_judge():
+def test_a_judge_is_needed_for_labels_by_a_judge(tmp_path, prior):
     with pytest.raises(ConfigurationError, match="judge"):
-        label([sampled()], "judge")
+        tuned(tmp_path, prior, options={"labels": "judge"})
 
 
 @pytest.mark.parametrize(
@@ -166,17 +166,20 @@ def drawn(body):
     return answer("who knows") if body.get("seed") == 1 else by_number(body)
 
 
-def sampled(*texts, gold=("Paris",)):
-    answers = {"direct": Draft(text="Paris"), "retrieve": Draft(text="Paris")}
-    answers |= {f"sample {number}": Draft(text=text) for number, text in enumerate(texts)}
-    return Answered(Question("/".join(texts), gold), answers, {})
-
-
-def test_a_label_is_the_share_of_samples_that_are_right():
-    found = label([sampled("Paris", "Lyon", "In Paris."), sampled(), sampled("Lyon")])
-    assert found.target == pytest.approx([2 / 3, 1.0, 0.0])
-    assert found.known.tolist() == [True, True, True]
-    assert label([sampled("Paris", "Lyon", gold=())], "agreement").target.tolist() == [0.5]
+@pytest.mark.parametrize(
+    ("gold", "said", "share"),
+    [
+        (["Paris"], ["Paris", "Lyon", "In Paris."], 2 / 3),
+        (["Paris"], ["Lyon"], 0.0),
+        (["Paris"], [], 1.0),  # as the answer itself
+        ([], ["Paris", "Lyon"], 0.5),  # by agreement
+    ],
+)
+def test_a_label_is_the_share_of_samples_that_are_right(gold, said, share):
+    drafts = {"direct": Draft(text="Paris"), "retrieve": Draft(text="Paris")}
+    drafts |= {f"sample {number}": Draft(text=text) for number, text in enumerate(said)}
+    found = label(Mock(whole=lambda: [Answered(Question("?", tuple(gold)), drafts, {})]))
+    assert (found.target.tolist(), found.known.tolist()) == ([pytest.approx(share)], [True])
 
 
 def test_a_server_is_asked_for_samples_and_the_gate_is_fitted_to_the_share_that_is_right(

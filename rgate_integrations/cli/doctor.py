@@ -101,9 +101,7 @@ def download(
             )
         return
     failed = False
-    items = [
-        entry(name) for name in dict.fromkeys(names)
-    ]  # an unknown name ends it before anything is fetched
+    items = list(map(entry, dict.fromkeys(names)))  # an unknown name ends it before anything is fetched
     for item in items:
         is_new = cached_path(item.name) is None
         try:

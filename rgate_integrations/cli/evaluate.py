@@ -49,14 +49,13 @@ def collect(
         str | None,
         typer.Option(help="A model that judges the answers; without one, gold answers are looked for."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="First questions only.")] = None,
 ) -> None:
     """Make paired data: your LLM's answers with and without retrieval. Run again, it goes on where it stopped."""
     from rgate_integrations.models.local import shared_proxy
     from rgate_integrations.tuning import collect as run
     from rgate_integrations.tuning.questions import read_questions
 
-    asked = read_questions(questions, limit, gold=True)
+    asked = read_questions(questions, gold=True)
     searched = None if closed_book else open_index(index)
     with Bar(f"asking {llm}") as bar:
         run(

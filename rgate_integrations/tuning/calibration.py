@@ -259,7 +259,7 @@ def calibrate(
     fit, choose = np.split(np.random.default_rng(seed).permutation(len(examples)), [fitting])
     fitted = fit_map(judged.p[fit], judged.closed_book[fit], method)
     held_out = judged.part(choose)
-    p = np.array([fitted(score) for score in held_out.p])
+    p = np.array(list(map(fitted, held_out.p)))
     choice = policy.choose(p, held_out.closed_book, held_out.rag)
     provenance = provenance_of(policy, choice, p) | {
         "seed": seed,
@@ -267,7 +267,7 @@ def calibrate(
         "ece_before": round(expected_calibration_error(held_out.p, held_out.closed_book), 4),
         "ece": round(expected_calibration_error(p, held_out.closed_book), 4),
         "draft": draft,
-        "data": [file.as_provenance() for file in files],
+        "data": list(map(DataFile.as_provenance, files)),
     }
     # Where no model was read, none is loaded for its fingerprint.
     weights = ""

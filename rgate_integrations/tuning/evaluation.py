@@ -81,13 +81,14 @@ def judge(
     decisions: list[Decision] = []
     for start in range(0, len(questions), _CHUNK):
         part = slice(start, start + _CHUNK)
-        flow = decide(
-            gate,
-            [question.text for question in questions[part]],
-            drafts=drafts and drafts[part],
-            popularity=[question.popularity for question in questions[part]],
+        decisions += run(
+            decide(
+                gate,
+                [question.text for question in questions[part]],
+                drafts=drafts and drafts[part],
+                popularity=[question.popularity for question in questions[part]],
+            )
         )
-        decisions += run(flow)
         progress("asking the gate", len(decisions), len(questions))
     p, retrieve = np.array([(decision.p_known, decision.retrieve) for decision in decisions]).T
     closed_book, rag = np.array([(example.known, example.rag_correct) for example in examples], dtype=bool).T

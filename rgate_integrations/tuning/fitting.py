@@ -75,15 +75,16 @@ def read_questions_with(gate: DecisionEngine, questions: Sequence[str], progress
         RGateError: The gate failed; here nothing is gained by going on.
     """
     strict, proxy = gate.with_options(on_error="raise"), gate.get_proxy()
-    depths = middle_layers(getattr(proxy, "num_layers"), "question")  # noqa: B009  only models with states have it
-    layers = tuple(PooledLayer(depth, "question", "mean") for depth in depths)
+    num_layers = getattr(proxy, "num_layers")  # noqa: B009  only models with states have it
+    layers = tuple(PooledLayer(depth, "question", "mean") for depth in middle_layers(num_layers, "question"))
     p_known: list[float] = []
     states: list[Float32Array] = []
     for start in range(0, len(questions), _CHUNK):
         chunk = questions[start : start + _CHUNK]
-        p_known += [decision.p_known for decision in strict.decide_batch(chunk)]
         read = proxy.hidden(ANSWER, [{"question": question} for question in chunk], None, layers)
-        states += [each.states for each in read]
+        for decision, hidden in zip(strict.decide_batch(chunk), read, strict=True):
+            p_known.append(decision.p_known)
+            states.append(hidden.states)
         progress("reading the questions", len(states), len(questions))
     return Readings(logits(np.array(p_known)), np.stack(states), layers, proxy)
 

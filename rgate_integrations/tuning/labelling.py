@@ -37,7 +37,8 @@ JUDGE = PromptTemplate(
 """The teacher's question of the IK paper (section 3.1), for a judge that is given question, gold and answer."""
 
 LabelKind: TypeAlias = Literal["auto", "gold", "judge", "agreement"]
-"""How answers are labelled; ``"auto"`` is gold where every question has a gold answer, else agreement."""
+"""How answers are labelled; ``"auto"`` is by the judge if there is one, gold where every question has a gold answer,
+else agreement."""
 
 Verdicts: TypeAlias = Mapping[tuple[ArmName, str], bool | None]
 """What a judge says of the answer of an arm to a question, by `Question.key`; None where it does not tell."""
@@ -72,7 +73,7 @@ class Labels:
         target: What gates are fitted to, in [0, 1], shape (n,): which share of a question's samples is right (KBM,
             section 2.2). A question without a sample that has a label counts as its answer does.
         unknown: How many questions have no label.
-        judge: Name of the model that judged them; empty if none did.
+        judge: Name of the model that judges, if there is one.
     """
 
     kind: str
@@ -108,43 +109,48 @@ class Labels:
 
 
 def label(
-    answered: Sequence[Answered],
+    answers: Answers,
     kind: LabelKind = "auto",
     *,
-    verdicts: Verdicts | None = None,
-    judge: str = "",
+    judge: Proxy | None = None,
     embedder: Embedder | None = None,
+    concurrency: int = 4,
+    progress: Progress = silent,
 ) -> Labels:
     """Label the answers of all arms.
 
     Args:
-        answered: Questions with their answers.
+        answers: The answers; what a judge says is kept with them, see `ask_judge`.
         kind: How.
-        verdicts: What the judge says, for ``"judge"``; see `ask_judge`.
-        judge: Name of the judge.
+        judge: Judges them, for ``"judge"``.
         embedder: Finds answers that say the same in other words, for agreement; the words alone count when None.
+        concurrency: Calls of the judge at a time.
+        progress: Told how far the judge is.
 
     Raises:
         ConfigurationError: There is no judge.
         DataFormatError: Gold answers are needed, and no question has some.
+        ServerError: The judge could not be asked.
     """
+    answered = answers.whole()
     with_gold = [each for each in answered if each.question.gold]
     if kind == "auto":
         kind = "agreement"
-        if verdicts is not None:
+        if judge is not None:
             kind = "judge"
         elif len(with_gold) == len(answered):
             kind = "gold"
-    if kind == "judge" and verdicts is None:
-        raise ConfigurationError("A judge is needed for labels by a judge.", hint="judge=, or --judge")
-    usable = with_gold
-    if kind == "agreement":
-        usable = list(answered)
+    usable = answered if kind == "agreement" else with_gold
+    verdicts: Verdicts = {}
+    if kind == "judge":
+        if judge is None:
+            raise ConfigurationError("A judge is needed for labels by a judge.", hint="judge=, or --judge")
+        verdicts = ask_judge(answers, judge, concurrency=concurrency, progress=progress)
     if not usable and answered:
         raise DataFormatError("No question has a gold answer.", hint="Give some, or label by agreement.")
     kept, labels = [], []
     for each in usable:
-        right = _right(each, kind, verdicts or {}, embedder)
+        right = _right(each, kind, verdicts, embedder)
         direct, retrieve = right.pop("direct"), right.pop("retrieve")
         # A question counts only with both labels: thresholds are chosen on pairs.
         if direct is None or retrieve is None:
@@ -160,7 +166,7 @@ def label(
         rag=rag.astype(bool),
         target=target,
         unknown=len(answered) - len(kept),
-        judge=judge,
+        judge="" if judge is None else judge.name,
     )
 
 

@@ -127,7 +127,7 @@ class TrainingOptions:
             "seed": self.seed,
             "folds": self.folds or 0,
             "recipe": recipe,
-            "data": [file.as_provenance() for file in files],
+            "data": list(map(DataFile.as_provenance, files)),
             "metrics": metrics,
             "versions": versions,
             "licence": "that of the training data",

@@ -80,13 +80,12 @@ Questions = str | Path | Iterable[str | Mapping[str, Any] | Question]
 """A JSONL file, or texts and objects."""
 
 
-def read_questions(source: Questions, limit: int | None = None, *, gold: bool = False) -> list[Question]:
+def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
     """Return questions, each once, in order.
 
     Args:
         source: A JSONL file, also gzipped, with ``question`` and, where known, ``gold_answers`` (or ``answer``),
             ``id``, ``dataset`` and ``popularity`` a line; or texts and such objects.
-        limit: The first so many; all when None.
         gold: Whether each question must have gold answers.
 
     Raises:
@@ -107,8 +106,6 @@ def read_questions(source: Questions, limit: int | None = None, *, gold: bool = 
         # A later line may know the answers that an earlier one left out.
         if question.key not in found or not found[question.key].gold:
             found[question.key] = question
-        if len(found) == limit:
-            break
     if not found:
         raise DataFormatError("There are no questions.", hint=_HINT)
     return list(found.values())

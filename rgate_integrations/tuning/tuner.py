@@ -26,7 +26,7 @@ from rgate_integrations.tuning.fitting import (
     fit_gate,
     read_questions_with,
 )
-from rgate_integrations.tuning.labelling import JUDGE, LabelKind, Labels, ask_judge, label
+from rgate_integrations.tuning.labelling import JUDGE, LabelKind, Labels, label
 from rgate_integrations.tuning.questions import Questions, read_questions
 from rgate_integrations.tuning.report import Notes, write_card, write_notes, write_page
 
@@ -72,8 +72,8 @@ class TuneOptions:
             raise ConfigurationError(
                 f"Labels {self.labels!r} are not known.", hint=", ".join(get_args(LabelKind))
             )
-        sample = 1 if self.sample is None else self.sample
-        if min(self.concurrency, self.tokens, sample) < 1 or self.samples < 0:
+        asks_nothing = self.sample is not None and self.sample < 1
+        if asks_nothing or min(self.concurrency, self.tokens) < 1 or self.samples < 0:
             raise ConfigurationError(
                 "A number is out of range.", hint="concurrency, tokens, sample >= 1; samples >= 0"
             )
@@ -167,8 +167,7 @@ def tune(
         if before is not None:
             before(len(asked), answers.count_missing(asked))
         failed = answers.ask(asked, concurrency=options.concurrency, progress=progress)
-        labels = _label(answers, options, progress)
-        return _fit_and_write(labels, folder, arms["direct"].name, failed, options, progress)
+        return _fit_and_write(answers, folder, failed, options, progress)
 
 
 def _check_out(folder: Path, update: bool) -> None:
@@ -188,26 +187,24 @@ def _check_out(folder: Path, update: bool) -> None:
         raise ConfigurationError(f"{str(folder)!r} is no tuned gate.", hint="Name another folder.")
 
 
-def _label(answers: Answers, options: TuneOptions, progress: Progress) -> Labels:
-    """Label what was answered, and refuse what nothing can be learned from."""
-    verdicts = None
-    judge = ""
-    if options.judge is not None and options.labels in ("auto", "judge"):
-        judge = options.judge.name
-        verdicts = ask_judge(answers, options.judge, concurrency=options.concurrency, progress=progress)
-    labels = label(answers.whole(), options.labels, verdicts=verdicts, judge=judge, embedder=options.embedder)
-    check_labels(labels)
-    return labels
-
-
 def _fit_and_write(
-    labels: Labels, folder: Path, llm: str, failed: int, options: TuneOptions, progress: Progress
+    answers: Answers, folder: Path, failed: int, options: TuneOptions, progress: Progress
 ) -> Tuned:
-    """Read the questions, fit both gates, and write them."""
+    """Label the answers, read the questions, fit both gates, and write them."""
+    labels = label(
+        answers,
+        options.labels,
+        judge=options.judge,
+        embedder=options.embedder,
+        concurrency=options.concurrency,
+        progress=progress,
+    )
+    check_labels(labels)
+    llm = answers.arms["direct"].name
     gate = load_gate(options.prior, proxy=options.proxy)
     readings = read_questions_with(gate, [each.question.text for each in labels.answered], progress)
     facts: dict[str, Any] = {"prior": options.prior, "failed": failed}
-    if labels.judge:
+    if labels.kind == "judge":
         facts["judge"] = {"name": labels.judge, "prompt": JUDGE.hash}
     fit = partial(fit_gate, labels, readings, options.policy, seed=options.seed, facts=facts, llm=llm)
     progress("fitting", 0, 2)
