@@ -44,15 +44,15 @@ def flat(monkeypatch):
     return gate
 
 
-def easy(question):
-    """Answer easy questions rightly."""
-    if KINDS[question] in ("well-known", "middling"):
-        return f"It is {GOLD[question]}."
-    return "I do not know."
+EASY = ("well-known", "middling")
 
 
 def arm(fails=()):
-    return ObjectArm(Direct(fails, says=easy), "Llama-3.2-1B")
+    """What answers easy questions rightly, and no other."""
+    says = {
+        text: f"It is {GOLD[text]}." if kind in EASY else "I do not know." for text, kind in KINDS.items()
+    }
+    return ObjectArm(Direct(fails, says=says.get), "Llama-3.2-1B")
 
 
 def test_there_are_100_anchors_of_four_kinds():
@@ -80,8 +80,7 @@ def test_what_was_measured_is_what_llm_name_takes(flat, tmp_path):
     again = arm()
     measured = measure_ability(again, tmp_path / "mine")
     assert again.call.asked == list(GOLD)[-3:], "what failed is asked again, and nothing else"
-    right = {"well-known": 25, "middling": 25, "obscure": 0, "multi-step": 0}
-    assert measured.right == {kind: (n, 25) for kind, n in right.items()}
+    assert measured.right == {kind: (25 * (kind in EASY), 25) for kind in KINDS.values()}
     prior = resolve_ability("Llama-3.2-1B")[0]
     assert measured.prior.theta == prior.theta < measured.ability.theta
     assert measured.ability.sd < measured.prior.sd

@@ -10,10 +10,17 @@ import pytest
 
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError
-from rgate_integrations.gates.papers.verdicts import RET
+from rgate_integrations.gates.papers.boundary import BOUNDARY_QUESTION
+from rgate_integrations.gates.papers.verdicts import (
+    CONTEXT_PROMPT,
+    IK_DRAFT,
+    JUDGMENT,
+    PARAMETRIC_PROMPT,
+    RET,
+)
 from rgate_integrations.tuning.fine_tuning import last_checkpoint, train_adapter
 from rgate_integrations.tuning.own import Recipe, TrainingOptions
-from rgate_integrations.tuning.pairs import pairs_for, rewriter_pairs
+from rgate_integrations.tuning.pairs import Pair, pairs_for, rewriter_pairs
 from rgate_integrations.tuning.questions import Example, Question, read_examples
 from tests.tuning_parts import write
 
@@ -23,16 +30,17 @@ def pairs(gate, target, draft=None, **question):
 
 
 def test_pairs_of_each_gate():
-    (yes,) = pairs("ik", 1.0, Draft(text="Bacon"))
-    assert (yes.target, yes.weight, yes.values["draft"], yes.ends) == ("Yes", 1.0, "Bacon", False)
-    (no,) = pairs("slimplm", 0.0, Draft(text="Bacon"))
-    assert (no.target, no.ends) == ("Known(False)", True)
-    soft = pairs("boundary", 0.75)
-    assert [(pair.target, pair.weight) for pair in soft] == [("known", 0.75), ("unknown", 0.25)]
-    (answer,) = pairs("adapt", 1.0, gold=("Bacon",))
-    assert answer.target == "Bacon"
-    asks, reads = pairs("adapt", 0.0, gold=("Marlowe",), context="Marlowe did.")
-    assert (asks.target, reads.target, reads.values["context"]) == (RET, "Marlowe", "Marlowe did.")
+    asked = {"question": "who?"}
+    drafted = {**asked, "draft": "Bacon"}
+    bacon = Draft(text="Bacon")
+    assert pairs("ik", 1.0, bacon) == [Pair(IK_DRAFT, drafted, "Yes", ends=False)]
+    assert pairs("slimplm", 0.0, bacon) == [Pair(JUDGMENT, drafted, "Known(False)")]
+    soft = [Pair(BOUNDARY_QUESTION, asked, "known", 0.75, False)]
+    assert pairs("boundary", 0.75) == [*soft, Pair(BOUNDARY_QUESTION, asked, "unknown", 0.25, False)]
+    assert pairs("adapt", 1.0, gold=("Bacon",)) == [Pair(PARAMETRIC_PROMPT, asked, "Bacon")]
+    read = Pair(CONTEXT_PROMPT, {**asked, "context": "Marlowe did."}, "Marlowe")
+    wrong = pairs("adapt", 0.0, gold=("Marlowe",), context="Marlowe did.")
+    assert wrong == [Pair(PARAMETRIC_PROMPT, asked, RET), read]
     with pytest.raises(DataFormatError, match="gold_answers"):
         pairs("adapt", 1.0)
 

@@ -10,6 +10,8 @@ import pytest
 from rgate_integrations import load_gate
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError
+from rgate_integrations.gates.artifacts import SavedGate
+from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.gates.tuned import features_of
 from rgate_integrations.tuning import MaxLoss, TuneOptions, tune
 from rgate_integrations.tuning.calibration import ALWAYS
@@ -117,15 +119,10 @@ def test_the_answer_first_gate_reads_the_log_probabilities_of_the_begun_answer(t
 
 
 def test_an_existing_folder_is_left_alone_before_anything_is_asked(tmp_path, prior):
-    direct = Direct()
-    (tmp_path / "my-gate").mkdir()
-    (tmp_path / "my-gate" / "gate.json").write_text(json.dumps({"format": 1, "method": "calibrated"}))
+    save_gate(SavedGate(method="calibrated"), tmp_path / "my-gate")
     for update, why in ((False, "exists"), (True, "no tuned gate")):
         with pytest.raises(ConfigurationError, match=why):
-            tuned(tmp_path, prior, direct=direct, update=update)
-    with pytest.raises(ConfigurationError):
-        tune(questions(), direct=direct, retrieve=retrieve, out=".", options=TuneOptions(prior=prior))
-    assert direct.asked == []
+            tuned(tmp_path, prior, direct=pytest.fail, update=update)
 
 
 @pytest.mark.parametrize(
