@@ -18,6 +18,7 @@ from rgate_integrations.gates.papers.verdicts import (
     PARAMETRIC_PROMPT,
     RET,
 )
+from rgate_integrations.runtime.files import write_folder
 from rgate_integrations.tuning.fine_tuning import last_checkpoint, train_adapter
 from rgate_integrations.tuning.own import Recipe, TrainingOptions
 from rgate_integrations.tuning.pairs import Pair, pairs_for, rewriter_pairs
@@ -126,15 +127,13 @@ def test_a_killed_run_resumes_to_the_same_weights(tiny, sums, tmp_path):
 def test_the_last_whole_checkpoint_of_the_very_same_run_is_gone_on_from(tmp_path):
     """The number of rows told runs apart before: other labels for as many questions went on from the old weights."""
     (tmp_path / "run.json").write_text("this run")
-    for number in (2, 10, 12):
-        (tmp_path / f"checkpoint-{number}").mkdir()
-    assert last_checkpoint(tmp_path, "this run") is None, "none is whole"
+    (tmp_path / "checkpoint-12").mkdir()
+    assert last_checkpoint(tmp_path, "this run") is None, "it is not whole"
     for number in (2, 10):
-        (tmp_path / f"checkpoint-{number}" / "trainer_state.json").write_text("{}")
+        write_folder(tmp_path / f"checkpoint-{number}", {"trainer_state.json": "{}"})
     assert last_checkpoint(tmp_path, "this run") == str(tmp_path / "checkpoint-10")
-    with pytest.raises(ConfigurationError, match="other data") as refused:
+    with pytest.raises(ConfigurationError, match=r"other data.*--resume"):
         last_checkpoint(tmp_path, "another run")
-    assert "--resume" in refused.value.hint
 
 
 @pytest.mark.model

@@ -195,7 +195,7 @@ def train(
         ),
     ] = "closed_book_correct",
     tokens: Annotated[int, typer.Option(min=1, max=128, help="Draft tokens to read.")] = 32,
-    folds: Annotated[int | None, typer.Option(min=0, help="Cross-validation: 5 for a probe.")] = None,
+    folds: Annotated[int, typer.Option(min=0, help="Of the cross-validation; a probe has 5 for 0.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of folds, weights and order.")] = 0,
     epochs: Annotated[float | None, typer.Option(help="Instead of the paper's.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Instead of the paper's.")] = None,
@@ -300,8 +300,7 @@ def ability(
     _say_failed(measured.failed)
     found, prior = measured.ability, measured.prior
     reach = 1.96 * found.sd
-    kinds = [f"{kind} {right} of {asked}" for kind, (right, asked) in measured.right.items()]
-    say(f"{found.llm}: {found.source} ({', '.join(kinds)}).")
+    say(f"{found.llm}: {found.source}.")
     say(
         f"Ability {found.theta:+.2f} (95 %: {found.theta - reach:+.2f} to {found.theta + reach:+.2f}); "
         "Llama-3.1-8B-Instruct has 0. "

@@ -35,14 +35,12 @@ class Measured:
     Attributes:
         ability: The ability.
         prior: What was known of it before.
-        right: Right answers and all answers, by the kind of the anchor.
         failed: How many calls failed; the same call asks them again.
         folder: Where the ability is: ``llm_name=`` takes it.
     """
 
     ability: Ability
     prior: Ability
-    right: dict[str, tuple[int, int]]
     failed: int
     folder: Path
 
@@ -91,21 +89,15 @@ def measure_ability(
                 f"{len(answered)} of {len(answered) + failed} questions were answered; {LEAST_ANSWERS} are needed.",
                 hint="Run the same again: only what failed is asked.",
             )
-        right = []
-        counts: dict[str, tuple[int, int]] = {}
-        for each in answered:
-            is_right = is_correct(each.direct.text, each.question.gold)
-            right.append(is_right)
-            hits, asked = counts.get(each.question.dataset, (0, 0))
-            counts[each.question.dataset] = (hits + is_right, asked + 1)
+        right = np.array([is_correct(each.direct.text, each.question.gold) for each in answered])
         easiness, slope = anchor_logits(load_gate(), [each.question.text for each in answered])
         prior, _ = resolve_ability(arm.name)
         prior = replace(prior, llm=arm.name, sd=max(prior.sd, _LEAST_SD))
         ability = replace(
-            estimate_ability(prior, easiness, slope, np.array(right, dtype=float)),
+            estimate_ability(prior, easiness, slope, right.astype(np.float64)),
             source=f"measured: {sum(right)} of {len(answered)} anchor questions answered rightly",
         )
-        return Measured(ability, prior, counts, failed, save_measured(ability, folder))
+        return Measured(ability, prior, failed, save_measured(ability, folder))
 
 
 def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float64Array, float]:

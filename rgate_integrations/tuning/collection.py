@@ -292,8 +292,7 @@ def cached_answers(
         ServerError: A question could not be answered; the others are kept.
     """
     made_with = json_line({name: dict(arm.facts) for name, arm in arms.items()})
-    name = hashlib.sha256(made_with.encode()).hexdigest()[:16]
-    path = cache_dir() / what / f"{name}.jsonl"
+    path = cache_dir() / what / f"{hashlib.sha256(made_with.encode()).hexdigest()[:16]}.jsonl"
     waiting = f"waiting for another training that writes the same {what}"
     # Two trainings on the same questions would both write this file: the second waits, and then finds the answers.
     with locked(path, waiting=partial(progress, waiting, 0, len(questions))):

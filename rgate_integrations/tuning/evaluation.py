@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import GateLike, decide
-from rgate_integrations.errors import ConfigurationError, DataFormatError, missing_dependency
+from rgate_integrations.errors import DataFormatError, missing_dependency
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
 from rgate_integrations.runtime.flow import run
 from rgate_integrations.tuning.collection import Progress, silent
 from rgate_integrations.tuning.questions import DraftKind, Example, recorded_drafts
 
 _CHUNK = 64
-_SAMPLES = 1_000  # of a bootstrap
 _WITH_INTERVAL = ("auc", "auc_utility", "accuracy", "retrieval_rate", "containment_accuracy", "area_between")
 _LEAST_LOGGED = 50
 _SOMEWHAT, _MUCH = 0.1, 0.25  # population stability index, by the usual rule of thumb
@@ -109,11 +108,12 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
     sampled = itemgetter(*_WITH_INTERVAL)
     draws = []
     rng = np.random.default_rng(0)
-    for _ in range(_SAMPLES):
+    for _ in range(1_000):  # a bootstrap
         draws.append(sampled(_numbers(judged.part(rng.integers(0, n, n)))))
-    curve = retrieval_curve(judged.p, judged.closed_book, judged.rag)
     rates = np.linspace(0, 1, 21)
-    accuracies = np.interp(rates * n, np.arange(n + 1), curve)
+    accuracies = np.interp(
+        rates * n, np.arange(n + 1), retrieval_curve(judged.p, judged.closed_book, judged.rag)
+    )
     intervals = {}
     for name, values in zip(_WITH_INTERVAL, np.transpose(draws), strict=True):
         if not math.isnan(numbers[name]):
@@ -216,12 +216,7 @@ def break_even(rate: float, *, gate: float, direct: float, rag: float) -> dict[s
     Returns:
         ``always_ms`` where every question is retrieved for, ``gated_ms`` with the gate, and ``break_even``, clipped
         to [0, 1].
-
-    Raises:
-        ConfigurationError: A time is below 0.
     """
-    if min(gate, direct, rag) < 0:
-        raise ConfigurationError("A stage cannot take less than 0 milliseconds.")
     saved = rag - gate - direct
     even = float(saved >= 0)  # where more retrieval does not cost more, it pays everywhere or nowhere
     if rag > direct:

@@ -45,7 +45,6 @@ try:
 except ImportError as error:
     raise missing_dependency(str(error.name), "local") from error
 
-_NO_LABEL = -100
 _RUN = "run.json"
 
 
@@ -77,7 +76,7 @@ def train_adapter(
     if gate == "slimplm" and options.draft == "none":
         raise ConfigurationError("The slimplm gate judges a draft.", hint="--draft proxy or recorded")
     examples = all_examples(files)
-    known = check_labels(examples, options.folds or 0)
+    known = check_labels(examples, options.folds)
     drafts: Sequence[Draft | None] = [None] * len(examples)
     parameters: dict[str, Any] = {}
     if gate in ("ik", "slimplm"):
@@ -121,7 +120,7 @@ def _cross_validate(
 ) -> dict[str, Any]:
     """Judge each question by an adapter that was trained without its fold."""
     p = np.zeros(len(examples))
-    for train, test in question_folds(len(examples), options.folds or 0, options.seed):
+    for train, test in question_folds(len(examples), options.folds, options.seed):
         with tempfile.TemporaryDirectory(prefix="rgate-fold-", ignore_cleanup_errors=True) as folder:
             # Each fold has a folder of its own: an adapter that is loaded is known by its path.
             adapter = Path(folder) / "gate"
@@ -307,7 +306,7 @@ class TargetTrainer(transformers.Trainer):  # type: ignore[misc]  # transformers
         # predicts a token stands one before it.
         logits = model(**inputs, logits_to_keep=labels.shape[1] + 1, use_cache=False).logits
         logprobs = torch.log_softmax(logits[:, :-1].float(), dim=-1)
-        is_target = labels >= 0
+        is_target = labels >= 0  # and not padding
         target_logprobs = logprobs.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
         token_weights = is_target * weights[:, None]
         return -(target_logprobs * token_weights).sum() / token_weights.sum().clamp(min=1e-6)
@@ -339,7 +338,7 @@ def collate(rows: Sequence[dict[str, Any]], pad: int) -> dict[str, torch.Tensor]
         What the model and the loss take; positions count from the first token that is no padding.
     """
     ids, mask = pad_left([row["prompt"] + row["target"] for row in rows], pad, torch.device("cpu"))
-    labels, _ = pad_left([row["target"] for row in rows], _NO_LABEL, torch.device("cpu"))
+    labels, _ = pad_left([row["target"] for row in rows], -100, torch.device("cpu"))
     return {
         "input_ids": ids,
         "attention_mask": mask,

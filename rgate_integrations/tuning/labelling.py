@@ -215,11 +215,6 @@ class JudgeArm(ModelArm):
 
     judged: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Model and prompt."""
-        return {"llm": self.llm.name, "weights": self.llm.fingerprint, "prompt": JUDGE.hash}
-
     def answer(self, questions: Sequence[Question]) -> list[Draft]:
         """Judge the answers to some questions."""
         values = []
@@ -227,9 +222,9 @@ class JudgeArm(ModelArm):
             gold = "; ".join(question.gold)
             values.append({"question": question.text, "gold": gold, "answer": self.judged[question.key]})
         if isinstance(self.llm, ServedProxy):
-            return self.llm.generate(JUDGE, values, tokens=8)  # it is asked for a word
+            return self.llm.generate(self.prompt, values, tokens=self.tokens)
         found = []
-        for scores in self.llm.score(JUDGE, values, ("Yes", "No")):
+        for scores in self.llm.score(self.prompt, values, ("Yes", "No")):
             p = ik_score(*scores.logprobs)
             text = ""
             if p >= 0.5:
@@ -265,7 +260,8 @@ def ask_judge(
             if arm in each.answers:
                 judged[each.question.key] = each.answers[arm].text.strip()
         name = f"judge {judge.name} of {arm}"
-        answers.add({name: JudgeArm(judge, judged=judged)})
+        # It is asked for a word, and may say a few.
+        answers.add({name: JudgeArm(judge, tokens=8, prompt=JUDGE, judged=judged)})
         asked = [each.question for each in answered if not refuses(judged.get(each.question.key, ""))]
         answers.ask(asked, arms=[name], concurrency=concurrency, what=f"judging {arm}", progress=progress)
         for key in judged:

@@ -77,8 +77,8 @@ class TrainingOptions:
         draft: ``"proxy"`` reads the proxy's own drafts, ``"recorded"`` what the LLM wrote, ``"none"`` the question
             alone.
         tokens: Draft tokens to read.
-        folds: Folds of the cross-validation. None is 5 for a probe, which is calibrated on them, and 0 (no
-            cross-validation) for a gate that is fine-tuned.
+        folds: Folds of the cross-validation. 0 is 5 for a probe, which is calibrated on them, and no cross-validation
+            for a gate that is fine-tuned.
         seed: Seed of everything.
         label: Name of the label.
         labelled_by: What made the labels, for the model card; empty if the data came with them.
@@ -90,7 +90,7 @@ class TrainingOptions:
 
     draft: DraftKind = "proxy"
     tokens: int = 32
-    folds: int | None = None
+    folds: int = 0
     seed: int = 0
     label: str = LABEL
     labelled_by: str = ""
@@ -125,7 +125,7 @@ class TrainingOptions:
         return {
             "label": f"{self.label} of {self.labelled_by}" if self.labelled_by else self.label,
             "seed": self.seed,
-            "folds": self.folds or 0,
+            "folds": self.folds,
             "recipe": recipe,
             "data": list(map(DataFile.as_provenance, files)),
             "metrics": metrics,

@@ -8,7 +8,6 @@ from itertools import chain
 
 import numpy as np
 
-from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.artifacts import ProbeArtifact
 from rgate_integrations.models.base import PooledLayer, Pooling, Span, middle_layers
 from rgate_integrations.models.local import LocalProxy
@@ -53,17 +52,14 @@ def train_probe(
     Args:
         files: The examples.
         proxy: The model whose hidden states are read.
-        options: What is read, and how the result is described; at least 2 folds.
+        options: What is read, and how the result is described.
         progress: Told what is being done, how far it is, and how far it goes.
 
     Raises:
         DataFormatError: All labels are the same, or there are fewer questions than folds.
-        ConfigurationError: There are fewer than 2 folds.
     """
-    folds = 5 if options.folds is None else options.folds
+    folds = options.folds or 5
     options = replace(options, folds=folds)
-    if folds < 2:
-        raise ConfigurationError("A probe is calibrated on held-out folds.", hint="folds >= 2")
     examples = all_examples(files)
     known = check_labels(examples, folds)
     questions = [example.question for example in examples]

@@ -211,9 +211,7 @@ def read_examples(
                 examples.append(example)
             known, first = seen[key]
             if known != example.known:
-                raise record.wrong(
-                    f"{question.text[:60]!r} is {_word(example.known)}, but {_word(known)} in {first}"
-                )
+                raise record.wrong(f"{question.text[:60]!r} has another label than in {first}")
         files.append(DataFile.of(path, examples))
     return files
 
@@ -284,7 +282,7 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
     wrong = len(known) - right
     if not right or not wrong:
         raise DataFormatError(
-            f"All {len(known)} questions are {_word(right > 0)}.", hint="Both labels are needed."
+            f"All {len(known)} questions have the same label.", hint="Both known and unknown ones are needed."
         )
     if folds and not 2 <= folds <= min(right, wrong):
         raise DataFormatError(
@@ -293,10 +291,6 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
             hint="Give more data or fewer folds.",
         )
     return known
-
-
-def _word(known: bool) -> str:
-    return "known" if known else "unknown"
 
 
 def recorded_drafts(questions: Sequence[Question], kind: DraftKind) -> list[Draft] | None:

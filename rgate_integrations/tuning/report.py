@@ -72,9 +72,12 @@ def report_page(results: Sequence[Result]) -> str:
     Args:
         results: Results of evaluations; the page shows one at a time.
     """
-    shown = [result.model_dump() for result in results]
     # "<" would end the script element, whatever a model wrote
-    data = json_line(shown).replace("<", "\\u003c").replace("\u2028", "\\u2028")
+    data = (
+        json_line([result.model_dump() for result in results])
+        .replace("<", "\\u003c")
+        .replace("\u2028", "\\u2028")
+    )
     template = files("rgate_integrations.tuning").joinpath("report.html").read_text(encoding="utf-8")
     return template.replace("/*DATA*/[]", data)
 
@@ -100,8 +103,7 @@ def _notes_of(labels: Labels, gate: FittedGate) -> list[str]:
     """Say in sentences what a gate guarantees, how good it is, and what it spends."""
     rate = float(gate.retrieves.mean())
     answered = [labels.answered[place] for place in gate.places]
-    seconds = [(each.seconds["direct"], each.seconds["retrieve"]) for each in answered]
-    direct, rag = np.median(seconds, axis=0)
+    direct, rag = np.median([(each.seconds["direct"], each.seconds["retrieve"]) for each in answered], axis=0)
     notes = [
         gate.choice.guarantee,
         f"Threshold {gate.choice.threshold:.3f}: retrieves for {rate:.1%}.",
@@ -112,9 +114,7 @@ def _notes_of(labels: Labels, gate: FittedGate) -> list[str]:
     ]
     spent = mean_tokens(answered, gate.retrieves, gate.artifact.tokens)
     always = mean_tokens(answered, np.ones(len(answered), dtype=bool))
-    if spent is None or always is None:
-        notes.append("The answers do not say how long their prompts were: tokens cannot be counted.")
-    else:
+    if spent is not None and always is not None:  # where the server says how long prompts are
         notes.append(
             f"Tokens of the LLM a question: {spent[0]:.0f} read and {spent[1]:.0f} written, instead of "
             f"{always[0]:.0f} and {always[1]:.0f} with retrieval always."
@@ -182,17 +182,22 @@ def _result(name: str, labels: Labels, gate: FittedGate, notes: Sequence[str]) -
     rows = []
     for place, p in zip(gate.places, gate.p, strict=True):
         answered = labels.answered[place]
-        row = JudgedQuestion(
-            question=answered.question.text,
-            dataset=answered.question.dataset or "all questions",
-            draft=answered.direct.text,
-            p_known=round(float(p), 5),
-            closed_book_correct=bool(labels.known[place]),
-            rag_correct=bool(labels.rag[place]),
+        rows.append(
+            JudgedQuestion(
+                question=answered.question.text,
+                dataset=answered.question.dataset or "all questions",
+                draft=answered.direct.text,
+                p_known=round(float(p), 5),
+                closed_book_correct=bool(labels.known[place]),
+                rag_correct=bool(labels.rag[place]),
+            )
         )
-        rows.append(row)
-    shown = (labels.description, *notes)
-    return Result(gate=name, threshold=gate.choice.threshold, notes=shown, questions=tuple(rows))
+    return Result(
+        gate=name,
+        threshold=gate.choice.threshold,
+        notes=(labels.description, *notes),
+        questions=tuple(rows),
+    )
 
 
 def write_card(name: str, labels: Labels, llm: str, notes: Notes, failed: int) -> str:
