@@ -94,8 +94,7 @@ def download(
     """Download models and passages into the cache; without names, list what there is."""
     if not names:
         for item in CATALOGUE.values():
-            there = "" if cached_path(item.name) is None else ", downloaded"
-            say(f"{item.name}{there}", bold=True)
+            say(item.name, bold=True)
             say(
                 f"  {item.purpose}; {item.licence}; {item.megabytes:,} MB, {item.disk_megabytes:,} MB on disk"
             )
@@ -129,8 +128,11 @@ def gates(
     if llm is not None:
         _say_assumed(llm, as_json)
         return
-    columns = ("name", "paper", "evidence", "training", "cost")
-    say_table(columns, list(map(astuple, list_gates())), as_json=as_json)
+    say_table(
+        ("name", "paper", "evidence", "training", "cost"),
+        list(map(astuple, list_gates())),
+        as_json=as_json,
+    )
 
 
 def _say_assumed(llm: str, as_json: bool) -> None:

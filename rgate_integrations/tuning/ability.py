@@ -133,9 +133,9 @@ def estimate_ability(prior: Ability, easiness: Float64Array, slope: float, right
         slope: How much the logit grows with each unit of ability, above 0.
         right: Whether each answer is right, shape (n,).
     """
-    column = np.full((len(right), 1), slope)
     precision = prior.sd**-2
-    (moved,) = ridge_logistic(column, right, [precision], easiness + slope * prior.theta)
+    at_prior = easiness + slope * prior.theta
+    (moved,) = ridge_logistic(np.full((len(right), 1), slope), right, [precision], at_prior)
     theta = prior.theta + float(moved)
     p = 1 / (1 + np.exp(-(easiness + slope * theta)))
     curvature = slope**2 * float((p * (1 - p)).sum()) + precision

@@ -86,15 +86,20 @@ class Budget:
             if upper > self.rate:
                 break
             threshold, bound = float(candidate), upper
-        guarantee = (
-            f"Retrieves for at most {self.rate:.1%} of the questions, with confidence {self.confidence:.0%}."
-        )
-        if threshold == 0:
-            guarantee = (
-                f"No threshold above 0 can guarantee at most {self.rate:.1%}, n = {n}: it never retrieves."
-            )
         facts = {"n": n, "retrieval_rate": float((p < threshold).mean()), "upper_bound": bound}
-        return ThresholdChoice(threshold, guarantee, threshold > 0, facts)
+        if threshold == 0:
+            return ThresholdChoice(
+                threshold,
+                f"No threshold above 0 can guarantee at most {self.rate:.1%}, n = {n}: it never retrieves.",
+                False,
+                facts,
+            )
+        return ThresholdChoice(
+            threshold,
+            f"Retrieves for at most {self.rate:.1%} of the questions, with confidence {self.confidence:.0%}.",
+            True,
+            facts,
+        )
 
 
 @dataclass(frozen=True)
@@ -142,16 +147,20 @@ class MaxLoss:
             "loss": float(np.where(skipped, gain, 0.0).mean()),
         }
         if not skipped.any():
-            why = (
+            return ThresholdChoice(
+                ALWAYS,
                 f"No threshold that skips can guarantee a loss of at most {self.loss:.1%} with confidence "
-                f"{self.confidence:.0%} and n = {n}: it always retrieves."
+                f"{self.confidence:.0%} and n = {n}: it always retrieves.",
+                False,
+                facts,
             )
-            return ThresholdChoice(ALWAYS, why, False, facts)
-        guarantee = (
+        return ThresholdChoice(
+            threshold,
             f"Loses at most {self.loss:.1%} in-accuracy against always retrieving, with confidence "
-            f"{self.confidence:.0%}."
+            f"{self.confidence:.0%}.",
+            True,
+            facts,
         )
-        return ThresholdChoice(threshold, guarantee, True, facts)
 
 
 Policy: TypeAlias = Budget | MaxLoss

@@ -189,12 +189,9 @@ def _fold(correction: Correction, basis: Basis, readings: Readings, **facts: Any
 
 def _read_beginnings(labels: Labels, tokens: int) -> tuple[PositionArray, Float64Array]:
     """Return which answers came with the LLM's own log-probabilities, and the features of their first tokens."""
-    places, features = [], []
-    for place, each in enumerate(labels.answered):
-        if each.direct.logprobs is not None:
-            places.append(place)
-            features.append(features_of(each.direct.head(tokens)))
-    return np.array(places, dtype=int), np.array(features)
+    places = np.flatnonzero([each.direct.logprobs is not None for each in labels.answered])
+    features = [features_of(labels.answered[place].direct.head(tokens)) for place in places]
+    return places, np.array(features)
 
 
 def _how_many(policy: Policy, p: Float64Array, known: BoolArray, rag: BoolArray) -> str:

@@ -174,8 +174,7 @@ def read_own(
             raise record.wrong("no gold_answers, which the model's own answers are compared with")
         questions.append(question)
     if label == OWN_LABEL:
-        arm = ModelArm(proxy, prompt=prompt)
-        answers = cached_answers("answers", {"direct": arm}, questions, progress)
+        answers = cached_answers("answers", {"direct": ModelArm(proxy, prompt=prompt)}, questions, progress)
     else:
         arm = ModelArm(proxy, tokens=16, prompt=SHORT_ANSWER)
         answers = cached_answers("samples", sampling_arms(arm, SAMPLES, seed), questions, progress)

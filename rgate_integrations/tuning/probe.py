@@ -66,8 +66,7 @@ def train_probe(
     sets = [question.dataset for question in questions]
     views = []
     for span, pooling in _VIEWS[options.draft]:
-        depths = middle_layers(proxy.num_layers, span)
-        views.append([PooledLayer(depth, span, pooling) for depth in depths])
+        views.append([PooledLayer(depth, span, pooling) for depth in middle_layers(proxy.num_layers, span)])
     states = _read_states(proxy, questions, views, options, progress)
     held_out = np.stack([cross_validate(view, known, folds, options.seed, sets) for view in states], axis=1)
     # The views are weighted by a second cross-validation, so that no question weights itself.
@@ -108,10 +107,10 @@ def _read_states(
     found: list[Float32Array] = []
     for start in range(0, len(questions), _CHUNK):
         values = [{"question": question.text} for question in questions[start : start + _CHUNK]]
-        given = None if drafts is None else drafts[start : start + _CHUNK]
+        given = drafts and drafts[start : start + _CHUNK]
         found += [hidden.states for hidden in proxy.hidden(options.prompt, values, given, layers)]
         progress("reading hidden states", len(found), len(questions))
-    ends = np.cumsum([len(view) for view in views])
+    ends = np.cumsum(list(map(len, views)))
     return np.split(np.stack(found), ends[:-1], axis=1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -91,16 +92,13 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
     Raises:
         DataFormatError: A line cannot be used, or there is no question; the message names file and line.
     """
-    dataset = ""
-    records: Iterable[Record | Question]
     if isinstance(source, str | Path):
-        dataset = _dataset(Path(source))
-        records = read_records(source, hint=_HINT)
+        read = partial(Question.of, dataset=_dataset(Path(source)))
+        questions = map(read, read_records(source, hint=_HINT))
     else:
-        records = map(_as_record, source, count(1))
+        questions = map(_as_question, source, count(1))
     found: dict[str, Question] = {}
-    for record in records:
-        question = Question.of(record, dataset) if isinstance(record, Record) else record
+    for question in questions:
         if gold and not question.gold:
             raise DataFormatError(f"{question.text[:60]!r} has no gold_answers.", hint=_HINT)
         # A later line may know the answers that an earlier one left out.
@@ -111,12 +109,13 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
     return list(found.values())
 
 
-def _as_record(given: Any, number: int) -> Record | Question:
+def _as_question(given: Any, number: int) -> Question:
     if isinstance(given, Question):
         return given
     if isinstance(given, str):
         given = {"question": given}
-    return Record(f"question {number}", number, dict(given) if isinstance(given, Mapping) else {}, _HINT)
+    fields = dict(given) if isinstance(given, Mapping) else {}
+    return Question.of(Record(f"question {number}", number, fields, _HINT))
 
 
 def _dataset(path: Path) -> str:
