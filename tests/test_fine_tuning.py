@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
@@ -66,9 +67,10 @@ LEARNS = Recipe(epochs=25, learning_rate=2e-2, batch_size=12, per_device=12, dro
 
 @pytest.fixture(scope="module")
 def sums(tmp_path_factory):
-    lines = []
-    for question, said in zip(SUMS, SAID, strict=True):
-        lines.append({"question": question, "closed_book_correct": said == "Even.", "closed_book_text": said})
+    lines = [
+        {"question": question, "closed_book_correct": said == "Even.", "closed_book_text": said}
+        for question, said in zip(SUMS, SAID, strict=True)
+    ]
     return write(tmp_path_factory.mktemp("sums") / "sums.jsonl", *lines)
 
 
@@ -108,19 +110,17 @@ def test_a_killed_run_resumes_to_the_same_weights(tiny, sums, tmp_path):
     gate = fitted(sums, tiny, tmp_path / "whole")
     assert (gate.config()["source"], gate.config()["tokens"]) == ("recorded", 32)
     killed = tmp_path / "killed"
-    command = [sys.executable, "-c", KILLED, str(sums), tiny, str(killed), repr(RECIPE)]
+    command = [sys.executable, "-c", KILLED, sums, tiny, killed, repr(RECIPE)]
     process = subprocess.run(command, capture_output=True, check=False)
     assert process.returncode == -signal.SIGKILL, process.stderr
     assert not killed.exists()
     checkpoints = tmp_path / ".killed-checkpoints"
     (checkpoints / "checkpoint-5").mkdir()  # what a kill leaves half written is passed over
-    steps = []
-    options = TrainingOptions(draft="recorded", recipe=RECIPE, resume=True)
-    files = read_examples([sums])
-    train_adapter("ik", files, tiny, killed, options, progress=lambda what, done, total: steps.append(done))
-    assert (steps[0], steps[-1]) == (5, 12), "it went on from the fourth step"
-    weights = [(tmp_path / d / "adapter_model.safetensors").read_bytes() for d in ("whole", "killed")]
-    assert weights[0] == weights[1]
+    options, told = TrainingOptions(draft="recorded", recipe=RECIPE, resume=True), Mock()
+    train_adapter("ik", read_examples([sums]), tiny, killed, options, progress=told)
+    assert told.mock_calls[0] == call("training", 5, 12), "it went on from the fourth step"
+    whole, resumed = (tmp_path / name / "adapter_model.safetensors" for name in ("whole", "killed"))
+    assert resumed.read_bytes() == whole.read_bytes()
     assert not checkpoints.exists()
 
 

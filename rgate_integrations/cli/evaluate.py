@@ -139,9 +139,8 @@ _COLUMNS = (
 
 def _row(name: str, measured: dict[str, Any]) -> list[str]:
     """Return the cells of `_COLUMNS`."""
-    ends = [
-        f"{end:.2f}" for end in measured["intervals"].get("auc", ())
-    ]  # none where all labels are the same
+    # Where all labels are the same there is no AUC.
+    ends = [f"{end:.2f}" for end in measured["intervals"].get("auc", ())]
     low, high = measured["intervals"]["containment_accuracy"]
     return [
         name,

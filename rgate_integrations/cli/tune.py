@@ -195,7 +195,7 @@ def train(
         ),
     ] = "closed_book_correct",
     tokens: Annotated[int, typer.Option(min=1, max=128, help="Draft tokens to read.")] = 32,
-    folds: Annotated[int, typer.Option(min=0, help="Of the cross-validation; a probe has 5 for 0.")] = 0,
+    folds: Annotated[int, typer.Option(min=0, help="Cross-validation; 0: 5 for a probe, else none.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of folds, weights and order.")] = 0,
     epochs: Annotated[float | None, typer.Option(help="Instead of the paper's.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Instead of the paper's.")] = None,
