@@ -11,7 +11,7 @@ from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.ability import Ability, resolve_ability
 from rgate_integrations.models.base import HiddenStates
-from rgate_integrations.runtime.text import contains_answer
+from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.tuning import ability as measuring
 from rgate_integrations.tuning.ability import (
     estimate_ability,
@@ -44,24 +44,23 @@ def flat(monkeypatch):
     return gate
 
 
-def easy(question):
-    """Answer easy questions rightly."""
-    if KINDS[question] in ("well-known", "middling"):
-        return f"It is {GOLD[question]}."
-    return "I do not know."
+EASY = ("well-known", "middling")
 
 
 def arm(fails=()):
-    return ObjectArm(Direct(fails, says=easy), "Llama-3.2-1B")
+    """What answers easy questions rightly, and no other."""
+    says = {
+        text: f"It is {GOLD[text]}." if kind in EASY else "I do not know." for text, kind in KINDS.items()
+    }
+    return ObjectArm(Direct(fails, says=says.get), "Llama-3.2-1B")
 
 
 def test_there_are_100_anchors_of_four_kinds():
-    anchors = read_anchors()
     assert len(GOLD) == 100
-    assert set(Counter(anchor.dataset for anchor in anchors).values()) == {25}
-    assert len({anchor.dataset for anchor in anchors[:4]}) == 4  # in turn, so that a part stands for all
-    for anchor in anchors:  # none is answered by saying it again
-        assert not any(contains_answer(anchor.text, gold) for gold in anchor.gold)
+    assert set(Counter(KINDS.values()).values()) == {25}
+    assert len(set(list(KINDS.values())[:4])) == 4  # in turn, so that a part stands for all
+    # None is answered by saying it again.
+    assert not [anchor for anchor in read_anchors() if is_correct(anchor.text, anchor.gold)]
 
 
 def test_the_estimate_is_where_the_posterior_is_highest():
@@ -81,8 +80,7 @@ def test_what_was_measured_is_what_llm_name_takes(flat, tmp_path):
     again = arm()
     measured = measure_ability(again, tmp_path / "mine")
     assert again.call.asked == list(GOLD)[-3:], "what failed is asked again, and nothing else"
-    right = {"well-known": 25, "middling": 25, "obscure": 0, "multi-step": 0}
-    assert measured.right == {kind: (n, 25) for kind, n in right.items()}
+    assert measured.ability.source == "measured: 50 of 100 anchor questions answered rightly"
     prior = resolve_ability("Llama-3.2-1B")[0]
     assert measured.prior.theta == prior.theta < measured.ability.theta
     assert measured.ability.sd < measured.prior.sd
@@ -100,10 +98,8 @@ def test_too_few_answers_measure_nothing(flat, tmp_path):
 
 def test_a_folder_of_something_else_is_left_alone(flat, tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    unasked = arm()
     with pytest.raises(ConfigurationError, match="something else in it"):
-        measure_ability(unasked, tmp_path)
-    assert unasked.call.asked == []
+        measure_ability(ObjectArm(pytest.fail, "Llama-3.2-1B"), tmp_path)
 
 
 def test_the_command_measures_a_served_llm(flat, tmp_path, fake):
@@ -111,8 +107,8 @@ def test_the_command_measures_a_served_llm(flat, tmp_path, fake):
         (said,) = [text for text in GOLD if text in body["messages"][-1]["content"]]
         return answer(f"That is {GOLD[said]}.")
 
-    options = ["ability", "--llm", fake(reply).url, "--out", str(tmp_path / "mine")]
-    done = CliRunner().invoke(app, [*options, "--model", "my-model-1b"])
+    options = f"ability --llm {fake(reply).url} --out {tmp_path / 'mine'} --model my-model-1b"
+    done = CliRunner().invoke(app, options.split())
     assert done.exit_code == 0, done.output
     assert len(Fake.seen) == 100
     assert "measured: 100 of 100 anchor questions" in done.output

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -14,6 +15,7 @@ from rgate_integrations.cli.terminal import DEFAULT_GATE
 from rgate_integrations.engine.loading import load_gate
 from rgate_integrations.errors import DataFormatError, IndexNotFoundError, ModelLoadError
 from rgate_integrations.models.catalog import CATALOGUE
+from rgate_integrations.runtime.files import write_folder
 from tests.scripted_upstream import Shelf
 
 RGATE = [sys.executable, "-c", "from rgate_integrations.cli import main; main()"]
@@ -60,9 +62,12 @@ def test_every_command_knows_h_and_a_flag_means_one_thing_in_all():
 
 
 def test_gates_lists_all_with_their_papers():
-    found = {gate["name"] for gate in objects(rgate("gates", "--json"))}
-    assert found > {"ik", "slimplm", "adapt", "boundary"}
-    assert len(found) >= 16
+    assert {gate["name"] for gate in objects(rgate("gates", "--json"))} > {
+        "ik",
+        "slimplm",
+        "adapt",
+        "boundary",
+    }
     assert "IK score" in rgate("gates").stdout
     assert load_gate().gate.artifact == DEFAULT_GATE
 
@@ -88,13 +93,10 @@ def test_a_line_that_is_no_question_is_an_error_with_its_number_and_the_others_g
     """One was judged as a question, and skipped with P(known) 0.98."""
     lines = 'who?\n\n{"q": 1}\n{"question": "what?"}\n{not json\nnot json{\n{"question": "where?"}\n'
     done = rgate(*NEVER, "--json", stdin=lines)
-    found = objects(done)
-    assert [each["retrieve"] for each in found] == [False, True, True, False, True, True, False]
-    wrong = [each["error"]["message"][:7] for each in found if "error" in each]
-    assert wrong == ["The que", "Line 3 ", "Line 5 ", "Line 6 "]
-    assert (done.exit_code, found[4]["question"]) == (1, "{not json")
-    plain = rgate(*NEVER, stdin='{"q": 1}\n')
-    assert "Line 1 is no JSON object with a question. Each line is" in plain.stdout
+    said = [each.get("error", {}).get("message", "")[:7] for each in objects(done)]
+    assert said == ["", "The que", "Line 3 ", "", "Line 5 ", "Line 6 ", ""]
+    assert [each["retrieve"] for each in objects(done)] == [bool(wrong) for wrong in said]
+    assert (done.exit_code, objects(done)[4]["question"]) == (1, "{not json")
 
 
 def test_ctrl_c_while_the_command_finishes_is_no_traceback():
@@ -136,8 +138,7 @@ def test_doctor_says_what_is_missing_and_the_command_that_brings_it(cache):
 
 
 def test_doctor_sees_what_is_cached_and_a_cache_that_cannot_be_written(cache):
-    (cache / "all-minilm-l6-v2").mkdir(parents=True)
-    (cache / "all-minilm-l6-v2" / "rgate.json").write_text("{}")
+    write_folder(cache / "all-minilm-l6-v2", {"rgate.json": "{}"})
     assert doctor()["all-minilm-l6-v2"] == ("downloaded", "")
     cache.rename(cache.parent / "aside")
     cache.write_text("a file")
@@ -149,18 +150,15 @@ def test_doctor_sees_what_is_cached_and_a_cache_that_cannot_be_written(cache):
 
 def test_ask_opens_the_index_for_the_first_question_that_needs_it(monkeypatch, scripted):
     """It built one of 10,033 passages first, for "What is the capital of France?" too."""
-    opened = []
     monkeypatch.setattr("rgate_integrations.models.download.resolve_model", lambda name: name)
     monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda *given: scripted)
     missing = rgate("ask", "--index", "no-such-folder", "who?")
     assert isinstance(missing.exception, IndexNotFoundError)
-    monkeypatch.setattr(
-        "rgate_integrations.cli.ask.open_index", lambda folder: opened.append(folder) or Shelf()
-    )
-    assert rgate("ask", "--gate", "constant:never", "who?", "what?").exit_code == 0
-    assert opened == []
-    assert rgate("ask", "--gate", "constant:always", "who?", "what?").exit_code == 0
-    assert opened == [None]
+    opened = Mock(return_value=Shelf())
+    monkeypatch.setattr("rgate_integrations.cli.ask.open_index", opened)
+    for gate, times in (("constant:never", 0), ("constant:always", 1)):
+        assert rgate("ask", "--gate", gate, "who?", "what?").exit_code == 0
+        assert opened.call_count == times
 
 
 def test_an_error_of_the_questions_ends_collecting_before_a_model_is_loaded(tmp_path):
@@ -175,7 +173,6 @@ def test_decide_with_the_real_proxy_judges_what_the_named_llm_knows(smollm2):
     asked = "Who was the second person to walk on the moon?"
     (unknown,) = objects(rgate("decide", "--json", asked))
     (strong,) = objects(rgate("decide", "--json", "--llm-name", "gpt-4o", asked))
-    assert unknown["cost"]["model_calls"] >= 1
     assert strong["p_known"] > unknown["p_known"]
     assert strong["llm"].startswith("gpt-4o")
 
@@ -184,13 +181,10 @@ def test_decide_with_the_real_proxy_judges_what_the_named_llm_knows(smollm2):
 def test_an_own_index_is_built_and_searched_for_what_is_unknown(smollm2, minilm, tmp_path):
     index, question = tmp_path / "index", "What is the capital of Zorblat?"
     (tmp_path / "corpus.jsonl").write_text(ZORBLAT)
-    built = rgate("index", "build", "--corpus", tmp_path / "corpus.jsonl", "--out", index)
-    assert built.exit_code == 0, built.output
+    assert rgate("index", "build", "--corpus", tmp_path / "corpus.jsonl", "--out", index).exit_code == 0
     (found,) = objects(rgate("index", "search", index, "zorblat capital", "--json"))
     assert found["passages"][0]["title"] == "Zorblat"
     assert "Zorblat: The capital" in rgate("index", "search", index, "zorblat capital").stdout
-    assert rgate("index", "search", index, "q", "-k", "0").exit_code == 2
-
     options = ["--index", index, "--llm", "smollm2-135m-instruct", "-k", "1", "--gate", "prompt"]
     retrieving = [*options, "--threshold", "1.01"]
     (answered,) = objects(rgate("ask", "--json", *retrieving, question))

@@ -1,15 +1,12 @@
 """Paired data, metrics, break-even and calibration: bad files first, then numbers worked by hand, then coverage."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
-from typer.testing import CliRunner
 
 from rgate_integrations import Draft, load_gate
-from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.tuning import Budget, MaxLoss, calibrate, evaluate, read_paired
 from rgate_integrations.tuning.calibration import ALWAYS, fit_map, upper_bound
@@ -103,45 +100,42 @@ def test_calibration_error_by_hand():
 def test_break_even_of_the_ik_paper():
     # Table 6: 3.7 ms for the score, 8.3 for 32 tokens, 18.2 without and 78.4 with retrieval
     for gate, rate in ((3.7 + 8.3, 0.80), (3.7, 0.94)):
-        found = break_even(0.5, gate=gate, direct=18.2, rag=78.4)
-        assert found["break_even"] == pytest.approx(rate, abs=5e-3)
+        assert break_even(0.5, gate=gate, direct=18.2, rag=78.4)["break_even"] == pytest.approx(
+            rate, abs=5e-3
+        )
     slow = break_even(0.5, gate=500, direct=10, rag=25)
     assert slow == {"always_ms": 25, "gated_ms": 517.5, "break_even": 0}
-    with pytest.raises(ConfigurationError):
-        break_even(0.5, gate=-1, direct=1, rag=1)
 
 
 def test_recorded_drafts_reach_the_gate():
-    proxy = ScriptedProxy()
     draft = Draft(text="It was me.", logprobs=(-0.1, -0.2, -0.1), source="recorded")
-    sure = [Example(Question("who?", dataset="s", draft=draft), 1.0, False)]
-    gate = load_gate("token_probability", statistic="mean", proxy=proxy)
-    _, found = evaluate(gate, sure, draft="recorded")
+    gate = load_gate("token_probability", statistic="mean", proxy=ScriptedProxy())
+    _, found = evaluate(gate, [Example(Question("who?", draft=draft), 1.0, False)], draft="recorded")
     assert found.p[0] == pytest.approx(math.exp(-0.4 / 3))
-    assert found.decisions[0].draft.text == "It was me."
-    assert proxy.calls == []  # nothing is read again
+    assert found.decisions[0].draft == draft
+    assert found.decisions[0].cost.model_calls == 0  # nothing is read again
     with pytest.raises(DataFormatError, match="closed_book_text"):
         evaluate(gate, [Example(Question("who?"), 1.0, True)], draft="recorded")
+    with pytest.raises(ConfigurationError, match="not 'record'"):
+        evaluate(gate, [], draft="record")
 
 
 # --- calibration -------------------------------------------------------------------------------------------
 
 
-def test_exact_binomial_bound():
-    assert upper_bound(0, 10, 0.95) == pytest.approx(1 - 0.05 ** (1 / 10))
-    assert upper_bound(5, 5, 0.95) == 1.0
+@pytest.mark.parametrize(("successes", "n", "bound"), [(0, 10, 1 - 0.05 ** (1 / 10)), (5, 5, 1.0)])
+def test_exact_binomial_bound(successes, n, bound):
+    assert upper_bound(successes, n, 0.95) == pytest.approx(bound)
 
 
 @pytest.mark.parametrize("method", ["platt", "isotonic"])
 def test_maps_keep_the_order(method):
     rng = np.random.default_rng(0)
-    p = rng.random(400)
+    p = np.sort(rng.random(400))
     known = rng.random(400) < p**3
-    fitted = fit_map(p, known, method)
-    mapped = np.array([fitted(v) for v in np.linspace(0, 1, 50)])
+    mapped = np.array(list(map(fit_map(p, known, method), p)))
     assert (np.diff(mapped) >= 0).all()
-    values = np.array([fitted(v) for v in p])
-    assert expected_calibration_error(values, known) < expected_calibration_error(p, known)
+    assert expected_calibration_error(mapped, known) < expected_calibration_error(p, known)
     assert fit_map(p, np.ones(400, bool), method).method == "none"
 
 
@@ -160,18 +154,16 @@ def test_guarantees_hold_as_often_as_they_say():
     order = np.argsort(p)
     gain = (rag.astype(float) - closed)[order]
     lost_from = np.append(np.cumsum(gain[::-1])[::-1], 0.0) / len(p)  # by skipping from this position on
-    budgets, losses = [], []
+    chosen = []
     for _ in range(500):
         sample = world(rng, 400)
-        budgets.append(Budget(0.4, 0.9).choose(*sample).threshold)
-        losses.append(MaxLoss(0.02, 0.9).choose(*sample).threshold)
-    too_often = np.searchsorted(p[order], budgets) / len(p) > 0.4
-    too_wrong = lost_from[np.searchsorted(p[order], losses)] > 0.02
+        chosen.append([policy.choose(*sample).threshold for policy in (Budget(0.4, 0.9), MaxLoss(0.02, 0.9))])
+    budgets, losses = np.array(chosen).T
     allowed = 0.1 + 2 * math.sqrt(0.9 * 0.1 / 500)
-    assert too_often.mean() <= allowed
-    assert too_wrong.mean() <= allowed
-    assert min(budgets) > 0
-    assert np.mean(np.array(losses) < 1) > 0.5
+    assert (np.searchsorted(p[order], budgets) / len(p) > 0.4).mean() <= allowed
+    assert (lost_from[np.searchsorted(p[order], losses)] > 0.02).mean() <= allowed
+    assert budgets.min() > 0
+    assert (losses < 1).mean() > 0.5
 
 
 def test_what_cannot_be_guaranteed_is_not():
@@ -183,29 +175,27 @@ def test_what_cannot_be_guaranteed_is_not():
     assert not Budget(0.001).choose(p, closed, rag).guaranteed
     assert Budget(0.1).choose(p, closed, rag).guaranteed
     assert Budget(0.0).choose(np.full(30, 0.01), closed, rag).threshold < 0.01
-    for policy, *numbers in ((Budget, 1.5), (MaxLoss, 0), (MaxLoss, 0.1, 1.0)):
-        with pytest.raises(ConfigurationError):
-            policy(*numbers)
 
 
-def test_calibrating_from_the_command_line(tmp_path, monkeypatch):
-    proxy = ScriptedProxy()
-    monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda *a, **k: proxy)
-    asked = [f"question {i}?" for i in range(200)]
-    inner = load_gate("ik", proxy=proxy).decide_batch(asked)
-    lines = []
-    for question, decision in zip(asked, inner, strict=True):
-        lines.append({**GOOD, "question": question, "closed_book_correct": decision.p_known > 0.5})
-    out = tmp_path / "calibrated"
-    options = ["--data", str(write(tmp_path / "d.jsonl", *lines)), "--out", str(out), "--budget", "0.5"]
-    done = CliRunner().invoke(app, ["calibrate", "--gate", "ik", *options])
-    assert "at most 50.0%" in done.output
-    facts = json.loads((out / "gate.json").read_text())["provenance"]
-    assert facts["policy"] == {"name": "budget", "rate": 0.5, "confidence": 0.95}
-    assert facts["retrieval_rate"] < 0.5
-    gate = load_gate(str(out), proxy=proxy)
-    # the map is applied to what the inner gate says
-    assert gate.decide("question 3?").p_known == pytest.approx(gate.gate.probability(inner[3].p_known))
+@pytest.mark.parametrize(
+    ("policy", "numbers"), [(Budget, [1.5]), (Budget, [0.5, 0]), (MaxLoss, [0]), (MaxLoss, [0.1, 1.0])]
+)
+def test_a_guarantee_out_of_range_is_refused(policy, numbers):
+    with pytest.raises(ConfigurationError):
+        policy(*numbers)
+
+
+def test_a_calibrated_gate_maps_what_its_inner_gate_says_and_tells_where_its_threshold_is_from(tmp_path):
+    gate = load_gate("ik", proxy=ScriptedProxy())
+    inner = gate.decide_batch([f"question {i}?" for i in range(200)])
+    lines = [{**GOOD, "question": d.question, "closed_book_correct": d.p_known > 0.5} for d in inner]
+    found = calibrate(gate, read_paired([write(tmp_path / "d.jsonl", *lines)]), Budget(0.5))
+    assert "at most 50.0%" in found.choice.guarantee
+    assert found.provenance["policy"] == {"name": "budget", "rate": 0.5, "confidence": 0.95}
+    assert found.provenance["retrieval_rate"] < 0.5
+    decision = found.gate.decide("question 3?")
+    assert decision.p_known == pytest.approx(found.gate.gate.probability(inner[3].p_known))
+    assert decision.threshold == found.choice.threshold
 
 
 def test_too_few_questions_to_calibrate(tmp_path):

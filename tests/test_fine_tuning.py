@@ -4,16 +4,25 @@ import json
 import signal
 import subprocess
 import sys
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
 
 from rgate_integrations import Draft, load_gate
-from rgate_integrations.errors import ConfigurationError, DataFormatError, ModelLoadError
-from rgate_integrations.gates.papers.verdicts import RET
+from rgate_integrations.errors import ConfigurationError, DataFormatError
+from rgate_integrations.gates.papers.boundary import BOUNDARY_QUESTION
+from rgate_integrations.gates.papers.verdicts import (
+    CONTEXT_PROMPT,
+    IK_DRAFT,
+    JUDGMENT,
+    PARAMETRIC_PROMPT,
+    RET,
+)
+from rgate_integrations.runtime.files import write_folder
 from rgate_integrations.tuning.fine_tuning import last_checkpoint, train_adapter
 from rgate_integrations.tuning.own import Recipe, TrainingOptions
-from rgate_integrations.tuning.pairs import pairs_for, rewriter_pairs
+from rgate_integrations.tuning.pairs import Pair, pairs_for, rewriter_pairs
 from rgate_integrations.tuning.questions import Example, Question, read_examples
 from tests.tuning_parts import write
 
@@ -23,16 +32,17 @@ def pairs(gate, target, draft=None, **question):
 
 
 def test_pairs_of_each_gate():
-    (yes,) = pairs("ik", 1.0, Draft(text="Bacon"))
-    assert (yes.target, yes.weight, yes.values["draft"], yes.ends) == ("Yes", 1.0, "Bacon", False)
-    (no,) = pairs("slimplm", 0.0, Draft(text="Bacon"))
-    assert (no.target, no.ends) == ("Known(False)", True)
-    soft = pairs("boundary", 0.75)
-    assert [(pair.target, pair.weight) for pair in soft] == [("known", 0.75), ("unknown", 0.25)]
-    (answer,) = pairs("adapt", 1.0, gold=("Bacon",))
-    assert answer.target == "Bacon"
-    asks, reads = pairs("adapt", 0.0, gold=("Marlowe",), context="Marlowe did.")
-    assert (asks.target, reads.target, reads.values["context"]) == (RET, "Marlowe", "Marlowe did.")
+    asked = {"question": "who?"}
+    drafted = {**asked, "draft": "Bacon"}
+    bacon = Draft(text="Bacon")
+    assert pairs("ik", 1.0, bacon) == [Pair(IK_DRAFT, drafted, "Yes", ends=False)]
+    assert pairs("slimplm", 0.0, bacon) == [Pair(JUDGMENT, drafted, "Known(False)")]
+    soft = [Pair(BOUNDARY_QUESTION, asked, "known", 0.75, False)]
+    assert pairs("boundary", 0.75) == [*soft, Pair(BOUNDARY_QUESTION, asked, "unknown", 0.25, False)]
+    assert pairs("adapt", 1.0, gold=("Bacon",)) == [Pair(PARAMETRIC_PROMPT, asked, "Bacon")]
+    read = Pair(CONTEXT_PROMPT, {**asked, "context": "Marlowe did."}, "Marlowe")
+    wrong = pairs("adapt", 0.0, gold=("Marlowe",), context="Marlowe did.")
+    assert wrong == [Pair(PARAMETRIC_PROMPT, asked, RET), read]
     with pytest.raises(DataFormatError, match="gold_answers"):
         pairs("adapt", 1.0)
 
@@ -57,9 +67,10 @@ LEARNS = Recipe(epochs=25, learning_rate=2e-2, batch_size=12, per_device=12, dro
 
 @pytest.fixture(scope="module")
 def sums(tmp_path_factory):
-    lines = []
-    for question, said in zip(SUMS, SAID, strict=True):
-        lines.append({"question": question, "closed_book_correct": said == "Even.", "closed_book_text": said})
+    lines = [
+        {"question": question, "closed_book_correct": said == "Even.", "closed_book_text": said}
+        for question, said in zip(SUMS, SAID, strict=True)
+    ]
     return write(tmp_path_factory.mktemp("sums") / "sums.jsonl", *lines)
 
 
@@ -99,34 +110,30 @@ def test_a_killed_run_resumes_to_the_same_weights(tiny, sums, tmp_path):
     gate = fitted(sums, tiny, tmp_path / "whole")
     assert (gate.config()["source"], gate.config()["tokens"]) == ("recorded", 32)
     killed = tmp_path / "killed"
-    command = [sys.executable, "-c", KILLED, str(sums), tiny, str(killed), repr(RECIPE)]
+    command = [sys.executable, "-c", KILLED, sums, tiny, killed, repr(RECIPE)]
     process = subprocess.run(command, capture_output=True, check=False)
     assert process.returncode == -signal.SIGKILL, process.stderr
     assert not killed.exists()
     checkpoints = tmp_path / ".killed-checkpoints"
     (checkpoints / "checkpoint-5").mkdir()  # what a kill leaves half written is passed over
-    steps = []
-    options = TrainingOptions(draft="recorded", recipe=RECIPE, resume=True)
-    files = read_examples([sums])
-    train_adapter("ik", files, tiny, killed, options, progress=lambda what, done, total: steps.append(done))
-    assert (steps[0], steps[-1]) == (5, 12), "it went on from the fourth step"
-    weights = [(tmp_path / d / "adapter_model.safetensors").read_bytes() for d in ("whole", "killed")]
-    assert weights[0] == weights[1]
+    options, told = TrainingOptions(draft="recorded", recipe=RECIPE, resume=True), Mock()
+    train_adapter("ik", read_examples([sums]), tiny, killed, options, progress=told)
+    assert told.mock_calls[0] == call("training", 5, 12), "it went on from the fourth step"
+    whole, resumed = (tmp_path / name / "adapter_model.safetensors" for name in ("whole", "killed"))
+    assert resumed.read_bytes() == whole.read_bytes()
     assert not checkpoints.exists()
 
 
 def test_the_last_whole_checkpoint_of_the_very_same_run_is_gone_on_from(tmp_path):
     """The number of rows told runs apart before: other labels for as many questions went on from the old weights."""
     (tmp_path / "run.json").write_text("this run")
-    for number in (2, 10, 12):
-        (tmp_path / f"checkpoint-{number}").mkdir()
-    assert last_checkpoint(tmp_path, "this run") is None, "none is whole"
+    (tmp_path / "checkpoint-12").mkdir()
+    assert last_checkpoint(tmp_path, "this run") is None, "it is not whole"
     for number in (2, 10):
-        (tmp_path / f"checkpoint-{number}" / "trainer_state.json").write_text("{}")
+        write_folder(tmp_path / f"checkpoint-{number}", {"trainer_state.json": "{}"})
     assert last_checkpoint(tmp_path, "this run") == str(tmp_path / "checkpoint-10")
-    with pytest.raises(ConfigurationError, match="other data") as refused:
+    with pytest.raises(ConfigurationError, match=r"other data.*--resume"):
         last_checkpoint(tmp_path, "another run")
-    assert "--resume" in refused.value.hint
 
 
 @pytest.mark.model
@@ -139,9 +146,6 @@ def test_a_trained_gate_tells_its_questions_apart(tiny, sums, tmp_path):
     refused = load_gate(str(out)).with_options(adapter=str(out) + "/.").decide("who?", draft="Even.")
     assert refused.retrieve
     assert "was trained on" in refused.reason
-    (out / "adapter_model.safetensors").write_bytes(b"x")
-    with pytest.raises(ModelLoadError, match="checksum"):
-        load_gate(str(out))
 
 
 @pytest.mark.model
@@ -163,6 +167,11 @@ def test_the_real_proxy_learns_in_a_dozen_steps(smollm2, sums, tmp_path):
     assert_told_apart(fitted(sums, smollm2.name, tmp_path / "g"))
 
 
-def test_what_cannot_be_trained(sums):
-    with pytest.raises(ConfigurationError, match="not trained"):
-        train_adapter("token_probability", read_examples([sums]), "smollm2-135m-instruct", sums.parent / "x")
+@pytest.mark.parametrize(
+    ("gate", "why"), [("token_probability", "not trained"), ("slimplm", "judges a draft")]
+)
+def test_what_cannot_be_trained(sums, gate, why):
+    with pytest.raises(ConfigurationError, match=why):
+        train_adapter(
+            gate, read_examples([sums]), "no-model", sums.parent / "x", TrainingOptions(draft="none")
+        )

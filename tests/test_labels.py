@@ -1,6 +1,7 @@
 """Questions, and the labels of their answers: by gold answers, a judge, agreement, or several samples."""
 
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,14 +15,8 @@ from rgate_integrations.models.base import TargetScores
 from rgate_integrations.tuning import collect
 from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.labelling import agrees, label, verdict
-from rgate_integrations.tuning.own import read_own, sampled_accuracy, sampled_certainty, to_be_sampled
-from rgate_integrations.tuning.questions import (
-    Question,
-    match_ratio,
-    read_examples,
-    read_paired,
-    read_questions,
-)
+from rgate_integrations.tuning.own import read_own, to_be_sampled
+from rgate_integrations.tuning.questions import Question, read_examples, read_paired, read_questions
 from tests.fake_server import Fake, answer
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import Direct, Model, N, by_number, known, questions, retrieve, tuned, write
@@ -46,8 +41,8 @@ def test_a_log_that_cannot_be_used(given, said):
 
 def test_questions_are_read_from_a_file_and_each_once(tmp_path):
     path = tmp_path / "log.jsonl"
-    path.write_text('{"question": "x", "answer": "y", "id": 0}\nnonsense\n')
-    assert read_questions(str(path), 1) == [Question("x", ("y",), "0", "log")]
+    path.write_text('{"question": "x", "answer": "y", "id": 0}\n')
+    assert read_questions(str(path)) == [Question("x", ("y",), "0", "log")]
     # The gold answers of the second are kept.
     twice = ["who is it?", {"question": " WHO is it? ", "answer": "me"}]
     assert [question.gold for question in read_questions(twice)] == [("me",)]
@@ -75,21 +70,15 @@ def test_every_way_to_a_label_agrees(tmp_path, text, gold, right):
     assert [learned.known, measured.known, measured.rag_correct] == [right] * 3
 
 
-def test_labels_of_the_papers_by_hand():
-    assert match_ratio("Paris and Rome.", ["Paris", "Rome", "Oslo"])
-    assert not match_ratio("Paris.", ["Paris", "Rome"])  # one half is not more than one half
-    assert sampled_accuracy(["Paris", "It is Paris.", "Rome", "rome"], ["Paris"]) == 0.5
-    assert sampled_certainty(["the Paris", "Paris."]) == 1.0
-
-
-@pytest.mark.parametrize(("fixed", "said"), [("nothing", "are wrong"), (None, "are right")])
-def test_one_class_has_nothing_to_tell_apart(tmp_path, prior, fixed, said):
+@pytest.mark.parametrize(
+    ("direct", "n", "said"),
+    [(lambda q: "nothing", N, "are wrong"), (retrieve, N, "are right"), (Direct(), 10, "Only 10 questions")],
+)
+def test_labels_that_nothing_can_be_learned_from(tmp_path, prior, direct, n, said):
     with pytest.raises(DataFormatError, match=said):
-        tuned(tmp_path, prior, direct=lambda q: fixed or retrieve(q))
+        tuned(tmp_path, prior, questions(n), direct=direct)
     assert not (tmp_path / "my-gate").exists()
     assert (tmp_path / "my-gate.answers.jsonl").exists()
-    with pytest.raises(DataFormatError, match="Only 10 questions"):
-        tuned(tmp_path / "few", prior, questions(10))
 
 
 def test_without_gold_answers_agreement_stands_in_and_says_so(tmp_path, prior):
@@ -130,30 +119,27 @@ def test_agreement_by_words_and_by_meaning(direct, retrieve, by_words, by_meanin
 # --- a judge -----------------------------------------------------------------------------------------------
 
 
-class Judge(ScriptedProxy):
-    """Says yes of one answer, no of another, and neither of a third."""
-
-    def score(self, prompt, values, targets, *, adapter=None):
-        self._called("score", values)
-        verdicts = {"Paris": (-0.1, -3.0), "Oslo": (-3.0, -0.1), "Bonn": (math.nan, math.nan)}
-        return [TargetScores(verdicts[v["answer"]], 1) for v in values]
+VERDICTS = {"Paris": (-0.1, -3.0), "Oslo": (-3.0, -0.1), "Bonn": (math.nan, math.nan)}
+"""The log-probabilities of yes and no for an answer."""
 
 
 def test_the_judge_leaves_refusals_and_nonsense_without_a_label(tmp_path):
-    said = ["Paris?", "Oslo?", "Bonn?", "I don't know that?"]
-    given = [{"question": text, "gold_answers": ["Bonn"]} for text in said]
-    judge = Judge()
+    given = [{"question": f"{said}?", "gold_answers": ["Bonn"]} for said in (*VERDICTS, "I don't know that")]
+    judge = ScriptedProxy()
+    judge.score = Mock(
+        side_effect=lambda prompt, values, targets: [TargetScores(VERDICTS[v["answer"]], 1) for v in values]
+    )
     echo = Model(lambda question, seed: question.rstrip("?"))
-    for _ in range(2):  # what was judged is not judged again
+    for _ in range(2):
         (file,) = read_examples([collect(given, echo, tmp_path / "out.jsonl", judge=judge)])
         # What the judge does not tell is judged by the gold answer; who refuses is not right.
         assert [example.known for example in file.examples] == [True, False, True, False]
-        assert judge.calls == ["score"]
+    judge.score.assert_called_once()  # what was judged is not judged again
 
 
-def test_a_judge_is_needed_for_labels_by_a_judge():
+def test_a_judge_is_needed_for_labels_by_a_judge(tmp_path, prior):
     with pytest.raises(ConfigurationError, match="judge"):
-        label([sampled()], "judge")
+        tuned(tmp_path, prior, options={"labels": "judge"})
 
 
 @pytest.mark.parametrize(
@@ -180,35 +166,33 @@ def drawn(body):
     return answer("who knows") if body.get("seed") == 1 else by_number(body)
 
 
-def sampled(*texts, gold=("Paris",)):
-    answers = {"direct": Draft(text="Paris"), "retrieve": Draft(text="Paris")}
-    answers |= {f"sample {number}": Draft(text=text) for number, text in enumerate(texts)}
-    return Answered(Question("/".join(texts), gold), answers, {})
+@pytest.mark.parametrize(
+    ("gold", "said", "share"),
+    [
+        (["Paris"], ["Paris", "Lyon", "In Paris."], 2 / 3),
+        (["Paris"], ["Lyon"], 0.0),
+        (["Paris"], [], 1.0),  # as the answer itself
+        ([], ["Paris", "Lyon"], 0.5),  # by agreement
+    ],
+)
+def test_a_label_is_the_share_of_samples_that_are_right(gold, said, share):
+    drafts = {"direct": Draft(text="Paris"), "retrieve": Draft(text="Paris")}
+    drafts |= {f"sample {number}": Draft(text=text) for number, text in enumerate(said)}
+    found = label(Mock(whole=lambda: [Answered(Question("?", tuple(gold)), drafts, {})]))
+    assert (found.target.tolist(), found.known.tolist()) == ([pytest.approx(share)], [True])
 
 
-def test_a_label_is_the_share_of_samples_that_are_right():
-    found = label([sampled("Paris", "Lyon", "In Paris."), sampled(), sampled("Lyon")])
-    assert found.shares == pytest.approx((2 / 3, 1.0, 0.0))
-    assert found.known == (True, True, True)
-    assert label([sampled("Paris", "Lyon", gold=())], "agreement").shares == (0.5,)
-    assert found.target.tolist() == list(found.shares)
-    assert label([sampled()]).target.tolist() == [1.0]
-
-
-def test_a_server_is_asked_for_samples_and_a_killed_run_goes_on(tmp_path, prior, fake):
-    given = {"direct": fake(drawn), "options": {"samples": 4}, "update": True}
-    found = tuned(tmp_path, prior, **given)
+def test_a_server_is_asked_for_samples_and_the_gate_is_fitted_to_the_share_that_is_right(
+    tmp_path, prior, fake
+):
+    found = tuned(tmp_path, prior, direct=fake(drawn), options={"samples": 4})
     drawn_with = [(body["temperature"], body["seed"]) for _, body, _ in Fake.seen if body["temperature"] > 0]
     assert sorted(drawn_with) == sorted([(1.0, seed) for seed in range(4)] * N)
-    assert found.labels.shares == tuple(0.75 * known(each.question.text) for each in found.labels.answered)
+    assert found.labels.target.tolist() == [
+        0.75 * known(each.question.text) for each in found.labels.answered
+    ]
     told = "up to 4 samples a question, which is neither 0 nor 1 for 50.0%"
     assert told in (found.folder / "report.html").read_text()
-    log = tmp_path / "my-gate.answers.jsonl"
-    whole = log.read_text()
-    log.write_text(whole[: len(whole) * 3 // 4])  # as a kill leaves it
-    before = len(Fake.seen)
-    assert tuned(tmp_path, prior, **given).labels.shares == found.labels.shares
-    assert 0 < len(Fake.seen) - before < 5 * N // 2
 
 
 def test_a_sample_that_fails_is_counted_and_the_others_are_read(tmp_path, prior, fake):
@@ -218,14 +202,12 @@ def test_a_sample_that_fails_is_counted_and_the_others_are_read(tmp_path, prior,
     found = tuned(tmp_path, prior, direct=fake(fails, retries=0), options={"samples": 4})
     assert found.failed == 1
     # Of the even numbers one of four samples is wrong, and of number 8 one that is right is missing.
-    assert sorted(set(found.labels.shares)) == pytest.approx([0, 2 / 3, 3 / 4])
+    assert np.unique(found.labels.target) == pytest.approx([0, 2 / 3, 3 / 4])
 
 
 def test_an_object_of_the_application_cannot_be_made_to_sample(tmp_path, prior):
-    direct = Direct()
     with pytest.raises(ConfigurationError, match="at random"):
-        tuned(tmp_path, prior, direct=direct, options={"samples": 2})
-    assert direct.asked == []
+        tuned(tmp_path, prior, direct=pytest.fail, options={"samples": 2})
 
 
 # --- labels of a model's own samples (KBM, section 2.2) ----------------------------------------------------
@@ -243,6 +225,7 @@ def forty(tmp_path, monkeypatch):
     [
         ("accuracy", ("Paris", "It is Paris.", "Rome"), 2 / 3),
         ("certainty", ("Paris",), 1.0),
+        ("certainty", ("the Paris", "Paris.", "PARIS"), 1.0),
         ("certainty", ("a1", "b1"), 0.0),
         ("certainty", ("",), 0.0),
     ],
@@ -268,10 +251,8 @@ def test_labels_that_are_in_the_data_are_not_sampled(forty):
 def test_training_on_sampled_labels_from_the_command_line(forty, tmp_path, monkeypatch):
     half = Model(lambda question, seed: "Paris" if int(question[1:-1]) % 2 else "Rome")
     monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda *a, **k: half)
-    out = tmp_path / "g"
-    options = ["--label", "accuracy", "--draft", "none", "--proxy", "tiny", "--out", str(out)]
-    done = CliRunner().invoke(app, ["train", "--data", str(forty), *options])
+    options = f"--label accuracy --draft none --proxy tiny --data {forty} --out {tmp_path / 'g'}"
+    done = CliRunner().invoke(app, ["train", *options.split()])
     assert done.exit_code == 0, (done.output, done.exception)
     assert "40 questions, 50% known" in done.output
-    trained = read_gate(out)
-    assert trained.provenance["label"] == "accuracy of 30 answers of tiny"
+    assert read_gate(tmp_path / "g").provenance["label"] == "accuracy of 30 answers of tiny"

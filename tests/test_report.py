@@ -1,6 +1,7 @@
 """Collecting paired data, the report in a real browser, and drift."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ from typer.testing import CliRunner
 
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import DataFormatError
+from rgate_integrations.gates.artifacts import SavedGate
+from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.tuning.evaluation import auc, measure_drift
 from rgate_integrations.tuning.report import Result, read_results, report_page
@@ -15,24 +18,22 @@ from tests.tuning_parts import write
 
 
 @pytest.mark.model
-def test_collected_data_feed_calibration_and_evaluation(smollm2, tiny, tmp_path):
+def test_collected_data_feed_calibration_and_evaluation(smollm2, tiny, tmp_path, monkeypatch):
     lines = [{"question": f"What is {i} plus {i}?", "gold_answers": [str(2 * i)]} for i in range(1, 25)]
-    questions = write(tmp_path / "q.jsonl", *lines)
+    write(tmp_path / "q.jsonl", *lines)
     passages = [Passage(str(i), f"The sum of {i} and {i} is {2 * i}.") for i in range(1, 25)]
     PassageIndex.build(passages).save(tmp_path / "index")
-    data, gate, result = str(tmp_path / "paired.jsonl"), str(tmp_path / "g"), tmp_path / "r.json"
-    read = ["--data", data, "--draft", "none"]
-    asked = ["--questions", str(questions), "--index", str(tmp_path / "index")]
+    monkeypatch.chdir(tmp_path)
     for command in (
-        ["collect", *asked, "--out", data, "--llm", tiny, "--answer-tokens", "6"],
-        ["calibrate", *read, "--budget", "0.9", "--probability", "none", "--out", gate],
-        ["evaluate", *read, "--gate", gate, "--out", str(result), "--latency", "20", "80"],
+        f"collect --questions q.jsonl --index index --out paired.jsonl --llm {tiny} --answer-tokens 6",
+        "calibrate --data paired.jsonl --draft none --budget 0.9 --probability none --out g",
+        "evaluate --data paired.jsonl --draft none --gate g --out r.json --latency 20 80",
     ):
-        done = CliRunner().invoke(app, command)
+        done = CliRunner().invoke(app, command.split())
         assert done.exit_code == 0, done.output
-    written = json.loads(result.read_text())
+    written = json.loads(Path("r.json").read_text())
     assert {"gate", "threshold", "sets", "pooled", "versions", "break_even"} <= set(written)
-    assert len(read_results([result])[0].questions) == written["pooled"]["n"] == 24
+    assert len(read_results(["r.json"])[0].questions) == written["pooled"]["n"] == 24
 
 
 # --- the report --------------------------------------------------------------------------------------------
@@ -41,24 +42,22 @@ def test_collected_data_feed_calibration_and_evaluation(smollm2, tiny, tmp_path)
 @pytest.fixture
 def result():
     rng = np.random.default_rng(0)
-    questions = []
-    for p in rng.random(60).round(3).tolist():
-        asked = {
+    questions = [
+        {
             "question": "</script><script>document.title='broken'</script>",
-            "dataset": f"set {len(questions) % 2}",
+            "dataset": f"set {number % 2}",
             "p_known": p,
             "closed_book_correct": bool(rng.random() < p),
             "rag_correct": bool(rng.random() < 0.6),
             "draft": "<b>bold</b>",
         }
-        questions.append(asked)
+        for number, p in enumerate(rng.random(60).round(3).tolist())
+    ]
     return {"gate": "g", "draft": "proxy", "threshold": 0.5, "questions": questions}
 
 
 def test_the_page_needs_no_network_and_escapes_text(tmp_path, result):
-    path = tmp_path / "r.json"
-    path.write_text(json.dumps(result))
-    page = report_page(read_results([path]))
+    page = report_page(read_results([write(tmp_path / "r.json", result)]))
     assert "</script><script>document" not in page
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
 
@@ -98,21 +97,21 @@ def test_drift_by_hand_and_by_simulation():
     rng = np.random.default_rng(0)
     before = np.quantile(rng.beta(2, 3, 2000), np.linspace(0, 1, 101))
     same = measure_drift(before, rng.beta(2, 3, 2000), 0.4)
-    assert (same.psi < 0.1, same.advice) == (True, "The traffic is like that of the calibration.")
+    assert same.advice == "The traffic is like that of the calibration."
     assert same.retrieval_rate == pytest.approx(same.expected_rate, abs=0.05)
-    other = measure_drift(before, rng.beta(5, 2, 500), 0.4)
-    assert (other.psi > 0.25, other.advice) == (True, "The traffic has changed: calibrate again.")
+    assert (
+        measure_drift(before, rng.beta(5, 2, 500), 0.4).advice == "The traffic has changed: calibrate again."
+    )
     with pytest.raises(DataFormatError, match="too few"):
         measure_drift(before, [0.5] * 10, 0.5)
 
 
 def test_monitoring_from_the_command_line(tmp_path):
     provenance = {"scores": np.linspace(0, 1, 101).tolist()}
-    config = {"format": 1, "method": "calibrated", "threshold": 0.5, "prompts": {}, "provenance": provenance}
-    write(tmp_path / "gate.json", config)
+    save_gate(SavedGate(method="calibrated", threshold=0.5, provenance=provenance), tmp_path / "gate")
     lines = [{"question": "q", "p_known": i / 100} for i in range(100)]
     log = write(tmp_path / "log.jsonl", *lines, {"question": "", "error": {"type": "x"}})
-    done = CliRunner().invoke(app, ["monitor", str(log), "--gate", str(tmp_path)])
+    done = CliRunner().invoke(app, ["monitor", str(log), "--gate", str(tmp_path / "gate")])
     assert done.exit_code == 0, done.output
     assert "100 decisions: retrieval rate 50.0%" in done.output
     failed = CliRunner().invoke(app, ["monitor", str(log), "--gate", "default"])  # a probe

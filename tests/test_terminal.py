@@ -24,10 +24,10 @@ COMMANDS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800]")
 
 def log(text):
     """Log as the package does, to what the commands print."""
-    root, before = logging.getLogger(), logging.getLogger().handlers[:]
+    before = logging.getLogger().handlers[:]
     print_log(logging.WARNING)
     logging.getLogger("rgate_integrations").warning("%s", text)
-    root.handlers[:] = before
+    logging.getLogger().handlers[:] = before
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def log(text):
     [
         say,
         lambda text: say(text, err=True, bold=True, fg="red"),
-        lambda text: say_table([("name", "state"), (text, text)]),
+        lambda text: say_table((text, text), [(text, text)]),
         lambda text: say_error(RGateError(text, hint=text)),
         log,
     ],
@@ -62,6 +62,8 @@ def test_json_is_escaped_and_means_the_same(value):
 @pytest.mark.parametrize(
     "line",
     [
+        '{"q": 1}',
+        "{not json",
         '{"question": 5}',
         '{"question": null}',
         '{"question": ["who?"]}',
@@ -82,10 +84,9 @@ def test_a_line_that_is_no_question_is_an_error_of_its_own(line, options):
     assert done.exit_code == 1
     assert isinstance(done.exception, SystemExit)
     assert not COMMANDS.search(done.stdout)
+    assert re.search(r"who\?.*error.*x\?", done.stdout, re.DOTALL)
     if options:
         assert [json.loads(each)["retrieve"] for each in done.stdout.splitlines()] == [False, True, True]
-    else:
-        assert re.search(r"who\?.*error.*x\?", done.stdout, re.DOTALL)
 
 
 def test_standard_input_that_is_not_utf_8_is_said():

@@ -17,7 +17,8 @@ from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.folder import read_gate
 from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.prompts import answering
-from rgate_integrations.tuning.own import ANSWER_TOKENS, TrainingOptions, drafts_for, read_own
+from rgate_integrations.tuning.evaluation import fold_metrics
+from rgate_integrations.tuning.own import TrainingOptions, drafts_for, read_own
 from rgate_integrations.tuning.probe import cross_validate, fit_probe
 from rgate_integrations.tuning.questions import Question, read_examples
 from tests.tuning_parts import Model, write
@@ -27,29 +28,25 @@ def line(question, known, **more):
     return {"question": question, "closed_book_correct": known, **more}
 
 
+GOOD = '{"question": "who?", "closed_book_correct": true}\n'
+
+
 @pytest.mark.parametrize(
-    ("bad", "why"),
+    ("content", "why"),
     [
-        ("{", "line 2: not JSON"),
-        ("[1]", "line 2: not a JSON object"),
-        ('{"question": "x"}', "line 2: no closed_book_correct"),
-        ('{"question": 3, "closed_book_correct": true}', "line 2: no question"),
-        ('{"question": "x", "closed_book_correct": 1}', "line 2: no closed_book_correct"),
-        ('{"question": "Who", "closed_book_correct": false}', "line 2: .*known in"),
+        ("", "bad.jsonl holds no questions"),
+        (GOOD + "{", "line 2: not JSON"),
+        (GOOD + "[1]", "line 2: not a JSON object"),
+        (GOOD + '{"question": "x"}', "line 2: no closed_book_correct"),
+        (GOOD + '{"question": 3, "closed_book_correct": true}', "line 2: no question"),
+        (GOOD + '{"question": "x", "closed_book_correct": 1}', "line 2: no closed_book_correct"),
+        (GOOD + '{"question": "Who", "closed_book_correct": false}', "line 2: .*another label than in"),
     ],
 )
-def test_bad_lines_are_named(tmp_path, bad, why):
-    path = tmp_path / "bad.jsonl"
-    path.write_text('{"question": "who?", "closed_book_correct": true}\n' + bad)
+def test_bad_files_and_lines_are_named(tmp_path, content, why):
+    (tmp_path / "bad.jsonl").write_text(content)
     with pytest.raises(DataFormatError, match=why):
-        read_examples([path])
-
-
-@pytest.mark.parametrize("name", ["empty.jsonl", "missing.jsonl"])
-def test_bad_files_are_named(tmp_path, name):
-    write(tmp_path / "empty.jsonl")
-    with pytest.raises(DataFormatError, match=name):
-        read_examples([tmp_path / name])
+        read_examples([tmp_path / "bad.jsonl"])
 
 
 def test_a_repeated_question_counts_once(tmp_path):
@@ -62,13 +59,24 @@ def test_a_repeated_question_counts_once(tmp_path):
         read_examples([first, first])
 
 
-def test_labels_other_than_the_default(tmp_path):
-    soft = [{"question": "a?", "certainty": 0.25}, {"question": "b?", "certainty": 1.0}]
-    path = write(tmp_path / "soft.jsonl", *soft)
-    (found,) = read_examples([path], "certainty")
-    assert [(e.target, e.known) for e in found.examples] == [(0.25, False), (1.0, True)]
-    with pytest.raises(DataFormatError, match="line 1: no gold_answers"):
-        read_examples([path], "match_ratio")
+ONE_OF_TWO = {"closed_book_text": "Paris.", "gold_answers": ["Paris", "Rome"]}
+TWO_OF_THREE = {"closed_book_text": "Paris and Rome.", "gold_answers": ["Paris", "Rome", "Oslo"]}
+
+
+@pytest.mark.parametrize(
+    ("label", "fields", "target"),
+    [
+        ("certainty", {"certainty": 0.25}, 0.25),
+        ("match_ratio", ONE_OF_TWO, 0.0),  # one half is not more than one half
+        ("match_ratio", TWO_OF_THREE, 1.0),
+    ],
+)
+def test_labels_other_than_the_default(tmp_path, label, fields, target):
+    path = write(tmp_path / "labels.jsonl", {"question": "a?", **fields}, {"question": "b?"})
+    with pytest.raises(DataFormatError, match=r"line 2: no (certainty|gold_answers)"):
+        read_examples([path], label)
+    (file,) = read_examples([write(path, {"question": "a?", **fields})], label)
+    assert (file.examples[0].target, file.examples[0].known) == (target, target > 0.5)
 
 
 # --- probes --------------------------------------------------------------------------------------------------
@@ -98,8 +106,7 @@ def test_the_folded_probe_equals_its_parts(separable):
 
 def test_probes_find_what_is_there_and_nothing_else(separable):
     states, known = separable
-    shuffled = np.random.default_rng(1).permutation(known)
-    for labels, least, most in ((known, 0.8, 1.0), (shuffled, 0.35, 0.65)):
+    for labels, least, most in ((known, 0.8, 1.0), (np.roll(known, 7), 0.35, 0.65)):
         assert least < roc_auc_score(labels, cross_validate(states, labels, 5, 0, [""] * 200)) < most
 
 
@@ -111,12 +118,12 @@ def test_a_probe_learns_what_differs_within_a_set():
     states[:, 0, 0] += 4 * (sets == "easy")
     states[:, 0, 1] += 0.8 * known
 
-    def within(given):
+    areas = []
+    for given in (sets.tolist(), [""] * 400):
         weight, _ = fit_probe(states, known, 0, given)
         scores = (states * weight).sum(axis=(1, 2))
-        return np.mean([roc_auc_score(known[sets == s], scores[sets == s]) for s in ("easy", "hard")])
-
-    assert within(sets.tolist()) > within([""] * 400) + 0.02
+        areas.append(fold_metrics(scores, known, sets.tolist())["auc_mean"])
+    assert areas[0] > areas[1] + 0.02
 
 
 def train(data, out, *options):
@@ -129,17 +136,14 @@ def test_training_from_the_command_line(tiny, tmp_path, monkeypatch):
     lines = [line(f"What is {i} plus {i}?", i % 2 == 0, closed_book_text=f"{2 * i}.") for i in range(12)]
     data = write(tmp_path / "sums.jsonl", *lines)
     options = ["--folds", "2", "--tokens", "4", "--proxy", tiny]
-    for draft in ("proxy", "recorded", "none"):
+    for draft, given in (("proxy", None), ("recorded", "4."), ("none", None)):
         done = train(data, tmp_path / draft, "--draft", draft, *options)
         assert done.exit_code == 0, done.output
         assert "mean of the sets" in done.output
-        given = "4." if draft == "recorded" else None
         assert load_gate(str(tmp_path / draft)).decide("What is 2 plus 2?", draft=given).error is None
     drafts = next((tmp_path / "drafts").glob("*.jsonl"))
-    written = drafts.read_text()
-    drafts.write_text(written[: len(written) // 2])  # a kill in the middle of a line
+    drafts.write_text(drafts.read_text()[:-20])  # a kill in the middle of a line
     train(data, tmp_path / "again", *options)
-    assert len(drafts.read_text().splitlines()) == len(written.splitlines())
     first, second = (tmp_path / name / "weights.safetensors" for name in ("proxy", "again"))
     assert first.read_bytes() == second.read_bytes()
     one_class = write(tmp_path / "one.jsonl", line("a?", True), line("b?", True))
@@ -166,7 +170,7 @@ def test_a_gate_for_the_model_itself(tiny, tmp_path, monkeypatch):
     lines = [{"question": f"What is {i} plus {i}?", "gold_answers": "nowhere"} for i in range(12)]
     prompt = answering("Be brief.")
     odd = lines[1::2]
-    for line, said in zip(odd, shared_proxy(tiny).generate(prompt, odd, tokens=ANSWER_TOKENS), strict=True):
+    for line, said in zip(odd, shared_proxy(tiny).generate(prompt, odd, tokens=64), strict=True):
         line["gold_answers"] = re.findall(r"\w+", said.text)[0]
     data = write(tmp_path / "own.jsonl", *lines)
     (file,) = read_own([data], shared_proxy(tiny), prompt=prompt)
@@ -174,8 +178,8 @@ def test_a_gate_for_the_model_itself(tiny, tmp_path, monkeypatch):
     options = ["--self-label", "--system", "Be brief.", "--proxy", tiny, "--folds", "2", "--tokens", "4"]
     done = train(data, tmp_path / "gate", *options)
     assert done.exit_code == 0, (done.output, done.exception)
-    trained = read_gate(str(tmp_path / "gate"))
-    assert (trained.llm, trained.base_model, trained.system) == (tiny, tiny, "Be brief.")
-    gate = load_gate(str(tmp_path / "gate"))
+    trained = read_gate(tmp_path / "gate")
+    assert (trained.llm, trained.base_model) == (tiny, tiny)
+    gate = load_gate(str(tmp_path / "gate"), on_error="raise")
+    gate.decide("What is 2 plus 2?")
     assert gate.gate.specs[-1].prompt == prompt
-    assert gate.decide("What is 2 plus 2?").error is None

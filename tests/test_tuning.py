@@ -10,8 +10,11 @@ import pytest
 from rgate_integrations import load_gate
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError
+from rgate_integrations.gates.artifacts import SavedGate
+from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.gates.tuned import features_of
-from rgate_integrations.tuning import Budget, MaxLoss, TuneOptions, tune
+from rgate_integrations.tuning import MaxLoss, TuneOptions, tune
+from rgate_integrations.tuning.calibration import ALWAYS
 from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.fitting import Basis, Table, crossfit, fit_correction, ridge_logistic
 from rgate_integrations.tuning.questions import Question
@@ -21,11 +24,15 @@ from tests.tuning_parts import Direct, Reader, questions, retrieve, tuned
 # --- the fit -----------------------------------------------------------------------------------------------
 
 
+def sigmoid(logits):
+    return 1 / (1 + np.exp(-logits))
+
+
 def simulated(n, rng, directions=6):
     """Questions of which the prior knows a little, and the states a little more."""
     states = rng.normal(size=(n, directions)) / np.sqrt(directions)
     prior = rng.normal(size=n)
-    right = rng.random(n) < 1 / (1 + np.exp(-(0.7 * prior + 3 * states[:, 0])))
+    right = rng.random(n) < sigmoid(0.7 * prior + 3 * states[:, 0])
     return Table(prior, states, np.zeros((n, 0)), right, right.astype(float)), rng.random(n) < 0.85
 
 
@@ -34,11 +41,10 @@ def test_the_guarantee_holds_for_new_questions():
     for seed in range(20):
         rng = np.random.default_rng(seed)
         table, rag = simulated(200, rng)
-        p = 1 / (1 + np.exp(-crossfit(table, seed)))
-        chosen = MaxLoss(0.1, confidence=0.9).choose(p, table.known, rag)
+        chosen = MaxLoss(0.1, confidence=0.9).choose(sigmoid(crossfit(table, seed)), table.known, rag)
         made += chosen.guaranteed
         new, new_rag = simulated(4_000, rng)
-        skipped = 1 / (1 + np.exp(-fit_correction(table, seed)(new))) >= chosen.threshold
+        skipped = sigmoid(fit_correction(table, seed)(new)) >= chosen.threshold
         broken += np.where(skipped, new_rag.astype(float) - new.known, 0.0).mean() > 0.1
     assert made >= 10
     assert broken <= 2
@@ -49,8 +55,8 @@ def test_the_newton_steps_end_at_the_minimum():
     columns, offset = rng.normal(size=(80, 5)), rng.normal(size=80)
     right = rng.random(80) < 0.5
     found = ridge_logistic(columns, right, np.full(5, 0.5), offset)
-    p = 1 / (1 + np.exp(-(offset + columns @ found)))
-    assert columns.T @ (p - right) + 0.5 * found == pytest.approx(np.zeros(5), abs=2e-3)
+    gradient = columns.T @ (sigmoid(offset + columns @ found) - right) + 0.5 * found
+    assert gradient == pytest.approx(np.zeros(5), abs=2e-3)
     separable = np.linspace(-1, 1, 40)[:, None] * 1e3
     assert np.isfinite(ridge_logistic(separable, separable[:, 0] > 0, [1e-6], np.zeros(40))).all()
 
@@ -66,8 +72,7 @@ def test_few_questions_leave_the_shipped_order_alone():
 def test_samples_give_the_order_and_answers_the_level():
     table, _ = simulated(400, np.random.default_rng(0))
     soft = replace(table, target=0.5 * table.known)
-    p = 1 / (1 + np.exp(-fit_correction(soft)(soft)))
-    assert p.mean() == pytest.approx(table.known.mean(), abs=1e-3)
+    assert sigmoid(fit_correction(soft)(soft)).mean() == pytest.approx(table.known.mean(), abs=1e-3)
 
 
 def test_the_components_are_of_variance_one_together():
@@ -88,24 +93,22 @@ def test_features_of_log_probabilities_by_hand():
 
 def test_a_gate_comes_out_that_knows_what_the_llm_knows(tmp_path, prior):
     found = tuned(tmp_path / "a" / "b", prior)  # folders that are missing are made
-    assert found.question.auc > 0.95
-    assert found.question.auc_before == 0.5
-    assert found.question.choice.guaranteed
-    assert str(found).splitlines()[1] == f"question alone: {found.question.choice.guarantee}"
+    fitted = found.question
+    assert (fitted.auc > 0.95, fitted.auc_before, fitted.choice.guaranteed) == (True, 0.5, True)
+    assert str(found).splitlines()[1] == f"question alone: {fitted.choice.guarantee}"
     names = {path.name for path in found.folder.iterdir()}
     assert names == {"README.md", "answer-first", "gate.json", "prior", "report.html", "weights.safetensors"}
     page = (found.folder / "report.html").read_text()
-    for told in (found.question.choice.guarantee, "tuned, answer first", "shipped"):
+    for told in (fitted.choice.guarantee, "tuned, answer first", "shipped"):
         assert json.dumps(told) in page
     shutil.rmtree(tmp_path / "shipped")  # the shipped gate is kept in the folder
     gate = load_gate(str(found.folder), proxy=Reader(), on_error="raise")
     even, odd = gate.decide_batch(["what is number 102?", "what is number 103?"])
     assert even.p_known > 0.5 > odd.p_known
     # The saved gate scores as the fit did: the prior's logit is 0.
-    artifact = found.question.artifact
-    (read,) = Reader().hidden(None, [{"question": "what is number 102?"}], None, artifact.layers)
-    logit = float((artifact.weight * read.states).sum()) + artifact.bias
-    assert even.p_known == pytest.approx(1 / (1 + np.exp(-logit)), abs=1e-6)
+    (read,) = Reader().hidden(None, [{"question": even.question}], None, fitted.artifact.layers)
+    logit = (fitted.artifact.weight * read.states).sum() + fitted.artifact.bias
+    assert even.p_known == pytest.approx(sigmoid(logit), abs=1e-6)
 
 
 def test_the_answer_first_gate_reads_the_log_probabilities_of_the_begun_answer(tmp_path, prior):
@@ -116,16 +119,10 @@ def test_the_answer_first_gate_reads_the_log_probabilities_of_the_begun_answer(t
 
 
 def test_an_existing_folder_is_left_alone_before_anything_is_asked(tmp_path, prior):
-    direct = Direct()
-    (tmp_path / "my-gate").mkdir()
-    with pytest.raises(ConfigurationError, match="exists"):
-        tuned(tmp_path, prior, direct=direct)
-    (tmp_path / "my-gate" / "gate.json").write_text(json.dumps({"format": 1, "method": "calibrated"}))
-    with pytest.raises(ConfigurationError, match="no tuned gate"):
-        tuned(tmp_path, prior, direct=direct, update=True)
-    with pytest.raises(ConfigurationError):
-        tune(questions(), direct=direct, retrieve=retrieve, out=".", options=TuneOptions(prior=prior))
-    assert direct.asked == []
+    save_gate(SavedGate(method="calibrated"), tmp_path / "my-gate")
+    for update, why in ((False, "exists"), (True, "no tuned gate")):
+        with pytest.raises(ConfigurationError, match=why):
+            tuned(tmp_path, prior, direct=pytest.fail, update=update)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +135,7 @@ def test_options_out_of_range_are_refused(bad):
 
 def test_too_small_for_a_guarantee_says_how_many_would_do(tmp_path, prior):
     choice = tuned(tmp_path, prior, options={"policy": MaxLoss(0.05)}).question.choice
-    assert not choice.guaranteed
-    assert choice.threshold > 1
+    assert (choice.guaranteed, choice.threshold) == (False, ALWAYS)
     assert "questions like these would do" in choice.guarantee
 
 
@@ -147,20 +143,17 @@ def test_tokens_by_hand():
     short = Draft(text="x", tokens=("a",) * 4, prompt_tokens=10)
     long = Draft(text="x" * 40, prompt_tokens=100)  # whose tokens are not listed: about ten
     answered = [Answered(Question("?"), {"direct": short, "retrieve": long}, {})] * 2
-    one = np.array([True, False])
-    assert mean_tokens(answered, one).tolist() == [55, 7]
-    assert mean_tokens(answered, one, 3).tolist() == [60, 8.5]  # its prompt and three tokens
-    unknown = [Answered(Question("?"), {"direct": short, "retrieve": Draft(text="x")}, {})]
-    assert mean_tokens(unknown, one[:1]) is None
+    assert mean_tokens(answered, [True, False]).tolist() == [55, 7]
+    assert mean_tokens(answered, [True, False], 3).tolist() == [60, 8.5]  # its prompt and three tokens
+    unknown = Answered(Question("?"), {"direct": short, "retrieve": Draft(text="x")}, {})
+    assert mean_tokens([unknown], [True]) is None
 
 
 @pytest.mark.model
 def test_the_shipped_gate_is_tuned_with_its_own_model(tmp_path, smollm2):
-    options = TuneOptions(policy=Budget(0.9))
-    found = tune(questions(24), direct=Direct(), retrieve=retrieve, out=tmp_path / "my-gate", options=options)
+    found = tune(questions(24), direct=Direct(), retrieve=retrieve, out=tmp_path / "my-gate")
     assert found.question.artifact.weight.shape == (3, 576)
-    asked = [each.question.text for each in found.labels.answered]
-    assert load_gate(str(found.folder), on_error="raise").decide_batch(asked)[0].gate == "tuned"
+    assert load_gate(str(found.folder), on_error="raise").decide("what is number 3?").gate == "tuned"
     begun = Draft(text="a b", tokens=("a", " b"), logprobs=(-0.1, -0.2))
     gate = load_gate(f"{found.folder}/answer-first", on_error="raise")
-    assert gate.decide_batch(asked[:1], drafts=[begun])[0].draft == begun
+    assert gate.decide("what is number 3?", draft=begun).draft == begun

@@ -7,6 +7,7 @@ import numpy as np
 from rgate_integrations.decision import Draft
 from rgate_integrations.gates.artifacts import ProbeArtifact
 from rgate_integrations.gates.folder import save_gate
+from rgate_integrations.models.base import HiddenStates
 from rgate_integrations.tuning import MaxLoss, TuneOptions, tune
 from tests.fake_server import answer
 from tests.scripted_proxy import ScriptedProxy
@@ -21,10 +22,8 @@ class Reader(ScriptedProxy):
     fingerprint = "abc"
 
     def hidden(self, prompt, values, drafts, layers):
-        read = super().hidden(prompt, values, drafts, layers)
-        for each, value in zip(read, values, strict=True):
-            each.states[:, 0] = known(value["question"])
-        return read
+        read = [float(known(value["question"])) for value in values]
+        return [HiddenStates(np.full((len(layers), 4), each), 9) for each in read]
 
 
 class Model(ScriptedProxy):
@@ -44,11 +43,9 @@ class Model(ScriptedProxy):
         return [draft for (draft,) in self.sample(prompt, values, seed=0)]
 
     def sample(self, prompt, values, *, seed, **options):
-        said = []
-        for value in values:
-            self.asked.append(value["question"])
-            said.append((Draft(text=self.says(value["question"], seed), logprobs=(-0.1,)),))
-        return said
+        asked = [value["question"] for value in values]
+        self.asked += asked
+        return [(Draft(text=self.says(question, seed), logprobs=(-0.1,)),) for question in asked]
 
 
 def number(question):
@@ -81,27 +78,21 @@ def questions(n=N):
 
 def says_what_it_knows(question):
     """Answer the even ones, and say so in the log-probabilities."""
-    if known(question):
-        return Draft(text=f"n{number(question)}", tokens=("a", "b"), logprobs=(-0.1, -0.2))
-    return Draft(text="who knows", tokens=("a", "b"), logprobs=(-2.0, -3.0))
-
-
-class Killed(BaseException):
-    """What no handler of exceptions stops, as a kill."""
+    text, logprobs = (
+        (f"n{number(question)}", (-0.1, -0.2)) if known(question) else ("who knows", (-2.0, -3.0))
+    )
+    return Draft(text=text, tokens=("a", "b"), logprobs=logprobs)
 
 
 class Direct:
-    """Notes what it is asked, fails at some questions, and dies when it was asked so many."""
+    """Notes what it is asked, and fails at some questions."""
 
-    def __init__(self, fails=(), dies_at=None, says=says_what_it_knows):
+    def __init__(self, fails=(), says=says_what_it_knows):
         self.asked = []
         self.fails = fails
-        self.dies_at = dies_at
         self.says = says
 
     def __call__(self, question):
-        if len(self.asked) == self.dies_at:
-            raise Killed
         self.asked.append(question)
         if question in self.fails:
             raise RuntimeError("no answer")
@@ -113,13 +104,12 @@ def retrieve(question):
 
 
 def tuned(tmp_path, prior, given=None, *, direct=None, retrieve=retrieve, options=None, **more):
-    fixed = {"prior": prior, "policy": MaxLoss(0.2), "proxy": Reader()}
     return tune(
         questions() if given is None else given,
         direct=direct or Direct(),
         retrieve=retrieve,
         out=tmp_path / "my-gate",
-        options=TuneOptions(**fixed | (options or {})),
+        options=TuneOptions(**{"prior": prior, "policy": MaxLoss(0.2), "proxy": Reader(), **(options or {})}),
         **more,
     )
 
@@ -132,5 +122,4 @@ def write(path, *lines):
 
 def by_number(body):
     """Answer as a server does: the number that is asked for, if it is even."""
-    asked = body["messages"][-1]["content"].partition("?")[0]
-    return answer(says_what_it_knows(asked).text)
+    return answer(says_what_it_knows(body["messages"][-1]["content"].partition("?")[0]).text)

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from rgate_integrations.index import PassageIndex
     from rgate_integrations.models.base import Proxy
 
-_BATCH = 16
-
 
 def decide(
     questions: QuestionArguments = None,
@@ -66,14 +64,14 @@ def decide(
     loaded = load_gate(gate, llm_name=llm_name, proxy=proxy, always=own.always, never=own.never)
     count = skipped = failed = 0
     lines = _read_lines(_read_questions(questions))
-    while batch := list(itertools.islice(lines, _BATCH)):
+    while batch := list(itertools.islice(lines, 16)):
         asked, drafts, popularity, histories, problems = zip(*batch, strict=True)
         decisions = loaded.decide_batch(
             asked, threshold=threshold, drafts=drafts, popularity=popularity, histories=histories
         )
         for question, decision, problem in zip(asked, decisions, problems, strict=True):
-            if problem:
-                decision = _unread(question, problem)
+            if problem is not None:
+                decision = Decision(question=question, retrieve=True, p_known=0.0, error=problem)
             count += 1
             skipped += not decision.retrieve
             failed += decision.error is not None
@@ -154,10 +152,9 @@ def _answer(
         "search": round((found - decided) * 1e3, 1),
         "answer": round((ended - found) * 1e3, 1),
     }
-    passages = list(map(hit_as_json, hits))
     return decision, {
         "queries": queries,
-        "passages": passages,
+        "passages": list(map(hit_as_json, hits)),
         "answer": written.text,
         "timings": milliseconds,
     }
@@ -193,29 +190,25 @@ def _read_questions(arguments: list[str] | None) -> Iterator[str]:
         ) from error
 
 
-def _read_lines(lines: Iterable[str]) -> Iterator[tuple[Any, Any, Any, Any, str]]:
+def _read_lines(lines: Iterable[str]) -> Iterator[tuple[Any, Any, Any, Any, Failure | None]]:
     """Read questions, or JSON objects with a question: question, draft, popularity, history, and what is wrong."""
     is_json = False
     for number, line in enumerate(lines, start=1):
         is_json = is_json or line.lstrip().startswith("{")
-        if not is_json:
-            yield line, None, None, None, ""
-            continue
-        try:
-            found = parse_json(line)
-        except ValueError:
-            found = None
+        found: Any = {"question": line}
+        if is_json:
+            try:
+                found = parse_json(line)
+            except ValueError:
+                found = None
         if isinstance(found, dict) and "question" in found:
-            yield found["question"], found.get("draft"), found.get("popularity"), found.get("history"), ""
+            yield found["question"], found.get("draft"), found.get("popularity"), found.get("history"), None
         else:
-            yield line, None, None, None, f"Line {number} is no JSON object with a question."
-
-
-def _unread(line: str, problem: str) -> Decision:
-    """Return what is printed for a line that could not be read."""
-    hint = 'Each line is {"question": "…"}, or each is a question.'
-    failure = Failure.of(DataFormatError(problem, hint=hint))
-    return Decision(question=line, retrieve=True, p_known=0.0, error=failure)
+            error = DataFormatError(
+                f"Line {number} is no JSON object with a question.",
+                hint='Each line is {"question": "…"}, or each is a question.',
+            )
+            yield line, None, None, None, Failure.of(error)
 
 
 def _as_json(asked: object, decision: Decision) -> dict[str, Any]:

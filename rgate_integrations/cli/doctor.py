@@ -8,8 +8,7 @@ import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass
-from pathlib import Path
+from dataclasses import asdict, astuple
 from typing import Annotated
 
 import typer
@@ -38,68 +37,46 @@ _DISTRIBUTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        name: What it is.
-        state: Its version, or how it is.
-        remedy: The command that gets what is missing, or what to do; empty where nothing is wrong.
-    """
-
-    name: str
-    state: str
-    remedy: str = ""
-
-
 def doctor(as_json: AsJson = False) -> None:
     """Report versions, devices and the cache, and how to get what is missing; only what you use is needed."""
-    findings = list(_examine())
-    if not as_json:
-        say_table([("", "", "remedy"), *map(astuple, findings)])
-        return
-    for finding in findings:
-        print_json(asdict(finding))
+    say_table(("name", "state", "remedy"), list(_examine()), as_json=as_json)
 
 
-def _examine() -> Iterator[Finding]:
-    yield Finding("rgate", __version__)
-    yield Finding("python", platform.python_version())
-    yield Finding("cpu", f"{os.cpu_count()} cores")
+def _examine() -> Iterator[tuple[str, str, str]]:
+    """Yield what was looked at, how it is, and the command that gets what is missing, or what to do."""
+    yield "rgate", __version__, ""
+    yield "python", platform.python_version(), ""
+    yield "cpu", f"{os.cpu_count()} cores", ""
     with suppress(ImportError):
         import torch
 
         for number in range(torch.cuda.device_count()):
-            yield Finding(f"cuda:{number}", torch.cuda.get_device_name(number))
+            yield f"cuda:{number}", torch.cuda.get_device_name(number), ""
     for name, extra in _DISTRIBUTIONS.items():
         try:
-            yield Finding(name, importlib.metadata.version(name))
+            yield name, importlib.metadata.version(name), ""
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(name, "not installed", f'pip install "rgate-integrations[{extra}]"')
+            yield name, "not installed", f'pip install "rgate-integrations[{extra}]"'
     root = cache_dir()
     # The folder is made on first use: until then its nearest parent says whether there is room for it.
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
-        yield Finding("cache", f"{root} ({shutil.disk_usage(existing).free / 1e9:.1f} GB free)")
+        yield "cache", f"{root} ({shutil.disk_usage(existing).free / 1e9:.1f} GB free)", ""
     else:
-        yield Finding("cache", f"{root} cannot be written to", "set RGATE_CACHE to another folder")
+        yield "cache", f"{root} cannot be written to", "set RGATE_CACHE to another folder"
     for name in CATALOGUE:
         cached = cached_path(name)
         if cached is None:
-            yield Finding(name, "not downloaded", f"rgate download {name}")
+            yield name, "not downloaded", f"rgate download {name}"
         elif name == READER:
-            yield _try_reader(cached)
+            try:
+                Reader(cached)
+            except ModelLoadError as error:
+                yield name, error.message, error.hint
+            else:
+                yield name, "downloaded, gives the states that it should", ""
         else:
-            yield Finding(name, "downloaded")
-
-
-def _try_reader(folder: Path) -> Finding:
-    try:
-        Reader(folder)
-    except ModelLoadError as error:
-        return Finding(READER, error.message, error.hint)
-    return Finding(READER, "downloaded, gives the states that it should")
+            yield name, "downloaded", ""
 
 
 def download(
@@ -117,16 +94,13 @@ def download(
     """Download models and passages into the cache; without names, list what there is."""
     if not names:
         for item in CATALOGUE.values():
-            there = "" if cached_path(item.name) is None else ", downloaded"
-            say(f"{item.name}{there}", bold=True)
+            say(item.name, bold=True)
             say(
                 f"  {item.purpose}; {item.licence}; {item.megabytes:,} MB, {item.disk_megabytes:,} MB on disk"
             )
         return
     failed = False
-    items = [
-        entry(name) for name in dict.fromkeys(names)
-    ]  # an unknown name ends it before anything is fetched
+    items = list(map(entry, dict.fromkeys(names)))  # an unknown name ends it before anything is fetched
     for item in items:
         is_new = cached_path(item.name) is None
         try:
@@ -152,17 +126,16 @@ def gates(
 ) -> None:
     """List the gates: name, paper, what they look at, whether they need training, what they cost."""
     if llm is not None:
-        _print_assumed(llm, as_json)
+        _say_assumed(llm, as_json)
         return
-    infos = list_gates()
-    if not as_json:
-        say_table([("name", "paper", "evidence", "training", "cost"), *map(astuple, infos)])
-        return
-    for info in infos:
-        print_json(asdict(info))
+    say_table(
+        ("name", "paper", "evidence", "training", "cost"),
+        list(map(astuple, list_gates())),
+        as_json=as_json,
+    )
 
 
-def _print_assumed(llm: str, as_json: bool) -> None:
+def _say_assumed(llm: str, as_json: bool) -> None:
     """Say how much an LLM is assumed to know, and why."""
     from rgate_integrations.gates.ability import resolve_ability
 

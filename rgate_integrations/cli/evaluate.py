@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,6 +24,7 @@ from rgate_integrations.cli.terminal import (
     ProxyName,
     chosen_policy,
     say,
+    say_saved,
     say_table,
 )
 from rgate_integrations.errors import ConfigurationError
@@ -33,7 +33,6 @@ from rgate_integrations.runtime.records import Record, read_records
 
 if TYPE_CHECKING:
     from rgate_integrations.engine.decision_engine import DecisionEngine
-    from rgate_integrations.tuning.questions import Example
 
 
 def collect(
@@ -50,16 +49,14 @@ def collect(
         str | None,
         typer.Option(help="A model that judges the answers; without one, gold answers are looked for."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="First questions only.")] = None,
 ) -> None:
     """Make paired data: your LLM's answers with and without retrieval. Run again, it goes on where it stopped."""
     from rgate_integrations.models.local import shared_proxy
     from rgate_integrations.tuning import collect as run
     from rgate_integrations.tuning.questions import read_questions
 
-    asked = read_questions(questions, limit, gold=True)
+    asked = read_questions(questions, gold=True)
     searched = None if closed_book else open_index(index)
-    judging = None if judge is None else shared_proxy(judge)
     with Bar(f"asking {llm}") as bar:
         run(
             asked,
@@ -68,8 +65,8 @@ def collect(
             index=searched,
             k=k,
             tokens=answer_tokens,
-            judge=judging,
-            report=bar.count,
+            judge=None if judge is None else shared_proxy(judge),
+            progress=bar.tell,
         )
     say(f"{len(asked)} questions were asked. Their answers are in {out}: rgate evaluate --data {out}")
 
@@ -89,17 +86,14 @@ def evaluate(
     from rgate_integrations.tuning import read_paired
     from rgate_integrations.tuning.evaluation import break_even
     from rgate_integrations.tuning.evaluation import evaluate as run
+    from rgate_integrations.tuning.questions import all_examples
 
-    examples: list[Example] = []
-    for file in read_paired(data):
-        examples += file.examples
+    examples = all_examples(read_paired(data))
     loaded = _gate_for(gate, draft, proxy)
-    with Bar(f"gate {gate}", len(examples)) as bar:
-        result, judged = run(loaded, examples, name=gate, draft=draft, report=bar.count)
-    rows: list[Sequence[str]] = [_COLUMNS]
-    for name, measured in {**result["sets"], "pooled": result["pooled"]}.items():
-        rows.append(_row(name, measured))
-    say_table(rows)
+    with Bar("reading the gate") as bar:
+        result, judged = run(loaded, examples, name=gate, draft=draft, progress=bar.tell)
+    measured = {**result["sets"], "pooled": result["pooled"]}
+    say_table(_COLUMNS, [_row(name, numbers) for name, numbers in measured.items()])
     if latency is not None:
         direct, rag = latency
         rate, gate_ms = result["pooled"]["retrieval_rate"], result["gate_ms"]
@@ -131,8 +125,8 @@ _COLUMNS = (
     "AUC",
     "95 %",
     "ECE",
-    "retr. %",
-    "acc. %",
+    "retr.",
+    "acc.",
     "95 %",
     "never",
     "random",
@@ -145,32 +139,25 @@ _COLUMNS = (
 
 def _row(name: str, measured: dict[str, Any]) -> list[str]:
     """Return the cells of `_COLUMNS`."""
-    auc = [f"{end:.2f}" for end in measured["intervals"].get("auc") or ()]
+    # Where all labels are the same there is no AUC.
+    ends = [f"{end:.2f}" for end in measured["intervals"].get("auc", ())]
     low, high = measured["intervals"]["containment_accuracy"]
     return [
         name,
         str(measured["n"]),
-        _number(measured["auc"]),
-        "-".join(auc),
-        _number(measured["ece"]),
-        _percent(measured["retrieval_rate"]),
-        _percent(measured["containment_accuracy"]),
-        f"{_percent(low)}-{_percent(high)}",
-        _percent(measured["never"]),
-        _percent(measured["random_same_rate"]),
-        _percent(measured["always"]),
-        _percent(measured["oracle"]),
+        f"{measured['auc']:.3f}" if ends else "",
+        "-".join(ends),
+        f"{measured['ece']:.3f}",
+        f"{measured['retrieval_rate']:.1%}",
+        f"{measured['containment_accuracy']:.1%}",
+        f"{low:.1%}-{high:.1%}",
+        f"{measured['never']:.1%}",
+        f"{measured['random_same_rate']:.1%}",
+        f"{measured['always']:.1%}",
+        f"{measured['oracle']:.1%}",
         str(measured["helped"]),
         str(measured["harmed"]),
     ]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
 
 
 def calibrate(
@@ -187,15 +174,15 @@ def calibrate(
 ) -> None:
     """Choose a gate's threshold on paired data, with a guarantee, and save the gate."""
     from rgate_integrations.gates.folder import save_gate
-    from rgate_integrations.gates.registry import loadable, saved_gate
+    from rgate_integrations.gates.registry import saved_gate
     from rgate_integrations.tuning import calibrate as run
     from rgate_integrations.tuning import read_paired
 
     policy = chosen_policy(max_loss, budget)
     files = read_paired(data)
     loaded = _gate_for(gate, draft, proxy)
-    with Bar(f"gate {gate}", sum(len(file.examples) for file in files)) as bar:
-        found = run(loaded, files, policy, report=bar.count, draft=draft, method=probability)
+    with Bar("reading the gate") as bar:
+        found = run(loaded, files, policy, progress=bar.tell, draft=draft, method=probability)
     save_gate(saved_gate(found.gate.gate, found.provenance), out)
     say(found.choice.guarantee, bold=True)
     facts = found.provenance
@@ -203,7 +190,7 @@ def calibrate(
         f"threshold {found.choice.threshold:.3f}, retrieval rate {facts['retrieval_rate']:.1%} on {facts['n']} "
         f"questions; calibration error {facts['ece_before']:.3f} -> {facts['ece']:.3f}"
     )
-    say(f'Saved. Use it as load_gate("{loadable(out)}") or --gate {loadable(out)}.')
+    say_saved(out)
 
 
 def _gate_for(name: str, draft: str, proxy: str | None) -> DecisionEngine:
@@ -250,16 +237,19 @@ def monitor(
     from rgate_integrations.gates.folder import read_gate
     from rgate_integrations.tuning.evaluation import measure_drift
 
-    saved = read_gate(str(gate))
-    hint = "rgate tune … or rgate calibrate … --out DIR makes a gate with one."
-    calibration = Record(f"the calibration of {str(gate)!r}", 1, saved.provenance, hint)
-    scores = calibration.numbers("scores")
+    saved = read_gate(gate)
+    calibration = Record(
+        f"the calibration of {str(gate)!r}",
+        1,
+        saved.provenance,
+        hint="rgate tune … or rgate calibrate … --out DIR makes a gate with one.",
+    )
     logged = []
     for record in read_records(log):
         p_known = record.optional_number("p_known")
         if p_known is not None and not record.fields.get("error"):  # decisions that failed have none
             logged.append(p_known)
-    found = measure_drift(scores, logged, saved.threshold)
+    found = measure_drift(calibration.numbers("scores"), logged, saved.threshold)
     say(
         f"{found.n} decisions: retrieval rate {found.retrieval_rate:.1%}, {found.expected_rate:.1%} at calibration; "
         f"population stability index {found.psi:.3f}"

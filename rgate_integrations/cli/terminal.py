@@ -91,12 +91,23 @@ def say(text: str = "", *, err: bool = False, **style: Any) -> None:
     typer.secho(_COMMANDS.sub("", text), err=err, **style)
 
 
-def say_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows in columns; the first row is the heading."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for number, row in enumerate(rows):
+def say_table(names: Sequence[str], rows: Sequence[Sequence[str]], *, as_json: bool = False) -> None:
+    """Print rows in columns below their names, or each as a JSON object."""
+    if as_json:
+        for row in rows:
+            print_json(dict(zip(names, row, strict=True)))
+        return
+    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+    for number, row in enumerate([names, *rows]):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         say("  ".join(cells).rstrip(), bold=number == 0)
+
+
+def say_saved(folder: Path) -> None:
+    """Say how a gate that was saved is used."""
+    from rgate_integrations.gates.registry import loadable
+
+    say(f'Saved. Use it as load_gate("{loadable(folder)}") or --gate {loadable(folder)}.')
 
 
 def say_error(error: RGateError) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -24,6 +24,7 @@ from rgate_integrations.cli.terminal import (
     PassageCount,
     chosen_policy,
     say,
+    say_saved,
     say_table,
 )
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from rgate_integrations.index.embedder import Embedder
     from rgate_integrations.models.base import Proxy
     from rgate_integrations.tuning.own import TrainingOptions
-    from rgate_integrations.tuning.tuner import Plan, Tuned
+    from rgate_integrations.tuning.tuner import Tuned
 
 JUDGE_KEY = "RGATE_JUDGE_API_KEY"
 _LLM = "the LLM of the data"
@@ -43,7 +44,6 @@ AnsweringLLM = Annotated[
     typer.Option("--llm", help=f"URL of an OpenAI-compatible server (its key in {KEY}), or a local model."),
 ]
 ModelOnServer = Annotated[str | None, typer.Option("--model", help="Name of the model on the server.")]
-Trained = Literal["probe", "ik", "slimplm", "adapt", "boundary", "rewriter"]
 Labelling = Annotated[
     Literal["auto", "gold", "judge", "agreement"],
     typer.Option(help="auto: judge with --judge, gold if all have it."),
@@ -90,8 +90,8 @@ def tune(
     direct = ModelArm(_answering_llm(llm, model, concurrency), tokens=answer_tokens)
     bar = Bar("asking the LLM")
 
-    def before(plan: Plan) -> None:
-        _confirm(plan, llm, judge, yes)
+    def before(asked: int, calls: Mapping[str, int]) -> None:
+        _confirm(asked, calls, llm, judge, yes)
         bar.start()  # not before: it would run over the question
 
     try:
@@ -117,21 +117,21 @@ def _print_tuned(tuned: Tuned) -> None:
     _say_failed(tuned.failed)
     kind, known, unknown = tuned.labels.kind, len(tuned.labels.known), tuned.labels.unknown
     say(f"{known} questions with a label ({kind}), {unknown} without. {tuned.labels.description}")
-    for name, notes in (("question alone", tuned.notes.question), ("answer first", tuned.notes.answer_first)):
-        say(f"{name}: {notes[0]}", bold=True)  # what is guaranteed
-        for note in notes[1:]:
+    for gate, (guarantee, *notes) in tuned.notes.items():
+        say(f"{gate}: {guarantee}", bold=True)
+        for note in notes:
             say(note)
-    _say_saved(tuned.folder)
+    say_saved(tuned.folder)
     say(f"The report is {tuned.folder}/report.html.")
 
 
-def _confirm(plan: Plan, llm: str, judge: str | None, yes: bool) -> None:
+def _confirm(asked: int, calls: Mapping[str, int], llm: str, judge: str | None, yes: bool) -> None:
     """Say what will be asked, and wait for a yes."""
-    calls = [f"{number} {kind}" for kind, number in plan.calls.items() if number]
-    say(f"{plan.questions} questions: LLM calls to {llm}: {', '.join(calls)}.", err=True)
+    left = [f"{number} {kind}" for kind, number in calls.items() if number]
+    say(f"{asked} questions: LLM calls to {llm}: {', '.join(left)}.", err=True)
     if judge is not None:
         say(f"Then their answers are judged by {judge}.", err=True)
-    if calls and not yes:
+    if left and not yes:
         typer.confirm("Go on (--yes does not ask)?", abort=True, err=True)
 
 
@@ -182,7 +182,7 @@ def _embedder() -> Embedder | None:
 def train(
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the trained gate.")],
-    gate: Trained = "probe",
+    gate: Literal["probe", "ik", "slimplm", "adapt", "boundary", "rewriter"] = "probe",
     model: Annotated[
         str, typer.Option("--proxy", help="Proxy model: catalogue name, folder or Hub id.")
     ] = "smollm2-135m-instruct",
@@ -195,7 +195,7 @@ def train(
         ),
     ] = "closed_book_correct",
     tokens: Annotated[int, typer.Option(min=1, max=128, help="Draft tokens to read.")] = 32,
-    folds: Annotated[int | None, typer.Option(min=0, help="Cross-validation: 5 for a probe.")] = None,
+    folds: Annotated[int, typer.Option(min=0, help="Cross-validation; 0: 5 for a probe, else none.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of folds, weights and order.")] = 0,
     epochs: Annotated[float | None, typer.Option(help="Instead of the paper's.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Instead of the paper's.")] = None,
@@ -233,11 +233,11 @@ def train(
         metrics = _train(gate, data, model, out, options, bar, own=own)
     if metrics:
         areas = {**metrics["auc"], "mean of the sets": metrics["auc_mean"], "pooled": metrics["auc_pooled"]}
-        say_table([("set", "cross-validated AUC"), *((name, f"{area:.3f}") for name, area in areas.items())])
+        say_table(("set", "cross-validated AUC"), [(name, f"{area:.3f}") for name, area in areas.items()])
     if gate == "rewriter":
         say(f"Saved. Use it as ModelRewriter(proxy, adapter={str(out)!r}).")
     else:
-        _say_saved(out)
+        say_saved(out)
 
 
 def _train(
@@ -285,25 +285,25 @@ def ability(
     concurrency: Concurrency = 4,
 ) -> None:
     """Ask your LLM 100 short questions, and measure how much it knows. Run again, it goes on where it stopped."""
-    from rgate_integrations.tuning.ability import ANSWER_TOKENS, measure_ability
+    from rgate_integrations.tuning.ability import measure_ability
     from rgate_integrations.tuning.arms import ModelArm
 
     answering = _answering_llm(llm, model, concurrency)
     plain = re.sub(r"[^\w.]+", "-", answering.name).strip("-.")
     with Bar("reading questions") as bar:
         measured = measure_ability(
-            ModelArm(answering, tokens=ANSWER_TOKENS),
+            ModelArm(answering),
             out or Path(f"ability-{plain}"),
             concurrency=concurrency,
             progress=bar.tell,
         )
     _say_failed(measured.failed)
     found, prior = measured.ability, measured.prior
-    low, high = measured.interval
-    kinds = [f"{kind} {right} of {asked}" for kind, (right, asked) in measured.right.items()]
-    say(f"{found.llm}: {found.source} ({', '.join(kinds)}).")
+    reach = 1.96 * found.sd
+    say(f"{found.llm}: {found.source}.")
     say(
-        f"Ability {found.theta:+.2f} (95 %: {low:+.2f} to {high:+.2f}); Llama-3.1-8B-Instruct has 0. "
+        f"Ability {found.theta:+.2f} (95 %: {found.theta - reach:+.2f} to {found.theta + reach:+.2f}); "
+        "Llama-3.1-8B-Instruct has 0. "
         f"Before: {prior.theta:+.2f} ± {prior.sd:.2f}, {prior.source}.",
         bold=True,
     )
@@ -313,9 +313,3 @@ def ability(
 def _say_failed(calls: int) -> None:
     if calls:
         say(f"{calls} calls failed; the same command asks them again.", fg="yellow")
-
-
-def _say_saved(folder: Path) -> None:
-    from rgate_integrations.gates.registry import loadable
-
-    say(f'Saved. Use it as load_gate("{loadable(folder)}") or --gate {loadable(folder)}.')

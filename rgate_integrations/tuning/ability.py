@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +14,14 @@ from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.ability import ABILITY, Ability, resolve_ability, save_measured
 from rgate_integrations.gates.probability import logits
 from rgate_integrations.runtime.arrays import Float64Array
-from rgate_integrations.runtime.files import check_replaceable, locked, parse_json
+from rgate_integrations.runtime.files import check_replaceable, locked
+from rgate_integrations.runtime.records import read_records
 from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.tuning.arms import Arm
 from rgate_integrations.tuning.collection import Answers, Progress, answers_file, silent
 from rgate_integrations.tuning.fitting import ridge_logistic
 from rgate_integrations.tuning.questions import Question
 
-ANSWER_TOKENS = 64
 LEAST_ANSWERS = 20
 """With fewer answers nothing is measured."""
 
@@ -37,22 +35,14 @@ class Measured:
     Attributes:
         ability: The ability.
         prior: What was known of it before.
-        right: Right answers and all answers, by the kind of the anchor.
         failed: How many calls failed; the same call asks them again.
         folder: Where the ability is: ``llm_name=`` takes it.
     """
 
     ability: Ability
     prior: Ability
-    right: dict[str, tuple[int, int]]
     failed: int
     folder: Path
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Where the ability is with a probability of 95 %."""
-        reach = 1.96 * self.ability.sd
-        return self.ability.theta - reach, self.ability.theta + reach
 
 
 def read_anchors() -> list[Question]:
@@ -60,12 +50,8 @@ def read_anchors() -> list[Question]:
 
     The ``dataset`` of each is its kind: ``"well-known"``, ``"middling"``, ``"obscure"`` or ``"multi-step"``.
     """
-    anchors = []
-    text = (files("rgate_integrations") / "weights" / "anchors.jsonl").read_text(encoding="utf-8")
-    for line in text.splitlines():
-        fields = parse_json(line)
-        anchors.append(Question(fields["question"], tuple(fields["gold_answers"]), dataset=fields["kind"]))
-    return anchors
+    path = Path(__file__).parents[1] / "weights" / "anchors.jsonl"
+    return [Question.of(record, record.text("kind")) for record in read_records(path)]
 
 
 def measure_ability(
@@ -96,30 +82,22 @@ def measure_ability(
     # The answers are locked and not the folder, which is replaced in one step at the end.
     with locked(kept):
         answers = Answers(kept, {"direct": arm})
-        anchors = read_anchors()
-        failed = answers.ask(anchors, concurrency=concurrency, report=partial(progress, "asking the LLM"))
-        answered, right = [], []
-        counts: dict[str, tuple[int, int]] = {}
-        for question in anchors:
-            answer = answers.answer_of(question, "direct")
-            if answer is not None:
-                is_right = is_correct(answer.text, question.gold)
-                answered.append(question.text)
-                right.append(is_right)
-                hits, asked = counts.get(question.dataset, (0, 0))
-                counts[question.dataset] = (hits + is_right, asked + 1)
+        failed = answers.ask(read_anchors(), concurrency=concurrency, progress=progress)
+        answered = answers.whole()
         if len(answered) < LEAST_ANSWERS:
             raise DataFormatError(
-                f"{len(answered)} of {len(anchors)} questions were answered; {LEAST_ANSWERS} are needed.",
+                f"{len(answered)} of {len(answered) + failed} questions were answered; {LEAST_ANSWERS} are needed.",
                 hint="Run the same again: only what failed is asked.",
             )
-        easiness, slope = anchor_logits(load_gate(), answered)
+        right = np.array([is_correct(each.direct.text, each.question.gold) for each in answered])
+        easiness, slope = anchor_logits(load_gate(), [each.question.text for each in answered])
         prior, _ = resolve_ability(arm.name)
         prior = replace(prior, llm=arm.name, sd=max(prior.sd, _LEAST_SD))
-        ability = estimate_ability(prior, easiness, slope, np.array(right, dtype=float))
-        source = f"measured: {sum(right)} of {len(answered)} anchor questions answered rightly"
-        ability = replace(ability, source=source)
-        return Measured(ability, prior, counts, failed, save_measured(ability, folder))
+        ability = replace(
+            estimate_ability(prior, easiness, slope, right.astype(np.float64)),
+            source=f"measured: {sum(right)} of {len(answered)} anchor questions answered rightly",
+        )
+        return Measured(ability, prior, failed, save_measured(ability, folder))
 
 
 def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float64Array, float]:
@@ -155,9 +133,9 @@ def estimate_ability(prior: Ability, easiness: Float64Array, slope: float, right
         slope: How much the logit grows with each unit of ability, above 0.
         right: Whether each answer is right, shape (n,).
     """
-    column = np.full((len(right), 1), slope)
     precision = prior.sd**-2
-    (moved,) = ridge_logistic(column, right, [precision], easiness + slope * prior.theta)
+    at_prior = easiness + slope * prior.theta
+    (moved,) = ridge_logistic(np.full((len(right), 1), slope), right, [precision], at_prior)
     theta = prior.theta + float(moved)
     p = 1 / (1 + np.exp(-(easiness + slope * theta)))
     curvature = slope**2 * float((p * (1 - p)).sum()) + precision

@@ -137,12 +137,9 @@ def as_arm(given: Any, what: str) -> Arm:
         return ModelArm(given)
     if isinstance(given, ModelArm | ObjectArm):
         return given
-    call = given
-    for method in _METHODS:
-        if callable(getattr(given, method, None)):
-            call = getattr(given, method)
-            break
-    if not callable(call):
+    methods = [getattr(given, name, None) for name in _METHODS]
+    call = next(filter(callable, [*methods, given]), None)
+    if call is None:
         raise ConfigurationError(
             f"{what}= cannot answer questions: it is a {type(given).__name__}.",
             hint="Give a LangChain runnable, a LlamaIndex query engine, a proxy, or a function of the question.",

@@ -9,7 +9,7 @@ that fails (fixed sequence testing), which needs no correction for the number of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any, ClassVar, TypeAlias
@@ -22,6 +22,7 @@ from rgate_integrations.gates.calibrated import CalibratedGate
 from rgate_integrations.gates.evidence.base import expand_specs
 from rgate_integrations.gates.probability import Method, ProbabilityMap, logits
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
+from rgate_integrations.tuning.collection import Progress, silent
 from rgate_integrations.tuning.evaluation import expected_calibration_error, judge
 from rgate_integrations.tuning.questions import DataFile, DraftKind, all_examples
 
@@ -85,15 +86,20 @@ class Budget:
             if upper > self.rate:
                 break
             threshold, bound = float(candidate), upper
-        guarantee = (
-            f"Retrieves for at most {self.rate:.1%} of the questions, with confidence {self.confidence:.0%}."
-        )
-        if threshold == 0:
-            guarantee = (
-                f"No threshold above 0 can guarantee at most {self.rate:.1%}, n = {n}: it never retrieves."
-            )
         facts = {"n": n, "retrieval_rate": float((p < threshold).mean()), "upper_bound": bound}
-        return ThresholdChoice(threshold, guarantee, threshold > 0, facts)
+        if threshold == 0:
+            return ThresholdChoice(
+                threshold,
+                f"No threshold above 0 can guarantee at most {self.rate:.1%}, n = {n}: it never retrieves.",
+                False,
+                facts,
+            )
+        return ThresholdChoice(
+            threshold,
+            f"Retrieves for at most {self.rate:.1%} of the questions, with confidence {self.confidence:.0%}.",
+            True,
+            facts,
+        )
 
 
 @dataclass(frozen=True)
@@ -141,16 +147,20 @@ class MaxLoss:
             "loss": float(np.where(skipped, gain, 0.0).mean()),
         }
         if not skipped.any():
-            why = (
+            return ThresholdChoice(
+                ALWAYS,
                 f"No threshold that skips can guarantee a loss of at most {self.loss:.1%} with confidence "
-                f"{self.confidence:.0%} and n = {n}: it always retrieves."
+                f"{self.confidence:.0%} and n = {n}: it always retrieves.",
+                False,
+                facts,
             )
-            return ThresholdChoice(ALWAYS, why, False, facts)
-        guarantee = (
+        return ThresholdChoice(
+            threshold,
             f"Loses at most {self.loss:.1%} in-accuracy against always retrieving, with confidence "
-            f"{self.confidence:.0%}."
+            f"{self.confidence:.0%}.",
+            True,
+            facts,
         )
-        return ThresholdChoice(threshold, guarantee, True, facts)
 
 
 Policy: TypeAlias = Budget | MaxLoss
@@ -228,7 +238,7 @@ def calibrate(
     method: Method = "platt",
     draft: DraftKind = "proxy",
     seed: int = 0,
-    report: Callable[[int], None] | None = None,
+    progress: Progress = silent,
 ) -> Calibration:
     """Calibrate a gate on paired data.
 
@@ -242,7 +252,7 @@ def calibrate(
         method: The probability map.
         draft: What the gate reads, see `rgate_integrations.tuning.evaluation.judge`.
         seed: Seed of the split.
-        report: Told how many questions are done.
+        progress: Told what is being done, how far it is, and how far it goes.
 
     Raises:
         DataFormatError: There are fewer than 20 questions for the threshold.
@@ -254,11 +264,11 @@ def calibrate(
             f"{len(examples) - fitting} of {len(examples)} questions are left to choose a threshold on.",
             hint=f"At least {LEAST} are needed, and hundreds for a guarantee worth having.",
         )
-    judged = judge(gate, examples, draft=draft, report=report)
+    judged = judge(gate, examples, draft=draft, progress=progress)
     fit, choose = np.split(np.random.default_rng(seed).permutation(len(examples)), [fitting])
     fitted = fit_map(judged.p[fit], judged.closed_book[fit], method)
     held_out = judged.part(choose)
-    p = np.array([fitted(score) for score in held_out.p])
+    p = np.array(list(map(fitted, held_out.p)))
     choice = policy.choose(p, held_out.closed_book, held_out.rag)
     provenance = provenance_of(policy, choice, p) | {
         "seed": seed,
@@ -266,7 +276,7 @@ def calibrate(
         "ece_before": round(expected_calibration_error(held_out.p, held_out.closed_book), 4),
         "ece": round(expected_calibration_error(p, held_out.closed_book), 4),
         "draft": draft,
-        "data": [file.as_provenance() for file in files],
+        "data": list(map(DataFile.as_provenance, files)),
     }
     # Where no model was read, none is loaded for its fingerprint.
     weights = ""
@@ -299,8 +309,9 @@ def fit_map(p: Float64Array, known: BoolArray, method: Method = "platt") -> Prob
         raise missing_dependency("sklearn", "train") from error
     if method == "isotonic":
         model = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(p, known)
-        x, y = model.X_thresholds_.tolist(), model.y_thresholds_.tolist()
-        return ProbabilityMap(method="isotonic", x=tuple(x), y=tuple(y))
+        return ProbabilityMap(
+            method="isotonic", x=tuple(model.X_thresholds_.tolist()), y=tuple(model.y_thresholds_.tolist())
+        )
     fitted = LogisticRegression(C=1e4).fit(logits(p)[:, None], known)
     slope = max(float(fitted.coef_[0, 0]), 0.0)
     return ProbabilityMap(method="platt", slope=slope, intercept=float(fitted.intercept_[0]))

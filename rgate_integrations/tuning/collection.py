@@ -65,11 +65,6 @@ class Answered:
         """The answer with retrieval."""
         return self.answers["retrieve"]
 
-    @property
-    def samples(self) -> int:
-        """How many further answers without retrieval there are, drawn at random."""
-        return Counter(map(kind_of, self.answers))[SAMPLE]
-
 
 class Answers:
     """The file of answers.
@@ -158,7 +153,8 @@ class Answers:
         *,
         arms: Sequence[ArmName] | None = None,
         concurrency: int = 4,
-        report: Callable[[int, int], None] | None = None,
+        what: str = "asking the LLM",
+        progress: Progress = silent,
     ) -> int:
         """Ask what is missing. A failure is kept as one, and the others go on.
 
@@ -168,7 +164,8 @@ class Answers:
             questions: The questions.
             arms: Whom to ask; everyone when None.
             concurrency: Calls at a time.
-            report: Told how many calls are done, and how many there are.
+            what: What is done, in words.
+            progress: Told that, how many calls are done, and how many there are.
 
         Returns:
             How many calls failed.
@@ -192,8 +189,7 @@ class Answers:
             self._log.append([line])
             self._take(Record(str(self.path), 0, line))
             done += 1
-            if report is not None:
-                report(done, total)
+            progress(what, done, total)
             kind = kind_of(arm)
             if not isinstance(outcome, Exception):
                 in_a_row[kind] = 0
@@ -296,13 +292,12 @@ def cached_answers(
         ServerError: A question could not be answered; the others are kept.
     """
     made_with = json_line({name: dict(arm.facts) for name, arm in arms.items()})
-    name = hashlib.sha256(made_with.encode()).hexdigest()[:16]
-    path = cache_dir() / what / f"{name}.jsonl"
+    path = cache_dir() / what / f"{hashlib.sha256(made_with.encode()).hexdigest()[:16]}.jsonl"
     waiting = f"waiting for another training that writes the same {what}"
     # Two trainings on the same questions would both write this file: the second waits, and then finds the answers.
     with locked(path, waiting=partial(progress, waiting, 0, len(questions))):
         answers = Answers(path, arms)
-        failed = answers.ask(questions, concurrency=1, report=partial(progress, f"writing {what}"))
+        failed = answers.ask(questions, concurrency=1, what=f"writing {what}", progress=progress)
     if failed:
         raise ServerError(f"{failed} {what} could not be written.", hint="Run the same again.")
     by_key = {each.question.key: dict(each.answers) for each in answers.whole()}

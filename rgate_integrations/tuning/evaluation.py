@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from operator import itemgetter
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import GateLike, decide
-from rgate_integrations.errors import ConfigurationError, DataFormatError, missing_dependency
+from rgate_integrations.errors import DataFormatError, missing_dependency
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
 from rgate_integrations.runtime.flow import run
-from rgate_integrations.tuning.questions import DraftKind, Example, recorded_drafts, valid_draft_kind
+from rgate_integrations.tuning.collection import Progress, silent
+from rgate_integrations.tuning.questions import DraftKind, Example, recorded_drafts
 
 _CHUNK = 64
-_SAMPLES = 1_000  # of a bootstrap
 _WITH_INTERVAL = ("auc", "auc_utility", "accuracy", "retrieval_rate", "containment_accuracy", "area_between")
 _LEAST_LOGGED = 50
 _SOMEWHAT, _MUCH = 0.1, 0.25  # population stability index, by the usual rule of thumb
@@ -61,7 +61,7 @@ def judge(
     examples: Sequence[Example],
     *,
     draft: DraftKind = "proxy",
-    report: Callable[[int], None] | None = None,
+    progress: Progress = silent,
 ) -> JudgedQuestions:
     """Let a gate decide for paired questions.
 
@@ -69,26 +69,26 @@ def judge(
         gate: The gate.
         examples: The questions.
         draft: ``"recorded"`` gives it what the LLM wrote without retrieval, ``"proxy"`` and ``"none"`` nothing.
-        report: Told how many questions are done.
+        progress: Told what is being done, how far it is, and how far it goes.
 
     Raises:
+        ConfigurationError: There is no such kind of draft.
         DataFormatError: Recorded drafts are asked for, and a question has none.
     """
-    valid_draft_kind(draft)
     questions = [example.question for example in examples]
-    drafts = recorded_drafts(questions) if draft == "recorded" else None
+    drafts = recorded_drafts(questions, draft)
     decisions: list[Decision] = []
     for start in range(0, len(questions), _CHUNK):
         part = slice(start, start + _CHUNK)
-        flow = decide(
-            gate,
-            [question.text for question in questions[part]],
-            drafts=drafts and drafts[part],
-            popularity=[question.popularity for question in questions[part]],
+        decisions += run(
+            decide(
+                gate,
+                [question.text for question in questions[part]],
+                drafts=drafts and drafts[part],
+                popularity=[question.popularity for question in questions[part]],
+            )
         )
-        decisions += run(flow)
-        if report is not None:
-            report(len(decisions))
+        progress("asking the gate", len(decisions), len(questions))
     p, retrieve = np.array([(decision.p_known, decision.retrieve) for decision in decisions]).T
     closed_book, rag = np.array([(example.known, example.rag_correct) for example in examples], dtype=bool).T
     return JudgedQuestions(p, retrieve.astype(bool), closed_book, rag, np.array(decisions, dtype=object))
@@ -108,11 +108,12 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
     sampled = itemgetter(*_WITH_INTERVAL)
     draws = []
     rng = np.random.default_rng(0)
-    for _ in range(_SAMPLES):
+    for _ in range(1_000):  # a bootstrap
         draws.append(sampled(_numbers(judged.part(rng.integers(0, n, n)))))
-    curve = retrieval_curve(judged.p, judged.closed_book, judged.rag)
     rates = np.linspace(0, 1, 21)
-    accuracies = np.interp(rates * n, np.arange(n + 1), curve)
+    accuracies = np.interp(
+        rates * n, np.arange(n + 1), retrieval_curve(judged.p, judged.closed_book, judged.rag)
+    )
     intervals = {}
     for name, values in zip(_WITH_INTERVAL, np.transpose(draws), strict=True):
         if not math.isnan(numbers[name]):
@@ -163,7 +164,7 @@ def evaluate(
     *,
     name: str = "gate",
     draft: DraftKind = "proxy",
-    report: Callable[[int], None] | None = None,
+    progress: Progress = silent,
 ) -> tuple[dict[str, Any], JudgedQuestions]:
     """Evaluate a gate on paired questions, for each data set and pooled.
 
@@ -172,13 +173,13 @@ def evaluate(
         examples: The questions.
         name: What the gate is called in the result.
         draft: See `judge`.
-        report: Told how many questions are done.
+        progress: See `judge`.
 
     Returns:
         The result, as JSON values: ``gate, threshold, draft, sets, pooled, gate_ms, versions``; and what
         the gate made of each question.
     """
-    judged = judge(gate, examples, draft=draft, report=report)
+    judged = judge(gate, examples, draft=draft, progress=progress)
     thresholds = {decision.threshold for decision in judged.decisions}
     datasets = np.array([example.question.dataset for example in examples])
     sets = {}
@@ -215,12 +216,7 @@ def break_even(rate: float, *, gate: float, direct: float, rag: float) -> dict[s
     Returns:
         ``always_ms`` where every question is retrieved for, ``gated_ms`` with the gate, and ``break_even``, clipped
         to [0, 1].
-
-    Raises:
-        ConfigurationError: A time is below 0.
     """
-    if min(gate, direct, rag) < 0:
-        raise ConfigurationError("A stage cannot take less than 0 milliseconds.")
     saved = rag - gate - direct
     even = float(saved >= 0)  # where more retrieval does not cost more, it pays everywhere or nowhere
     if rag > direct:

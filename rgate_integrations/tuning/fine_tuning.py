@@ -28,11 +28,12 @@ from rgate_integrations.gates.folder import ADAPTER, save_adapter
 from rgate_integrations.models.download import resolve_model
 from rgate_integrations.models.local import LocalProxy, shared_proxy
 from rgate_integrations.models.pretrained import quiet
+from rgate_integrations.runtime.arrays import BoolArray
 from rgate_integrations.runtime.files import check_replaceable, rename_folder, write_atomically
 from rgate_integrations.tuning.collection import Progress, silent
 from rgate_integrations.tuning.evaluation import fold_metrics, question_folds
 from rgate_integrations.tuning.own import Recipe, SampledLabel, TrainingOptions, drafts_for
-from rgate_integrations.tuning.pairs import RECIPES, Pair, pairs_for, rewriter_pairs, verdict_prompt
+from rgate_integrations.tuning.pairs import PROMPTS, RECIPES, Pair, pairs_for, rewriter_pairs, verdict_prompt
 from rgate_integrations.tuning.questions import DataFile, Example, all_examples, check_labels
 
 try:
@@ -44,11 +45,6 @@ try:
 except ImportError as error:
     raise missing_dependency(str(error.name), "local") from error
 
-ADAPTER_GATES = ("ik", "slimplm", "adapt", "boundary")
-
-_PACKAGES = ("torch", "transformers", "peft")
-_READ_DRAFTS = ("ik", "slimplm")
-_NO_LABEL = -100
 _RUN = "run.json"
 
 
@@ -57,14 +53,14 @@ def train_adapter(
     files: Sequence[DataFile],
     model: str,
     out: Path,
-    options: TrainingOptions | None = None,
+    options: TrainingOptions,
     *,
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """Fine-tune a gate on labelled questions, and save it. Returns the metrics of the cross-validation, if any.
 
     Args:
-        gate: One of `ADAPTER_GATES`.
+        gate: One of `rgate_integrations.tuning.pairs.PROMPTS`.
         files: The labelled questions.
         model: Base model: catalogue name, folder or Hub id.
         out: Folder for the trained gate; `load_gate` takes it.
@@ -75,17 +71,16 @@ def train_adapter(
         ConfigurationError: The gate is not trained so, or not with these options.
         DataFormatError: All labels are the same, or there are fewer questions than folds.
     """
-    options = options or TrainingOptions()
-    if gate not in ADAPTER_GATES:
-        raise ConfigurationError(f"{gate!r} is not trained by fine-tuning.", hint=", ".join(ADAPTER_GATES))
+    if gate not in PROMPTS:
+        raise ConfigurationError(f"{gate!r} is not trained by fine-tuning.", hint=", ".join(PROMPTS))
     if gate == "slimplm" and options.draft == "none":
         raise ConfigurationError("The slimplm gate judges a draft.", hint="--draft proxy or recorded")
     examples = all_examples(files)
-    check_labels(examples, options.folds or 0)
-    questions = [example.question for example in examples]
+    known = check_labels(examples, options.folds)
     drafts: Sequence[Draft | None] = [None] * len(examples)
     parameters: dict[str, Any] = {}
-    if gate in _READ_DRAFTS:
+    if gate in ("ik", "slimplm"):
+        questions = [example.question for example in examples]
         drafts = drafts_for(shared_proxy(model), questions, options, progress) or drafts
         parameters = options.reads
     if gate == "boundary" and options.label in get_args(SampledLabel):
@@ -98,7 +93,7 @@ def train_adapter(
     load = partial(load_gate, gate, proxy=model, **parameters)
     metrics: dict[str, Any] = {}
     if options.folds:
-        metrics = _cross_validate(fit, load, pairs, examples, drafts, options)
+        metrics = _cross_validate(fit, load, pairs, examples, drafts, known, options)
     fit(list(chain.from_iterable(pairs)), out=out, resume=options.resume)
     prompt = verdict_prompt(gate, drafts[0] is not None)
     saved = SavedGate(
@@ -108,7 +103,7 @@ def train_adapter(
         base_model=model,
         fingerprint=shared_proxy(model).fingerprint,
         llm=options.llm,
-        provenance=options.provenance(files, json.dumps(asdict(recipe)), metrics, _PACKAGES),
+        provenance=options.provenance(files, json.dumps(asdict(recipe)), metrics),
     )
     save_adapter(saved, out)
     return metrics
@@ -120,11 +115,12 @@ def _cross_validate(
     pairs: Sequence[Sequence[Pair]],
     examples: Sequence[Example],
     drafts: Sequence[Draft | None],
+    known: BoolArray,
     options: TrainingOptions,
 ) -> dict[str, Any]:
     """Judge each question by an adapter that was trained without its fold."""
     p = np.zeros(len(examples))
-    for train, test in question_folds(len(examples), options.folds or 0, options.seed):
+    for train, test in question_folds(len(examples), options.folds, options.seed):
         with tempfile.TemporaryDirectory(prefix="rgate-fold-", ignore_cleanup_errors=True) as folder:
             # Each fold has a folder of its own: an adapter that is loaded is known by its path.
             adapter = Path(folder) / "gate"
@@ -133,7 +129,6 @@ def _cross_validate(
             given = [drafts[place] for place in test]
             decisions = load(adapter=str(adapter)).decide_batch(texts, drafts=given)
             p[test] = [decision.p_known for decision in decisions]
-    known = np.array([example.known for example in examples])
     return fold_metrics(p, known, [example.question.dataset for example in examples])
 
 
@@ -141,7 +136,7 @@ def train_rewriter(
     paths: Sequence[Path],
     model: str,
     out: Path,
-    options: TrainingOptions | None = None,
+    options: TrainingOptions,
     *,
     progress: Progress = silent,
 ) -> None:
@@ -154,25 +149,15 @@ def train_rewriter(
         options: Of these, recipe, seed and resume.
         progress: Told what is being done, how far it is, and how far it goes.
     """
-    options = options or TrainingOptions()
-    recipe = options.recipe or RECIPES["rewriter"]
-    pairs = rewriter_pairs(paths)
-    fine_tune(pairs, model, out, recipe, seed=options.seed, resume=options.resume, progress=progress)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A pair in tokens.
-
-    Attributes:
-        prompt: Token ids of the prompt.
-        target: Token ids that should continue it.
-        weight: Weight in the loss.
-    """
-
-    prompt: tuple[int, ...]
-    target: tuple[int, ...]
-    weight: float
+    fine_tune(
+        rewriter_pairs(paths),
+        model,
+        out,
+        options.recipe or RECIPES["rewriter"],
+        seed=options.seed,
+        resume=options.resume,
+        progress=progress,
+    )
 
 
 def fine_tune(
@@ -210,7 +195,7 @@ def fine_tune(
     rows = []
     for pair in pairs:
         prompt, target = proxy.encoder.training_pair(pair.prompt, pair.values, pair.target, ends=pair.ends)
-        rows.append(Row(tuple(prompt), tuple(target), pair.weight))
+        rows.append({"prompt": prompt, "target": target, "weight": pair.weight})
     # The rows are in it: other labels for the same questions are another run.
     contents = hashlib.sha256(repr(rows).encode()).hexdigest()
     identity = json.dumps([asdict(recipe), seed, model, proxy.fingerprint, contents])
@@ -224,7 +209,7 @@ def fine_tune(
         model=tuned,
         args=_arguments(recipe, len(rows), seed, checkpoints),
         train_dataset=rows,
-        data_collator=Collator(proxy.encoder.tokenizer.pad_token_id),
+        data_collator=partial(collate, pad=proxy.encoder.tokenizer.pad_token_id),
         callbacks=[ReportProgress(progress)],
     )
     trainer.remove_callback(transformers.PrinterCallback)
@@ -317,52 +302,47 @@ class TargetTrainer(transformers.Trainer):  # type: ignore[misc]  # transformers
     def compute_loss(self, model: Any, inputs: dict[str, Any], **kwargs: Any) -> Any:
         """Return the loss."""
         labels, weights = inputs.pop("labels"), inputs.pop("weights")
-        # All targets end at the end of their row (see `Collator`), so the last logits are enough; the logit that
+        # All targets end at the end of their row (see `collate`), so the last logits are enough; the logit that
         # predicts a token stands one before it.
         logits = model(**inputs, logits_to_keep=labels.shape[1] + 1, use_cache=False).logits
         logprobs = torch.log_softmax(logits[:, :-1].float(), dim=-1)
-        is_target = labels >= 0
+        is_target = labels >= 0  # and not padding
         target_logprobs = logprobs.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
         token_weights = is_target * weights[:, None]
         return -(target_logprobs * token_weights).sum() / token_weights.sum().clamp(min=1e-6)
 
 
+@dataclass
 class ReportProgress(transformers.TrainerCallback):  # type: ignore[misc]  # transformers has no types here
     """Tells the number of steps that are done.
 
-    Args:
+    Attributes:
         progress: Is told.
     """
 
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
+    progress: Progress
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Tell."""
         self.progress("training", state.global_step, state.max_steps)
 
 
-@dataclass(frozen=True)
-class Collator:
-    """Makes a batch of rows, padded on the left, so that all targets end in the last position.
+def collate(rows: Sequence[dict[str, Any]], pad: int) -> dict[str, torch.Tensor]:
+    """Make a batch of rows, padded on the left, so that all targets end in the last position.
 
-    Attributes:
+    Args:
+        rows: Token ids of a ``prompt`` and of the ``target`` that should continue it, and its ``weight`` in the loss.
         pad: Token id of the padding.
+
+    Returns:
+        What the model and the loss take; positions count from the first token that is no padding.
     """
-
-    pad: int
-
-    def __call__(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
-        """Return the batch; positions count from the first token that is no padding."""
-        ids, mask = pad_left([(*row.prompt, *row.target) for row in rows], self.pad, torch.device("cpu"))
-        widest = max(len(row.target) for row in rows)
-        labels = []
-        for row in rows:
-            labels.append([_NO_LABEL] * (widest - len(row.target)) + list(row.target))
-        return {
-            "input_ids": ids,
-            "attention_mask": mask,
-            "position_ids": (mask.cumsum(-1) - 1).clamp(min=0),
-            "labels": torch.tensor(labels),
-            "weights": torch.tensor([row.weight for row in rows]),
-        }
+    ids, mask = pad_left([row["prompt"] + row["target"] for row in rows], pad, torch.device("cpu"))
+    labels, _ = pad_left([row["target"] for row in rows], -100, torch.device("cpu"))
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "position_ids": (mask.cumsum(-1) - 1).clamp(min=0),
+        "labels": labels,
+        "weights": torch.tensor([row["weight"] for row in rows]),
+    }

@@ -23,7 +23,6 @@ from rgate_integrations.tuning.evaluation import auc, expected_calibration_error
 from rgate_integrations.tuning.labelling import Labels
 
 _CHUNK = 64
-_TIMES_MORE = (2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
@@ -76,15 +75,16 @@ def read_questions_with(gate: DecisionEngine, questions: Sequence[str], progress
         RGateError: The gate failed; here nothing is gained by going on.
     """
     strict, proxy = gate.with_options(on_error="raise"), gate.get_proxy()
-    depths = middle_layers(getattr(proxy, "num_layers"), "question")  # noqa: B009  only models with states have it
-    layers = tuple(PooledLayer(depth, "question", "mean") for depth in depths)
+    num_layers = getattr(proxy, "num_layers")  # noqa: B009  only models with states have it
+    layers = tuple(PooledLayer(depth, "question", "mean") for depth in middle_layers(num_layers, "question"))
     p_known: list[float] = []
     states: list[Float32Array] = []
     for start in range(0, len(questions), _CHUNK):
         chunk = questions[start : start + _CHUNK]
-        p_known += [decision.p_known for decision in strict.decide_batch(chunk)]
         read = proxy.hidden(ANSWER, [{"question": question} for question in chunk], None, layers)
-        states += [each.states for each in read]
+        for decision, hidden in zip(strict.decide_batch(chunk), read, strict=True):
+            p_known.append(decision.p_known)
+            states.append(hidden.states)
         progress("reading the questions", len(states), len(questions))
     return Readings(logits(np.array(p_known)), np.stack(states), layers, proxy)
 
@@ -95,7 +95,7 @@ def check_labels(labels: Labels) -> None:
     Raises:
         DataFormatError: There are fewer than 20, or all are the same.
     """
-    n, right = len(labels.known), sum(labels.known)
+    n, right = len(labels.known), int(labels.known.sum())
     if n < LEAST:
         raise DataFormatError(
             f"Only {n} questions have answers of both arms and a label.",
@@ -136,8 +136,7 @@ def fit_gate(
     places, features = np.arange(len(labels.answered)), np.zeros((len(labels.answered), 0))
     if tokens:
         places, features = _read_beginnings(labels, tokens)
-    known = np.array(labels.known, dtype=bool)[places]
-    rag = np.array(labels.rag, dtype=bool)[places]
+    known, rag = labels.known[places], labels.rag[places]
     if len(known) < LEAST or known.all() or not known.any():
         return None
     basis = Basis.of(readings.states[places], seed)
@@ -190,18 +189,15 @@ def _fold(correction: Correction, basis: Basis, readings: Readings, **facts: Any
 
 def _read_beginnings(labels: Labels, tokens: int) -> tuple[PositionArray, Float64Array]:
     """Return which answers came with the LLM's own log-probabilities, and the features of their first tokens."""
-    places, features = [], []
-    for place, each in enumerate(labels.answered):
-        if each.direct.logprobs is not None:
-            places.append(place)
-            features.append(features_of(each.direct.head(tokens)))
-    return np.array(places, dtype=int), np.array(features)
+    places = np.flatnonzero([each.direct.logprobs is not None for each in labels.answered])
+    features = [features_of(labels.answered[place].direct.head(tokens)) for place in places]
+    return places, np.array(features)
 
 
 def _how_many(policy: Policy, p: Float64Array, known: BoolArray, rag: BoolArray) -> str:
     """Say how many questions like these would do: they are drawn with replacement, and the policy chooses on them."""
     rng = np.random.default_rng(0)
-    for times in _TIMES_MORE:
+    for times in (2, 4, 8, 16, 32):
         n = times * len(p)
         drawn = rng.integers(0, len(p), n)
         if policy.choose(p[drawn], known[drawn], rag[drawn]).guaranteed:

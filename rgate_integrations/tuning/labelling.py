@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -19,7 +18,7 @@ from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import PromptTemplate
-from rgate_integrations.runtime.arrays import Float64Array
+from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.runtime.files import json_line, locked, write_atomically
 from rgate_integrations.runtime.text import contains_answer, is_correct, normalise
 from rgate_integrations.tuning.arms import Arm, ModelArm
@@ -38,9 +37,8 @@ JUDGE = PromptTemplate(
 """The teacher's question of the IK paper (section 3.1), for a judge that is given question, gold and answer."""
 
 LabelKind: TypeAlias = Literal["auto", "gold", "judge", "agreement"]
-"""How answers are labelled; ``"auto"`` is gold where every question has a gold answer, else agreement."""
-
-LABEL_KINDS: tuple[LabelKind, ...] = ("auto", "gold", "judge", "agreement")
+"""How answers are labelled; ``"auto"`` is by the judge if there is one, gold where every question has a gold answer,
+else agreement."""
 
 Verdicts: TypeAlias = Mapping[tuple[ArmName, str], bool | None]
 """What a judge says of the answer of an arm to a question, by `Question.key`; None where it does not tell."""
@@ -61,7 +59,6 @@ _REFUSALS = (
 )
 
 _SHORT = 12  # words: a text that is no longer is compared as an answer, not as a paragraph
-_VERDICT_TOKENS = 8  # of a judge's reply: it is asked for a word
 
 
 @dataclass(frozen=True)
@@ -71,31 +68,26 @@ class Labels:
     Attributes:
         kind: How they were made.
         answered: The questions that have labels.
-        known: Whether the answer without retrieval is right, one each.
-        rag: Whether the answer with retrieval is right, one each.
-        unknown: How many questions have no label.
-        judge: Name of the model that judged them; empty if none did.
-        shares: Which share of a question's samples is right, in [0, 1], one each; none without samples (KBM,
+        known: Whether the answer without retrieval is right, shape (n,).
+        rag: Whether the answer with retrieval is right, shape (n,).
+        target: What gates are fitted to, in [0, 1], shape (n,): which share of a question's samples is right (KBM,
             section 2.2). A question without a sample that has a label counts as its answer does.
+        unknown: How many questions have no label.
+        judge: Name of the model that judges, if there is one.
     """
 
     kind: str
     answered: tuple[Answered, ...]
-    known: tuple[bool, ...]
-    rag: tuple[bool, ...]
+    known: BoolArray
+    rag: BoolArray
+    target: Float64Array
     unknown: int
     judge: str = ""
-    shares: tuple[float, ...] = ()
-
-    @property
-    def target(self) -> Float64Array:
-        """What gates are fitted to, in [0, 1], shape (n,): the shares, or without samples what is known."""
-        return np.array(self.shares or self.known, dtype=np.float64)
 
     @property
     def samples(self) -> int:
-        """The most samples that a question has."""
-        return max((each.samples for each in self.answered), default=0)
+        """The most samples that a question has, beside its two answers."""
+        return max((len(each.answers) - 2 for each in self.answered), default=0)
 
     @property
     def description(self) -> str:
@@ -106,10 +98,9 @@ class Labels:
             "agreement": "No gold answers: an answer without retrieval counts as right if it says the same as the "
             "one with retrieval, which always does. That stands in for correctness and is not correctness.",
         }[self.kind]
-        if not self.shares:
+        if not self.samples:
             return text
-        shares = np.array(self.shares)
-        between = ((shares > 0) & (shares < 1)).mean()
+        between = ((self.target > 0) & (self.target < 1)).mean()
         return (
             f"{text} The gates were fitted to the share of right answers among up to {self.samples} samples a "
             f"question, which is neither 0 nor 1 for {between:.1%} of the questions. Threshold, guarantee and all "
@@ -118,63 +109,64 @@ class Labels:
 
 
 def label(
-    answered: Sequence[Answered],
+    answers: Answers,
     kind: LabelKind = "auto",
     *,
-    verdicts: Verdicts | None = None,
-    judge: str = "",
+    judge: Proxy | None = None,
     embedder: Embedder | None = None,
+    concurrency: int = 4,
+    progress: Progress = silent,
 ) -> Labels:
     """Label the answers of all arms.
 
     Args:
-        answered: Questions with their answers.
+        answers: The answers; what a judge says is kept with them, see `ask_judge`.
         kind: How.
-        verdicts: What the judge says, for ``"judge"``; see `ask_judge`.
-        judge: Name of the judge.
+        judge: Judges them, for ``"judge"``.
         embedder: Finds answers that say the same in other words, for agreement; the words alone count when None.
+        concurrency: Calls of the judge at a time.
+        progress: Told how far the judge is.
 
     Raises:
         ConfigurationError: There is no judge.
         DataFormatError: Gold answers are needed, and no question has some.
+        ServerError: The judge could not be asked.
     """
+    answered = answers.whole()
     with_gold = [each for each in answered if each.question.gold]
     if kind == "auto":
         kind = "agreement"
-        if verdicts is not None:
+        if judge is not None:
             kind = "judge"
         elif len(with_gold) == len(answered):
             kind = "gold"
-    if kind == "judge" and verdicts is None:
-        raise ConfigurationError("A judge is needed for labels by a judge.", hint="judge=, or --judge")
-    usable = with_gold
-    if kind == "agreement":
-        usable = list(answered)
+    usable = answered if kind == "agreement" else with_gold
+    verdicts: Verdicts = {}
+    if kind == "judge":
+        if judge is None:
+            raise ConfigurationError("A judge is needed for labels by a judge.", hint="judge=, or --judge")
+        verdicts = ask_judge(answers, judge, concurrency=concurrency, progress=progress)
     if not usable and answered:
         raise DataFormatError("No question has a gold answer.", hint="Give some, or label by agreement.")
-    kept: list[Answered] = []
-    known: list[bool] = []
-    rag: list[bool] = []
-    shares: list[float] = []
+    kept, labels = [], []
     for each in usable:
-        right = _right(each, kind, verdicts or {}, embedder)
+        right = _right(each, kind, verdicts, embedder)
         direct, retrieve = right.pop("direct"), right.pop("retrieve")
         # A question counts only with both labels: thresholds are chosen on pairs.
         if direct is None or retrieve is None:
             continue
         samples = [said for said in right.values() if said is not None] or [direct]
         kept.append(each)
-        known.append(direct)
-        rag.append(retrieve)
-        shares.append(sum(samples) / len(samples))
+        labels.append((direct, retrieve, sum(samples) / len(samples)))
+    known, rag, target = np.array(labels, dtype=np.float64).reshape(-1, 3).T
     return Labels(
         kind=kind,
         answered=tuple(kept),
-        known=tuple(known),
-        rag=tuple(rag),
+        known=known.astype(bool),
+        rag=rag.astype(bool),
+        target=target,
         unknown=len(answered) - len(kept),
-        judge=judge,
-        shares=tuple(shares) if any(each.samples for each in usable) else (),
+        judge="" if judge is None else judge.name,
     )
 
 
@@ -223,11 +215,6 @@ class JudgeArm(ModelArm):
 
     judged: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Model and prompt."""
-        return {"llm": self.llm.name, "weights": self.llm.fingerprint, "prompt": JUDGE.hash}
-
     def answer(self, questions: Sequence[Question]) -> list[Draft]:
         """Judge the answers to some questions."""
         values = []
@@ -235,9 +222,9 @@ class JudgeArm(ModelArm):
             gold = "; ".join(question.gold)
             values.append({"question": question.text, "gold": gold, "answer": self.judged[question.key]})
         if isinstance(self.llm, ServedProxy):
-            return self.llm.generate(JUDGE, values, tokens=_VERDICT_TOKENS)
+            return self.llm.generate(self.prompt, values, tokens=self.tokens)
         found = []
-        for scores in self.llm.score(JUDGE, values, ("Yes", "No")):
+        for scores in self.llm.score(self.prompt, values, ("Yes", "No")):
             p = ik_score(*scores.logprobs)
             text = ""
             if p >= 0.5:
@@ -273,9 +260,10 @@ def ask_judge(
             if arm in each.answers:
                 judged[each.question.key] = each.answers[arm].text.strip()
         name = f"judge {judge.name} of {arm}"
-        answers.add({name: JudgeArm(judge, judged=judged)})
+        # It is asked for a word, and may say a few.
+        answers.add({name: JudgeArm(judge, tokens=8, prompt=JUDGE, judged=judged)})
         asked = [each.question for each in answered if not refuses(judged.get(each.question.key, ""))]
-        answers.ask(asked, arms=[name], concurrency=concurrency, report=partial(progress, f"judging {arm}"))
+        answers.ask(asked, arms=[name], concurrency=concurrency, what=f"judging {arm}", progress=progress)
         for key in judged:
             found[arm, key] = False
         for question in asked:
@@ -307,7 +295,7 @@ def collect(
     k: int = 3,
     tokens: int = 64,
     judge: Proxy | None = None,
-    report: Callable[[int, int], None] | None = None,
+    progress: Progress = silent,
 ) -> Path:
     """Ask an LLM questions without and with retrieval, and write paired data, one JSON record a line.
 
@@ -323,7 +311,7 @@ def collect(
         tokens: Maximum length of an answer.
         judge: A model that judges answers against the gold ones; what it does not tell, and everything without a
             judge, is judged by containment (`rgate_integrations.runtime.text.is_correct`).
-        report: Told how many calls are done, and how many there are.
+        progress: Told what is being done, how far it is, and how far it goes.
 
     Returns:
         ``out``; `rgate_integrations.tuning.questions.read_paired` reads it.
@@ -348,10 +336,11 @@ def collect(
                 f"{str(out)!r} holds something else than what is collected now.", hint="Name another file."
             )
         answers = Answers(kept, arms)
-        answers.ask(asked, report=report)
-        verdicts = {} if judge is None else ask_judge(answers, judge)
-        lines = [json_line(_record(each, llm.name, verdicts)) for each in answers.whole()]
-        write_atomically(out, "".join(lines))
+        answers.ask(asked, progress=progress)
+        verdicts = {} if judge is None else ask_judge(answers, judge, progress=progress)
+        write_atomically(
+            out, "".join(json_line(_record(each, llm.name, verdicts)) for each in answers.whole())
+        )
     return out
 
 

@@ -26,7 +26,6 @@ from rgate_integrations.tuning.questions import (
     Question,
     read_examples,
     recorded_drafts,
-    valid_draft_kind,
 )
 
 SampledLabel = Literal["accuracy", "certainty"]
@@ -35,13 +34,8 @@ SampledLabel = Literal["accuracy", "certainty"]
 OWN_LABEL = "own_answer_correct"
 """Whether the likeliest answer holds a gold one."""
 
-ANSWER_TOKENS = 64
-"""Maximum length of the likeliest answer."""
-
 SAMPLES = 30
 """Sampled answers to each question, at temperature 1: KBM's numbers (section 2.2)."""
-
-_SAMPLE_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -83,8 +77,8 @@ class TrainingOptions:
         draft: ``"proxy"`` reads the proxy's own drafts, ``"recorded"`` what the LLM wrote, ``"none"`` the question
             alone.
         tokens: Draft tokens to read.
-        folds: Folds of the cross-validation. None is 5 for a probe, which is calibrated on them, and 0 (no
-            cross-validation) for a gate that is fine-tuned.
+        folds: Folds of the cross-validation. 0 is 5 for a probe, which is calibrated on them, and no cross-validation
+            for a gate that is fine-tuned.
         seed: Seed of everything.
         label: Name of the label.
         labelled_by: What made the labels, for the model card; empty if the data came with them.
@@ -96,7 +90,7 @@ class TrainingOptions:
 
     draft: DraftKind = "proxy"
     tokens: int = 32
-    folds: int | None = None
+    folds: int = 0
     seed: int = 0
     label: str = LABEL
     labelled_by: str = ""
@@ -117,26 +111,25 @@ class TrainingOptions:
             return {"tokens": 0, "source": "proxy"}
         return {"tokens": self.tokens, "source": self.draft}
 
-    def provenance(
-        self, files: Sequence[DataFile], recipe: str, metrics: dict[str, Any], packages: Sequence[str]
-    ) -> dict[str, Any]:
+    def provenance(self, files: Sequence[DataFile], recipe: str, metrics: dict[str, Any]) -> dict[str, Any]:
         """Return where a trained gate comes from, as JSON values.
 
         Args:
             files: What it was trained on.
             recipe: How it was trained, in words or JSON.
             metrics: What the cross-validation found.
-            packages: The packages whose versions matter.
         """
-        versions = {name: version(name) for name in packages}
+        versions = {"python": platform.python_version()}
+        for name in ("torch", "transformers", "peft", "scikit-learn", "numpy"):
+            versions[name] = version(name)
         return {
             "label": f"{self.label} of {self.labelled_by}" if self.labelled_by else self.label,
             "seed": self.seed,
-            "folds": self.folds or 0,
+            "folds": self.folds,
             "recipe": recipe,
-            "data": [file.as_provenance() for file in files],
+            "data": list(map(DataFile.as_provenance, files)),
             "metrics": metrics,
-            "versions": versions | {"python": platform.python_version()},
+            "versions": versions,
             "licence": "that of the training data",
         }
 
@@ -181,10 +174,9 @@ def read_own(
             raise record.wrong("no gold_answers, which the model's own answers are compared with")
         questions.append(question)
     if label == OWN_LABEL:
-        arm = ModelArm(proxy, tokens=ANSWER_TOKENS, prompt=prompt)
-        answers = cached_answers("answers", {"direct": arm}, questions, progress)
+        answers = cached_answers("answers", {"direct": ModelArm(proxy, prompt=prompt)}, questions, progress)
     else:
-        arm = ModelArm(proxy, tokens=_SAMPLE_TOKENS, prompt=SHORT_ANSWER)
+        arm = ModelArm(proxy, tokens=16, prompt=SHORT_ANSWER)
         answers = cached_answers("samples", sampling_arms(arm, SAMPLES, seed), questions, progress)
     targets = {}
     for question, drafts in zip(questions, answers, strict=True):
@@ -221,15 +213,15 @@ def drafts_for(
     Raises:
         DataFormatError: Recorded drafts are asked for, and some questions have none.
     """
-    valid_draft_kind(options.draft)
+    recorded = recorded_drafts(questions, options.draft)
     if options.draft == "none":
         return None
-    if options.draft == "proxy":
+    if recorded is None:
         arm = ModelArm(proxy, tokens=options.tokens, prompt=options.prompt)
         answers = cached_answers("drafts", {"direct": arm}, questions, progress)
         return [drafts["direct"] for drafts in answers]
     drafts = []
-    for draft in recorded_drafts(questions):
+    for draft in recorded:
         head = proxy.truncate(draft.text, options.tokens)
         drafts.append(Draft(text=(head or draft.text).strip(), source="recorded", finished=head is None))
     return drafts

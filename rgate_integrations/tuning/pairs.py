@@ -61,21 +61,20 @@ _VERDICTS = {
 }
 """What a gate writes for a known question, and for an unknown one."""
 
-_PROMPTS = {
+PROMPTS = {
     "ik": IK_QUESTION,
     "slimplm": JUDGMENT,
     "adapt": PARAMETRIC_PROMPT,
     "boundary": BOUNDARY_QUESTION,
 }
-
-_CLAIMS = 'Each line needs "question", "closed_book_text", "claims".'
+"""The prompt of each gate that is trained by fine-tuning, before a draft is read."""
 
 
 def verdict_prompt(gate: str, drafted: bool) -> PromptTemplate:
     """Return the prompt under which a trained gate gives its verdict."""
     if gate == "ik" and drafted:
         return IK_DRAFT
-    return _PROMPTS[gate]
+    return PROMPTS[gate]
 
 
 def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
@@ -125,7 +124,7 @@ def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
     """
     pairs = []
     for path in paths:
-        for record in read_records(path, hint=_CLAIMS):
+        for record in read_records(path, hint='Each line needs "question", "closed_book_text", "claims".'):
             values = {"question": record.text("question"), "draft": record.optional_text("closed_book_text")}
             tagged = record.optional_text("rewritten") or _tagged(record)
             if tagged:

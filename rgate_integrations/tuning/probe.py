@@ -8,7 +8,6 @@ from itertools import chain
 
 import numpy as np
 
-from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.artifacts import ProbeArtifact
 from rgate_integrations.models.base import PooledLayer, Pooling, Span, middle_layers
 from rgate_integrations.models.local import LocalProxy
@@ -32,7 +31,6 @@ _RECIPE = (
     "averaged with one that has an intercept a data set; logits averaged over the layers, weighted and calibrated by "
     "logistic regression on held-out logits"
 )
-_PACKAGES = ("torch", "transformers", "scikit-learn", "numpy")
 _VIEWS: dict[DraftKind, tuple[tuple[Span, Pooling], ...]] = {
     "none": (("question", "mean"),),
     "proxy": (("draft", "mean"), ("question", "mean")),
@@ -45,7 +43,7 @@ _VIEWS: dict[DraftKind, tuple[tuple[Span, Pooling], ...]] = {
 def train_probe(
     files: Sequence[DataFile],
     proxy: LocalProxy,
-    options: TrainingOptions | None = None,
+    options: TrainingOptions,
     *,
     progress: Progress = silent,
 ) -> ProbeArtifact:
@@ -54,26 +52,21 @@ def train_probe(
     Args:
         files: The examples.
         proxy: The model whose hidden states are read.
-        options: What is read, and how the result is described; at least 2 folds.
+        options: What is read, and how the result is described.
         progress: Told what is being done, how far it is, and how far it goes.
 
     Raises:
         DataFormatError: All labels are the same, or there are fewer questions than folds.
-        ConfigurationError: There are fewer than 2 folds.
     """
-    options = options or TrainingOptions()
-    folds = 5 if options.folds is None else options.folds
+    folds = options.folds or 5
     options = replace(options, folds=folds)
-    if folds < 2:
-        raise ConfigurationError("A probe is calibrated on held-out folds.", hint="folds >= 2")
     examples = all_examples(files)
     known = check_labels(examples, folds)
     questions = [example.question for example in examples]
     sets = [question.dataset for question in questions]
     views = []
     for span, pooling in _VIEWS[options.draft]:
-        depths = middle_layers(proxy.num_layers, span)
-        views.append([PooledLayer(depth, span, pooling) for depth in depths])
+        views.append([PooledLayer(depth, span, pooling) for depth in middle_layers(proxy.num_layers, span)])
     states = _read_states(proxy, questions, views, options, progress)
     held_out = np.stack([cross_validate(view, known, folds, options.seed, sets) for view in states], axis=1)
     # The views are weighted by a second cross-validation, so that no question weights itself.
@@ -96,7 +89,7 @@ def train_probe(
         system=options.system,
         prompts={options.prompt.name: options.prompt.hash},
         fingerprint=proxy.fingerprint,
-        provenance=options.provenance(files, _RECIPE, fold_metrics(logits, known, sets), _PACKAGES),
+        provenance=options.provenance(files, _RECIPE, fold_metrics(logits, known, sets)),
         **options.reads,
     )
 
@@ -114,10 +107,10 @@ def _read_states(
     found: list[Float32Array] = []
     for start in range(0, len(questions), _CHUNK):
         values = [{"question": question.text} for question in questions[start : start + _CHUNK]]
-        given = None if drafts is None else drafts[start : start + _CHUNK]
+        given = drafts and drafts[start : start + _CHUNK]
         found += [hidden.states for hidden in proxy.hidden(options.prompt, values, given, layers)]
         progress("reading hidden states", len(found), len(questions))
-    ends = np.cumsum([len(view) for view in views])
+    ends = np.cumsum(list(map(len, views)))
     return np.split(np.stack(found), ends[:-1], axis=1)
 
 
@@ -152,13 +145,10 @@ def fit_probe(
     """
     names = np.asarray(sets)
     in_set = names[:, None] == np.unique(names)[None, :]
-    weights = []
-    biases = []
-    for layer in range(states.shape[1]):
-        weight, bias = _fit_layer(states[:, layer].astype(np.float64), known, seed, in_set)
-        weights.append(weight)
-        biases.append(bias)
-    return (np.stack(weights) / len(weights)).astype(np.float32), float(np.mean(biases))
+    weights, biases = np.zeros(states.shape[1:]), np.zeros(states.shape[1])
+    for layer in range(len(biases)):
+        weights[layer], biases[layer] = _fit_layer(states[:, layer].astype(np.float64), known, seed, in_set)
+    return (weights / len(weights)).astype(np.float32), float(biases.mean())
 
 
 def _fit_layer(

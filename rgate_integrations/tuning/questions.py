@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,7 +21,6 @@ from rgate_integrations.runtime.text import is_correct, matching_ratio, normalis
 _HINT = 'Each line is {"question": "…"}, with "gold_answers": ["…"] where they are known.'
 
 LABEL = "closed_book_correct"
-MATCH_RATIO = "match_ratio"
 
 DraftKind = Literal["proxy", "recorded", "none"]
 """Whose drafts are read: the proxy's own, what the LLM is recorded to have written, or none: the question alone."""
@@ -81,46 +81,41 @@ Questions = str | Path | Iterable[str | Mapping[str, Any] | Question]
 """A JSONL file, or texts and objects."""
 
 
-def read_questions(source: Questions, limit: int | None = None, *, gold: bool = False) -> list[Question]:
+def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
     """Return questions, each once, in order.
 
     Args:
         source: A JSONL file, also gzipped, with ``question`` and, where known, ``gold_answers`` (or ``answer``),
             ``id``, ``dataset`` and ``popularity`` a line; or texts and such objects.
-        limit: The first so many; all when None.
         gold: Whether each question must have gold answers.
 
     Raises:
         DataFormatError: A line cannot be used, or there is no question; the message names file and line.
     """
-    dataset = ""
-    records: Iterable[Record | Question]
     if isinstance(source, str | Path):
-        dataset = _dataset(Path(source))
-        records = read_records(source, hint=_HINT)
+        read = partial(Question.of, dataset=_dataset(Path(source)))
+        questions = map(read, read_records(source, hint=_HINT))
     else:
-        records = map(_as_record, source, count(1))
+        questions = map(_as_question, source, count(1))
     found: dict[str, Question] = {}
-    for record in records:
-        question = Question.of(record, dataset) if isinstance(record, Record) else record
+    for question in questions:
         if gold and not question.gold:
             raise DataFormatError(f"{question.text[:60]!r} has no gold_answers.", hint=_HINT)
         # A later line may know the answers that an earlier one left out.
         if question.key not in found or not found[question.key].gold:
             found[question.key] = question
-        if len(found) == limit:
-            break
     if not found:
         raise DataFormatError("There are no questions.", hint=_HINT)
     return list(found.values())
 
 
-def _as_record(given: Any, number: int) -> Record | Question:
+def _as_question(given: Any, number: int) -> Question:
     if isinstance(given, Question):
         return given
     if isinstance(given, str):
         given = {"question": given}
-    return Record(f"question {number}", number, dict(given) if isinstance(given, Mapping) else {}, _HINT)
+    fields = dict(given) if isinstance(given, Mapping) else {}
+    return Question.of(Record(f"question {number}", number, fields, _HINT))
 
 
 def _dataset(path: Path) -> str:
@@ -215,33 +210,24 @@ def read_examples(
                 examples.append(example)
             known, first = seen[key]
             if known != example.known:
-                raise record.wrong(
-                    f"{question.text[:60]!r} is {_word(example.known)}, but {_word(known)} in {first}"
-                )
+                raise record.wrong(f"{question.text[:60]!r} has another label than in {first}")
         files.append(DataFile.of(path, examples))
     return files
 
 
 def _target(record: Record, question: Question, label: str) -> float:
     """Return the label of a record, in [0, 1]."""
-    if label == MATCH_RATIO:
+    if label == "match_ratio":
         if not question.gold:
             raise record.wrong("no gold_answers")
         if question.draft is None:
             raise record.wrong("no closed_book_text")
-        return float(match_ratio(question.draft.text, question.gold))
+        # SlimPLM, section 3.2: known if more than half of the gold answers are contained.
+        return float(matching_ratio(question.draft.text, question.gold) > 0.5)
     target = record.fields.get(label)
     if isinstance(target, bool) or (isinstance(target, float) and 0 <= target <= 1):
         return float(target)
     raise record.wrong(f"no {label}")
-
-
-def match_ratio(text: str, gold: Sequence[str]) -> bool:
-    """Label by SlimPLM's matching ratio (section 3.2): more than half of the gold answers are contained.
-
-    Containment is on token boundaries; the published code's substring match finds the answer "no" in "know".
-    """
-    return matching_ratio(text, gold) > 0.5
 
 
 def read_paired(paths: Sequence[str | Path]) -> list[DataFile]:
@@ -295,7 +281,7 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
     wrong = len(known) - right
     if not right or not wrong:
         raise DataFormatError(
-            f"All {len(known)} questions are {_word(right > 0)}.", hint="Both labels are needed."
+            f"All {len(known)} questions have the same label.", hint="Both known and unknown ones are needed."
         )
     if folds and not 2 <= folds <= min(right, wrong):
         raise DataFormatError(
@@ -306,26 +292,17 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
     return known
 
 
-def _word(known: bool) -> str:
-    return "known" if known else "unknown"
-
-
-def valid_draft_kind(kind: str) -> None:
-    """Check a kind of draft that a user gave.
+def recorded_drafts(questions: Sequence[Question], kind: DraftKind) -> list[Draft] | None:
+    """Return what the LLM is recorded to have written, one draft a question; None for another kind of draft.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: There is no such kind of draft.
+        DataFormatError: Recorded drafts are asked for, and a question has none.
     """
     if kind not in get_args(DraftKind):
         raise ConfigurationError(f"draft must be proxy, recorded or none, not {kind!r}.")
-
-
-def recorded_drafts(questions: Sequence[Question]) -> list[Draft]:
-    """Return what the LLM is recorded to have written, one draft a question.
-
-    Raises:
-        DataFormatError: A question has none.
-    """
+    if kind != "recorded":
+        return None
     drafts = []
     for question in questions:
         if question.draft is None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -20,8 +21,6 @@ from rgate_integrations.tuning.calibration import LEAST
 from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.fitting import FittedGate
 from rgate_integrations.tuning.labelling import Labels
-
-_CHARACTERS_A_TOKEN = 4
 
 
 class _Shown(BaseModel):
@@ -73,45 +72,38 @@ def report_page(results: Sequence[Result]) -> str:
     Args:
         results: Results of evaluations; the page shows one at a time.
     """
-    shown = [result.model_dump() for result in results]
     # "<" would end the script element, whatever a model wrote
-    data = json_line(shown).replace("<", "\\u003c").replace("\u2028", "\\u2028")
+    data = (
+        json_line([result.model_dump() for result in results])
+        .replace("<", "\\u003c")
+        .replace("\u2028", "\\u2028")
+    )
     template = files("rgate_integrations.tuning").joinpath("report.html").read_text(encoding="utf-8")
     return template.replace("/*DATA*/[]", data)
 
 
-@dataclass(frozen=True)
-class Notes:
-    """What is said of the two gates, in sentences.
-
-    Attributes:
-        question: Of the gate for the question alone.
-        answer_first: Of the gate for begun answers; why there is none, if there is none.
-    """
-
-    question: list[str]
-    answer_first: list[str]
+Notes: TypeAlias = dict[str, list[str]]
+"""What is said of each gate, ``"question alone"`` and ``"answer first"``, in sentences."""
 
 
 def write_notes(labels: Labels, question: FittedGate, begun: FittedGate | None) -> Notes:
-    """Say what each gate guarantees, how good it is, and what it saves."""
+    """Say what each gate guarantees, how good it is, and what it saves; why one is not there, if it is not."""
+    notes = {"question alone": _notes_of(labels, question)}
     if begun is not None:
-        return Notes(_notes_of(labels, question), _notes_of(labels, begun))
+        return notes | {"answer first": _notes_of(labels, begun)}
     n = sum(each.direct.logprobs is not None for each in labels.answered)
-    why = f"the {n} answers with log-probabilities are all right, or all wrong"
-    if n < LEAST:
-        why = (
-            f"{n} of {len(labels.answered)} answers came with log-probabilities, which not every server gives"
-        )
-    return Notes(_notes_of(labels, question), [f"There is no gate for begun answers: {why}."])
+    why = (
+        f"There is no gate for begun answers: {n} of {len(labels.answered)} answers came with log-probabilities, "
+        f"which not every server gives. {LEAST} are needed, and not all of them right, or all wrong."
+    )
+    return notes | {"answer first": [why]}
 
 
 def _notes_of(labels: Labels, gate: FittedGate) -> list[str]:
     """Say in sentences what a gate guarantees, how good it is, and what it spends."""
     rate = float(gate.retrieves.mean())
     answered = [labels.answered[place] for place in gate.places]
-    seconds = [(each.seconds["direct"], each.seconds["retrieve"]) for each in answered]
-    direct, rag = np.median(seconds, axis=0)
+    direct, rag = np.median([(each.seconds["direct"], each.seconds["retrieve"]) for each in answered], axis=0)
     notes = [
         gate.choice.guarantee,
         f"Threshold {gate.choice.threshold:.3f}: retrieves for {rate:.1%}.",
@@ -122,9 +114,7 @@ def _notes_of(labels: Labels, gate: FittedGate) -> list[str]:
     ]
     spent = mean_tokens(answered, gate.retrieves, gate.artifact.tokens)
     always = mean_tokens(answered, np.ones(len(answered), dtype=bool))
-    if spent is None or always is None:
-        notes.append("The answers do not say how long their prompts were: tokens cannot be counted.")
-    else:
+    if spent is not None and always is not None:  # where the server says how long prompts are
         notes.append(
             f"Tokens of the LLM a question: {spent[0]:.0f} read and {spent[1]:.0f} written, instead of "
             f"{always[0]:.0f} and {always[1]:.0f} with retrieval always."
@@ -158,7 +148,7 @@ def mean_tokens(answered: Sequence[Answered], retrieved: BoolArray, begun: int =
 
 def _length(answer: Draft) -> float:
     """Return how many tokens an answer has; about that, where the server lists none."""
-    return len(answer.tokens) or len(answer.text) / _CHARACTERS_A_TOKEN
+    return len(answer.tokens) or len(answer.text) / 4  # characters a token
 
 
 def write_page(
@@ -175,10 +165,14 @@ def write_page(
         prior: Logits of the gate that was corrected, shape (n,).
         notes: What is said of the gates.
     """
-    about = notes.question if begun is not None else notes.question + notes.answer_first
-    results = [_result("tuned, question alone", labels, question, about)]
-    if begun is not None:
-        results.append(_result("tuned, answer first", labels, begun, notes.answer_first))
+    about, about_begun = notes.values()
+    if begun is None:
+        results = [_result("tuned, question alone", labels, question, about + about_begun)]
+    else:
+        results = [
+            _result("tuned, question alone", labels, question, about),
+            _result("tuned, answer first", labels, begun, about_begun),
+        ]
     shipped = replace(question, choice=replace(question.choice, threshold=0.5), p=1 / (1 + np.exp(-prior)))
     results.append(_result("shipped", labels, shipped, []))
     return report_page(results)
@@ -188,17 +182,22 @@ def _result(name: str, labels: Labels, gate: FittedGate, notes: Sequence[str]) -
     rows = []
     for place, p in zip(gate.places, gate.p, strict=True):
         answered = labels.answered[place]
-        row = JudgedQuestion(
-            question=answered.question.text,
-            dataset=answered.question.dataset or "all questions",
-            draft=answered.direct.text,
-            p_known=round(float(p), 5),
-            closed_book_correct=labels.known[place],
-            rag_correct=labels.rag[place],
+        rows.append(
+            JudgedQuestion(
+                question=answered.question.text,
+                dataset=answered.question.dataset or "all questions",
+                draft=answered.direct.text,
+                p_known=round(float(p), 5),
+                closed_book_correct=bool(labels.known[place]),
+                rag_correct=bool(labels.rag[place]),
+            )
         )
-        rows.append(row)
-    shown = (labels.description, *notes)
-    return Result(gate=name, threshold=gate.choice.threshold, notes=shown, questions=tuple(rows))
+    return Result(
+        gate=name,
+        threshold=gate.choice.threshold,
+        notes=(labels.description, *notes),
+        questions=tuple(rows),
+    )
 
 
 def write_card(name: str, labels: Labels, llm: str, notes: Notes, failed: int) -> str:
@@ -213,8 +212,8 @@ def write_card(name: str, labels: Labels, llm: str, notes: Notes, failed: int) -
         f"- **Right without retrieval**: {np.mean(labels.known):.1%}; with retrieval: {np.mean(labels.rag):.1%}.",
         "",
     ]
-    for title, sentences in (("Question alone", notes.question), ("Answer first", notes.answer_first)):
-        lines += [f"## {title}", "", *(f"- {note}" for note in sentences), ""]
+    for name_of_gate, sentences in notes.items():
+        lines += [f"## {name_of_gate.capitalize()}", "", *(f"- {note}" for note in sentences), ""]
     lines.append(
         f'Use it as `load_gate("{loadable(name)}")`; where there is an answer-first gate, '
         f'`load_gate("{name}/answer-first")` judges a begun answer.'

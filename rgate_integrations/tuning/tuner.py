@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from rgate_integrations.engine.loading import DEFAULT_GATE, load_gate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.artifacts import ANSWER_FIRST
-from rgate_integrations.gates.folder import read_gate, read_prior, tuned_files
+from rgate_integrations.gates.folder import CARD, read_gate, read_prior, tuned_files
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.runtime.files import existing_folder, locked, write_folder
@@ -26,12 +26,11 @@ from rgate_integrations.tuning.fitting import (
     fit_gate,
     read_questions_with,
 )
-from rgate_integrations.tuning.labelling import JUDGE, LABEL_KINDS, LabelKind, Labels, ask_judge, label
+from rgate_integrations.tuning.labelling import JUDGE, LabelKind, Labels, label
 from rgate_integrations.tuning.questions import Questions, read_questions
 from rgate_integrations.tuning.report import Notes, write_card, write_notes, write_page
 
 REPORT = "report.html"
-_CARD = "README.md"
 
 
 @dataclass(frozen=True)
@@ -69,26 +68,15 @@ class TuneOptions:
     proxy: Proxy | str | None = None
 
     def __post_init__(self) -> None:
-        if self.labels not in LABEL_KINDS:
-            raise ConfigurationError(f"Labels {self.labels!r} are not known.", hint=", ".join(LABEL_KINDS))
-        sample = 1 if self.sample is None else self.sample
-        if min(self.concurrency, self.tokens, sample) < 1 or self.samples < 0:
+        if self.labels not in get_args(LabelKind):
+            raise ConfigurationError(
+                f"Labels {self.labels!r} are not known.", hint=", ".join(get_args(LabelKind))
+            )
+        asks_nothing = self.sample is not None and self.sample < 1
+        if asks_nothing or min(self.concurrency, self.tokens) < 1 or self.samples < 0:
             raise ConfigurationError(
                 "A number is out of range.", hint="concurrency, tokens, sample >= 1; samples >= 0"
             )
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is going to be asked.
-
-    Attributes:
-        questions: How many questions.
-        calls: LLM calls that are left to make: ``"direct"``, ``"retrieve"`` and, if there are any, ``"sample"``.
-    """
-
-    questions: int
-    calls: Mapping[str, int]
 
 
 @dataclass(frozen=True, repr=False)
@@ -116,8 +104,7 @@ class Tuned:
             [
                 f"{self.folder}: tuned on {len(self.labels.known)} questions ({self.labels.kind}); "
                 f"{self.labels.unknown} have no label, {self.failed} calls failed.",
-                f"question alone: {self.notes.question[0]}",
-                f"answer first: {self.notes.answer_first[0]}",
+                *(f"{gate}: {said[0]}" for gate, said in self.notes.items()),
                 f"More is in {self.folder / REPORT}.",
             ]
         )
@@ -131,7 +118,7 @@ def tune(
     out: str | Path,
     options: TuneOptions | None = None,
     update: bool = False,
-    before: Callable[[Plan], None] | None = None,
+    before: Callable[[int, Mapping[str, int]], None] | None = None,
     progress: Progress = silent,
 ) -> Tuned:
     """Ask an LLM the questions of a log without and with retrieval, and fit a gate to what came out.
@@ -149,7 +136,8 @@ def tune(
         out: Folder for the gate.
         options: How; the defaults when None.
         update: Whether ``out`` may exist: it is replaced by a gate that is fitted to old and new questions.
-        before: Told what will be asked before it is; what it raises ends the run.
+        before: Told how many questions there are, and how many LLM calls are left to make: ``"direct"``,
+            ``"retrieve"`` and, if there are any, ``"sample"``. What it raises ends the run.
         progress: Told what is being done, how far it is, and how far it goes.
 
     Raises:
@@ -177,12 +165,9 @@ def tune(
     with locked(kept):
         answers = Answers(kept, arms)
         if before is not None:
-            before(Plan(len(asked), answers.count_missing(asked)))
-        failed = answers.ask(
-            asked, concurrency=options.concurrency, report=partial(progress, "asking the LLM")
-        )
-        labels = _label(answers, options, progress)
-        return _fit_and_write(labels, folder, arms["direct"].name, failed, options, progress)
+            before(len(asked), answers.count_missing(asked))
+        failed = answers.ask(asked, concurrency=options.concurrency, progress=progress)
+        return _fit_and_write(answers, folder, failed, options, progress)
 
 
 def _check_out(folder: Path, update: bool) -> None:
@@ -202,33 +187,30 @@ def _check_out(folder: Path, update: bool) -> None:
         raise ConfigurationError(f"{str(folder)!r} is no tuned gate.", hint="Name another folder.")
 
 
-def _label(answers: Answers, options: TuneOptions, progress: Progress) -> Labels:
-    """Label what was answered, and refuse what nothing can be learned from."""
-    verdicts = None
-    judge = ""
-    if options.judge is not None and options.labels in ("auto", "judge"):
-        judge = options.judge.name
-        verdicts = ask_judge(answers, options.judge, concurrency=options.concurrency, progress=progress)
-    labels = label(answers.whole(), options.labels, verdicts=verdicts, judge=judge, embedder=options.embedder)
-    check_labels(labels)
-    return labels
-
-
 def _fit_and_write(
-    labels: Labels, folder: Path, llm: str, failed: int, options: TuneOptions, progress: Progress
+    answers: Answers, folder: Path, failed: int, options: TuneOptions, progress: Progress
 ) -> Tuned:
-    """Read the questions, fit both gates, and write them."""
+    """Label the answers, read the questions, fit both gates, and write them."""
+    labels = label(
+        answers,
+        options.labels,
+        judge=options.judge,
+        embedder=options.embedder,
+        concurrency=options.concurrency,
+        progress=progress,
+    )
+    check_labels(labels)
+    llm = answers.arms["direct"].name
     gate = load_gate(options.prior, proxy=options.proxy)
     readings = read_questions_with(gate, [each.question.text for each in labels.answered], progress)
     facts: dict[str, Any] = {"prior": options.prior, "failed": failed}
-    if labels.judge:
+    if labels.kind == "judge":
         facts["judge"] = {"name": labels.judge, "prompt": JUDGE.hash}
     fit = partial(fit_gate, labels, readings, options.policy, seed=options.seed, facts=facts, llm=llm)
     progress("fitting", 0, 2)
     question = fit()
     progress("fitting", 1, 2)
     begun = fit(tokens=options.tokens)
-    progress("fitting", 2, 2)
     assert question is not None  # noqa: S101  labels were checked
     notes = write_notes(labels, question, begun)
     files = tuned_files(question.artifact, options.prior)
@@ -236,6 +218,6 @@ def _fit_and_write(
         for name, content in tuned_files(begun.artifact, options.prior).items():
             files[f"{ANSWER_FIRST}/{name}"] = content
     files[REPORT] = write_page(labels, question, begun, readings.prior, notes)
-    files[_CARD] = write_card(folder.name, labels, llm, notes, failed)
+    files[CARD] = write_card(folder.name, labels, llm, notes, failed)
     write_folder(folder, files)
     return Tuned(folder, question, begun, labels, failed, notes)
