@@ -85,7 +85,7 @@ class RoutedCall(ABC):
         thresholds: The threshold that the caller gave for each input; None for the gate's own.
 
     Attributes:
-        screened: What the gate that screens says of each input; None where nobody was asked.
+        screened: What the gate that screens says of each input; empty where nobody was asked.
         answers: The answers that were begun, by place.
         found: What was searched, one result or exception an input; None before.
         searching: The search, once it is under way.
@@ -94,7 +94,7 @@ class RoutedCall(ABC):
     def __init__(self, strategy: Strategy, thresholds: Sequence[float | None]) -> None:
         self.strategy = strategy
         self.thresholds = thresholds
-        self.screened: list[Decision | Exception | None] = [None] * len(thresholds)
+        self.screened: Outcomes = {}
         self.answers: dict[int, BufferedAnswer] = {}
         self.found: list[Any] | None = None
         self.searching: Task | None = None
@@ -108,16 +108,12 @@ class RoutedCall(ABC):
         """Ask the gate about every input, by the question alone; only without answer first."""
 
     @abstractmethod
-    def screen(self) -> Flow[list[Decision | Exception | None]]:
-        """Ask the gate that screens questions; None an input without such a gate."""
+    def ask(self, gate: Any, drafts: dict[int, Draft | None] | None = None) -> Flow[Outcomes]:
+        """Ask a gate once: about every question alone, or about begun answers; without text it reads the question."""
 
     @abstractmethod
     def begin(self, place: int) -> BufferedAnswer:
         """Let the direct arm begin an answer that is to be judged."""
-
-    @abstractmethod
-    def judge(self, drafts: dict[int, Draft | None]) -> Flow[Outcomes]:
-        """Ask the gate once about several begun answers; of those without text it reads the question."""
 
     @abstractmethod
     def search(self) -> Step:
@@ -133,7 +129,7 @@ class RoutedCall(ABC):
 
     def question(self, place: int) -> str:
         """Return the question, as far as it is known."""
-        screened = self.screened[place]
+        screened = self.screened.get(place)
         return screened.question if isinstance(screened, Decision) else ""
 
     # --- the flow ------------------------------------------------------------------------------------------------
@@ -172,22 +168,23 @@ class RoutedCall(ABC):
 
     def _answer_first(self, options: AnswerFirst) -> Flow[Outcomes]:
         """Screen the questions, begin to answer those that are not clear by that, and judge the answers."""
-        self.screened = yield from self.screen()
-        yield from self._wait_for_search()
         if self.strategy.question_gate is not None:
+            self.screened = yield from self.ask(self.strategy.question_gate)
+        yield from self._wait_for_search()
+        if self.screened:
             self._screening = _milliseconds(self._began)
         decided: Outcomes = {}
         waiting = []
-        for place, screened in enumerate(self.screened):
-            early = screened
-            if isinstance(screened, Decision):
-                early = yield from self._settle_early(place, screened, options)
+        for place in range(len(self.thresholds)):
+            early = self.screened.get(place)
+            if isinstance(early, Decision):
+                early = yield from self._settle_early(place, early, options)
             if early is None:
                 waiting.append(place)
                 self.answers[place] = self.begin(place)
             else:
                 decided[place] = early
-        if options.prefetch and self.searching is None and waiting and len(self.screened) == 1:
+        if options.prefetch and self.searching is None and waiting and len(self.thresholds) == 1:
             self.searching = yield Start(self.search())
         return decided | (yield from self._judge_answers(waiting, options.tokens))
 
@@ -218,11 +215,12 @@ class RoutedCall(ABC):
         outcomes: Outcomes = {}
         drafts: dict[int, Draft | None] = {}
         for place in places:
-            screened = self.screened[place]
+            screened = self.screened.get(place)
             try:
                 draft = self.answers[place].draft()
             except Exception as error:
-                outcomes[place] = _failed(error, self.question(place))
+                _log.warning("The direct arm wrote no answer: %s: %s", type(error).__name__, error)
+                outcomes[place] = fallback_decision(error, question=self.question(place))
                 continue
             if draft is None and isinstance(screened, Decision):
                 reason = "The direct arm calls a tool or fills in a form, so the question decides."
@@ -231,7 +229,7 @@ class RoutedCall(ABC):
             else:
                 drafts[place] = draft
         if drafts:
-            outcomes |= yield from self.judge(drafts)
+            outcomes |= yield from self.ask(self.strategy.judge, drafts)
         outcomes = yield from self._compare(outcomes)
         judging = _milliseconds(began)
         for place, decision in outcomes.items():
@@ -261,8 +259,9 @@ class RoutedCall(ABC):
 
     def _record(self, place: int, decision: Decision, draft: Draft | None, judging: float) -> Decision:
         """Add to a decision what became of the begun answer, and what was spent and thrown away for it."""
-        answer, screened = self.answers[place], self.screened[place]
-        count = answer.partial.count
+        partial = self.answers[place].partial
+        screened = self.screened.get(place)
+        count = partial.count
         info = PartialAnswerInfo(
             tokens_held=count,
             tokens_dropped=count if decision.retrieve else 0,
@@ -272,7 +271,7 @@ class RoutedCall(ABC):
         )
         cost, warnings = decision.cost, decision.warnings
         if decision.retrieve:  # an answer that goes on is the caller's, and no cost of deciding
-            cost += Cost(model_calls=1, tokens_in=answer.partial.prompt_tokens, tokens_out=count)
+            cost += Cost(model_calls=1, tokens_in=partial.prompt_tokens, tokens_out=count)
         if isinstance(screened, Decision):
             cost += screened.cost
             warnings = tuple(dict.fromkeys((*screened.warnings, *warnings)))
@@ -304,11 +303,6 @@ class RoutedCall(ABC):
     def _passages(self, place: int) -> Sequence[FoundPassage] | Exception:
         found = None if self.found is None else self.found[place]
         return found if isinstance(found, Exception) else self.passages(place, found)
-
-
-def _failed(error: Exception, question: str) -> Decision:
-    _log.warning("The direct arm wrote no answer: %s: %s", type(error).__name__, error)
-    return fallback_decision(error, question=question)
 
 
 def _milliseconds(began: float) -> float:

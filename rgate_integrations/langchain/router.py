@@ -254,27 +254,22 @@ class RouterCall(RoutedCall):
         found: list[Any] = yield BatchCall(self.router.gate, self.batch.inputs, self.batch.children("gate"))
         return found
 
-    def screen(self) -> Flow[list[Decision | Exception | None]]:
-        """Ask the gate that screens questions, if there is one."""
-        gate = self.strategy.question_gate
-        if gate is None:
-            return self.screened
-        found: list[Any] = yield BatchCall(gate, self.batch.inputs, self.batch.children("first_look"))
-        return found
-
-    def judge(self, drafts: dict[int, Draft | None]) -> Flow[Outcomes]:
-        """Ask the gate once about several begun answers."""
-        judge = self.strategy.judge
+    def ask(self, gate: Any, drafts: dict[int, Draft | None] | None = None) -> Flow[Outcomes]:
+        """Ask a gate once: about every question, or about several begun answers."""
+        batch = self.batch
+        if drafts is None:
+            found = yield BatchCall(gate, batch.inputs, batch.children("first_look"))
+            return dict(enumerate(found))
         inputs = []
         for place in drafts:
-            screened = self.screened[place]
+            screened = self.screened.get(place)
             # What was condensed to be screened is not condensed again; else the judge reads the turns, too.
-            if isinstance(screened, Decision) and getattr(judge, "condense", None) is not None:
+            if isinstance(screened, Decision) and getattr(gate, "condense", None) is not None:
                 inputs.append(screened.question)
             else:
-                inputs.append(self.batch.inputs[place])
-        configs = [self.batch.child(place, "gate") for place in drafts]
-        found = yield BatchCall(judge, inputs, configs, drafts=list(drafts.values()))
+                inputs.append(batch.inputs[place])
+        configs = [batch.child(place, "gate") for place in drafts]
+        found = yield BatchCall(gate, inputs, configs, drafts=list(drafts.values()))
         return dict(zip(drafts, found, strict=True))
 
     def begin(self, place: int) -> ArmAnswer:

@@ -210,17 +210,14 @@ class EngineCall(RoutedCall):
         """Take the decision that came with the request, or make one."""
         return [(yield from self.engine.decider.judge(self.bundle))]
 
-    def screen(self) -> Flow[list[Decision | Exception | None]]:
-        """Ask the gate that screens questions, if there is one."""
-        gate = self.strategy.question_gate
-        if gate is None:
-            return [None]
-        return list((yield from self._ask(gate, None)))
-
-    def judge(self, drafts: dict[int, Draft | None]) -> Flow[Outcomes]:
-        """Ask the gate about what was begun."""
-        found = yield from self._ask(self.strategy.judge, list(drafts.values()))
-        return dict(zip(drafts, found, strict=True))
+    def ask(self, gate: GateLike, drafts: dict[int, Draft | None] | None = None) -> Flow[Outcomes]:
+        """Ask a gate about the question, or about what was begun."""
+        begun = None if drafts is None else list(drafts.values())
+        threshold = self.engine.decider.threshold
+        found = yield from decide_messages(
+            gate, [self.bundle.query_str], [()], drafts=begun, threshold=threshold
+        )
+        return dict(enumerate(found))
 
     def begin(self, place: int) -> EngineAnswer:
         """Let the direct engine begin to answer; it is asked when the first token is wanted."""
@@ -247,11 +244,3 @@ class EngineCall(RoutedCall):
     def question(self, place: int) -> str:
         """Return the question."""
         return self.bundle.query_str
-
-    def _ask(self, gate: GateLike, drafts: Sequence[Draft | None] | None) -> Flow[list[Decision]]:
-        threshold = self.engine.decider.threshold
-        return (
-            yield from decide_messages(
-                gate, [self.bundle.query_str], [()], drafts=drafts, threshold=threshold
-            )
-        )

@@ -219,16 +219,14 @@ class GatewayCall(RoutedCall):
 
     def decide(self) -> Flow[list[Decision | Exception]]:
         """Ask the gate about the question."""
-        return list((yield from self._ask(self.strategy.question_gate)))
+        return list((yield from self.ask(self.strategy.question_gate)).values())
 
-    def screen(self) -> Flow[list[Decision | Exception | None]]:
-        """Ask the gate about the question."""
-        return list((yield from self._ask(self.strategy.question_gate)))
-
-    def judge(self, drafts: dict[int, Draft | None]) -> Flow[Outcomes]:
-        """Ask the gate about what was begun."""
-        found = yield from self._ask(self.strategy.judge, drafts=list(drafts.values()))
-        return dict(zip(drafts, found, strict=True))
+    def ask(self, gate: Any, drafts: dict[int, Draft | None] | None = None) -> Flow[Outcomes]:
+        """Ask a gate about the question, or about what was begun."""
+        begun = None if drafts is None else list(drafts.values())
+        asked, history = [self.asked.question], [self.asked.history]
+        found = yield from decide_messages(gate, asked, history, drafts=begun, timeout=self._timeout)
+        return dict(enumerate(found))
 
     def begin(self, place: int) -> UpstreamAnswer:
         """Let the upstream begin to answer."""
@@ -245,10 +243,6 @@ class GatewayCall(RoutedCall):
     def question(self, place: int) -> str:
         """Return the question."""
         return self.asked.question
-
-    def _ask(self, gate: Any, **options: Any) -> Flow[list[Decision]]:
-        asked, history = [self.asked.question], [self.asked.history]
-        return (yield from decide_messages(gate, asked, history, timeout=self._timeout, **options))
 
 
 def _json_object(content: bytes) -> dict[str, Any]:
