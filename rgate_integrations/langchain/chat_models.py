@@ -246,8 +246,6 @@ def condensing(
             follow_ups.append(place)
             conversations.append(each.conversation)
             configs.append(_hidden(batch.child(place), CONDENSE_TAG))
-    if not follow_ups:
-        return {}
     results = yield BatchCall(condense, conversations, configs)
     return dict(zip(follow_ups, map(_standalone, results), strict=True))
 

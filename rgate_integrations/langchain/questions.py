@@ -27,6 +27,8 @@ QUESTION_KEYS = ("question", "input", "query", "messages")
 HISTORY_KEYS = ("chat_history", "history")
 THRESHOLD_KEY = "retrieval_threshold"
 
+_SPEAKERS = {"human": "user", "ai": "assistant"}
+
 # --- the question ------------------------------------------------------------------------------------------------
 
 
@@ -50,11 +52,7 @@ class Asked:
     @property
     def lines(self) -> tuple[str, ...]:
         """The earlier turns as gates read them."""
-        lines = []
-        for turn in self.history:
-            speaker = "user" if turn.type == "human" else "assistant"
-            lines.append(f"{speaker}: {turn.text}")
-        return tuple(lines)
+        return tuple(f"{_SPEAKERS[turn.type]}: {turn.text}" for turn in self.history)
 
 
 def asked_in(value: Any, input_key: str | None = None) -> Asked:

@@ -36,14 +36,6 @@ class IndexRetriever(BaseRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
-        return self._find(query, k)
-
-    async def _aget_relevant_documents(
-        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, k: int | None = None
-    ) -> list[Document]:
-        return await run_in_executor(None, self._find, query, k)
-
-    def _find(self, query: str, k: int | None) -> list[Document]:
         (hits,) = self.index.search([query], self.k if k is None else k)
         documents = []
         for hit in hits:
@@ -51,6 +43,12 @@ class IndexRetriever(BaseRetriever):
             metadata = {"title": hit.passage.title, "rgate_score": hit.score, **hit.passage.metadata}
             documents.append(Document(id=hit.passage.id, page_content=hit.passage.text, metadata=metadata))
         return documents
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, k: int | None = None
+    ) -> list[Document]:
+        find = self._get_relevant_documents
+        return await run_in_executor(None, find, query, run_manager=run_manager.get_sync(), k=k)
 
 
 class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]]):

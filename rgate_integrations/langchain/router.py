@@ -43,7 +43,7 @@ from rgate_integrations.langchain.answer_first import (
 )
 from rgate_integrations.langchain.chat_models import instances_in, parts_of
 from rgate_integrations.langchain.questions import announcing, bind, given_threshold
-from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch, only
+from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
 from rgate_integrations.runtime.flow import Flow, Gather, RunFlow, Step, arun, run
 
 NOT_NEEDED = "by the retrieval gate: the search was not needed"
@@ -148,7 +148,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         config: RunnableConfig,
         **options: Any,
     ) -> Iterator[Any]:
-        left: Any = only(run(self._route(RunBatch(list(values), [config], [run_manager], options))))
+        left = run(self._route_one(RunBatch(list(values), [config], [run_manager], options)))
         yield from left.stream()
 
     async def _astream(
@@ -159,7 +159,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         **options: Any,
     ) -> AsyncIterator[Any]:
         batch = RunBatch([value async for value in values], [config], [run_manager], options)
-        left: Any = only(await arun(self._route(batch)))
+        left = await arun(self._route_one(batch))
         async with aclosing(left.astream()) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -205,6 +205,13 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
                 results[place] = answer
         return results
 
+    def _route_one(self, batch: RunBatch) -> Flow[ArmRun | ArmAnswer]:
+        """Decide for a batch of one; returns what is left to run, or raises."""
+        (left,) = yield from self._route(batch)
+        if isinstance(left, Exception):
+            raise left
+        return left
+
     def _route(self, batch: RunBatch) -> Flow[list[ArmRun | ArmAnswer | Exception]]:
         """Decide for a batch; returns what is left to run for each input, or the exception that concerns it."""
         call = RouterCall(self, batch)
@@ -229,7 +236,7 @@ class ArmRun:
         """Run it as a stream."""
         return self.arm.stream(self.input, self.config, **self.options)
 
-    def astream(self) -> AsyncIterator[Any]:
+    def astream(self) -> Any:
         """Run it as an asynchronous stream."""
         return self.arm.astream(self.input, self.config, **self.options)
 
@@ -356,11 +363,12 @@ class ArmSearch(BatchCall):
 
     def passages(self, place: int, found: Any) -> list[FoundPassage]:
         """Return what a search found: by its retrievers, or else the documents in what it returned."""
-        passages = []
-        for document in instances_in(self._runs[place].documents or found, Document):
-            title = str(document.metadata.get("title") or "")
-            passages.append(FoundPassage(document.page_content, title))
-        return passages
+        return list(map(as_passage, instances_in(self._runs[place].documents or found, Document)))
+
+
+def as_passage(document: Document) -> FoundPassage:
+    """Return a document as passages are judged and read."""
+    return FoundPassage(document.page_content, str(document.metadata.get("title") or ""))
 
 
 class RetrieverRuns(BaseCallbackHandler):

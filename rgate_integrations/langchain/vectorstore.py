@@ -61,25 +61,6 @@ class FaissVectorStore(VectorStore):
 
     # --- writing -------------------------------------------------------------------------------------------
 
-    def add_documents(
-        self, documents: list[Document], *, ids: list[str] | None = None, **kwargs: Any
-    ) -> list[str]:
-        """Add documents, or replace those with the same id; returns the ids. Of equal ids the last one counts.
-
-        Raises:
-            DataFormatError: Metadata cannot be stored as JSON. Nothing was embedded or stored.
-            ConfigurationError: The ids do not match, or the embeddings fail or have another dimension. Nothing was
-                stored.
-        """
-        texts = []
-        metadatas = []
-        own_ids = []
-        for document in documents:
-            texts.append(document.page_content)
-            metadatas.append(document.metadata)
-            own_ids.append(document.id)
-        return self._upsert(texts, metadatas, own_ids if ids is None else ids)
-
     def add_texts(
         self,
         texts: Iterable[str],
@@ -88,7 +69,13 @@ class FaissVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> list[str]:
-        """Add texts, or replace those with the same id; returns the ids."""
+        """Add texts, or replace those with the same id; returns the ids. Of equal ids the last one counts.
+
+        Raises:
+            DataFormatError: Metadata cannot be stored as JSON. Nothing was embedded or stored.
+            ConfigurationError: The ids do not match, or the embeddings fail or have another dimension. Nothing was
+                stored.
+        """
         return self._upsert(list(texts), metadatas, ids)
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
