@@ -190,18 +190,6 @@ def test_a_gate_that_cannot_see_an_answer_is_refused_and_the_remedy_holds(framew
     assert gates_of(framework, None, question_gate=gate)[0].gate.name == "answer"
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"tokens": 0}, "tokens must be at least 1"),
-        ({"retrieve_below": 0.9, "answer_above": 0.1}, "retrieve_below"),
-    ],
-)
-def test_options_out_of_range_are_refused(options, said):
-    with pytest.raises(ConfigurationError, match=said):
-        AnswerFirst(**options)
-
-
 # --- look first, and both --------------------------------------------------------------------------------------
 
 LIKELY, ALONE = {"scores": {}}, {"answers": False}

@@ -9,12 +9,12 @@ import numpy as np
 from langchain_core.embeddings import Embeddings
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, Embedder, SentenceEmbedder
+from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
 from rgate_integrations.index.passage_index import checked_vectors, normalised
 from rgate_integrations.runtime.arrays import Float32Array
 
 
-class RGateEmbeddings(Embeddings):
+class RGateEmbeddings(SentenceEmbedder, Embeddings):
     """A sentence-transformers model as LangChain embeddings: the model that the package's indexes and gates use.
 
     It is loaded on first use and shared in the process. The vectors of the latest 1,024 queries are kept, so a gate,
@@ -27,18 +27,14 @@ class RGateEmbeddings(Embeddings):
         >>> vector = RGateEmbeddings().embed_query("Who wrote Hamlet?")  # doctest: +SKIP
     """
 
-    def __init__(self, model: str = DEFAULT_EMBEDDER) -> None:
-        self.model = model
-        self.embedder = SentenceEmbedder(model)
-
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Embed documents in one call of the model."""
-        vectors: list[list[float]] = self.embedder.embed(texts).tolist()
+        vectors: list[list[float]] = self.embed(texts).tolist()
         return vectors
 
     def embed_query(self, text: str) -> list[float]:
         """Embed a query."""
-        vector: list[float] = self.embedder.embed_queries([text])[0].tolist()
+        vector: list[float] = self.embed_queries([text])[0].tolist()
         return vector
 
 
@@ -86,7 +82,7 @@ def as_embedder(embeddings: Embeddings) -> Embedder:
         ConfigurationError: These are no embeddings.
     """
     if type(embeddings) is RGateEmbeddings:
-        return embeddings.embedder  # so the index is one that the command line can open, too
+        return embeddings  # so the index is one that the command line can open, too
     if not isinstance(embeddings, Embeddings):
         raise ConfigurationError(
             f"A store needs LangChain embeddings, not {type(embeddings).__name__}.",
