@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, ClassVar, Self, TypeVar
@@ -16,10 +16,10 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_config_specs
-from pydantic import ConfigDict, Field, PrivateAttr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.answering.claims import Query, planning
+from rgate_integrations.answering.claims import Query, QueryPlan, Rewriter, planning
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.routing import Strategy
 from rgate_integrations.decision import Decision
@@ -336,7 +336,42 @@ def is_decision_model(gate: Any) -> bool:
     return module is not None and isinstance(gate, module.BaseDecisionModel)
 
 
-class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever):
+class QueryPlanner(BaseModel):
+    """What runnables that plan queries have in common: a gate, and the options of a plan.
+
+    Attributes:
+        gate: A `RetrievalGate`, what its ``gate`` takes, or any runnable from a question to a `Decision`.
+        always_include_question: Whether the question itself is always a query.
+        max_queries: Maximum number of queries a question, at least 1.
+        filter_claims: Whether the gate judges each claim and drops the known ones. A runnable that is not a
+            `RetrievalGate` judges no claims: then all are searched.
+    """
+
+    gate: Any = Field(default=None, validate_default=True)
+    always_include_question: bool = True
+    max_queries: int = Field(default=6, ge=1)
+    filter_claims: bool = False
+
+    @field_validator("gate", mode="before")
+    @classmethod
+    def _runnable(cls, gate: Any) -> Runnable[Any, Decision]:
+        return as_gate_runnable(gate)
+
+    def plans(self, decisions: Iterable[Decision], rewriter: Rewriter | None = None) -> Flow[list[QueryPlan]]:
+        """Plan the queries of questions; see `plan_queries`."""
+        judge = getattr(self.gate, "gate", None)
+        if not self.filter_claims or not isinstance(judge, GateLike):
+            judge = None
+        return planning(
+            list(decisions),
+            gate=judge,
+            rewriter=rewriter,
+            always_include_question=self.always_include_question,
+            max_queries=self.max_queries,
+        )
+
+
+class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever, QueryPlanner):
     """Guards a retriever: ``[]`` for known questions; for the others its results for every query of the plan.
 
     The question is a string, a dict, messages or a prompt value. A batch makes one call of the gate and one batch of
@@ -349,15 +384,12 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever)
 
     Attributes:
         retriever: What is guarded: a retriever, or any runnable from a query to a list of documents.
-        gate: A `RetrievalGate`, what its ``gate`` takes, or any runnable from a question to a `Decision`.
         k: Maximum number of documents; None for no limit. ``invoke(..., k=)`` overrides it, and reaches the guarded
             retriever, too.
-        always_include_question: Whether the question itself is always searched.
-        max_queries: Maximum number of queries a question.
-        filter_claims: Whether the gate judges each claim and drops the known ones. A runnable that is not a
-            `RetrievalGate` judges no claims: then all are searched.
         when_known: Text of the one document that a known question finds, for a tool whose output an agent reads; by
             default it finds none.
+
+    Its other fields are those of `QueryPlanner`.
 
     Raises:
         ConfigurationError: What is guarded does not return documents.
@@ -368,17 +400,8 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever)
     run_type: ClassVar[str] = "retriever"
 
     retriever: Runnable[Any, Any]
-    gate: Any = Field(default=None, validate_default=True)
     k: int | None = Field(default=None, ge=1)
-    always_include_question: bool = True
-    max_queries: int = Field(default=6, ge=1)
-    filter_claims: bool = False
     when_known: str = ""
-
-    @field_validator("gate", mode="before")
-    @classmethod
-    def _runnable(cls, gate: Any) -> Runnable[Any, Decision]:
-        return as_gate_runnable(gate)
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -410,24 +433,13 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever)
             else:  # as of an input without a question: there is nothing to search for
                 hint = "Pass at least one word."
                 results[place] = InvalidQuestionError("The question is empty.", hint=hint)
-        judge = None
-        if self.filter_claims:
-            judge = claim_gate(self.gate)
-        plans = yield from planning(
-            list(decisions.values()),
-            gate=judge,
-            always_include_question=self.always_include_question,
-            max_queries=self.max_queries,
-        )
+        plans = yield from self.plans(decisions.values())
         queries: list[str] = []
         configs: list[RunnableConfig] = []
         for place, plan in zip(decisions, plans, strict=True):
             queries += plan.texts
             configs += [batch.child(place)] * len(plan.queries)
-        found: list[Any] = []
-        if queries:
-            found = yield BatchCall(self.retriever, queries, configs, **batch.options)
-        rest = iter(found)
+        rest = iter((yield BatchCall(self.retriever, queries, configs, **batch.options)))
         for place, plan in zip(decisions, plans, strict=True):
             if decisions[place].retrieve:
                 hits = list(islice(rest, len(plan.queries)))
@@ -437,12 +449,6 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever)
             else:
                 results[place] = []
         return results
-
-
-def claim_gate(gate: Runnable[Any, Decision]) -> GateLike | None:
-    """Return what judges claims: it is asked with drafts, which a runnable of the user's own cannot be."""
-    inner = getattr(gate, "gate", None)
-    return inner if isinstance(inner, GateLike) else None
 
 
 def _fused(queries: Sequence[Query], results: Sequence[Any], k: int | None) -> list[Document] | Exception:

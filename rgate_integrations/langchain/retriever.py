@@ -10,11 +10,11 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, run_in_executor
 from pydantic import ConfigDict, Field, SkipValidation
 
-from rgate_integrations.answering.claims import Rewriter, planning
+from rgate_integrations.answering.claims import Rewriter
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.index.retriever import Retriever
-from rgate_integrations.langchain.gate import as_gate_runnable, claim_gate
+from rgate_integrations.langchain.gate import QueryPlanner, as_gate_runnable
 from rgate_integrations.langchain.questions import QuestionInput
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
 from rgate_integrations.runtime.flow import Flow
@@ -51,7 +51,7 @@ class IndexRetriever(BaseRetriever):
         return await run_in_executor(None, find, query, run_manager=run_manager.get_sync(), k=k)
 
 
-class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]]):
+class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
     """A runnable from a question to search queries: the question and the claims of the draft.
 
     ``ClaimQueryRewriter() | retriever.map()`` searches each query. A known question has no queries. A batch makes one
@@ -60,20 +60,15 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]]):
     Args:
         gate: A `RetrievalGate`, or its ``gate`` argument.
         rewriter: Makes the claims; sentence by sentence when None.
-        always_include_question: Whether the question itself is always a query.
-        max_queries: Maximum number of queries a question, at least 1.
-        filter_claims: Whether the gate judges each claim and drops the known ones.
+
+    Its other arguments are the fields of `QueryPlanner`.
 
     Example:
         >>> ClaimQueryRewriter("constant:always").invoke("Who wrote Hamlet?")
         ['Who wrote Hamlet?']
     """
 
-    gate: Runnable[Any, Decision]
     rewriter: SkipValidation[Rewriter] | None = None
-    always_include_question: bool = True
-    max_queries: int = Field(default=6, ge=1)
-    filter_claims: bool = False
 
     def __init__(
         self,
@@ -86,6 +81,7 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]]):
         name: str | None = None,
     ) -> None:
         super().__init__(
+            # Not in a validator: pydantic would turn its errors into one of its own.
             gate=as_gate_runnable(gate),
             rewriter=rewriter,
             always_include_question=always_include_question,
@@ -99,16 +95,7 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]]):
         results: list[Any] = yield BatchCall(self.gate, batch.inputs, batch.children("gate"))
         # An input without a question keeps its exception.
         decided = {place: found for place, found in enumerate(results) if isinstance(found, Decision)}
-        judge = None
-        if self.filter_claims:
-            judge = claim_gate(self.gate)
-        plans = yield from planning(
-            list(decided.values()),
-            gate=judge,
-            rewriter=self.rewriter,
-            always_include_question=self.always_include_question,
-            max_queries=self.max_queries,
-        )
+        plans = yield from self.plans(decided.values(), self.rewriter)
         for place, plan in zip(decided, plans, strict=True):
             results[place] = plan.texts
         return results
