@@ -384,12 +384,15 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever,
 
     Attributes:
         retriever: What is guarded: a retriever, or any runnable from a query to a list of documents.
+        gate: A `RetrievalGate`, what its ``gate`` takes, or any runnable from a question to a `Decision`.
+        always_include_question: Whether the question itself is always searched.
+        max_queries: Maximum number of queries a question.
+        filter_claims: Whether the gate judges each claim and drops the known ones. A runnable that is not a
+            `RetrievalGate` judges no claims: then all are searched.
         k: Maximum number of documents; None for no limit. ``invoke(..., k=)`` overrides it, and reaches the guarded
             retriever, too.
         when_known: Text of the one document that a known question finds, for a tool whose output an agent reads; by
             default it finds none.
-
-    Its other fields are those of `QueryPlanner`.
 
     Raises:
         ConfigurationError: What is guarded does not return documents.

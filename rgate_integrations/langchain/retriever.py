@@ -60,8 +60,9 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
     Args:
         gate: A `RetrievalGate`, or its ``gate`` argument.
         rewriter: Makes the claims; sentence by sentence when None.
-
-    Its other arguments are the fields of `QueryPlanner`.
+        always_include_question: Whether the question itself is always a query.
+        max_queries: Maximum number of queries a question, at least 1.
+        filter_claims: Whether the gate judges each claim and drops the known ones.
 
     Example:
         >>> ClaimQueryRewriter("constant:always").invoke("Who wrote Hamlet?")
