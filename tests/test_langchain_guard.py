@@ -2,7 +2,6 @@
 
 import pytest
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import ConfigurableField, RunnableConfig, RunnableLambda
 from langchain_core.tools import create_retriever_tool
@@ -30,16 +29,9 @@ class Counted(Search):
         self.options.append(options)
         return super()._get_relevant_documents(query, run_manager=run_manager)
 
-    async def _aget_relevant_documents(self, query, *, run_manager, **options):
-        return self._get_relevant_documents(query, run_manager=run_manager, **options)
-
     def batch(self, inputs, config=None, **options):
         self.batches.append(list(inputs))
         return super().batch(inputs, config, **options)
-
-    async def abatch(self, inputs, config=None, **options):
-        self.batches.append(list(inputs))
-        return await super().abatch(inputs, config, **options)
 
 
 @pytest.fixture
@@ -68,19 +60,18 @@ def test_known_questions_are_not_searched(search, guarded, call):
     assert texts(call(guarded, "RAISE")) == ["about RAISE", "shared"], "a failing gate searches"
 
 
-@each(BATCHES)
-def test_a_batch_is_one_call_of_the_gate_and_one_batch_of_the_retriever(search, call):
+def test_a_batch_is_one_call_of_the_gate_and_one_batch_of_the_retriever(search):
     judge = Judge()
     guarded = RetrievalGate(judge).guard(search)
-    found = call(guarded, ASKED, filter={"year": 2020})
+    found = guarded.batch(ASKED, filter={"year": 2020})
     expected = [["about unknown a", "shared"], [], ["about unknown c", "shared"]]
     assert [texts(each) for each in found] == expected
     assert (judge.calls, search.batches) == ([ASKED], [["unknown a", "unknown c"]])
     assert search.options == [{"filter": {"year": 2020}}] * 2
     configs = [{"configurable": {"retrieval_threshold": t}} for t in (0.1, 0.9)]
-    assert [len(each) for each in call(guarded, ["unknown a", "b"], configs)] == [0, 2]
+    assert [len(each) for each in guarded.batch(["unknown a", "b"], configs)] == [0, 2]
     assert judge.calls[1:] == [["unknown a", "b"]]
-    assert call(guarded, []) == []
+    assert guarded.batch([]) == []
 
 
 @each(BATCHES)
@@ -135,9 +126,6 @@ def test_claims_are_not_filtered_by_default(search):
     judge = Judge(draft=DRAFT)
     RetrievalGate(judge).guard(search).invoke("Who is unknown Ada?")
     assert (len(search.queries), judge.calls) == (3, [["Who is unknown Ada?"]])
-    question = "Does the Lena in Yakutsk freeze in December, unknown to us?"
-    RetrievalGate(Judge()).guard(search).invoke(question)
-    assert search.queries[3:] == [question], "without a draft the question alone"
 
 
 @each(BATCHES)
@@ -275,17 +263,10 @@ def test_what_cannot_guard_or_be_guarded(search):
     assert GatedRetriever(retriever=search).gate.gate.gate == load_gate().gate
 
 
-@each(SINGLES)
-def test_arguments_of_a_call_reach_what_is_guarded(search, guarded, call):
-    assert texts(call(guarded.bind(filter={"year": 2020}, k=1), "unknown?")) == ["about unknown?"]
+def test_arguments_of_a_call_reach_what_is_guarded(search, guarded):
+    assert texts(guarded.bind(filter={"year": 2020}, k=1).invoke("unknown?")) == ["about unknown?"]
     assert search.options == [{"filter": {"year": 2020}, "k": 1}]
-    assert len(call(GatedRetriever(retriever=search, gate=Judge(), k=1), "unknown")) == 1
-
-
-def test_a_follow_up_is_searched_as_it_was_condensed(search):
-    turns = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare."), HumanMessage("And when?")]
-    gate = RetrievalGate(Judge(), condense=lambda messages: "unknown year of Hamlet", input_key="q")
-    assert texts(gate.guard(search).invoke({"q": turns})) == ["about unknown year of Hamlet", "shared"]
+    assert len(GatedRetriever(retriever=search, gate=Judge(), k=1).invoke("unknown")) == 1
 
 
 # --- what is returned --------------------------------------------------------------------------------------

@@ -1,12 +1,11 @@
 """LangChain: what is searched ahead, which part of the retrieve arm that is, and what is read of what it finds."""
 
-import asyncio
-
 import pytest
 from langchain_core.documents import Document
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import RunnableGenerator, RunnableLambda
+from langchain_core.runnables import RunnableLambda
 from pydantic import Field
 
 from rgate_integrations.answering.answer_first import AnswerFirst
@@ -64,13 +63,10 @@ def test_a_batch_searches_each_question_once_and_calls_each_gate_once_a_part(cal
 
 
 def test_a_model_that_fails_retrieves(monkeypatch):
-    def broken(question, passages):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("rgate_integrations.answering.look_first.search_features", broken)
+    monkeypatch.setattr("rgate_integrations.answering.look_first.search_features", None)
     told = Told()
     assert router_over(reading(Shelf())).invoke("fine", {"callbacks": [told]}) == TEXT
-    assert told.events[0]["warnings"] == ["Judging what was found failed (ZeroDivisionError): it is read."]
+    assert told.events[0]["warnings"] == ["Judging what was found failed (TypeError): it is read."]
 
 
 def test_a_retriever_alone_and_documents_of_functions_are_judged():
@@ -103,44 +99,9 @@ def test_what_a_retriever_asks_inside_is_not_what_it_found():
 
 @each(STREAMS)
 def test_streams_stay_alive(call):
-    router = router_over(reading(Shelf()) | RunnableGenerator(as_words, as_words_later))
-    assert call(router, HELD) == TEXT.split()
+    router = router_over(reading(Shelf()) | FakeListChatModel(responses=["abc"]) | StrOutputParser())
+    assert call(router, HELD) == ["a", "b", "c"]
     assert call(answering(Shelf()), HELD) == call(Writer() | StrOutputParser(), HELD)
-
-
-def as_words(texts):
-    for text in texts:
-        yield from text.split()
-
-
-async def as_words_later(texts):
-    async for text in texts:
-        for word in text.split():
-            yield word
-
-
-class Slow(Shelf):
-    """Finds nothing until it may."""
-
-    began: object = Field(default_factory=asyncio.Event)
-    may: object = Field(default_factory=asyncio.Event)
-
-    async def _aget_relevant_documents(self, query, *, run_manager):
-        self.began.set()
-        await self.may.wait()
-        return self._get_relevant_documents(query, run_manager=run_manager)
-
-
-@pytest.mark.parametrize("answer_first", [False, True])
-async def test_a_slow_search_is_waited_for_and_leaves_the_loop_free(answer_first):
-    slow = Slow()
-    router = answering(slow) if answer_first else router_over(reading(slow))
-    task = asyncio.ensure_future(router.ainvoke(HELD_UNKNOWN))
-    await slow.began.wait()
-    assert not task.done()
-    slow.may.set()
-    assert await task == TEXT
-    assert slow.queries == [HELD_UNKNOWN]
 
 
 @pytest.mark.parametrize("answer_first", [False, True, AnswerFirst(prefetch=True)])
