@@ -8,32 +8,16 @@ import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import RunnableLambda
 
-from rgate_integrations import Decision
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.questions import DECISION_KEY
-from tests.langchain_fakes import SINGLES, each
+from tests.langchain_fakes import SINGLES, Judge, each
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.model
 httpx = pytest.importorskip("httpx", reason="the client of the server comes with the served extra")
 LONG = "Tell me a long story about a fox."
 UNKNOWN = f"{LONG} Its end is unknown."
-
-
-class Script:
-    """A gate that retrieves for questions with "unknown" in them."""
-
-    def decide_batch(self, questions, *, drafts):
-        decisions = []
-        for question, draft in zip(questions, drafts, strict=True):
-            assert len(draft.tokens) == len(draft.logprobs) >= 8
-            known = "unknown" not in question
-            decisions.append(Decision(question=question, retrieve=not known, p_known=float(known)))
-        return decisions
-
-    async def adecide_batch(self, questions, **options):
-        return self.decide_batch(questions, **options)
 
 
 @pytest.fixture
@@ -43,7 +27,7 @@ def chat(served):
 
 
 def routed(chat, read=lambda question: f"read about {question}"):
-    return RetrievalGate(Script()).route(
+    return RetrievalGate(Judge()).route(
         retrieve=RunnableLambda(read),
         direct=chat | StrOutputParser(),
         answer_first=AnswerFirst(tokens=8, question_gate=None),
@@ -81,6 +65,7 @@ def test_a_stopped_answer_frees_its_slot_and_costs_what_the_server_counted(chat,
     (done,), (decision,) = llm.calls, decisions
     assert not done["whole"]
     assert 8 <= done["written"] <= 8 + 8
+    assert len(decision.draft.tokens) == len(decision.draft.logprobs) >= 8
     assert decision.cost.tokens_in == done["prompt"] > 20
     assert decision.cost.tokens_out == 8
 

@@ -7,6 +7,7 @@ from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate, RetrievalRouter
+from tests.begun_answers import Told
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Chat, Judge, Search, each
 
 
@@ -33,12 +34,12 @@ ARMS = {
 @pytest.mark.parametrize("arm", ARMS.values(), ids=list(ARMS))
 @each(SINGLES)
 def test_what_runs_in_the_retrieve_arm_takes_the_decision_and_the_draft(call, arm, llm):
-    judge, chat = Judge(), Chat()
+    judge, chat, told = Judge(), Chat(), Told()
     gate = RetrievalGate(judge, llm=chat if llm else None, tokens=2)
     chain = gate.route(retrieve=arm(gate), direct=lambda _: [])
-    assert "about unknown?" in call(chain, "unknown?")
+    assert "about unknown?" in call(chain, "unknown?", {"callbacks": [told]})
     assert judge.calls == [["unknown?"]]
-    assert len(chat.seen) == llm
+    assert (len(chat.seen), len(told.events)) == (llm, 1)
     assert call(chain, "RAISE unknown?")[0] == "about RAISE unknown?", "a failure is carried, too"
     assert len(judge.calls) == 2
 

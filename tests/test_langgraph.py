@@ -38,6 +38,9 @@ STREAMS = {
 }
 
 
+THREAD = {"configurable": {"thread_id": "1"}}
+
+
 class State(TypedDict, total=False):
     question: str
     retrieval_decision: Decision
@@ -96,12 +99,11 @@ def test_the_graph_searches_only_when_it_needs_to(call, state):
 
 
 def test_the_question_of_a_conversation():
-    judge = Judge()
-    graph = graph_of(judge, Chatting)
-    assert graph.invoke({"messages": [HumanMessage("known?")]})["path"] == ["answer"]
-    turns = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare."), HumanMessage("And when?")]
-    found = graph.invoke({"messages": turns})
-    assert (found["path"], found["retrieval_decision"].warnings) == (["search", "answer"], (UNREAD,))
+    graph = graph_of(Judge(), Chatting, checkpointer=InMemorySaver())
+    assert graph.invoke({"messages": [HumanMessage("known?")]}, THREAD)["path"] == ["answer"]
+    found = graph.invoke({"messages": [AIMessage("Yes."), HumanMessage("And when?")]}, THREAD)
+    assert found["path"] == ["answer", "search", "answer"], "each turn of a thread is decided"
+    assert found["retrieval_decision"].warnings == (UNREAD,)
 
 
 def test_a_state_without_a_question_is_an_error():
@@ -194,7 +196,6 @@ def test_the_draft_is_not_in_the_message_stream_of_a_node(call):
 
 # --- checkpoints -------------------------------------------------------------------------------------------------
 
-THREAD = {"configurable": {"thread_id": "1"}}
 DRAFT = Draft(text="It is", token_ids=(3, 4), tokens=("It", " is"), logprobs=(-0.5, -9_999.0), source="llm")
 FULL = Decision(
     question="who wrote hamlet?",
@@ -245,16 +246,6 @@ def test_strict_by_environment_knows_the_types_of_the_state():
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.stdout.strip() == "Decision", ended.stderr
     assert "msgpack" not in ended.stderr
-
-
-def test_each_turn_of_a_thread_is_decided():
-    judge = Judge()
-    gate = RetrievalGate(judge, condense=RunnableLambda(lambda messages: f"{messages[-1].text} condensed"))
-    graph = graph_of(gate, Chatting, checkpointer=InMemorySaver())
-    graph.invoke({"messages": [HumanMessage("known?")]}, THREAD)
-    found = graph.invoke({"messages": [HumanMessage("unknown?")]}, THREAD)
-    assert judge.questions == ["known?", "unknown? condensed"]
-    assert found["path"] == ["answer", "search", "answer"]
 
 
 def test_a_router_in_a_graph_puts_nothing_into_checkpoints():
