@@ -56,8 +56,7 @@ class Strategy:
     @property
     def searches_ahead(self) -> bool:
         """Whether the retrieve arm searches before there is a decision."""
-        prefetches = self.answer_first is not None and self.answer_first.prefetch
-        return prefetches or self.look_first is not None
+        return self.look_first is not None or (self.answer_first is not None and self.answer_first.prefetch)
 
 
 @dataclass(frozen=True)

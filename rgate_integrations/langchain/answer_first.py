@@ -211,6 +211,9 @@ class BufferingHandler:
         answer: Its `PartialAnswer` gets the tokens and log-probabilities of the LLM that answers.
         manager: The callback manager of a child, as ``get_child`` returns it; it is changed.
         cancelled: See `CancellableTracer`.
+
+    Attributes:
+        writing: The runs in which an LLM is writing.
     """
 
     run_inline = True  # what happened first is told first
@@ -222,7 +225,7 @@ class BufferingHandler:
         manager.set_handlers([*tracers, self])
         self._kept: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self._writer: UUID | None = None
-        self._open: set[UUID] = set()
+        self.writing: set[UUID] = set()
         self._shut = False
 
     def __getattr__(self, name: str) -> Any:
@@ -231,11 +234,6 @@ class BufferingHandler:
         if name.startswith("ignore_"):
             return False
         raise AttributeError(name)
-
-    @property
-    def writing(self) -> bool:
-        """Whether an LLM is writing."""
-        return bool(self._open)
 
     def shut_down(self) -> None:
         """Stop the LLM at its next token, and tell nobody of what is left.
@@ -259,9 +257,9 @@ class BufferingHandler:
                 raise GenerationCancelled
             self._note(options.get("chunk"), options["run_id"])
         elif event in ("on_llm_start", "on_chat_model_start"):
-            self._open.add(options["run_id"])
+            self.writing.add(options["run_id"])
         elif event in ("on_llm_end", "on_llm_error"):
-            self._open.discard(options["run_id"])
+            self.writing.discard(options["run_id"])
             # Of an LLM that streams, each chunk has been noted.
             if event == "on_llm_end" and options["run_id"] != self._writer:
                 self._note(values[0].generations[0][0], options["run_id"])

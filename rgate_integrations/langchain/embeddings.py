@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
@@ -50,7 +51,6 @@ class EmbeddingsAdapter:
 
     def __init__(self, embeddings: Embeddings) -> None:
         self.embeddings = embeddings
-        self._identity = ""
 
     @property
     def name(self) -> str:
@@ -58,13 +58,11 @@ class EmbeddingsAdapter:
         own = getattr(self.embeddings, "model_name", None) or getattr(self.embeddings, "model", None)
         return own if isinstance(own, str) else type(self.embeddings).__name__
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """Hash of a fixed text's vector, to two decimals of its normalised form."""
-        if not self._identity:
-            vector = normalised(self.embed(["What is the identity of this embedder?"]))
-            self._identity = hashlib.sha256(np.round(vector, 2).tobytes()).hexdigest()[:16]
-        return self._identity
+        vector = normalised(self.embed(["What is the identity of this embedder?"]))
+        return hashlib.sha256(np.round(vector, 2).tobytes()).hexdigest()[:16]
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
         """Embed texts as documents, in one call."""

@@ -207,31 +207,23 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 asked[place] = found
             else:
                 results[place] = self._uncondensed(asked.pop(place).question, found)
-        if asked:
-            questions = []
-            histories = []
-            metadata = []
-            for place, each in asked.items():
-                questions.append(each.question)
-                histories.append(each.lines)
-                metadata.append(batch.configs[place].get("metadata"))
-            drafting = None
-            if drafts is not None:
-                drafts = [drafts[place] for place in asked]
-            elif self._drafter is not None:
-                configs = [batch.child(place) for place in asked]
-                drafting = self._drafter.drafting(list(asked.values()), configs)
-            decisions = yield from decide_messages(
-                self.gate,
-                questions,
-                histories,
-                drafting=drafting,
-                drafts=drafts,
-                threshold=[thresholds[place] for place in asked],
-                metadata=metadata,
-            )
-            for place, decision in zip(asked, decisions, strict=True):
-                results[place] = decision
+        drafting = None
+        if drafts is not None:
+            drafts = [drafts[place] for place in asked]
+        elif self._drafter is not None:
+            configs = [batch.child(place) for place in asked]
+            drafting = self._drafter.drafting(list(asked.values()), configs)
+        decisions = yield from decide_messages(
+            self.gate,
+            [each.question for each in asked.values()],
+            [each.lines for each in asked.values()],
+            drafting=drafting,
+            drafts=drafts,
+            threshold=[thresholds[place] for place in asked],
+            metadata=[batch.configs[place].get("metadata") for place in asked],
+        )
+        for place, decision in zip(asked, decisions, strict=True):
+            results[place] = decision
         return results
 
     def _uncondensed(self, question: str, error: Exception) -> Decision | Exception:

@@ -37,7 +37,6 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.langchain.answer_first import (
     ArmAnswer,
-    CancellableTracer,
     DirectArm,
     split_handlers,
 )
@@ -343,13 +342,8 @@ class ArmSearch(BatchCall):
 
     def __init__(self, first: Runnable[Any, Any], batch: RunBatch) -> None:
         self.cancelled: dict[str, Any] = {}
-        self._runs: list[RetrieverRuns] = []
         configs = batch.children("retrieve")
-        for config in configs:
-            manager: Any = config["callbacks"]  # a child of the router's run, made for this one
-            tracers, listeners = split_handlers(manager, self.cancelled)
-            self._runs.append(RetrieverRuns(tracers))
-            manager.set_handlers([*tracers, *listeners, self._runs[-1]])
+        self._runs = [RetrieverRuns(config["callbacks"], self.cancelled) for config in configs]
         super().__init__(first, batch.inputs, configs, **batch.options)
 
     async def arun(self) -> list[Any]:
@@ -375,13 +369,15 @@ class RetrieverRuns(BaseCallbackHandler):
     """Notes what retrievers find, whatever becomes of it in their chain.
 
     Args:
-        tracers: Who traces them.
+        manager: The callback manager of a search's run, which this handler is added to.
+        cancelled: See `CancellableTracer`.
     """
 
     run_inline = True  # told before whoever waits for the search goes on
 
-    def __init__(self, tracers: Sequence[CancellableTracer]) -> None:
-        self._tracers = tracers
+    def __init__(self, manager: Any, cancelled: dict[str, Any]) -> None:
+        self._tracers, listeners = split_handlers(manager, cancelled)
+        manager.set_handlers([*self._tracers, *listeners, self])
         self._parents: dict[UUID, UUID | None] = {}
         self._found: dict[UUID, Any] = {}
 
