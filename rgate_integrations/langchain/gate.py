@@ -38,6 +38,7 @@ from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.langchain.chat_models import ChatDrafter, condensing
 from rgate_integrations.langchain.chat_models import llm_name as name_in
 from rgate_integrations.langchain.questions import (
+    DECISION_KEY,
     THRESHOLD_KEY,
     Asked,
     QuestionInput,
@@ -45,7 +46,6 @@ from rgate_integrations.langchain.questions import (
     asked_in_all,
     bound_decision,
     given_threshold,
-    is_bound,
 )
 from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
@@ -115,7 +115,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     llm_name: str = ""
 
     _gate_name: str | None = PrivateAttr(default=None)
-    _origin: Any = PrivateAttr(default=None)
+    _origin: GateLike = PrivateAttr()
     _drafter: ChatDrafter | None = PrivateAttr(default=None)
 
     def __init__(
@@ -159,8 +159,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     @property
     def origin(self) -> GateLike:
         """What decides, as the user gave it, where this is a copy that judges the LLM of an arm."""
-        decides: GateLike = self._origin
-        return decides
+        return self._origin
 
     def for_arm(self, direct: Runnable[Any, Any]) -> Self:
         """Return a copy that judges what the LLM of an arm knows; itself where that is not told, or was given."""
@@ -421,7 +420,8 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever,
                     f"The gate returned {type(decision).__name__} and no Decision.",
                     hint="Pass a RetrievalGate, or what its gate= takes.",
                 )
-            if not is_bound(batch.configs[place], decision):  # else a router above has told them
+            bound = batch.configs[place].get("configurable", {}).get(DECISION_KEY)
+            if bound is None or bound.decision is not decision:  # else a router above has told them
                 yield from announcing(decision, batch.child(place))
             if decision.question.strip():
                 decisions[place] = decision

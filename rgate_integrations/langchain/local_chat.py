@@ -102,10 +102,9 @@ class LocalChat(BaseChatModel, GenerationOptions):
                 message.chunk_position = "last"
             if options.logprobs:
                 info["logprobs"] = {"content": list(map(_logprob_entry, chunk.tokens))}
-            if read or written:
-                message.usage_metadata = UsageMetadata(
-                    input_tokens=read, output_tokens=written, total_tokens=read + written
-                )
+            message.usage_metadata = UsageMetadata(
+                input_tokens=read, output_tokens=written, total_tokens=read + written
+            )
             yield ChatGenerationChunk(message=message, generation_info=info or None)
             info = {}
             read = 0

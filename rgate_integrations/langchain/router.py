@@ -431,12 +431,10 @@ def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any
             hint="Pass the chain itself, with its retriever in one of the first steps, or guard the retriever.",
         )
     steps = arm.steps
-    end = 1
-    for place, step in enumerate(steps[:-1]):
+    for end, step in enumerate(steps[:-1], start=1):
         if _searches(step):
-            end = place + 1
-            break
-    return _sequence(steps[:end]), _sequence(steps[end:])
+            return _sequence(steps[:end]), _sequence(steps[end:])
+    return steps[0], _sequence(steps[1:])
 
 
 def _sequence(steps: list[Runnable[Any, Any]]) -> Runnable[Any, Any]:
