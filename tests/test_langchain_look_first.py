@@ -11,7 +11,7 @@ from pydantic import Field
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
-from tests.begun_answers import LOOK, TEXT, WHOLE, Reader, Shelf, Told, Writer, answer_to
+from tests.begun_answers import KNOWN, LOOK, TEXT, WHOLE, Reader, Shelf, Told, Writer, answer_to
 from tests.langchain_fakes import BATCHES, STREAMS, Judge, each
 
 HELD, HELD_UNKNOWN = "who wrote the Zorba quartet", "who wrote the unknown Zorba quartet"
@@ -32,16 +32,6 @@ def answering(shelf, *, judge=None, writer=None):
     direct = (writer or Writer()) | StrOutputParser()
     first = AnswerFirst(tokens=4, question_gate=Reader({"the Zorba quartet": 0.05}))
     return router_over(reading(shelf), judge=judge or Reader(), answer_first=first, direct=direct)
-
-
-def test_what_is_no_document_is_not_judged():
-    class Odd(BaseRetriever):
-        def _get_relevant_documents(self, query, *, run_manager):
-            return [*([Document(page_content=TEXT)] if "Zorba" in query else []), TEXT, None, 3]
-
-    router = router_over(Odd() | RunnableLambda(lambda documents: f"read {len(documents)}"))
-    assert router.invoke(HELD) == "read 4"
-    assert router.invoke("who wrote what") == answer_to("")
 
 
 @each(BATCHES)
@@ -69,17 +59,11 @@ def test_a_model_that_fails_retrieves(monkeypatch):
     assert told.events[0]["warnings"] == ["Judging what was found failed (TypeError): it is read."]
 
 
-def test_a_retriever_alone_and_documents_of_functions_are_judged():
-    alone = router_over(Shelf(), direct=lambda asked: [])
-    assert [each.page_content for each in alone.invoke(HELD)] == [TEXT]
-    assert alone.invoke("cold weather") == []
+class Odd(BaseRetriever):
+    """Finds what is no document, too."""
 
-    def search(question):
-        return {"docs": [Document(page_content=TEXT)], "question": question}
-
-    functions = router_over(RunnableLambda(search) | (lambda found: f"read {found['question']}"))
-    assert functions.invoke(HELD) == f"read {HELD}"
-    assert functions.invoke("cold weather") == answer_to("")
+    def _get_relevant_documents(self, query, *, run_manager):
+        return [*([Document(page_content=TEXT)] if "Zorba" in query else []), TEXT, None, 3]
 
 
 class Nested(BaseRetriever):
@@ -93,8 +77,24 @@ class Nested(BaseRetriever):
         return [Document(page_content="nothing of use")]
 
 
-def test_what_a_retriever_asks_inside_is_not_what_it_found():
-    assert router_over(reading(Nested())).invoke(HELD) == answer_to("")
+def search(question):
+    return {"docs": [Document(page_content=TEXT)], "question": question}
+
+
+# For an arm, what is answered to a question that its text covers; one that it does not cover is never read for.
+FOUND = {
+    "a retriever alone": (Shelf(), [Document(page_content=TEXT)]),
+    "a function": (RunnableLambda(search) | (lambda found: f"read {found['question']}"), f"read {HELD}"),
+    "not what is no document": (Odd() | RunnableLambda(lambda found: f"read {len(found)}"), "read 4"),
+    "not what a retriever asks inside": (reading(Nested()), KNOWN),
+}
+
+
+@pytest.mark.parametrize(("arm", "answer"), FOUND.values(), ids=list(FOUND))
+def test_what_is_judged_of_what_an_arm_finds(arm, answer):
+    router = router_over(arm)
+    assert router.invoke(HELD) == answer
+    assert router.invoke("cold weather") == KNOWN
 
 
 @each(STREAMS)

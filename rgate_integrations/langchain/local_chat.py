@@ -53,8 +53,10 @@ class LocalChat(BaseChatModel, GenerationOptions):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        options = self.model_dump(include=set(GenerationOptions.model_fields))
-        return {"model_name": self._model.name, **options}
+        return {
+            "model_name": self._model.name,
+            **self.model_dump(include=set(GenerationOptions.model_fields)),
+        }
 
     @property
     def _model(self) -> LocalProxy:

@@ -113,8 +113,9 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
         """The specs of the gate and of both arms."""
-        specs = [*self.gate.config_specs, *self.retrieve.config_specs, *self.direct.config_specs]
-        return get_unique_config_specs(specs)
+        return get_unique_config_specs(
+            [*self.gate.config_specs, *self.retrieve.config_specs, *self.direct.config_specs]
+        )
 
     @property
     def InputType(self) -> Any:
