@@ -31,9 +31,9 @@ from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Chat, Sear
 WAYS = {name: SINGLES[name] for name in ("invoke", "ainvoke", "abatch", "astream")}
 
 
-def routed(direct, *, judge=None, retrieve=None, **options):
+def routed(direct, *, judge=None, retrieve=None, condense=None, llm=None, **options):
     options = {"tokens": 4, "question_gate": None} | options
-    return RetrievalGate(judge or Reader()).route(
+    return RetrievalGate(judge or Reader(), condense=condense, llm=llm).route(
         retrieve=retrieve or RunnableLambda(lambda question: f"read about {question}"),
         direct=direct,
         answer_first=AnswerFirst(**options),
@@ -195,9 +195,7 @@ def test_a_condensed_follow_up_is_condensed_once(call):
         return "Where was Shakespeare born?"
 
     judge, look = Reader(), Reader()
-    options = AnswerFirst(tokens=4, question_gate=look)
-    gate = RetrievalGate(judge, condense=RunnableLambda(condense))
-    router = gate.route(retrieve=RunnableLambda(str), direct=spoken(Writer()), answer_first=options)
+    router = routed(spoken(Writer()), judge=judge, question_gate=look, condense=RunnableLambda(condense))
     assert call(router, TURNS) == WHOLE
     assert judge.calls == look.calls == [["Where was Shakespeare born?"]]
     assert len(condensed) == 1
@@ -206,13 +204,9 @@ def test_a_condensed_follow_up_is_condensed_once(call):
 @each(INVOKES)
 def test_nobody_drafts_beside_the_answer_and_its_follow_up_is_not_skipped(call):
     llm, judge = Chat(), Reader()
-    gate = RetrievalGate(judge, llm=llm)
-    options = AnswerFirst(tokens=4, question_gate=judge)
-    router = gate.route(
-        retrieve=RunnableLambda(lambda _: "read"), direct=spoken(Writer()), answer_first=options
-    )
+    router = routed(spoken(Writer()), judge=judge, question_gate=judge, llm=llm)
     assert call(router, "a known one?") == WHOLE
-    assert call(router, TURNS) == "read", "the gate does not read the turns"
+    assert call(router, TURNS) == f"read about {TURNS}", "the gate does not read the turns"
     assert llm.seen == []
 
 

@@ -1,5 +1,6 @@
 """LangChain: drafts that the user's own LLM writes, what it is asked for, and what its errors change."""
 
+import httpx
 import pytest
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
@@ -15,12 +16,9 @@ from tests.scripted_proxy import ScriptedProxy
 EVERYTHING = {"max_tokens": 2, "logprobs": True}
 
 
-class StatusError(Exception):
+def status_error(status):
     """An error as API clients raise it."""
-
-    def __init__(self, status_code):
-        super().__init__(f"error {status_code}")
-        self.status_code = status_code
+    return httpx.HTTPStatusError(f"error {status}", request=None, response=httpx.Response(status))
 
 
 def gate_with(llm, judge=None):
@@ -82,9 +80,9 @@ def test_an_llm_that_refuses_options_is_asked_without_them_from_then_on(call, re
 
 ERRORS = [
     ([TimeoutError("timed out")], []),
-    ([StatusError(429)], []),
+    ([status_error(429)], []),
     ([RuntimeError("out of memory")], []),
-    ([StatusError(400), StatusError(503)], [{"max_tokens": 2}]),  # no proof that less would work
+    ([status_error(400), status_error(503)], [{"max_tokens": 2}]),  # no proof that less would work
 ]
 
 
@@ -100,7 +98,7 @@ def test_an_error_that_is_no_refusal_costs_one_draft_and_changes_nothing(call, e
 
 @each(BATCHES)
 def test_only_refused_questions_of_a_batch_are_asked_again(call):
-    errors = {"a long one?": StatusError(400), "slow?": TimeoutError("timed out")}
+    errors = {"a long one?": status_error(400), "slow?": TimeoutError("timed out")}
 
     def before(messages):
         if messages[-1].text in errors:
@@ -148,7 +146,7 @@ WRAPPERS = {
     "with_types": lambda chat: chat.with_types(output_type=AIMessage),
     "with_listeners": lambda chat: chat.with_listeners(on_start=lambda run: None),
     "with_fallbacks": lambda chat: chat.with_fallbacks([Chat()]),
-    "as a fallback": lambda chat: Chat(errors=[StatusError(503)] * 2).with_fallbacks([chat]),
+    "as a fallback": lambda chat: Chat(errors=[status_error(503)] * 2).with_fallbacks([chat]),
     "configurable_fields": lambda chat: chat.configurable_fields(before=ConfigurableField(id="before")),
     "configurable_alternatives": lambda chat: chat.configurable_alternatives(
         ConfigurableField(id="llm"), default_key="a", b=Chat()

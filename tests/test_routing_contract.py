@@ -10,7 +10,7 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.partial_answer import MOST_BUFFERED
 from rgate_integrations.decision import Cost
-from rgate_integrations.engine.gate_like import answer_first_gates
+from rgate_integrations.engine.gate_like import OWN, answer_first_gates
 from rgate_integrations.engine.loading import DEFAULT_GATES
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
@@ -150,11 +150,9 @@ def test_a_follow_up_that_the_gate_does_not_read_is_never_answered_first(framewo
     assert TEXT in framework().ask("And where was he born?")
 
 
-def gates_of(framework, gate, **options):
+def gates_of(framework, gate, *, question_gate=OWN):
     """Return the judge and the question gate of a router's strategy, without the framework's wrappers."""
-    routed = framework.__new__(framework)
-    routed.judge = gate
-    routed.make(AnswerFirst(**options), False, None)
+    routed = framework(judge=gate, question_gate=question_gate)
     strategy = routed.router.strategy if framework is LangChain else routed.engine.strategy
     return [getattr(gate, "origin", gate) for gate in (strategy.judge, strategy.question_gate)]
 
