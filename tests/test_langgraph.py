@@ -73,16 +73,18 @@ def answer(state):
     return {"path": ["answer"]}
 
 
-def graph_of(gate, state=State, *, search=search, answer=answer, **options):
-    builder = StateGraph(state)
-    builder.add_node("gate", gate_node(gate))
-    builder.add_node("search", search)
-    builder.add_node("answer", answer)
-    builder.add_edge(START, "gate")
-    builder.add_conditional_edges("gate", route_edge(retrieve="search", direct="answer"))
-    builder.add_edge("search", "answer")
-    builder.add_edge("answer", END)
-    return builder.compile(**options)
+def graph_of(gate, state=State, **options):
+    return (
+        StateGraph(state)
+        .add_node("gate", gate_node(gate))
+        .add_node("search", search)
+        .add_node("answer", answer)
+        .add_edge(START, "gate")
+        .add_conditional_edges("gate", route_edge(retrieve="search", direct="answer"))
+        .add_edge("search", "answer")
+        .add_edge("answer", END)
+        .compile(**options)
+    )
 
 
 @pytest.mark.parametrize("state", [State, Model, Data])
