@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from contextlib import nullcontext
+from operator import itemgetter
 
 import pytest
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
@@ -31,24 +32,18 @@ def first_of(found):
     return found[0].page_content
 
 
-def asked(value):
-    return value["input"]
-
-
-def with_context(search):
-    """The chain that `create_retrieval_chain` makes: what retrieves is assigned, and all of it is bound."""
-    found = asked | search
-    assigned = RunnablePassthrough.assign(context=found.with_config(run_name="retrieve_documents"))
-    answering = assigned.assign(answer=lambda found: first_of(found["context"]))
-    return answering.with_config(run_name="retrieval_chain") | (lambda found: found["answer"])
-
-
+ASKED = RunnableLambda(itemgetter("input"))
 CHAINS = {
-    "alone": lambda search: RunnableLambda(asked) | search | first_of,
-    "assigned and bound": with_context,
-    "after another step": lambda search: RunnableLambda(asked) | search.with_config(tags=["a"]) | first_of,
+    "after another step": lambda search: ASKED | search.with_config(tags=["a"]) | first_of,
+    # The chain that `create_retrieval_chain` makes: what retrieves is assigned, and all of it is bound.
+    "assigned and bound": lambda search: (
+        RunnablePassthrough.assign(context=(ASKED | search).with_config(run_name="retrieve_documents"))
+        .assign(answer=lambda found: first_of(found["context"]))
+        .with_config(run_name="retrieval_chain")
+        | itemgetter("answer")
+    ),
     "in a branch": lambda search: (
-        {"context": asked | search} | RunnableLambda(lambda found: first_of(found["context"]))
+        {"context": ASKED | search} | RunnableLambda(lambda found: first_of(found["context"]))
     ),
 }
 
