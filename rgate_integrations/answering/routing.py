@@ -191,9 +191,8 @@ class RoutedCall(ABC):
         """Return the decision of a question that is clearly unknown or clearly known; None if it is neither."""
         unknown_below = min(options.retrieve_below, screened.threshold)
         known_from = max(options.answer_above, screened.threshold)
-        must_retrieve = screened.error is not None or is_unread(screened)
         changed = {
-            "retrieve": must_retrieve or screened.p_known < unknown_below,
+            "retrieve": screened.error is not None or is_unread(screened) or screened.p_known < unknown_below,
             "threshold": unknown_below,
             "partial_answer": PartialAnswerInfo(first_look=self._screening),
         }

@@ -280,7 +280,6 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "$in": lambda held, wanted: held in list(wanted),
     "$nin": lambda held, wanted: held not in list(wanted),
 }
-_OPERATORS = (*_COMPARISONS, "$not", "$and", "$or")
 _MISSING = object()
 
 
@@ -341,7 +340,8 @@ def _condition(name: Any, operand: Any, held: Any) -> bool:
             return False
     if str(name).startswith("$"):
         raise ConfigurationError(
-            f"{name!r} is no operator of filters.", hint=f"Use one of {', '.join(_OPERATORS)}."
+            f"{name!r} is no operator of filters.",
+            hint=f"Use one of {', '.join([*_COMPARISONS, '$not', '$and', '$or'])}.",
         )
     inner = _MISSING
     if isinstance(held, Mapping):
