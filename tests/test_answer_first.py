@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from operator import itemgetter
 from unittest.mock import MagicMock
 
 import langsmith
@@ -255,8 +256,7 @@ def test_langsmith_sees_a_stopped_answer_as_cancelled(call):
 async def test_streams_of_messages_and_events_show_the_answer_that_is_given(question, expected):
     graph_parts = pytest.importorskip("langgraph.graph")
     router = routed(spoken(Writer()))
-    asked = RunnableLambda(lambda state: state["question"])
-    node = asked | router | (lambda answer: {"answer": answer})
+    node = RunnableLambda(itemgetter("question")) | router | (lambda answer: {"answer": answer})
     graph = (
         graph_parts.StateGraph(dict).add_node("answer", node).add_edge(graph_parts.START, "answer").compile()
     )

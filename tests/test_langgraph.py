@@ -188,8 +188,7 @@ def test_the_custom_stream_tells_of_each_decision_once_and_with_every_key(call, 
 def test_the_draft_is_not_in_the_message_stream_of_a_node(call):
     llm = Chat()
     chain = RetrievalGate(Judge(), llm=llm, tokens=2).route(retrieve=llm, direct=llm)
-    asked = RunnableLambda(lambda state: state["messages"])
-    node = asked | chain | (lambda message: {"messages": [message]})
+    node = RunnableLambda(operator.itemgetter("messages")) | chain | (lambda message: {"messages": [message]})
     graph = StateGraph(MessagesState).add_node("chain", node).add_edge(START, "chain").compile()
     chunks = call(graph, {"messages": [HumanMessage("known?")]}, stream_mode="messages")
     assert "".join(chunk.text for chunk, _ in chunks) == "It is me."
