@@ -188,7 +188,9 @@ def test_a_gate_that_reads_the_question_leaves_begun_answers_to_the_one_that_bel
 QUESTIONS_ONLY = SimpleNamespace(decide_batch=lambda questions: [], adecide_batch=lambda questions: [])
 
 
-@pytest.mark.parametrize("gate", ["prompt", QUESTIONS_ONLY], ids=["shipped", "own"])
+@pytest.mark.parametrize(
+    "gate", ["prompt", load_gate("prompt").gate, QUESTIONS_ONLY], ids=["a name", "a Gate", "own"]
+)
 def test_a_gate_that_cannot_see_an_answer_is_refused_and_the_remedy_holds(framework, gate):
     with pytest.raises(ConfigurationError, match="cannot judge an answer") as caught:
         gates_of(framework, gate)

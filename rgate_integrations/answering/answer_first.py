@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, SkipValidation
 from pydantic.dataclasses import dataclass
 
 from rgate_integrations.engine.gate_like import OWN, GateLike
@@ -36,7 +36,7 @@ class AnswerFirst:
     tokens: int = Field(default=32, ge=1)
     retrieve_below: float = 0.3
     answer_above: float = 0.9
-    question_gate: GateLike | str | None = OWN
+    question_gate: SkipValidation[GateLike | str | None] = OWN
     prefetch: bool = False
 
     def __post_init__(self) -> None:
