@@ -260,9 +260,3 @@ class Stuck:
         found = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(each, asyncio.CancelledError) for each in found[:leaving])
         return found[leaving:]
-
-
-def in_step(callers):
-    """Return a pace at which answers go on only when all have begun, and again when all are released."""
-    barriers = {1: asyncio.Barrier(callers), 6: asyncio.Barrier(callers)}
-    return lambda number: barriers[number].wait() if number in barriers else None

@@ -10,11 +10,10 @@ from langchain_core.documents import Document
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
-from langchain_core.retrievers import BaseRetriever
 from pydantic import Field
 
 from rgate_integrations.decision import Draft
-from tests.begun_answers import Reader
+from tests.begun_answers import Reader, Shelf
 
 # --- ways of calling ---------------------------------------------------------------------------------------
 
@@ -103,22 +102,18 @@ class Judge(Reader):
         return 0.2 if "unknown" in question else 0.8
 
 
-class Search(BaseRetriever):
+class Search(Shelf):
     """Finds two documents a query; fails for "broken".
 
     Attributes:
-        queries: What was searched, in order.
         began: Set when a search begins.
     """
 
-    queries: list = Field(default_factory=list)
     began: object = Field(default_factory=threading.Event)
 
     def _get_relevant_documents(self, query, *, run_manager):
-        self.queries.append(query)
         self.began.set()
-        if "broken" in query:
-            raise OSError("index gone")
+        super()._get_relevant_documents(query, run_manager=run_manager)
         return [Document(page_content=f"about {query}"), Document(page_content="shared", id="shared")]
 
 

@@ -15,7 +15,7 @@ class Side:
     """What a framework's router is made of.
 
     Args:
-        judge: The gate.
+        judge: The gate, or a class to make one of.
         scores: What the gate that screens questions says of them; None for no such gate.
         answers: Whether the direct arm answers first.
         look: How what was found is judged; None not to look first.
@@ -23,8 +23,8 @@ class Side:
         **options: Of `AnswerFirst`.
     """
 
-    def __init__(self, *, judge=None, scores=None, answers=True, look=None, fails_at=None, **options):
-        self.judge = judge or Reader()
+    def __init__(self, *, judge=Reader, scores=None, answers=True, look=None, fails_at=None, **options):
+        self.judge = judge() if isinstance(judge, type) else judge
         self.screen = None if scores is None else Reader(scores)
         options = {"tokens": 4, "question_gate": self.screen} | options
         self.make(AnswerFirst(**options) if answers else False, look or False, fails_at)

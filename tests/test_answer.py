@@ -1,26 +1,21 @@
 """The answering LLM: passages where there are some, and a batch for each prompt."""
 
+from unittest.mock import Mock, call
+
 from rgate_integrations import Draft
 from rgate_integrations.answering.answers import write_answers
 from rgate_integrations.index import Passage
-from rgate_integrations.prompts import format_passages
-from tests.scripted_proxy import ScriptedProxy
+from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, format_passages
 
 
-class Echo(ScriptedProxy):
-    """Answers with the prompt's name; remembers what it was asked."""
-
-    def __init__(self):
-        super().__init__()
-        self.asked = []
-
-    def generate(self, prompt, values, *, tokens, adapter=None):
-        self.asked.append((prompt.name, [dict(each) for each in values], tokens))
-        return [Draft(text=f"{prompt.name} {each['question']}") for each in values]
+def echo(prompt, values, *, tokens):
+    """Answer with the prompt's name."""
+    return [Draft(text=f"{prompt.name} {each['question']}") for each in values]
 
 
 def test_answers_with_passages_and_without_come_in_order_in_a_batch_each():
-    llm, found = Echo(), [Passage(id="1", title="T", text="x")]
+    llm, found = Mock(), [Passage(id="1", title="T", text="x")]
+    llm.generate.side_effect = echo
     answers = write_answers(llm, ["q0?", "q1?", "q2?"], [found, [], found], tokens=9)
     assert [answer.text for answer in answers] == [
         "answer-with-passages q0?",
@@ -28,9 +23,12 @@ def test_answers_with_passages_and_without_come_in_order_in_a_batch_each():
         "answer-with-passages q2?",
     ]
     read = [{"question": question, "passages": "[1] T: x"} for question in ("q0?", "q2?")]
-    assert llm.asked == [("answer-with-passages", read, 9), ("answer", [{"question": "q1?"}], 9)]
+    assert llm.generate.call_args_list == [
+        call(ANSWER_WITH_PASSAGES, read, tokens=9),
+        call(ANSWER, [{"question": "q1?"}], tokens=9),
+    ]
     assert write_answers(llm, [], []) == []
-    assert len(llm.asked) == 2
+    assert llm.generate.call_count == 2
 
 
 def test_passages_are_numbered_and_untitled_ones_have_no_title():

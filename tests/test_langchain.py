@@ -57,7 +57,8 @@ COMPOSITIONS = {
 def test_every_call_style_gives_the_same_alone_and_nested(router, call):
     outer = RetrievalGate("constant:never").route(retrieve=lambda q: "no", direct=router)
     for chain in (router, outer):
-        assert [call(chain, question) for question in BATCH] == ANSWERS
+        # The last one breaks the gate, which retrieves then.
+        assert [call(chain, question) for question in [*BATCH, "RAISE"]] == [*ANSWERS, "R:RAISE"]
     assert call(RunnableParallel(x=router, y=outer), "b") == {"x": "D:b", "y": "D:b"}
 
 
@@ -79,16 +80,15 @@ def test_twenty_tokens_arrive_as_twenty_chunks(streaming, call, question):
 
 
 @pytest.mark.parametrize("question", ["unknown x", "b"])
-async def test_events_show_decision_arm_and_tokens(streaming, question):
+async def test_events_show_decision_and_arm(streaming, question):
     events = [e async for e in streaming.astream_events(question, version="v2")]
-    streamed = [e for e in events if e["event"] == "on_chat_model_stream" and e["data"]["chunk"].content]
-    assert len(streamed) == 20
     (custom,) = [e for e in events if e["event"] == "on_custom_event"]
-    assert custom["name"] == "retrieval_gate"
-    assert custom["data"]["retrieve"] is question.startswith("unknown")
-    assert "RetrievalGate" in {e["name"] for e in events}
-    tag = "retrieve" if question.startswith("unknown") else "direct"
-    assert any(tag in e["tags"] for e in events if e["event"] == "on_chat_model_start")
+    (model,) = [e for e in events if e["event"] == "on_chat_model_start"]
+    assert (custom["name"], custom["data"]["retrieve"]) == ("retrieval_gate", "unknown" in question)
+    assert ("retrieve" in model["tags"], "direct" in model["tags"]) == (
+        "unknown" in question,
+        question == "b",
+    )
 
 
 @each(BATCHES)
@@ -102,23 +102,11 @@ def test_each_input_has_a_run_with_the_gates_as_a_child(router, call):
 
 @each(BATCHES)
 def test_exceptions_stay_with_their_item(gate, call):
-    chain = RetrievalGate(gate).route(retrieve=RunnableLambda(failing), direct=RunnableLambda(failing))
+    chain = RetrievalGate(gate).route(retrieve=lambda question: question, direct={"a": "a"}.__getitem__)
     found = call(chain, ["a", "c", "unknown b", {"x": 1}], return_exceptions=True)
-    assert [type(f).__name__ for f in found] == ["str", "ValueError", "str", "InvalidQuestionError"]
-    with pytest.raises(ValueError, match="arm down"):
+    assert [type(f).__name__ for f in found] == ["str", "KeyError", "str", "InvalidQuestionError"]
+    with pytest.raises(KeyError, match="c"):
         call(chain, ["a", "c"])
-
-
-def failing(question):
-    if "c" in question:
-        raise ValueError("arm down")
-    return question
-
-
-@each(SINGLES)
-def test_a_failing_gate_retrieves(router, call):
-    assert call(router, "RAISE") == "R:RAISE"
-    assert router.batch(["RAISE", "b"]) == ["R:RAISE", "R:b"]
 
 
 MESSAGES = [HumanMessage("first"), AIMessage("x"), HumanMessage("unknown"), AIMessage("y")]

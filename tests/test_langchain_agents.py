@@ -2,7 +2,7 @@
 
 import pytest
 from langchain.agents import create_agent
-from langchain.agents.middleware import AgentMiddleware
+from langchain.agents.middleware import wrap_model_call
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolCall
 from langchain_core.outputs import ChatGeneration, ChatResult
@@ -63,29 +63,24 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-def ask(agent, *messages, **config):
-    return agent.invoke(
-        {"messages": [HumanMessage(m) if isinstance(m, str) else m for m in messages]}, config
-    )
+def ask(agent, *messages):
+    return agent.invoke({"messages": [HumanMessage(m) if isinstance(m, str) else m for m in messages]})
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
 @each(INVOKES)
 def test_agents_search_only_when_they_need_to(call, stubborn):
     model, judge, events = Agent(stubborn=stubborn), Judge(), Told()
-    agent = agent_of(model, gate=RetrievalGate(judge))
-
-    def asked(question):
-        return call(agent, {"messages": [HumanMessage(question)]}, {"callbacks": [events]})
-
-    known = asked("known?")
+    agent = agent_of(model, gate=RetrievalGate(judge)).with_config(callbacks=[events])
+    known = call(agent, {"messages": [HumanMessage("known?")]})
     assert (searched, model.shown[-1], known["retrieval_decision"].retrieve) == ([], ["add"], False)
     assert ("not needed" in known["messages"][-1].text) is stubborn
-    assert asked("unknown?")["messages"][-1].text == "answer after found"
+    assert call(agent, {"messages": [HumanMessage("unknown?")]})["messages"][-1].text == "answer after found"
     assert judge.questions == ["known?", "unknown?"]  # once a turn
     told = [(event["retrieve"], event["warnings"]) for event in events.events]
     assert told == [(False, []), (True, [])]
-    assert asked("RAISE")["retrieval_decision"].error.message == "gate down"
+    failed = call(agent, {"messages": [HumanMessage("RAISE")]})
+    assert failed["retrieval_decision"].error.message == "gate down"
     assert searched == ["q", "q"], "a failing gate hides nothing"
 
 
@@ -129,15 +124,9 @@ def test_what_a_tool_may_be_named_by(hidden, given):
     assert len(model.shown[-1]) == 4
 
 
-class Changing(AgentMiddleware):
-    """Changes the request of each model call."""
-
-    def __init__(self, change):
-        super().__init__()
-        self.change = change
-
-    def wrap_model_call(self, request, handler):
-        return handler(request.override(**self.change(request)))
+def changing(change):
+    """A middleware that changes the request of each model call."""
+    return wrap_model_call(lambda request, handler: handler(request.override(**change(request))))
 
 
 def agent_of(model, *before, tools=("search_docs",), gate=None, after=()):
@@ -149,7 +138,7 @@ def test_a_misspelt_name_is_an_error_and_a_tool_that_was_taken_away_is_none():
     for question in ("known?", "unknown?"):
         with pytest.raises(UnknownNameError, match=r"'serch_docs'.*Did you mean search_docs\?"):
             ask(agent_of(Agent(), tools=["serch_docs"]), question)
-    without = Changing(lambda request: {"tools": [t for t in request.tools if t.name != "search_docs"]})
+    without = changing(lambda request: {"tools": [t for t in request.tools if t.name != "search_docs"]})
     agent = agent_of(Agent(), without, tools=[search_docs])
     assert ask(agent, "known?")["retrieval_decision"].retrieve is False
 
@@ -157,7 +146,7 @@ def test_a_misspelt_name_is_an_error_and_a_tool_that_was_taken_away_is_none():
 @pytest.mark.parametrize("messages", [[], [SystemMessage("Report the weather.")], [AIMessage("Hello.")]])
 def test_an_agent_without_a_human_message_keeps_its_tools(messages):
     model, judge = Agent(), Judge()
-    greeting = Changing(lambda request: {"messages": request.messages or [AIMessage("Hello.")]})
+    greeting = changing(lambda request: {"messages": request.messages or [AIMessage("Hello.")]})
     decision = ask(agent_of(model, gate=judge, after=[greeting]), *messages)["retrieval_decision"]
     assert (decision.retrieve, decision.error.type) == (True, "InvalidQuestionError")
     assert (model.shown[-1], judge.calls) == (["search_docs", "add"], [])
@@ -178,7 +167,7 @@ CHOICES = [
 @pytest.mark.parametrize(("choice", "left"), CHOICES)
 def test_a_hidden_tool_is_not_forced(choice, left):
     model = Agent()
-    agent = agent_of(model, Changing(lambda request: {"tool_choice": choice}))
+    agent = agent_of(model, changing(lambda request: {"tool_choice": choice}))
     ask(agent, "known?")
     assert (model.shown[-1], model.choices[-1]) == (["add"], left)
     ask(agent, "unknown?")
@@ -202,11 +191,8 @@ def test_two_gates_hide_each_its_own_tools(call):
     assert found["retrieval_decision"].retrieve is True
 
 
-def test_a_later_turn_is_marked_and_hides_nothing_unless_it_is_condensed():
+def test_a_later_turn_is_marked_and_hides_nothing():
     model = Agent()
     turns = ["Who wrote Hamlet?", AIMessage("Shakespeare."), "And when?"]
     assert ask(agent_of(model), *turns)["retrieval_decision"].warnings == (UNREAD,)
     assert "search_docs" in model.shown[-1]
-    gate = RetrievalGate(Judge(), condense=lambda messages: "When was Hamlet written?")
-    assert ask(agent_of(model, gate=gate), *turns)["retrieval_decision"].warnings == ()
-    assert model.shown[-1] == ["add"]

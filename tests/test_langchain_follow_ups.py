@@ -6,11 +6,11 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
-from rgate_integrations.decision import Decision
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.gate import UNCONDENSED
+from tests.begun_answers import TurnReader
 from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, Stored, each
 
 EARLIER = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare.")]
@@ -34,16 +34,8 @@ FIRST_QUESTIONS = [
 ]
 
 
-class ReadsHistory(Judge):
+class ReadsHistory(TurnReader, Judge):
     """A gate that reads the turns before a question."""
-
-    def __init__(self):
-        super().__init__()
-        self.histories = []
-
-    def decide_batch(self, questions, *, histories=None, **options):
-        self.histories += list(histories or [None] * len(questions))
-        return super().decide_batch(questions, **options)
 
 
 @pytest.mark.parametrize("value", FOLLOW_UPS.values(), ids=list(FOLLOW_UPS))
@@ -58,9 +50,15 @@ def test_a_question_with_turns_before_it_is_a_follow_up(call, value):
     assert (read.retrieve, read.warnings, reader.histories) == (False, (), [LINES])
 
 
-@pytest.mark.parametrize("history", ["Human: Who wrote Hamlet?", [("Who wrote Hamlet?", "Shakespeare.")]])
-def test_transcripts_and_pairs_of_older_chains_are_histories(history):
-    value = {"question": "And when?", "history": history}
+UNUSUAL = [
+    {"question": "And when?", "history": "Human: Who wrote Hamlet?"},  # as older chains have it
+    {"question": "And when?", "history": [("Who wrote Hamlet?", "Shakespeare.")]},
+    [AIMessage("Shall I tell you about Hamlet?"), HumanMessage("Yes!")],
+]
+
+
+@pytest.mark.parametrize("value", UNUSUAL, ids=["transcript", "pairs", "the LLM's own question"])
+def test_unusual_histories_are_histories(value):
     assert RetrievalGate(Judge()).invoke(value).warnings == (UNREAD,)
 
 
@@ -68,11 +66,6 @@ def test_transcripts_and_pairs_of_older_chains_are_histories(history):
 def test_a_first_question_is_no_follow_up(value):
     decision = RetrievalGate(Judge()).invoke(value)
     assert (decision.retrieve, decision.warnings) == (False, ())
-
-
-def test_an_answer_to_the_llms_own_question_is_a_follow_up():
-    greeted = [AIMessage("Shall I tell you about Hamlet?"), HumanMessage("Yes!")]
-    assert RetrievalGate(Judge()).invoke(greeted).warnings == (UNREAD,)
 
 
 # --- read by the gate ---------------------------------------------------------------------------------------------
@@ -98,7 +91,7 @@ def test_a_gate_that_reads_the_turns_in_a_chain_with_message_history():
     config = {"configurable": {"session_id": "1"}}
     answers = [chain.invoke(HumanMessage(q), config).text for q in ("known?", "And when?", "unknown, too?")]
     assert answers == ["from memory", "from memory", "from passages"]
-    assert judge.histories[1] == ("user: known?", "assistant: from memory")
+    assert judge.histories[0] == ("user: known?", "assistant: from memory")
 
 
 # --- condensed ---------------------------------------------------------------------------------------------------
@@ -119,12 +112,8 @@ def test_condense_gets_the_conversation(call):
     assert judge.questions == ["When was Hamlet written?"]
 
 
-def broken(messages):
-    raise RuntimeError("no")
-
-
 UNCONDENSABLE = [
-    (broken, "RuntimeError"),
+    (lambda _: 1 / 0, "ZeroDivisionError"),
     (lambda _: 3, "InvalidQuestionError"),
     (lambda _: " ", "InvalidQuestionError"),
 ]
@@ -140,7 +129,7 @@ def test_a_follow_up_that_cannot_be_condensed_is_retrieved_for(call, condense, e
     assert (decision.question, decision.retrieve) == ("And when?", True)
     assert (decision.error.type, decision.warnings) == (error, (UNCONDENSED,))
     judge.on_error = "raise"
-    with pytest.raises((RuntimeError, InvalidQuestionError)):
+    with pytest.raises((ZeroDivisionError, InvalidQuestionError)):
         call(gate, TURNS)
     assert judge.calls == []
 
@@ -158,17 +147,3 @@ def test_the_draft_sees_the_history():
     assert [m.text for m in llm.prompts[0]][1:] == ["Who wrote Hamlet?", "Shakespeare.", "And when?"]
     assert (decision.retrieve, decision.warnings) == (True, (UNREAD,)), "a begun answer sounds sure"
     assert decision.draft is not None, "it says what to search for"
-
-
-class Deaf(Judge):
-    """Judges the question and ignores the draft and every other option."""
-
-    def decide_batch(self, questions, **options):
-        return [Decision(question=q, retrieve=False, p_known=0.8) for q in questions]
-
-
-@pytest.mark.parametrize("llm", [None, Chat()], ids=["gate alone", "with llm"])
-def test_a_gate_that_ignores_the_turns_does_not_skip_a_follow_up(llm):
-    gate = RetrievalGate(Deaf(), llm=llm)
-    assert gate.invoke(TURNS).retrieve is True
-    assert gate.invoke("When was Hamlet written?").retrieve is False

@@ -2,9 +2,8 @@
 
 import pytest
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import ConfigurableField, RunnableConfig, RunnableLambda
+from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.tools import create_retriever_tool
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from pydantic import Field, ValidationError
@@ -30,16 +29,9 @@ class Counted(Search):
         self.options.append(options)
         return super()._get_relevant_documents(query, run_manager=run_manager)
 
-    async def _aget_relevant_documents(self, query, *, run_manager, **options):
-        return self._get_relevant_documents(query, run_manager=run_manager, **options)
-
     def batch(self, inputs, config=None, **options):
         self.batches.append(list(inputs))
         return super().batch(inputs, config, **options)
-
-    async def abatch(self, inputs, config=None, **options):
-        self.batches.append(list(inputs))
-        return await super().abatch(inputs, config, **options)
 
 
 @pytest.fixture
@@ -68,19 +60,18 @@ def test_known_questions_are_not_searched(search, guarded, call):
     assert texts(call(guarded, "RAISE")) == ["about RAISE", "shared"], "a failing gate searches"
 
 
-@each(BATCHES)
-def test_a_batch_is_one_call_of_the_gate_and_one_batch_of_the_retriever(search, call):
+def test_a_batch_is_one_call_of_the_gate_and_one_batch_of_the_retriever(search):
     judge = Judge()
     guarded = RetrievalGate(judge).guard(search)
-    found = call(guarded, ASKED, filter={"year": 2020})
+    found = guarded.batch(ASKED, filter={"year": 2020})
     expected = [["about unknown a", "shared"], [], ["about unknown c", "shared"]]
     assert [texts(each) for each in found] == expected
     assert (judge.calls, search.batches) == ([ASKED], [["unknown a", "unknown c"]])
     assert search.options == [{"filter": {"year": 2020}}] * 2
     configs = [{"configurable": {"retrieval_threshold": t}} for t in (0.1, 0.9)]
-    assert [len(each) for each in call(guarded, ["unknown a", "b"], configs)] == [0, 2]
+    assert [len(each) for each in guarded.batch(["unknown a", "b"], configs)] == [0, 2]
     assert judge.calls[1:] == [["unknown a", "b"]]
-    assert call(guarded, []) == []
+    assert guarded.batch([]) == []
 
 
 @each(BATCHES)
@@ -89,7 +80,7 @@ def test_what_fails_stays_with_its_item_and_is_a_failed_run(guarded, call):
     asked = ["unknown a", "unknown and broken", {"x": 1}, "b"]
     found = call(guarded, asked, {"callbacks": [collector]}, return_exceptions=True)
     assert texts(found[0]) == ["about unknown a", "shared"]
-    assert [type(each) for each in found[1:]] == [OSError, InvalidQuestionError, list]
+    assert [type(each) for each in found[1:]] == [TimeoutError, InvalidQuestionError, list]
     assert sorted(bool(run.error) for run in collector.traced_runs) == [False, False, True, True]
     with pytest.raises(OSError, match="index gone"):
         call(guarded, asked[:2])
@@ -135,9 +126,6 @@ def test_claims_are_not_filtered_by_default(search):
     judge = Judge(draft=DRAFT)
     RetrievalGate(judge).guard(search).invoke("Who is unknown Ada?")
     assert (len(search.queries), judge.calls) == (3, [["Who is unknown Ada?"]])
-    question = "Does the Lena in Yakutsk freeze in December, unknown to us?"
-    RetrievalGate(Judge()).guard(search).invoke(question)
-    assert search.queries[3:] == [question], "without a draft the question alone"
 
 
 @each(BATCHES)
@@ -149,22 +137,20 @@ def test_a_rewriter_makes_one_gate_call_for_the_questions_and_one_for_their_clai
     assert found[:2] == [["Who is unknown Ada?", "unknown Ada wrote programs"], []]
     assert (type(found[2]), len(found[3])) == (InvalidQuestionError, 2)
     assert judge.calls == [[asked[0], asked[1], asked[3]], CLAIMS * 2]
-
-    def broken(questions, drafts):
-        raise OSError("model gone")
-
-    with pytest.raises(OSError, match="model gone"):
-        call(ClaimQueryRewriter(judge, rewriter=broken), ["unknown?", "known?"])
+    with pytest.raises(ZeroDivisionError):
+        call(ClaimQueryRewriter(judge, rewriter=lambda questions, drafts: 1 / 0), ["unknown?", "known?"])
 
 
-def test_options_of_a_rewriter():
-    (documents, *_) = (ClaimQueryRewriter(Judge(draft=DRAFT)) | Search().map()).invoke("Who is unknown Ada?")
-    assert texts(documents) == ["about Who is unknown Ada?", "shared"]
-    unfiltered = ClaimQueryRewriter(Judge(draft=DRAFT), always_include_question=False)
-    assert unfiltered.invoke("Who is unknown Ada?") == CLAIMS
-    assert ClaimQueryRewriter(Judge(draft=DRAFT), max_queries=1).invoke("Who is unknown Ada?") == [
-        "Who is unknown Ada?"
-    ]
+OPTIONS = [
+    ({}, ["Who is unknown Ada?", *CLAIMS]),
+    ({"always_include_question": False}, CLAIMS),
+    ({"max_queries": 1}, ["Who is unknown Ada?"]),
+]
+
+
+@pytest.mark.parametrize(("options", "queries"), OPTIONS)
+def test_options_of_a_rewriter(options, queries):
+    assert ClaimQueryRewriter(Judge(draft=DRAFT), **options).invoke("Who is unknown Ada?") == queries
 
 
 # --- what listeners see ------------------------------------------------------------------------------------
@@ -180,55 +166,37 @@ def test_each_decision_is_a_child_run_and_an_event(guarded, call):
     assert [(run.name, run.run_type) for run in runs] == [("GatedRetriever", "retriever")] * 2
     children = [[child.name for child in run.child_runs] for run in runs]
     assert children == [["RetrievalGate", "Counted"], ["RetrievalGate"]]
-    assert runs[0].inputs == {"input": "unknown a"}
     assert texts(runs[0].outputs["output"]) == ["about unknown a", "shared"]
-    assert runs[0].child_runs[0].outputs["output"].retrieve
-
-
-def test_a_decision_of_a_router_above_is_not_told_again(search):
-    events, judge = Told(), Judge()
-    gate = RetrievalGate(judge)
-    chain = gate.route(retrieve=gate.guard(search) | texts, direct=lambda question: [])
-    assert chain.invoke("unknown?", {"callbacks": [events]}) == ["about unknown?", "shared"]
-    assert [event["question"] for event in events.events] == ["unknown?"]
-    assert judge.calls == [["unknown?"]]
 
 
 @each(INVOKES)
 def test_the_config_of_a_call_reaches_its_run_and_what_is_guarded(call):
-    seen = []
-
-    def find(query: str, config: RunnableConfig):
-        seen.append(("t" in config["tags"], config["metadata"]["who"]))
-        return [Document(query)]
-
     collector = RunCollectorCallbackHandler()
     own = {"tags": ["mine"], "metadata": {"of": "guard", "who": "guard"}}
-    guarded = GatedRetriever(retriever=RunnableLambda(find), gate=Judge(), **own)
+    guarded = GatedRetriever(retriever=Search(), gate=Judge(), **own)
     config = {"callbacks": [collector], "tags": ["t"], "metadata": {"who": "me"}, "run_name": "docs"}
     call(guarded, "unknown?", config)
     (run,) = collector.traced_runs
     assert (run.name, set(run.tags)) == ("docs", {"t", "mine"})
     assert (run.extra["metadata"]["who"], run.extra["metadata"]["of"]) == ("me", "guard")
-    assert seen == [(True, "me")]
+    searched = run.child_runs[-1]
+    assert ("t" in searched.tags, searched.extra["metadata"]["who"]) == (True, "me")
 
 
 # --- what can be guarded, and by what ----------------------------------------------------------------------
 
 
 class Ranked(BaseRetriever):
-    """A retriever with a field to configure; it is down at rank 0."""
+    """A retriever with a field to configure."""
 
     rank: int = 1
 
     def _get_relevant_documents(self, query, *, run_manager):
-        if not self.rank:
-            raise OSError("down")
         return [Document(f"rank {self.rank} for {query}")]
 
 
 GUARDED = [
-    (Ranked(rank=0).with_fallbacks([Ranked()]), "rank 1 for unknown?"),
+    (RunnableLambda(int).with_fallbacks([Ranked()]), "rank 1 for unknown?"),
     (Ranked().configurable_fields(rank=ConfigurableField(id="rank")), "rank 2 for unknown?"),
     (Ranked().with_retry(), "rank 1 for unknown?"),
     (lambda query: [Document(query)], "unknown?"),
@@ -275,17 +243,10 @@ def test_what_cannot_guard_or_be_guarded(search):
     assert GatedRetriever(retriever=search).gate.gate.gate == load_gate().gate
 
 
-@each(SINGLES)
-def test_arguments_of_a_call_reach_what_is_guarded(search, guarded, call):
-    assert texts(call(guarded.bind(filter={"year": 2020}, k=1), "unknown?")) == ["about unknown?"]
+def test_arguments_of_a_call_reach_what_is_guarded(search, guarded):
+    assert texts(guarded.bind(filter={"year": 2020}, k=1).invoke("unknown?")) == ["about unknown?"]
     assert search.options == [{"filter": {"year": 2020}, "k": 1}]
-    assert len(call(GatedRetriever(retriever=search, gate=Judge(), k=1), "unknown")) == 1
-
-
-def test_a_follow_up_is_searched_as_it_was_condensed(search):
-    turns = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare."), HumanMessage("And when?")]
-    gate = RetrievalGate(Judge(), condense=lambda messages: "unknown year of Hamlet", input_key="q")
-    assert texts(gate.guard(search).invoke({"q": turns})) == ["about unknown year of Hamlet", "shared"]
+    assert len(GatedRetriever(retriever=search, gate=Judge(), k=1).invoke("unknown")) == 1
 
 
 # --- what is returned --------------------------------------------------------------------------------------

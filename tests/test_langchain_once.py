@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate, RetrievalRouter
+from tests.begun_answers import Told
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Chat, Judge, Search, each
 
 
@@ -34,12 +34,12 @@ ARMS = {
 @pytest.mark.parametrize("arm", ARMS.values(), ids=list(ARMS))
 @each(SINGLES)
 def test_what_runs_in_the_retrieve_arm_takes_the_decision_and_the_draft(call, arm, llm):
-    judge, chat = Judge(), Chat()
+    judge, chat, told = Judge(), Chat(), Told()
     gate = RetrievalGate(judge, llm=chat if llm else None, tokens=2)
     chain = gate.route(retrieve=arm(gate), direct=lambda _: [])
-    assert "about unknown?" in call(chain, "unknown?")
+    assert "about unknown?" in call(chain, "unknown?", {"callbacks": [told]})
     assert judge.calls == [["unknown?"]]
-    assert len(chat.seen) == llm
+    assert (len(chat.seen), len(told.events)) == (llm, 1)
     assert call(chain, "RAISE unknown?")[0] == "about RAISE unknown?", "a failure is carried, too"
     assert len(judge.calls) == 2
 
@@ -93,27 +93,16 @@ def test_a_wrapped_gate_carries_its_decisions(call):
     assert len(judge.calls) == 1
 
 
-class Metadata(BaseCallbackHandler):
-    """Remembers the metadata of every run, which traces can hold."""
-
-    def __init__(self):
-        self.seen = []
-
-    def on_chain_start(self, serialized, inputs, *, metadata=None, **kwargs):
-        self.seen.append(json.dumps(metadata))
-
-
 @each(INVOKES | STREAMS)
 def test_the_users_metadata_is_kept_and_ours_is_named(call):
     mine = {"retrieve": "mine", "p_known": "mine", "draft": "mine", "question": "mine"}
-    seen, handler = {}, Metadata()
+    seen = {}
 
     def direct(question, config):
         seen.update(config["metadata"])
         return "direct"
 
     chain = RetrievalGate(Judge(), llm=Chat(), tokens=2).route(retrieve=lambda _: "rag", direct=direct)
-    call(chain, "known?", {"metadata": mine, "callbacks": [handler]})
+    call(chain, "known?", {"metadata": mine})
     ours = {"rgate_retrieve": False, "rgate_p_known": 0.8, "rgate_draft": "It is"}
-    assert {key: seen[key] for key in mine | ours} == mine | ours
-    assert handler.seen
+    assert {key: json.loads(json.dumps(seen))[key] for key in mine | ours} == mine | ours

@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from contextlib import nullcontext
+from operator import itemgetter
 
 import pytest
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
@@ -30,24 +32,18 @@ def first_of(found):
     return found[0].page_content
 
 
-def asked(value):
-    return value["input"]
-
-
-def with_context(search):
-    """The chain that `create_retrieval_chain` makes: what retrieves is assigned, and all of it is bound."""
-    found = asked | search
-    assigned = RunnablePassthrough.assign(context=found.with_config(run_name="retrieve_documents"))
-    answering = assigned.assign(answer=lambda found: first_of(found["context"]))
-    return answering.with_config(run_name="retrieval_chain") | (lambda found: found["answer"])
-
-
+ASKED = RunnableLambda(itemgetter("input"))
 CHAINS = {
-    "alone": lambda search: RunnableLambda(asked) | search | first_of,
-    "assigned and bound": with_context,
-    "after another step": lambda search: RunnableLambda(asked) | search.with_config(tags=["a"]) | first_of,
+    "after another step": lambda search: ASKED | search.with_config(tags=["a"]) | first_of,
+    # The chain that `create_retrieval_chain` makes: what retrieves is assigned, and all of it is bound.
+    "assigned and bound": lambda search: (
+        RunnablePassthrough.assign(context=(ASKED | search).with_config(run_name="retrieve_documents"))
+        .assign(answer=lambda found: first_of(found["context"]))
+        .with_config(run_name="retrieval_chain")
+        | itemgetter("answer")
+    ),
     "in a branch": lambda search: (
-        {"context": asked | search} | RunnableLambda(lambda found: first_of(found["context"]))
+        {"context": ASKED | search} | RunnableLambda(lambda found: first_of(found["context"]))
     ),
 }
 
@@ -102,11 +98,8 @@ def test_a_dropped_search_is_a_cancelled_run_and_no_error(call, question):
     judge = waiting_for(search)
     judge.on_error = "raise"
     router = RetrievalGate(judge).route(retrieve=chain, direct=str, answer_first=PREFETCH)
-    if question == "RAISE":
-        with pytest.raises(RuntimeError, match="gate down"):
-            call(router, question, {"callbacks": [runs]})
-    else:
-        assert call(router, question, {"callbacks": [runs]}) == question
+    with pytest.raises(RuntimeError, match="gate down") if question == "RAISE" else nullcontext():
+        call(router, question, {"callbacks": [runs]})
     search.may_end.set()
     for _ in range(PATIENCE * 1_000):  # a search in a thread cannot be stopped
         if not runs.run_map:
@@ -135,17 +128,15 @@ async def test_a_cancelled_call_leaves_no_task_behind(batched):
 
 @each(BATCHES)
 def test_both_arms_run_side_by_side_within_the_limit_of_a_batch(call):
-    lock, running, most = threading.Lock(), [], []
+    running, most = [], []
     together = threading.Barrier(2)
 
     def arm(question):
-        with lock:
-            running.append(question)
-            most.append(len(running))
+        running.append(question)
+        most.append(len(running))
         if question in ("known", "unknown"):
             together.wait(PATIENCE)
-        with lock:
-            running.remove(question)
+        running.remove(question)
         return question
 
     router = RetrievalGate(Judge()).route(retrieve=arm, direct=arm)

@@ -29,9 +29,7 @@ class RetrieverSuite(RetrieversIntegrationTests):
     def retriever_constructor_params(self):
         return {}
 
-    @property
-    def retriever_query_example(self):
-        return "text 1"
+    retriever_query_example = "text 1"
 
     @pytest.fixture(autouse=True)
     def store(self):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rgate_integrations import Decision
+from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import (
     LookFirst,
     compare,
@@ -15,7 +16,7 @@ from rgate_integrations.answering.look_first import (
 )
 from rgate_integrations.decision import Failure
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
-from rgate_integrations.errors import ConfigurationError, ModelLoadError
+from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.gates.passage_utility import (
     FEATURES,
     FILE,
@@ -236,15 +237,17 @@ def test_what_is_decided_before_an_answer_is_begun(p_known, found, outcome, sign
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("make", "options", "said"),
     [
-        ({"min_gain": 2.0}, "min_gain"),
-        ({"min_gain": float("nan")}, "min_gain"),
-        ({"abstain_below": -0.1}, "abstain_below"),
-        ({"on_abstain": "ask"}, "on_abstain"),
-        ({"model": MODEL}, "made for the features a, b"),
+        (LookFirst, {"min_gain": 2.0}, "min_gain"),
+        (LookFirst, {"min_gain": float("nan")}, "min_gain"),
+        (LookFirst, {"abstain_below": -0.1}, "abstain_below"),
+        (LookFirst, {"on_abstain": "ask"}, "on_abstain"),
+        (LookFirst, {"model": MODEL}, "made for the features a, b"),
+        (AnswerFirst, {"tokens": 0}, "tokens"),
+        (AnswerFirst, {"retrieve_below": 0.9, "answer_above": 0.1}, "retrieve_below is 0.9"),
     ],
 )
-def test_options_out_of_range_are_refused(options, said):
-    with pytest.raises(ConfigurationError, match=said):
-        LookFirst(**options)
+def test_options_out_of_range_are_refused(make, options, said):
+    with pytest.raises(ValueError, match=said):  # pydantic's or ours
+        make(**options)

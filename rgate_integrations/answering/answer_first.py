@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pydantic import ConfigDict, Field, SkipValidation
+from pydantic.dataclasses import dataclass
 
 from rgate_integrations.engine.gate_like import OWN, GateLike
 from rgate_integrations.errors import ConfigurationError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True))
 class AnswerFirst:
     """How an answer is begun and judged; ``answer_first=True`` in an adapter stands for these defaults.
 
@@ -28,18 +29,17 @@ class AnswerFirst:
             search.
 
     Raises:
-        ConfigurationError: The numbers are out of their range or order.
+        ValidationError: ``tokens`` is out of its range.
+        ConfigurationError: ``answer_above`` is less than ``retrieve_below``.
     """
 
-    tokens: int = 32
+    tokens: int = Field(default=32, ge=1)
     retrieve_below: float = 0.3
     answer_above: float = 0.9
-    question_gate: GateLike | str | None = OWN
+    question_gate: SkipValidation[GateLike | str | None] = OWN
     prefetch: bool = False
 
     def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise ConfigurationError(f"tokens must be at least 1, not {self.tokens}.")
         if self.retrieve_below > self.answer_above:
             raise ConfigurationError(
                 f"retrieve_below is {self.retrieve_below}, and answer_above is less: {self.answer_above}."

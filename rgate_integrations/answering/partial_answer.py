@@ -167,9 +167,9 @@ class BufferedAnswer(ABC):
             except Exception as error:
                 if self.fallback is None or self.chunks or not says_unsupported(error):
                     self.error = error
-                    return
-                self.source = self.fallback()
-                self.fallback = None
+                else:
+                    self.source = self.fallback()
+                    self.fallback = None
                 continue
             if chunk is not END:
                 self.chunks.append(chunk)

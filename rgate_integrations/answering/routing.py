@@ -24,7 +24,7 @@ from rgate_integrations.answering.partial_answer import BufferedAnswer
 from rgate_integrations.decision import Cost, Decision, Draft, PartialAnswerInfo
 from rgate_integrations.engine.fallback import fallback_decision
 from rgate_integrations.engine.follow_ups import is_unread
-from rgate_integrations.engine.gate_like import GateLike, decide_messages
+from rgate_integrations.engine.gate_like import decide_messages
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.runtime.flow import Call, Flow, Gather, RunFlow, Start, Step, Task
 
@@ -57,8 +57,7 @@ class Strategy:
     @property
     def searches_ahead(self) -> bool:
         """Whether the retrieve arm searches before there is a decision."""
-        prefetches = self.answer_first is not None and self.answer_first.prefetch
-        return prefetches or self.look_first is not None
+        return self.look_first is not None or (self.answer_first is not None and self.answer_first.prefetch)
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class RoutedCall(ABC):
         thresholds: The threshold that the caller gave for each input; None for the gate's own.
 
     Attributes:
-        screened: What the gate that screens says of each input; None where nobody was asked.
+        screened: What the gate that screens says of each input; empty where nobody was asked.
         answers: The answers that were begun, by place.
         found: What was searched, one result or exception an input; None before.
         searching: The search, once it is under way.
@@ -95,7 +94,7 @@ class RoutedCall(ABC):
     def __init__(self, strategy: Strategy, thresholds: Sequence[float | None]) -> None:
         self.strategy = strategy
         self.thresholds = thresholds
-        self.screened: list[Decision | Exception | None] = [None] * len(thresholds)
+        self.screened: Outcomes = {}
         self.answers: dict[int, BufferedAnswer] = {}
         self.found: list[Any] | None = None
         self.searching: Task | None = None
@@ -109,16 +108,12 @@ class RoutedCall(ABC):
         """Ask the gate about every input, by the question alone; only without answer first."""
 
     @abstractmethod
-    def screen(self) -> Flow[list[Decision | Exception | None]]:
-        """Ask the gate that screens questions; None an input without such a gate."""
+    def ask(self, gate: Any, drafts: dict[int, Draft | None] | None = None) -> Flow[Outcomes]:
+        """Ask a gate once: about every question alone, or about begun answers; without text it reads the question."""
 
     @abstractmethod
     def begin(self, place: int) -> BufferedAnswer:
         """Let the direct arm begin an answer that is to be judged."""
-
-    @abstractmethod
-    def judge(self, drafts: dict[int, Draft | None]) -> Flow[Outcomes]:
-        """Ask the gate once about several begun answers; of those without text it reads the question."""
 
     @abstractmethod
     def search(self) -> Step:
@@ -134,7 +129,7 @@ class RoutedCall(ABC):
 
     def question(self, place: int) -> str:
         """Return the question, as far as it is known."""
-        screened = self.screened[place]
+        screened = self.screened.get(place)
         return screened.question if isinstance(screened, Decision) else ""
 
     # --- the flow ------------------------------------------------------------------------------------------------
@@ -173,22 +168,23 @@ class RoutedCall(ABC):
 
     def _answer_first(self, options: AnswerFirst) -> Flow[Outcomes]:
         """Screen the questions, begin to answer those that are not clear by that, and judge the answers."""
-        self.screened = yield from self.screen()
-        yield from self._wait_for_search()
         if self.strategy.question_gate is not None:
+            self.screened = yield from self.ask(self.strategy.question_gate)
+        yield from self._wait_for_search()
+        if self.screened:
             self._screening = _milliseconds(self._began)
         decided: Outcomes = {}
         waiting = []
-        for place, screened in enumerate(self.screened):
-            early = screened
-            if isinstance(screened, Decision):
-                early = yield from self._settle_early(place, screened, options)
+        for place in range(len(self.thresholds)):
+            early = self.screened.get(place)
+            if isinstance(early, Decision):
+                early = yield from self._settle_early(place, early, options)
             if early is None:
                 waiting.append(place)
                 self.answers[place] = self.begin(place)
             else:
                 decided[place] = early
-        if options.prefetch and self.searching is None and waiting and len(self.screened) == 1:
+        if options.prefetch and self.searching is None and waiting and len(self.thresholds) == 1:
             self.searching = yield Start(self.search())
         return decided | (yield from self._judge_answers(waiting, options.tokens))
 
@@ -196,9 +192,8 @@ class RoutedCall(ABC):
         """Return the decision of a question that is clearly unknown or clearly known; None if it is neither."""
         unknown_below = min(options.retrieve_below, screened.threshold)
         known_from = max(options.answer_above, screened.threshold)
-        must_retrieve = screened.error is not None or is_unread(screened)
         changed = {
-            "retrieve": must_retrieve or screened.p_known < unknown_below,
+            "retrieve": screened.error is not None or is_unread(screened) or screened.p_known < unknown_below,
             "threshold": unknown_below,
             "partial_answer": PartialAnswerInfo(first_look=self._screening),
         }
@@ -219,11 +214,12 @@ class RoutedCall(ABC):
         outcomes: Outcomes = {}
         drafts: dict[int, Draft | None] = {}
         for place in places:
-            screened = self.screened[place]
+            screened = self.screened.get(place)
             try:
                 draft = self.answers[place].draft()
             except Exception as error:
-                outcomes[place] = _failed(error, self.question(place))
+                _log.warning("The direct arm wrote no answer: %s: %s", type(error).__name__, error)
+                outcomes[place] = fallback_decision(error, question=self.question(place))
                 continue
             if draft is None and isinstance(screened, Decision):
                 reason = "The direct arm calls a tool or fills in a form, so the question decides."
@@ -232,7 +228,7 @@ class RoutedCall(ABC):
             else:
                 drafts[place] = draft
         if drafts:
-            outcomes |= yield from self.judge(drafts)
+            outcomes |= yield from self.ask(self.strategy.judge, drafts)
         outcomes = yield from self._compare(outcomes)
         judging = _milliseconds(began)
         for place, decision in outcomes.items():
@@ -262,8 +258,9 @@ class RoutedCall(ABC):
 
     def _record(self, place: int, decision: Decision, draft: Draft | None, judging: float) -> Decision:
         """Add to a decision what became of the begun answer, and what was spent and thrown away for it."""
-        answer, screened = self.answers[place], self.screened[place]
-        count = answer.partial.count
+        partial = self.answers[place].partial
+        screened = self.screened.get(place)
+        count = partial.count
         info = PartialAnswerInfo(
             tokens_held=count,
             tokens_dropped=count if decision.retrieve else 0,
@@ -273,7 +270,7 @@ class RoutedCall(ABC):
         )
         cost, warnings = decision.cost, decision.warnings
         if decision.retrieve:  # an answer that goes on is the caller's, and no cost of deciding
-            cost += Cost(model_calls=1, tokens_in=answer.partial.prompt_tokens, tokens_out=count)
+            cost += Cost(model_calls=1, tokens_in=partial.prompt_tokens, tokens_out=count)
         if isinstance(screened, Decision):
             cost += screened.cost
             warnings = tuple(dict.fromkeys((*screened.warnings, *warnings)))
@@ -334,38 +331,23 @@ class QuestionCall(RoutedCall):
 
     def decide(self) -> Flow[list[Decision | Exception]]:
         """Ask the gate about the question."""
-        return list((yield from self._ask(self.strategy.question_gate)))
+        return list((yield from self.ask(self.strategy.question_gate)).values())
 
-    def screen(self) -> Flow[list[Decision | Exception | None]]:
-        """Ask the gate that screens questions, if there is one."""
-        gate = self.strategy.question_gate
-        return [None] if gate is None else list((yield from self._ask(gate)))
-
-    def judge(self, drafts: dict[int, Draft | None]) -> Flow[Outcomes]:
-        """Ask the gate about what was begun."""
-        found = yield from self._ask(self.strategy.judge, list(drafts.values()))
-        return dict(zip(drafts, found, strict=True))
+    def ask(self, gate: Any, drafts: dict[int, Draft | None] | None = None) -> Flow[Outcomes]:
+        """Ask a gate about the question, or about what was begun."""
+        found = yield from decide_messages(
+            gate,
+            [self._question],
+            [self._history],
+            drafts=None if drafts is None else list(drafts.values()),
+            threshold=self.thresholds[0],
+            timeout=self._timeout,
+        )
+        return dict(enumerate(found))
 
     def question(self, place: int) -> str:
         """Return the question."""
         return self._question
-
-    def _ask(self, gate: GateLike, drafts: Sequence[Draft | None] | None = None) -> Flow[list[Decision]]:
-        return (
-            yield from decide_messages(
-                gate,
-                [self._question],
-                [self._history],
-                drafts=drafts,
-                threshold=self.thresholds[0],
-                timeout=self._timeout,
-            )
-        )
-
-
-def _failed(error: Exception, question: str) -> Decision:
-    _log.warning("The direct arm wrote no answer: %s: %s", type(error).__name__, error)
-    return fallback_decision(error, question=question)
 
 
 def _milliseconds(began: float) -> float:

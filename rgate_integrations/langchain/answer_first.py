@@ -58,8 +58,7 @@ class ArmAnswer(BufferedAnswer):
         config["tags"] = [*config.get("tags", []), "direct"]
         self.direct = direct
         self.cancelled: dict[str, Any] = {}
-        self.events = BufferingHandler(self)
-        self.events.attach(config["callbacks"], self.cancelled)
+        self.events = BufferingHandler(self, config["callbacks"], self.cancelled)
         self._asking = (batch.inputs[place], config, batch.options, self.events)
         if direct.with_logprobs is None:
             super().__init__(PartialAnswer(), ArmStream(direct.arm, *self._asking))
@@ -205,32 +204,29 @@ class GenerationCancelled(BaseException):
 class BufferingHandler:
     """Keeps what the runs of a begun answer say until it is released, and notes what the LLM writes.
 
-    LangChain takes it for a handler of every event.
+    LangChain takes it for a handler of every event. Of the manager's other handlers tracers are told at once, and the
+    rest what is flushed.
 
     Args:
         answer: Its `PartialAnswer` gets the tokens and log-probabilities of the LLM that answers.
+        manager: The callback manager of a child, as ``get_child`` returns it; it is changed.
+        cancelled: See `CancellableTracer`.
+
+    Attributes:
+        writing: The runs in which an LLM is writing.
     """
 
     run_inline = True  # what happened first is told first
     raise_error = False
 
-    def __init__(self, answer: BufferedAnswer) -> None:
+    def __init__(self, answer: BufferedAnswer, manager: Any, cancelled: dict[str, Any]) -> None:
         self._answer = answer
-        self._listeners: list[BaseCallbackHandler] = []
-        self._kept: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-        self._writer: UUID | None = None
-        self._open: set[UUID] = set()
-        self._shut = False
-
-    def attach(self, manager: Any, cancelled: dict[str, Any]) -> None:
-        """Let a callback manager tell tracers at once, and the other handlers what is flushed.
-
-        Args:
-            manager: The manager of a child, as ``get_child`` returns it; it is changed.
-            cancelled: See `CancellableTracer`.
-        """
         tracers, self._listeners = split_handlers(manager, cancelled)
         manager.set_handlers([*tracers, self])
+        self._kept: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self._writer: UUID | None = None
+        self.writing: set[UUID] = set()
+        self._shut = False
 
     def __getattr__(self, name: str) -> Any:
         if name in EVENTS:
@@ -238,11 +234,6 @@ class BufferingHandler:
         if name.startswith("ignore_"):
             return False
         raise AttributeError(name)
-
-    @property
-    def writing(self) -> bool:
-        """Whether an LLM is writing."""
-        return bool(self._open)
 
     def shut_down(self) -> None:
         """Stop the LLM at its next token, and tell nobody of what is left.
@@ -266,9 +257,9 @@ class BufferingHandler:
                 raise GenerationCancelled
             self._note(options.get("chunk"), options["run_id"])
         elif event in ("on_llm_start", "on_chat_model_start"):
-            self._open.add(options["run_id"])
+            self.writing.add(options["run_id"])
         elif event in ("on_llm_end", "on_llm_error"):
-            self._open.discard(options["run_id"])
+            self.writing.discard(options["run_id"])
             # Of an LLM that streams, each chunk has been noted.
             if event == "on_llm_end" and options["run_id"] != self._writer:
                 self._note(values[0].generations[0][0], options["run_id"])

@@ -17,10 +17,10 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.gates.base import Gate
-from rgate_integrations.index import Passage
 from rgate_integrations.langchain.chat_models import condensing
 from rgate_integrations.langchain.gate import RetrievalGate
 from rgate_integrations.langchain.questions import Asked, QuestionInput, asked_in_all
+from rgate_integrations.langchain.router import as_passage
 from rgate_integrations.langchain.runnable import FlowRunnable, RunBatch
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, PromptTemplate, format_passages
 from rgate_integrations.runtime.flow import Flow
@@ -81,11 +81,7 @@ def gated_rag(
 
 def format_documents(documents: Sequence[Document]) -> str:
     """Join documents into the context of a prompt: numbered, each with its title if it has one."""
-    passages = []
-    for document in documents:
-        title = str(document.metadata.get("title") or "")
-        passages.append(Passage(id="", text=document.page_content, title=title))
-    return format_passages(passages)
+    return format_passages(map(as_passage, documents))
 
 
 class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):

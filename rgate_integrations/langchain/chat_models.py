@@ -174,11 +174,8 @@ class ChatDrafter:
         waiting = list(range(len(asked)))
         forms = self._forms
         for number, form in enumerate(forms):
-            prompts = []
-            hidden = []
-            for place in waiting:
-                prompts.append([SystemMessage(ANSWER.system), *asked[place].conversation])
-                hidden.append(_hidden(configs[place], DRAFT_TAG))
+            prompts = [[SystemMessage(ANSWER.system), *asked[place].conversation] for place in waiting]
+            hidden = [_hidden(configs[place], DRAFT_TAG) for place in waiting]
             answers = yield BatchCall(self.llm.bind(**form), prompts, hidden)
             refused = []
             for place, answer in zip(waiting, answers, strict=True):
@@ -200,27 +197,25 @@ class ChatDrafter:
             _log.warning("The LLM wrote no draft: %s: %s", type(answer).__name__, answer)
             return None
         if isinstance(answer, BaseMessage):
-            draft = _draft_of(answer)
+            metadata = answer.response_metadata
+            tokens, logprobs = message_logprobs(metadata)
+            reason = (
+                metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
+            )
+            draft = Draft(
+                text=answer.text.strip(),
+                tokens=tokens,
+                logprobs=logprobs or None,
+                finished=bool(reason) and reason not in _CUT,  # who does not say may have been cut
+                source="llm",
+                model=str(metadata.get("model_name") or metadata.get("model") or ""),
+            )
         else:
             draft = Draft(text=str(answer).strip(), source="llm")
         if not draft.text:
             _log.warning("The LLM wrote no draft: its answer has no text.")
             return None
         return draft.head(self.tokens)
-
-
-def _draft_of(message: BaseMessage) -> Draft:
-    metadata = message.response_metadata
-    tokens, logprobs = message_logprobs(metadata)
-    reason = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
-    return Draft(
-        text=message.text.strip(),
-        tokens=tokens,
-        logprobs=logprobs or None,
-        finished=bool(reason) and reason not in _CUT,  # who does not say may have been cut
-        source="llm",
-        model=str(metadata.get("model_name") or metadata.get("model") or ""),
-    )
 
 
 def condensing(
@@ -246,8 +241,6 @@ def condensing(
             follow_ups.append(place)
             conversations.append(each.conversation)
             configs.append(_hidden(batch.child(place), CONDENSE_TAG))
-    if not follow_ups:
-        return {}
     results = yield BatchCall(condense, conversations, configs)
     return dict(zip(follow_ups, map(_standalone, results), strict=True))
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, Embedder, SentenceEmbedder
+from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
 from rgate_integrations.index.passage_index import checked_vectors, normalised
 from rgate_integrations.runtime.arrays import Float32Array
 
 
-class RGateEmbeddings(Embeddings):
+class RGateEmbeddings(SentenceEmbedder, Embeddings):
     """A sentence-transformers model as LangChain embeddings: the model that the package's indexes and gates use.
 
     It is loaded on first use and shared in the process. The vectors of the latest 1,024 queries are kept, so a gate,
@@ -27,18 +28,14 @@ class RGateEmbeddings(Embeddings):
         >>> vector = RGateEmbeddings().embed_query("Who wrote Hamlet?")  # doctest: +SKIP
     """
 
-    def __init__(self, model: str = DEFAULT_EMBEDDER) -> None:
-        self.model = model
-        self.embedder = SentenceEmbedder(model)
-
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Embed documents in one call of the model."""
-        vectors: list[list[float]] = self.embedder.embed(texts).tolist()
+        vectors: list[list[float]] = self.embed(texts).tolist()
         return vectors
 
     def embed_query(self, text: str) -> list[float]:
         """Embed a query."""
-        vector: list[float] = self.embedder.embed_queries([text])[0].tolist()
+        vector: list[float] = self.embed_queries([text])[0].tolist()
         return vector
 
 
@@ -54,7 +51,6 @@ class EmbeddingsAdapter:
 
     def __init__(self, embeddings: Embeddings) -> None:
         self.embeddings = embeddings
-        self._identity = ""
 
     @property
     def name(self) -> str:
@@ -62,13 +58,11 @@ class EmbeddingsAdapter:
         own = getattr(self.embeddings, "model_name", None) or getattr(self.embeddings, "model", None)
         return own if isinstance(own, str) else type(self.embeddings).__name__
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """Hash of a fixed text's vector, to two decimals of its normalised form."""
-        if not self._identity:
-            vector = normalised(self.embed(["What is the identity of this embedder?"]))
-            self._identity = hashlib.sha256(np.round(vector, 2).tobytes()).hexdigest()[:16]
-        return self._identity
+        vector = normalised(self.embed(["What is the identity of this embedder?"]))
+        return hashlib.sha256(np.round(vector, 2).tobytes()).hexdigest()[:16]
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
         """Embed texts as documents, in one call."""
@@ -86,7 +80,7 @@ def as_embedder(embeddings: Embeddings) -> Embedder:
         ConfigurationError: These are no embeddings.
     """
     if type(embeddings) is RGateEmbeddings:
-        return embeddings.embedder  # so the index is one that the command line can open, too
+        return embeddings  # so the index is one that the command line can open, too
     if not isinstance(embeddings, Embeddings):
         raise ConfigurationError(
             f"A store needs LangChain embeddings, not {type(embeddings).__name__}.",

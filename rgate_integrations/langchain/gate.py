@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, ClassVar, Self, TypeVar
@@ -16,10 +16,10 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_config_specs
-from pydantic import ConfigDict, Field, PrivateAttr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.answering.claims import Query, planning
+from rgate_integrations.answering.claims import Query, QueryPlan, Rewriter, planning
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.routing import Strategy
 from rgate_integrations.decision import Decision
@@ -38,6 +38,7 @@ from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.langchain.chat_models import ChatDrafter, condensing
 from rgate_integrations.langchain.chat_models import llm_name as name_in
 from rgate_integrations.langchain.questions import (
+    DECISION_KEY,
     THRESHOLD_KEY,
     Asked,
     QuestionInput,
@@ -45,7 +46,6 @@ from rgate_integrations.langchain.questions import (
     asked_in_all,
     bound_decision,
     given_threshold,
-    is_bound,
 )
 from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
@@ -115,7 +115,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     llm_name: str = ""
 
     _gate_name: str | None = PrivateAttr(default=None)
-    _origin: Any = PrivateAttr(default=None)
+    _origin: GateLike = PrivateAttr()
     _drafter: ChatDrafter | None = PrivateAttr(default=None)
 
     def __init__(
@@ -159,8 +159,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     @property
     def origin(self) -> GateLike:
         """What decides, as the user gave it, where this is a copy that judges the LLM of an arm."""
-        decides: GateLike = self._origin
-        return decides
+        return self._origin
 
     def for_arm(self, direct: Runnable[Any, Any]) -> Self:
         """Return a copy that judges what the LLM of an arm knows; itself where that is not told, or was given."""
@@ -207,31 +206,23 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 asked[place] = found
             else:
                 results[place] = self._uncondensed(asked.pop(place).question, found)
-        if asked:
-            questions = []
-            histories = []
-            metadata = []
-            for place, each in asked.items():
-                questions.append(each.question)
-                histories.append(each.lines)
-                metadata.append(batch.configs[place].get("metadata"))
-            drafting = None
-            if drafts is not None:
-                drafts = [drafts[place] for place in asked]
-            elif self._drafter is not None:
-                configs = [batch.child(place) for place in asked]
-                drafting = self._drafter.drafting(list(asked.values()), configs)
-            decisions = yield from decide_messages(
-                self.gate,
-                questions,
-                histories,
-                drafting=drafting,
-                drafts=drafts,
-                threshold=[thresholds[place] for place in asked],
-                metadata=metadata,
-            )
-            for place, decision in zip(asked, decisions, strict=True):
-                results[place] = decision
+        drafting = None
+        if drafts is not None:
+            drafts = [drafts[place] for place in asked]
+        elif self._drafter is not None:
+            configs = [batch.child(place) for place in asked]
+            drafting = self._drafter.drafting(list(asked.values()), configs)
+        decisions = yield from decide_messages(
+            self.gate,
+            [each.question for each in asked.values()],
+            [each.lines for each in asked.values()],
+            drafting=drafting,
+            drafts=drafts,
+            threshold=[thresholds[place] for place in asked],
+            metadata=[batch.configs[place].get("metadata") for place in asked],
+        )
+        for place, decision in zip(asked, decisions, strict=True):
+            results[place] = decision
         return results
 
     def _uncondensed(self, question: str, error: Exception) -> Decision | Exception:
@@ -336,7 +327,42 @@ def is_decision_model(gate: Any) -> bool:
     return module is not None and isinstance(gate, module.BaseDecisionModel)
 
 
-class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever):
+class QueryPlanner(BaseModel):
+    """What runnables that plan queries have in common: a gate, and the options of a plan.
+
+    Attributes:
+        gate: A `RetrievalGate`, what its ``gate`` takes, or any runnable from a question to a `Decision`.
+        always_include_question: Whether the question itself is always a query.
+        max_queries: Maximum number of queries a question, at least 1.
+        filter_claims: Whether the gate judges each claim and drops the known ones. A runnable that is not a
+            `RetrievalGate` judges no claims: then all are searched.
+    """
+
+    gate: Any = Field(default=None, validate_default=True)
+    always_include_question: bool = True
+    max_queries: int = Field(default=6, ge=1)
+    filter_claims: bool = False
+
+    @field_validator("gate", mode="before")
+    @classmethod
+    def _runnable(cls, gate: Any) -> Runnable[Any, Decision]:
+        return as_gate_runnable(gate)
+
+    def plans(self, decisions: Iterable[Decision], rewriter: Rewriter | None = None) -> Flow[list[QueryPlan]]:
+        """Plan the queries of questions; see `plan_queries`."""
+        judge = getattr(self.gate, "gate", None)
+        if not self.filter_claims or not isinstance(judge, GateLike):
+            judge = None
+        return planning(
+            list(decisions),
+            gate=judge,
+            rewriter=rewriter,
+            always_include_question=self.always_include_question,
+            max_queries=self.max_queries,
+        )
+
+
+class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever, QueryPlanner):
     """Guards a retriever: ``[]`` for known questions; for the others its results for every query of the plan.
 
     The question is a string, a dict, messages or a prompt value. A batch makes one call of the gate and one batch of
@@ -350,12 +376,12 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever)
     Attributes:
         retriever: What is guarded: a retriever, or any runnable from a query to a list of documents.
         gate: A `RetrievalGate`, what its ``gate`` takes, or any runnable from a question to a `Decision`.
-        k: Maximum number of documents; None for no limit. ``invoke(..., k=)`` overrides it, and reaches the guarded
-            retriever, too.
         always_include_question: Whether the question itself is always searched.
         max_queries: Maximum number of queries a question.
         filter_claims: Whether the gate judges each claim and drops the known ones. A runnable that is not a
             `RetrievalGate` judges no claims: then all are searched.
+        k: Maximum number of documents; None for no limit. ``invoke(..., k=)`` overrides it, and reaches the guarded
+            retriever, too.
         when_known: Text of the one document that a known question finds, for a tool whose output an agent reads; by
             default it finds none.
 
@@ -368,17 +394,8 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever)
     run_type: ClassVar[str] = "retriever"
 
     retriever: Runnable[Any, Any]
-    gate: Any = Field(default=None, validate_default=True)
     k: int | None = Field(default=None, ge=1)
-    always_include_question: bool = True
-    max_queries: int = Field(default=6, ge=1)
-    filter_claims: bool = False
     when_known: str = ""
-
-    @field_validator("gate", mode="before")
-    @classmethod
-    def _runnable(cls, gate: Any) -> Runnable[Any, Decision]:
-        return as_gate_runnable(gate)
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -403,31 +420,21 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever)
                     f"The gate returned {type(decision).__name__} and no Decision.",
                     hint="Pass a RetrievalGate, or what its gate= takes.",
                 )
-            if not is_bound(batch.configs[place], decision):  # else a router above has told them
+            bound = batch.configs[place].get("configurable", {}).get(DECISION_KEY)
+            if bound is None or bound.decision is not decision:  # else a router above has told them
                 yield from announcing(decision, batch.child(place))
             if decision.question.strip():
                 decisions[place] = decision
             else:  # as of an input without a question: there is nothing to search for
                 hint = "Pass at least one word."
                 results[place] = InvalidQuestionError("The question is empty.", hint=hint)
-        judge = None
-        if self.filter_claims:
-            judge = claim_gate(self.gate)
-        plans = yield from planning(
-            list(decisions.values()),
-            gate=judge,
-            always_include_question=self.always_include_question,
-            max_queries=self.max_queries,
-        )
+        plans = yield from self.plans(decisions.values())
         queries: list[str] = []
         configs: list[RunnableConfig] = []
         for place, plan in zip(decisions, plans, strict=True):
             queries += plan.texts
             configs += [batch.child(place)] * len(plan.queries)
-        found: list[Any] = []
-        if queries:
-            found = yield BatchCall(self.retriever, queries, configs, **batch.options)
-        rest = iter(found)
+        rest = iter((yield BatchCall(self.retriever, queries, configs, **batch.options)))
         for place, plan in zip(decisions, plans, strict=True):
             if decisions[place].retrieve:
                 hits = list(islice(rest, len(plan.queries)))
@@ -437,12 +444,6 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever)
             else:
                 results[place] = []
         return results
-
-
-def claim_gate(gate: Runnable[Any, Decision]) -> GateLike | None:
-    """Return what judges claims: it is asked with drafts, which a runnable of the user's own cannot be."""
-    inner = getattr(gate, "gate", None)
-    return inner if isinstance(inner, GateLike) else None
 
 
 def _fused(queries: Sequence[Query], results: Sequence[Any], k: int | None) -> list[Document] | Exception:

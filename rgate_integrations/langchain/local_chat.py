@@ -53,8 +53,10 @@ class LocalChat(BaseChatModel, GenerationOptions):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        options = self.model_dump(include=set(GenerationOptions.model_fields))
-        return {"model_name": self._model.name, **options}
+        return {
+            "model_name": self._model.name,
+            **self.model_dump(include=set(GenerationOptions.model_fields)),
+        }
 
     @property
     def _model(self) -> LocalProxy:
@@ -102,10 +104,9 @@ class LocalChat(BaseChatModel, GenerationOptions):
                 message.chunk_position = "last"
             if options.logprobs:
                 info["logprobs"] = {"content": list(map(_logprob_entry, chunk.tokens))}
-            if read or written:
-                message.usage_metadata = UsageMetadata(
-                    input_tokens=read, output_tokens=written, total_tokens=read + written
-                )
+            message.usage_metadata = UsageMetadata(
+                input_tokens=read, output_tokens=written, total_tokens=read + written
+            )
             yield ChatGenerationChunk(message=message, generation_info=info or None)
             info = {}
             read = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, NotRequired
 
@@ -32,11 +33,6 @@ _GENERIC_TYPES = ("function", "custom")
 """Types that say how a tool is described and not which one it is."""
 
 
-def _together(earlier: dict[str, Decision], later: dict[str, Decision]) -> dict[str, Decision]:
-    """Add decisions to those in a state, by the names of their middlewares."""
-    return {**earlier, **later}
-
-
 class RetrievalGateState(AgentState[Any]):
     """An agent's state with what was decided for the current user turn.
 
@@ -45,7 +41,7 @@ class RetrievalGateState(AgentState[Any]):
     """
 
     retrieval_decision: NotRequired[Decision]
-    retrieval_decisions: NotRequired[Annotated[dict[str, Decision], _together]]
+    retrieval_decisions: NotRequired[Annotated[dict[str, Decision], operator.or_]]
 
 
 class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):

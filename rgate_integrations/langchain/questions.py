@@ -27,6 +27,8 @@ QUESTION_KEYS = ("question", "input", "query", "messages")
 HISTORY_KEYS = ("chat_history", "history")
 THRESHOLD_KEY = "retrieval_threshold"
 
+_SPEAKERS = {"human": "user", "ai": "assistant"}
+
 # --- the question ------------------------------------------------------------------------------------------------
 
 
@@ -50,11 +52,7 @@ class Asked:
     @property
     def lines(self) -> tuple[str, ...]:
         """The earlier turns as gates read them."""
-        lines = []
-        for turn in self.history:
-            speaker = "user" if turn.type == "human" else "assistant"
-            lines.append(f"{speaker}: {turn.text}")
-        return tuple(lines)
+        return tuple(f"{_SPEAKERS[turn.type]}: {turn.text}" for turn in self.history)
 
 
 def asked_in(value: Any, input_key: str | None = None) -> Asked:
@@ -212,19 +210,13 @@ def bound_decision(
         llm: What is to write the draft; a decision on another LLM's draft does not count either.
         threshold: The threshold of the call, if it has one of its own.
     """
-    bound = config.get("configurable", {}).get(DECISION_KEY)
-    if not isinstance(bound, BoundDecision) or bound.gate is not gate or bound.llm is not llm:
+    bound: BoundDecision | None = config.get("configurable", {}).get(DECISION_KEY)
+    if bound is None or bound.gate is not gate or bound.llm is not llm:
         return None
     is_same = question.strip() in (bound.question.strip(), bound.decision.question.strip())
     if is_same and threshold in (None, bound.decision.threshold):
         return bound.decision
     return None
-
-
-def is_bound(config: RunnableConfig, decision: Decision) -> bool:
-    """Whether this decision was made above in the request that a config belongs to."""
-    bound = config.get("configurable", {}).get(DECISION_KEY)
-    return isinstance(bound, BoundDecision) and bound.decision is decision
 
 
 EVENT = "retrieval_gate"

@@ -10,11 +10,11 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, run_in_executor
 from pydantic import ConfigDict, Field, SkipValidation
 
-from rgate_integrations.answering.claims import Rewriter, planning
+from rgate_integrations.answering.claims import Rewriter
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.index.retriever import Retriever
-from rgate_integrations.langchain.gate import as_gate_runnable, claim_gate
+from rgate_integrations.langchain.gate import QueryPlanner, as_gate_runnable
 from rgate_integrations.langchain.questions import QuestionInput
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
 from rgate_integrations.runtime.flow import Flow
@@ -36,14 +36,6 @@ class IndexRetriever(BaseRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
-        return self._find(query, k)
-
-    async def _aget_relevant_documents(
-        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, k: int | None = None
-    ) -> list[Document]:
-        return await run_in_executor(None, self._find, query, k)
-
-    def _find(self, query: str, k: int | None) -> list[Document]:
         (hits,) = self.index.search([query], self.k if k is None else k)
         documents = []
         for hit in hits:
@@ -52,8 +44,14 @@ class IndexRetriever(BaseRetriever):
             documents.append(Document(id=hit.passage.id, page_content=hit.passage.text, metadata=metadata))
         return documents
 
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, k: int | None = None
+    ) -> list[Document]:
+        find = self._get_relevant_documents
+        return await run_in_executor(None, find, query, run_manager=run_manager.get_sync(), k=k)
 
-class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]]):
+
+class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
     """A runnable from a question to search queries: the question and the claims of the draft.
 
     ``ClaimQueryRewriter() | retriever.map()`` searches each query. A known question has no queries. A batch makes one
@@ -71,11 +69,7 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]]):
         ['Who wrote Hamlet?']
     """
 
-    gate: Runnable[Any, Decision]
     rewriter: SkipValidation[Rewriter] | None = None
-    always_include_question: bool = True
-    max_queries: int = Field(default=6, ge=1)
-    filter_claims: bool = False
 
     def __init__(
         self,
@@ -88,6 +82,7 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]]):
         name: str | None = None,
     ) -> None:
         super().__init__(
+            # Not in a validator: pydantic would turn its errors into one of its own.
             gate=as_gate_runnable(gate),
             rewriter=rewriter,
             always_include_question=always_include_question,
@@ -101,16 +96,7 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]]):
         results: list[Any] = yield BatchCall(self.gate, batch.inputs, batch.children("gate"))
         # An input without a question keeps its exception.
         decided = {place: found for place, found in enumerate(results) if isinstance(found, Decision)}
-        judge = None
-        if self.filter_claims:
-            judge = claim_gate(self.gate)
-        plans = yield from planning(
-            list(decided.values()),
-            gate=judge,
-            rewriter=self.rewriter,
-            always_include_question=self.always_include_question,
-            max_queries=self.max_queries,
-        )
+        plans = yield from self.plans(decided.values(), self.rewriter)
         for place, plan in zip(decided, plans, strict=True):
             results[place] = plan.texts
         return results

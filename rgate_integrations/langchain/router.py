@@ -37,13 +37,12 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.langchain.answer_first import (
     ArmAnswer,
-    CancellableTracer,
     DirectArm,
     split_handlers,
 )
 from rgate_integrations.langchain.chat_models import instances_in, parts_of
 from rgate_integrations.langchain.questions import announcing, bind, given_threshold
-from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch, only
+from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
 from rgate_integrations.runtime.flow import Flow, Gather, RunFlow, Step, arun, run
 
 NOT_NEEDED = "by the retrieval gate: the search was not needed"
@@ -114,8 +113,9 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
         """The specs of the gate and of both arms."""
-        specs = [*self.gate.config_specs, *self.retrieve.config_specs, *self.direct.config_specs]
-        return get_unique_config_specs(specs)
+        return get_unique_config_specs(
+            [*self.gate.config_specs, *self.retrieve.config_specs, *self.direct.config_specs]
+        )
 
     @property
     def InputType(self) -> Any:
@@ -148,7 +148,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         config: RunnableConfig,
         **options: Any,
     ) -> Iterator[Any]:
-        left: Any = only(run(self._route(RunBatch(list(values), [config], [run_manager], options))))
+        left = run(self._route_one(RunBatch(list(values), [config], [run_manager], options)))
         yield from left.stream()
 
     async def _astream(
@@ -159,7 +159,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         **options: Any,
     ) -> AsyncIterator[Any]:
         batch = RunBatch([value async for value in values], [config], [run_manager], options)
-        left: Any = only(await arun(self._route(batch)))
+        left = await arun(self._route_one(batch))
         async with aclosing(left.astream()) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -205,6 +205,13 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
                 results[place] = answer
         return results
 
+    def _route_one(self, batch: RunBatch) -> Flow[ArmRun | ArmAnswer]:
+        """Decide for a batch of one; returns what is left to run, or raises."""
+        (left,) = yield from self._route(batch)
+        if isinstance(left, Exception):
+            raise left
+        return left
+
     def _route(self, batch: RunBatch) -> Flow[list[ArmRun | ArmAnswer | Exception]]:
         """Decide for a batch; returns what is left to run for each input, or the exception that concerns it."""
         call = RouterCall(self, batch)
@@ -229,7 +236,7 @@ class ArmRun:
         """Run it as a stream."""
         return self.arm.stream(self.input, self.config, **self.options)
 
-    def astream(self) -> AsyncIterator[Any]:
+    def astream(self) -> Any:
         """Run it as an asynchronous stream."""
         return self.arm.astream(self.input, self.config, **self.options)
 
@@ -254,27 +261,22 @@ class RouterCall(RoutedCall):
         found: list[Any] = yield BatchCall(self.router.gate, self.batch.inputs, self.batch.children("gate"))
         return found
 
-    def screen(self) -> Flow[list[Decision | Exception | None]]:
-        """Ask the gate that screens questions, if there is one."""
-        gate = self.strategy.question_gate
-        if gate is None:
-            return self.screened
-        found: list[Any] = yield BatchCall(gate, self.batch.inputs, self.batch.children("first_look"))
-        return found
-
-    def judge(self, drafts: dict[int, Draft | None]) -> Flow[Outcomes]:
-        """Ask the gate once about several begun answers."""
-        judge = self.strategy.judge
+    def ask(self, gate: Any, drafts: dict[int, Draft | None] | None = None) -> Flow[Outcomes]:
+        """Ask a gate once: about every question, or about several begun answers."""
+        batch = self.batch
+        if drafts is None:
+            found = yield BatchCall(gate, batch.inputs, batch.children("first_look"))
+            return dict(enumerate(found))
         inputs = []
         for place in drafts:
-            screened = self.screened[place]
+            screened = self.screened.get(place)
             # What was condensed to be screened is not condensed again; else the judge reads the turns, too.
-            if isinstance(screened, Decision) and getattr(judge, "condense", None) is not None:
+            if isinstance(screened, Decision) and getattr(gate, "condense", None) is not None:
                 inputs.append(screened.question)
             else:
-                inputs.append(self.batch.inputs[place])
-        configs = [self.batch.child(place, "gate") for place in drafts]
-        found = yield BatchCall(judge, inputs, configs, drafts=list(drafts.values()))
+                inputs.append(batch.inputs[place])
+        configs = [batch.child(place, "gate") for place in drafts]
+        found = yield BatchCall(gate, inputs, configs, drafts=list(drafts.values()))
         return dict(zip(drafts, found, strict=True))
 
     def begin(self, place: int) -> ArmAnswer:
@@ -341,13 +343,8 @@ class ArmSearch(BatchCall):
 
     def __init__(self, first: Runnable[Any, Any], batch: RunBatch) -> None:
         self.cancelled: dict[str, Any] = {}
-        self._runs: list[RetrieverRuns] = []
         configs = batch.children("retrieve")
-        for config in configs:
-            manager: Any = config["callbacks"]  # a child of the router's run, made for this one
-            tracers, listeners = split_handlers(manager, self.cancelled)
-            self._runs.append(RetrieverRuns(tracers))
-            manager.set_handlers([*tracers, *listeners, self._runs[-1]])
+        self._runs = [RetrieverRuns(config["callbacks"], self.cancelled) for config in configs]
         super().__init__(first, batch.inputs, configs, **batch.options)
 
     async def arun(self) -> list[Any]:
@@ -361,24 +358,27 @@ class ArmSearch(BatchCall):
 
     def passages(self, place: int, found: Any) -> list[FoundPassage]:
         """Return what a search found: by its retrievers, or else the documents in what it returned."""
-        passages = []
-        for document in instances_in(self._runs[place].documents or found, Document):
-            title = str(document.metadata.get("title") or "")
-            passages.append(FoundPassage(document.page_content, title))
-        return passages
+        return list(map(as_passage, instances_in(self._runs[place].documents or found, Document)))
+
+
+def as_passage(document: Document) -> FoundPassage:
+    """Return a document as passages are judged and read."""
+    return FoundPassage(document.page_content, str(document.metadata.get("title") or ""))
 
 
 class RetrieverRuns(BaseCallbackHandler):
     """Notes what retrievers find, whatever becomes of it in their chain.
 
     Args:
-        tracers: Who traces them.
+        manager: The callback manager of a search's run, which this handler is added to.
+        cancelled: See `CancellableTracer`.
     """
 
     run_inline = True  # told before whoever waits for the search goes on
 
-    def __init__(self, tracers: Sequence[CancellableTracer]) -> None:
-        self._tracers = tracers
+    def __init__(self, manager: Any, cancelled: dict[str, Any]) -> None:
+        self._tracers, listeners = split_handlers(manager, cancelled)
+        manager.set_handlers([*self._tracers, *listeners, self])
         self._parents: dict[UUID, UUID | None] = {}
         self._found: dict[UUID, Any] = {}
 
@@ -432,12 +432,10 @@ def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any
             hint="Pass the chain itself, with its retriever in one of the first steps, or guard the retriever.",
         )
     steps = arm.steps
-    end = 1
-    for place, step in enumerate(steps[:-1]):
+    for end, step in enumerate(steps[:-1], start=1):
         if _searches(step):
-            end = place + 1
-            break
-    return _sequence(steps[:end]), _sequence(steps[end:])
+            return _sequence(steps[:end]), _sequence(steps[end:])
+    return steps[0], _sequence(steps[1:])
 
 
 def _sequence(steps: list[Runnable[Any, Any]]) -> Runnable[Any, Any]:

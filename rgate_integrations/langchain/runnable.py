@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
 from langchain_core.runnables.config import get_config_list, patch_config
@@ -16,8 +16,6 @@ from langchain_core.runnables.utils import Input, Output
 from pydantic import ConfigDict
 
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
-
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -180,11 +178,3 @@ def _without_interrupts(results: list[Any]) -> list[Any]:
         if isinstance(result, BaseException) and not isinstance(result, Exception):
             raise result
     return results
-
-
-def only(results: Sequence[_Result | Exception]) -> _Result:
-    """Return the result of a batch of one, or raise it."""
-    (result,) = results
-    if isinstance(result, Exception):
-        raise result
-    return result

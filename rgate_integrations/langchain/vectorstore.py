@@ -61,25 +61,6 @@ class FaissVectorStore(VectorStore):
 
     # --- writing -------------------------------------------------------------------------------------------
 
-    def add_documents(
-        self, documents: list[Document], *, ids: list[str] | None = None, **kwargs: Any
-    ) -> list[str]:
-        """Add documents, or replace those with the same id; returns the ids. Of equal ids the last one counts.
-
-        Raises:
-            DataFormatError: Metadata cannot be stored as JSON. Nothing was embedded or stored.
-            ConfigurationError: The ids do not match, or the embeddings fail or have another dimension. Nothing was
-                stored.
-        """
-        texts = []
-        metadatas = []
-        own_ids = []
-        for document in documents:
-            texts.append(document.page_content)
-            metadatas.append(document.metadata)
-            own_ids.append(document.id)
-        return self._upsert(texts, metadatas, own_ids if ids is None else ids)
-
     def add_texts(
         self,
         texts: Iterable[str],
@@ -88,7 +69,13 @@ class FaissVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> list[str]:
-        """Add texts, or replace those with the same id; returns the ids."""
+        """Add texts, or replace those with the same id; returns the ids. Of equal ids the last one counts.
+
+        Raises:
+            DataFormatError: Metadata cannot be stored as JSON. Nothing was embedded or stored.
+            ConfigurationError: The ids do not match, or the embeddings fail or have another dimension. Nothing was
+                stored.
+        """
         return self._upsert(list(texts), metadatas, ids)
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
@@ -293,7 +280,6 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "$in": lambda held, wanted: held in list(wanted),
     "$nin": lambda held, wanted: held not in list(wanted),
 }
-_OPERATORS = (*_COMPARISONS, "$not", "$and", "$or")
 _MISSING = object()
 
 
@@ -334,31 +320,30 @@ def _holds(wanted: Any, held: Any) -> bool:
         wanted = {"$in": wanted}
     elif not isinstance(wanted, Mapping):
         wanted = {"$eq": wanted}
-    holds = True
-    for name, operand in wanted.items():
-        if name in ("$in", "$nin", "$and", "$or") and not isinstance(operand, list | tuple | set):
-            raise ConfigurationError(f"{name} takes a list, not {operand!r}.")
-        if name == "$and":
-            holds &= all([_holds(each, held) for each in operand])
-        elif name == "$or":
-            holds &= any([_holds(each, held) for each in operand])
-        elif name == "$not":
-            holds &= not _holds(operand, held)
-        elif name in _COMPARISONS:
-            holds &= _compare(name, operand, held)
-        elif str(name).startswith("$"):
-            raise ConfigurationError(
-                f"{name!r} is no operator of filters.", hint=f"Use one of {', '.join(_OPERATORS)}."
-            )
-        elif isinstance(held, Mapping):
-            holds &= _holds(operand, held.get(name, _MISSING))
-        else:
-            holds &= _holds(operand, _MISSING)
-    return holds
+    return all([_condition(name, operand, held) for name, operand in wanted.items()])
 
 
-def _compare(name: str, operand: Any, held: Any) -> bool:
-    try:
-        return bool(_COMPARISONS[name](held, operand))
-    except TypeError:  # a number is neither more nor less than a text, or than what is not there
-        return False
+def _condition(name: Any, operand: Any, held: Any) -> bool:
+    """Whether one condition holds of a value: an operator's, or that of a key within it."""
+    if name in ("$in", "$nin", "$and", "$or") and not isinstance(operand, list | tuple | set):
+        raise ConfigurationError(f"{name} takes a list, not {operand!r}.")
+    if name == "$and":
+        return all([_holds(each, held) for each in operand])
+    if name == "$or":
+        return any([_holds(each, held) for each in operand])
+    if name == "$not":
+        return not _holds(operand, held)
+    if name in _COMPARISONS:
+        try:
+            return bool(_COMPARISONS[name](held, operand))
+        except TypeError:  # a number is neither more nor less than a text, or than what is not there
+            return False
+    if str(name).startswith("$"):
+        raise ConfigurationError(
+            f"{name!r} is no operator of filters.",
+            hint=f"Use one of {', '.join([*_COMPARISONS, '$not', '$and', '$or'])}.",
+        )
+    inner = _MISSING
+    if isinstance(held, Mapping):
+        inner = held.get(name, _MISSING)
+    return _holds(operand, inner)
