@@ -15,7 +15,7 @@ from rgate_integrations.answering.look_first import LookFirst, decide_with_passa
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, decide, for_llm
 from rgate_integrations.errors import ConfigurationError, RGateError
-from rgate_integrations.runtime.flow import Flow, Gather, RunFlow
+from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 from rgate_integrations.serving.wire import DecideItem, likeliest_kind, way_of
 
 _log = logging.getLogger("rgate_integrations.serving")
@@ -140,7 +140,7 @@ class DecisionService:
         """
         patience = min(timeout or math.inf, self.timeout)
         # One by one: the gate's own queue makes batches of them, and of those of other clients.
-        steps = [RunFlow(_decide(item, gates, patience)) for item in items]
+        steps = [Call(run, arun, _decide(item, gates, patience)) for item in items]
         return await self.run(Gather(steps).arun(), len(items))
 
     async def run(self, deciding: Coroutine[Any, Any, list[Decision]], questions: int) -> list[Decision]:
