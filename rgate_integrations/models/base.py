@@ -259,21 +259,19 @@ class Proxy(ABC):
             whole.append({"question": " ".join(text.segments)})
             parts += [{"question": segment} for segment in text.segments]
         of_whole = self.hidden(prompt, whole, None, layers.whole)
-        of_drafts, of_parts = None, []
+        of_drafts: Sequence[HiddenStates | None] = [None] * len(texts)
         if layers.draft:
             of_drafts = self.hidden(prompt, whole, drafts, layers.draft)
+        of_parts: Iterable[HiddenStates] = ()
         if layers.segments:
             of_parts = self.hidden(prompt, parts, None, layers.segments)
         remaining = iter(of_parts)
         results = []
-        for place, (text, read) in enumerate(zip(texts, of_whole, strict=True)):
-            draft = of_drafts[place].states if of_drafts else None
-            segments = np.zeros((len(text.segments), 0, 0), np.float32)
-            tokens = read.prompt_tokens
+        for text, read, drafted in zip(texts, of_whole, of_drafts, strict=True):
             own = list(islice(remaining, len(text.segments)))
-            if own:
-                segments = np.stack([each.states for each in own]).astype(np.float32)
-                tokens += sum(each.prompt_tokens for each in own)
+            segments = np.array([each.states for each in own], np.float32)
+            tokens = read.prompt_tokens + sum(each.prompt_tokens for each in own)
+            draft = None if drafted is None else drafted.states
             results.append(RequestStates(read.states, segments, draft, tokens))
         return results
 

@@ -6,15 +6,12 @@ Everything is made under a temporary name and renamed as the last step, so a nam
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import logging
 import os
 import shutil
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +28,7 @@ from rgate_integrations.errors import (
     ModelLoadError,
     unknown_name,
 )
-from rgate_integrations.models.catalog import CATALOGUE, Entry, EntryKind, HubFiles, entry
+from rgate_integrations.models.catalog import Entry, HubFiles, entry, names_of
 from rgate_integrations.models.convert import convert_gguf
 from rgate_integrations.models.reader_file import make_reader
 from rgate_integrations.runtime.files import locked, parse_json
@@ -66,6 +63,18 @@ def cached_path(name: str) -> Path | None:
     except (OSError, ValueError, AttributeError):
         return None
     return path if whole else None
+
+
+def downloaded_path(name: str, what: str) -> Path:
+    """Return the folder of a model that must be there by now; ``what`` is what errors call it.
+
+    Raises:
+        ModelLoadError: It is not in the cache.
+    """
+    found = cached_path(name)
+    if found is None:
+        raise ModelLoadError(f"The {what} {name!r} is not downloaded yet.", hint=f"rgate download {name}")
+    return found
 
 
 def download(name: str, *, source: Source | None = None) -> Path:
@@ -111,12 +120,12 @@ def quantised(name: str, *, source: Source | None = None) -> Path:
         DownloadError: No network, no disk space, or no permission; the cache is as it was.
         ChecksumError: It is not the pinned file.
     """
-    _check_kind(name, "gguf", "GGUF")
+    item = entry(name, "gguf")
     final = cache_dir() / "gguf" / f"{name}.gguf"
     if not final.exists():
-        with _workshop(entry(name), final) as scratch:
+        with _workshop(item, final) as scratch:
             if not final.exists():
-                _fetch_files(entry(name), source, scratch).replace(final)
+                _fetch_files(item, source, scratch).replace(final)
     return final
 
 
@@ -154,7 +163,7 @@ def corpus_path(name: str) -> Path:
         UnknownNameError: The catalogue has no corpus of that name.
         DownloadError: It is not downloaded; the hint is the command.
     """
-    _check_kind(name, "corpus", "corpus")
+    entry(name, "corpus")
     found = cached_path(name)
     if found is None:
         raise DownloadError(f"The corpus {name!r} is not downloaded yet.", hint=f"rgate download {name}")
@@ -173,12 +182,9 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
         UnknownNameError: Neither a catalogue name, nor a folder, nor a Hub id.
     """
     name = os.fspath(name)
-    known = [e.name for e in CATALOGUE.values() if e.kind in ("gguf", "embedder")]
+    known = names_of("gguf", "embedder")
     if name in known:
-        found = cached_path(name)
-        if found is None:
-            raise ModelLoadError(f"The {kind} {name!r} is not downloaded yet.", hint=f"rgate download {name}")
-        return str(found)
+        return str(downloaded_path(name, kind))
     # `os.path` says that there is nothing under a name that no file can have, where `Path` raises.
     path = os.path.expanduser(name)
     if os.path.isdir(path):  # not "": `Path` would take it for the current folder
@@ -188,12 +194,6 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
     if "/" not in name or "\0" in name:
         raise unknown_name(kind, name, known)
     return name
-
-
-def _check_kind(name: str, kind: EntryKind, called: str) -> None:
-    known = [each.name for each in CATALOGUE.values() if each.kind == kind]
-    if name not in known:
-        raise unknown_name(called, name, known)
 
 
 # --- sources ---------------------------------------------------------------------------------------------------
@@ -249,16 +249,13 @@ def _endpoint() -> str:
 
 
 def _hub_is_reachable() -> bool:
-    """Whether the Hub answers within a few seconds, whatever it answers; huggingface_hub would try for minutes."""
-    from huggingface_hub import constants
+    """Whether the Hub answers within a few seconds, whatever it answers; a download would try for minutes."""
+    from huggingface_hub import get_session
 
-    if constants.HF_HUB_OFFLINE:
-        return False
     try:
-        asked = urllib.request.Request(_endpoint(), method="HEAD")  # noqa: S310  the user's own hub
-        urllib.request.urlopen(asked, timeout=3.0).close()  # noqa: S310
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        return isinstance(error, urllib.error.HTTPError)
+        get_session().head(_endpoint(), timeout=3.0)  # refused where the user has set HF_HUB_OFFLINE
+    except Exception:  # of one of several HTTP libraries, by huggingface_hub's version
+        return False
     return True
 
 

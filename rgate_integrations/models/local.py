@@ -25,7 +25,7 @@ from rgate_integrations.models.base import (
     layer_numbers,
     middle_layers,
 )
-from rgate_integrations.models.download import cached_path
+from rgate_integrations.models.download import cached_path, downloaded_path
 from rgate_integrations.models.encoding import EncodedPrompt, PromptEncoder
 from rgate_integrations.models.pretrained import load_pretrained, load_tokenizer
 from rgate_integrations.models.token_stream import GenerationOptions, TokenStream, find_answer
@@ -159,7 +159,9 @@ class LocalProxy(Proxy):
         rows = []
         for row in self._encode(prompt, values):
             for number in range(n):
-                rows.append(replace(row, seed=row_seed(seed, number, row.ids)))
+                hashed = f"{seed}|{number}|{','.join(map(str, row.ids))}".encode()
+                own = int.from_bytes(hashlib.sha256(hashed).digest()[:7], "big")
+                rows.append(replace(row, seed=own))
         drafts = self._in_batches(
             lambda runner, batch: runner.generate(batch, tokens, temperature), rows, extra=tokens
         )
@@ -269,12 +271,7 @@ class LocalProxy(Proxy):
         Raises:
             ModelLoadError: It is not downloaded, or cannot be loaded.
         """
-        folder = cached_path(reader.READER)
-        if folder is None:
-            raise ModelLoadError(
-                "The gate's model is not downloaded yet.", hint=f"rgate download {reader.READER}"
-            )
-        return reader.shared_reader(folder)
+        return reader.shared_reader(downloaded_path(reader.READER, "gate's model"))
 
     def _reader_has(
         self, prompt: PromptTemplate, drafts: Sequence[Draft] | None, layers: Sequence[PooledLayer]
@@ -335,9 +332,8 @@ class LocalProxy(Proxy):
             ModelLoadError: The folder or Hub id holds no causal language model that can be loaded.
             MissingDependencyError: torch or transformers is not installed.
         """
-        if self._runner is None:
-            with self._lock.hold():
-                self._loaded()
+        with self._lock.hold():
+            self._loaded()
         return self
 
     def _loaded(self) -> ModelRunner:
@@ -428,12 +424,6 @@ class LocalProxy(Proxy):
             else:
                 results.update(zip(indices, found, strict=True))
         return [results[i] for i in range(len(rows))]
-
-
-def row_seed(seed: int, sample: int, ids: Sequence[int]) -> int:
-    """Return the seed of one sampled answer: a hash of seed, number of the sample, and prompt."""
-    digest = hashlib.sha256(f"{seed}|{sample}|{','.join(map(str, ids))}".encode()).digest()
-    return int.from_bytes(digest[:7], "big")
 
 
 def group_by_length(lengths: Sequence[int], size: int, tokens: int) -> list[list[int]]:

@@ -15,10 +15,12 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.models.base import PooledLayer, layer_numbers, pool_states, spans_of
@@ -224,14 +226,9 @@ def pad_left(
     rows: Sequence[Sequence[int]], pad_token_id: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Pad rows on the left; returns token ids and a mask that is 0 where padded, each (rows, longest)."""
-    longest = max(len(row) for row in rows)
-    ids = []
-    mask = []
-    for row in rows:
-        padding = longest - len(row)
-        ids.append([pad_token_id] * padding + list(row))
-        mask.append([0] * padding + [1] * len(row))
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+    texts = [torch.tensor(row, device=device) for row in rows]
+    pad = partial(pad_sequence, batch_first=True, padding_side="left")
+    return pad(texts, padding_value=pad_token_id), pad(list(map(torch.ones_like, texts)))
 
 
 def choose_tokens(
