@@ -8,32 +8,17 @@ import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import RunnableLambda
 
-from rgate_integrations import Decision
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.questions import DECISION_KEY
+from tests.http_servers import Words
 from tests.langchain_fakes import SINGLES, each
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.model
 httpx = pytest.importorskip("httpx", reason="the client of the server comes with the served extra")
-LONG = "Tell me a long story about a fox."
+LONG = "Tell me a long story about a known fox."
 UNKNOWN = f"{LONG} Its end is unknown."
-
-
-class Script:
-    """A gate that retrieves for questions with "unknown" in them."""
-
-    def decide_batch(self, questions, *, drafts):
-        decisions = []
-        for question, draft in zip(questions, drafts, strict=True):
-            assert len(draft.tokens) == len(draft.logprobs) >= 8
-            known = "unknown" not in question
-            decisions.append(Decision(question=question, retrieve=not known, p_known=float(known)))
-        return decisions
-
-    async def adecide_batch(self, questions, **options):
-        return self.decide_batch(questions, **options)
 
 
 @pytest.fixture
@@ -42,8 +27,8 @@ def chat(served):
     return lambda tokens: served.model_copy(update={"tokens": tokens, "calls": []})
 
 
-def routed(chat, read=lambda question: f"read about {question}"):
-    return RetrievalGate(Script()).route(
+def routed(chat, read=lambda question: f"read about {question}", judge=None):
+    return RetrievalGate(judge or Words()).route(
         retrieve=RunnableLambda(read),
         direct=chat | StrOutputParser(),
         answer_first=AnswerFirst(tokens=8, question_gate=None),
@@ -62,7 +47,10 @@ def freed(url):
 @each({name: SINGLES[name] for name in ("invoke", "abatch", "stream", "astream")})
 def test_a_known_question_costs_one_request_and_gets_the_answer_of_the_arm_alone(chat, call):
     llm = chat(16)
-    answer = call(routed(llm), LONG)
+    judge = Words()
+    answer = call(routed(llm, judge=judge), LONG)
+    ((_, (draft,), _),) = judge.asked
+    assert len(draft.tokens) == len(draft.logprobs) >= 8
     assert [(done["written"], done["whole"]) for done in llm.calls] == [(16, True)]
     assert answer == call(llm | StrOutputParser(), LONG)
 

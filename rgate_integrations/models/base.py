@@ -72,7 +72,7 @@ class Segmented:
 
     Attributes:
         lines: Its segments by line, see `rgate_integrations.models.segments`; at least one.
-        history: What was said before it, read in the same pass; may be empty.
+        history: What was said before it, a line feed behind each turn; read in the same pass, and may be empty.
     """
 
     lines: tuple[tuple[str, ...], ...]
@@ -81,7 +81,7 @@ class Segmented:
     @classmethod
     def of(cls, text: str, history: Sequence[str] = ()) -> Segmented:
         """Split a request."""
-        return cls(tuple(map(tuple, segmented_lines(text))), "\n".join(history))
+        return cls(tuple(map(tuple, segmented_lines(text))), "".join(f"{turn}\n" for turn in history))
 
     @property
     def segments(self) -> tuple[str, ...]:
@@ -191,7 +191,7 @@ class Proxy(ABC):
         Args:
             prompt: The template.
             values: The template's fields, one mapping a prompt.
-            tokens: Maximum number of new tokens, >= 0; 0 gives empty drafts without a model call.
+            tokens: Maximum number of new tokens, at least 1.
             adapter: Folder or Hub id of a LoRA adapter, or None for the base model.
         """
 

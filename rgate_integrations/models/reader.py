@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import resources
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -181,7 +181,11 @@ class Reader(TextEncoder):
             # What follows a question does not change its states, so where nothing else is asked for it is not read.
             if only_question and row.question:
                 rows[i] = row._replace(ids=row.ids[: row.question], prompt=row.question)
-        by_row = [_windows(row.ids) for row in rows]
+        # From its beginning: what follows a token changes nothing about its own window.
+        by_row = []
+        for row in rows:
+            starts = range(0, max(len(row.ids) - _OVERLAP, 1), _WINDOW - _OVERLAP)
+            by_row.append([row.ids[start : start + _WINDOW] for start in starts])
         windows = list(chain.from_iterable(by_row))
         lengths = [len(window) for window in windows]
         # Texts of like length share a run, so that little of attention is padding; and each thread gets as much as
@@ -202,7 +206,13 @@ class Reader(TextEncoder):
         in_order = map(by_place.__getitem__, range(len(windows)))
         found = []
         for row, own in zip(rows, by_row, strict=True):
-            found.append((row, _joined(list(islice(in_order, len(own))))))
+            # A token of two windows has the states of the first, which saw more before it.
+            first, *others = islice(in_order, len(own))
+            states = {}
+            for number, beginning in first.items():
+                rest = [window[number][_OVERLAP:] for window in others]
+                states[number] = np.concatenate([beginning, *rest])
+            found.append((row, states))
         return found
 
     def states(self, texts: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[dict[int, Float32Array]]:
@@ -221,13 +231,8 @@ class Reader(TextEncoder):
             "tokens": np.flatnonzero(inside).astype(np.int64),
         }
         layers = self._session.run([f"layer_{number}" for number in numbers], inputs, self._options)
-        found = []
-        for start, end in pairwise(starts):
-            states = {}
-            for number, layer in zip(numbers, layers, strict=True):
-                states[number] = layer[start:end]
-            found.append(states)
-        return found
+        by_layer = [np.split(layer, starts[1:-1]) for layer in layers]
+        return [dict(zip(numbers, own, strict=True)) for own in zip(*by_layer, strict=True)]
 
     def encode(self, question: str, draft: str | Sequence[int] = "") -> ReaderRow:
         """Return a question, and what its answer begins with, in tokens."""
@@ -235,9 +240,7 @@ class Reader(TextEncoder):
 
     def encode_segments(self, text: Segmented, draft: str | Sequence[int] = "") -> ReaderRow:
         """Return a request in tokens, with the place of each of its segments."""
-        before = []
-        if text.history:
-            before = self.ids(self.plain(f"{text.history}\n"))[-_MAX_HISTORY:]
+        before = self.ids(self.plain(text.history))[-_MAX_HISTORY:]
         lines, parts = [], []
         for line in text.lines:
             # Segment by segment: a control token in one must not move where the next begins.
@@ -266,28 +269,13 @@ class Reader(TextEncoder):
         return ReaderRow((*prompt, *draft), len(question), len(prompt), segments)
 
 
-def _windows(ids: Sequence[int]) -> list[Sequence[int]]:
-    """Return a text in windows, from its beginning: what follows a token changes nothing about its own window."""
-    starts = range(0, max(len(ids) - _OVERLAP, 1), _WINDOW - _OVERLAP)
-    return [ids[start : start + _WINDOW] for start in starts]
-
-
-def _joined(windows: Sequence[Mapping[int, Float32Array]]) -> dict[int, Float32Array]:
-    """Return the states of a whole text; a token of two windows has those of the first, which saw more before it."""
-    first, *others = windows
-    found = {}
-    for number, states in first.items():
-        found[number] = np.concatenate([states, *(window[number][_OVERLAP:] for window in others)])
-    return found
-
-
 def pooled(
     states: Mapping[int, Float32Array],
     row: ReaderRow,
     layers: Sequence[PooledLayer],
     segment: tuple[int, int] | None = None,
 ) -> Float32Array:
-    """Pool the states of one text, to (layers, hidden size); or those of a segment of its question, without a draft."""
+    """Pool the states of a text or, without its draft, of a segment of its question; shape (layers, hidden size)."""
     if not layers:
         return np.zeros((0, 0), np.float32)
     question = range(row.question)

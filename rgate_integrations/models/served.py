@@ -151,7 +151,6 @@ class ServedProxy(Proxy):
         self.timeout = timeout
         self.retries = retries
         self.max_concurrency = max_concurrency
-        self._refuses_logprobs = False
 
     def __repr__(self) -> str:
         return f"ServedProxy({self.url!r}, {self.name!r})"
@@ -160,8 +159,6 @@ class ServedProxy(Proxy):
         self, prompt: PromptTemplate, values: Sequence[Values], *, tokens: int, adapter: str | None = None
     ) -> list[Draft]:
         """Continue prompts greedily; see `Proxy.generate`."""
-        if tokens == 0:
-            return [Draft(text="", source="proxy", model=self.name, finished=False)] * len(values)
         options = {"max_tokens": tokens, "temperature": 0.0}
         requests = [self._request(prompt, each, options, adapter=adapter) for each in values]
         return self._write(requests, tokens)
@@ -177,10 +174,6 @@ class ServedProxy(Proxy):
         seed: int,
     ) -> list[tuple[Draft, ...]]:
         """Sample continuations; see `Proxy.sample`. Whether a seed is honoured is the server's matter."""
-        if temperature <= 0:
-            raise ConfigurationError(
-                f"temperature must be above 0, not {temperature}.", hint="Use generate()."
-            )
         requests = []
         for each in values:
             for number in range(n):
@@ -247,7 +240,10 @@ class ServedProxy(Proxy):
         """Score the targets of one prompt, by what follows their common prefix."""
         logprobs = completion.likeliest
         if not logprobs:
-            raise self._no_logprobs()
+            raise EvidenceError(
+                f"The server at {self.url} gives no log-probabilities.",
+                hint="vLLM, SGLang and llama.cpp give them; `transformers serve` does not.",
+            )
         # No likelier than the least of those that are listed, and not more than they leave over.
         left_over = 1.0 - sum(map(math.exp, logprobs.values()))
         most = min(*logprobs.values(), math.log(max(left_over, 1e-9)), 0.0)
@@ -310,12 +306,8 @@ class ServedProxy(Proxy):
         # In a thread of its own: that of the caller may be running an event loop.
         thread = Start(Call(asyncio.run, None, self._ask_all(requests, needs_logprobs))).run()
         outcomes: list[Completion | BaseException] = thread.run()
-        completions, errors = [], []
-        for outcome in outcomes:
-            if isinstance(outcome, Completion):
-                completions.append(outcome)
-            else:
-                errors.append(outcome)
+        completions = [each for each in outcomes if isinstance(each, Completion)]
+        errors = [each for each in outcomes if isinstance(each, BaseException)]
         if completions and errors:
             raise EvidenceError(f"{len(errors)} of {len(requests)} requests failed; the first: {errors[0]}")
         if errors:
@@ -325,8 +317,23 @@ class ServedProxy(Proxy):
     async def _ask_all(
         self, requests: Sequence[_Request], needs_logprobs: bool
     ) -> list[Completion | BaseException]:
+        import httpx
+
         slots = asyncio.Semaphore(self.max_concurrency)
-        async with self._new_client() as client:
+        # The login goes here too, and not into the URL, which httpx writes to its log.
+        headers = {"Accept-Encoding": "identity", **self._credentials.headers}
+        # As many connections as there are requests at a time: the semaphore bounds them.
+        limits = httpx.Limits(max_connections=None)
+        try:
+            client = httpx.AsyncClient(
+                timeout=self.timeout, headers=headers, limits=limits, verify=_ssl_context()
+            )
+        except (httpx.InvalidURL, ValueError):  # their messages quote parts of a proxy server's login
+            raise ConfigurationError(
+                "A proxy server that the environment names (such as HTTPS_PROXY or ALL_PROXY) cannot be used.",
+                hint="Percent-encode user and password in it: / is %2F, @ is %40, : is %3A.",
+            ) from None
+        async with client:
             asked = [self._complete(client, slots, *request, needs_logprobs) for request in requests]
             return await asyncio.gather(*asked, return_exceptions=True)
 
@@ -338,22 +345,16 @@ class ServedProxy(Proxy):
         body: dict[str, Any],
         needs_logprobs: bool,
     ) -> Completion:
-        """Send a request; without log-probabilities, if the server refuses them and they are not needed."""
+        """Send a request; without log-probabilities, if the server refuses it and they are not needed."""
         async with slots:
-            refusal = ""
-            if needs_logprobs or not self._refuses_logprobs:
-                try:
-                    return await self._post(client, path, body)
-                except EvidenceError as error:
-                    if needs_logprobs:
-                        raise
-                    refusal = error.message
+            try:
+                return await self._post(client, path, body)
+            except EvidenceError:
+                if needs_logprobs:
+                    raise
             without = dict(body)
             del without["logprobs"]
-            completion = await self._post(client, path, without)
-            # Remembered only where the server named them: another reason may be gone with the next request.
-            self._refuses_logprobs |= "log-prob" in refusal
-            return completion
+            return await self._post(client, path, without)
 
     async def _post(self, client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Completion:
         """Send a request; try again after what may pass.
@@ -394,12 +395,10 @@ class ServedProxy(Proxy):
     async def _send(
         self, client: httpx.AsyncClient, path: str, body: dict[str, Any]
     ) -> tuple[httpx.Response, bytes]:
-        """Send a request once; returns the response and its body, which is not unpacked."""
+        """Send a request once; returns the response and its body."""
         async with client.stream("POST", self.url + path, json=body) as response:
-            # A megabyte of gzip can be gigabytes, and none was asked for.
-            if response.headers.get("content-encoding", "identity") != "identity":
-                raise ServerError(f"The server at {self.url} packed its answer, unasked.")
             content = bytearray()
+            # Raw, not unpacked: a megabyte of gzip can be gigabytes, and none was asked for.
             async for part in response.aiter_raw():
                 content += part
                 if len(content) > LONGEST_BODY:
@@ -415,39 +414,12 @@ class ServedProxy(Proxy):
                 raise ServerError(f"{self.url} does not answer as OpenAI's API does.")
             return completion
         said = self._credentials.redact(content.decode(errors="replace"))[:_QUOTED]
-        if status in (401, 403):
-            raise ServerError(f"The server at {self.url} refused the key ({status}).", hint="Pass api_key=")
-        if status == 404:
+        if status in (401, 403, 404):
             raise ServerError(
-                f"{self.url} has no such path or model ({status}): {said}", hint="url=…/v1, model="
+                f"The server at {self.url} refused the key, or has no such path or model ({status}): {said}",
+                hint="Check api_key=, url=…/v1 and model=.",
             )
-        if "logprob" in said:
-            raise self._no_logprobs(said)
         raise EvidenceError(f"The server at {self.url} refused the request ({status}): {said}")
-
-    def _no_logprobs(self, said: str = "") -> EvidenceError:
-        quoted = f" It says: {said}" if said else ""
-        return EvidenceError(
-            f"The server at {self.url} gives no log-probabilities.{quoted}",
-            hint="vLLM, SGLang and llama.cpp give them; `transformers serve` does not.",
-        )
-
-    def _new_client(self) -> httpx.AsyncClient:
-        import httpx
-
-        # The login goes here too, and not into the URL, which httpx writes to its log.
-        headers = {"Accept-Encoding": "identity", **self._credentials.headers}
-        # As many connections as there are requests at a time: the semaphore bounds them.
-        limits = httpx.Limits(max_connections=None)
-        try:
-            return httpx.AsyncClient(
-                timeout=self.timeout, headers=headers, limits=limits, verify=_ssl_context()
-            )
-        except (httpx.InvalidURL, ValueError):  # their messages quote parts of a proxy server's login
-            raise ConfigurationError(
-                "A proxy server that the environment names (such as HTTPS_PROXY or ALL_PROXY) cannot be used.",
-                hint="Percent-encode user and password in it: / is %2F, @ is %40, : is %3A.",
-            ) from None
 
 
 @cache

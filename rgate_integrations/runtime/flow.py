@@ -193,8 +193,5 @@ def _run_in_thread(step: Step) -> Task:
 
 
 def _log_failure(job: Future[Any] | asyncio.Future[Any]) -> None:
-    if job.cancelled():
-        return
-    error = job.exception()
-    if error is not None:
-        _log.info("A background job that was not needed failed: %s: %s", type(error).__name__, error)
+    if not job.cancelled() and job.exception() is not None:
+        _log.info("A background job that was not needed failed: %r", job.exception())
