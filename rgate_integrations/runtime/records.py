@@ -156,10 +156,9 @@ def read_logprobs(entries: Any) -> TokenLogprobs:
 
 def message_logprobs(metadata: Any) -> TokenLogprobs:
     """Read the ``response_metadata`` of a message of LangChain."""
-    if isinstance(metadata, Mapping):
-        metadata = metadata.get("logprobs")
-    if isinstance(metadata, Mapping):
-        metadata = metadata.get("content")
+    for key in ("logprobs", "content"):
+        if isinstance(metadata, Mapping):
+            metadata = metadata.get(key)
     return read_logprobs(metadata)
 
 
