@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.questions import DECISION_KEY
 from tests.http_servers import Words
 from tests.langchain_fakes import SINGLES, each
-from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.model
 httpx = pytest.importorskip("httpx", reason="the client of the server comes with the served extra")
@@ -35,13 +35,10 @@ def routed(chat, read=lambda question: f"read about {question}", judge=None):
     )
 
 
-def freed(url):
-    """Wait until the server works on nothing; True if that happens."""
-    for _ in range(PATIENCE * 100):
-        if not any(slot["is_processing"] for slot in httpx.get(f"{url}/slots").json()):
-            return True
-        threading.Event().wait(0.01)
-    return False
+def wait_until_free(url):
+    """Wait until the server works on nothing."""
+    while any(slot["is_processing"] for slot in httpx.get(f"{url}/slots").json()):
+        time.sleep(0.01)
 
 
 @each({name: SINGLES[name] for name in ("invoke", "abatch", "stream", "astream")})
@@ -65,7 +62,7 @@ def test_a_stopped_answer_frees_its_slot_and_costs_what_the_server_counted(chat,
         return f"read about {question}"
 
     assert call(routed(llm, read), UNKNOWN) == f"read about {UNKNOWN}"
-    assert freed(llm.url)
+    wait_until_free(llm.url)
     (done,), (decision,) = llm.calls, decisions
     assert not done["whole"]
     assert 8 <= done["written"] <= 8 + 8
@@ -106,7 +103,7 @@ async def test_nothing_is_left_of_awaited_calls(chat):
     assert left <= {0, 5}
     for number in set(range(10)) - left:
         assert answers[number].startswith("read about") == bool(number % 2)
-    assert await asyncio.to_thread(freed, llm.url)
+    await asyncio.to_thread(wait_until_free, llm.url)
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert sum(not done["whole"] for done in llm.calls) >= 5
     assert (connections(llm.url), threads()) == (0, before)
@@ -122,6 +119,6 @@ def test_nothing_is_left_of_blocking_calls(chat):
             chunks.close()
         else:
             assert "".join(chunks).startswith("read about") == bool(number % 2)
-    assert freed(llm.url)
+    wait_until_free(llm.url)
     assert len(llm.calls) == 10
     assert (connections(llm.url), threads()) == (0, before)
