@@ -96,13 +96,13 @@ class RequestStates:
     Attributes:
         whole: Those of all of it, shape (layers asked for, hidden size), float32.
         segments: Those of each segment, shape (segments, layers asked for, hidden size).
-        draft: Those over the draft, shape (layers asked for, hidden size), if any were asked for.
+        draft: Those over the draft, shape (layers asked for, hidden size).
         prompt_tokens: Length of the text read, in tokens.
     """
 
     whole: Float32Array = field(repr=False)
     segments: Float32Array = field(repr=False)
-    draft: Float32Array | None = field(repr=False)
+    draft: Float32Array = field(repr=False)
     prompt_tokens: int
 
 
@@ -259,7 +259,7 @@ class Proxy(ABC):
             whole.append({"question": " ".join(text.segments)})
             parts += [{"question": segment} for segment in text.segments]
         of_whole = self.hidden(prompt, whole, None, layers.whole)
-        of_drafts: Sequence[HiddenStates | None] = [None] * len(texts)
+        of_drafts = [HiddenStates(np.zeros((0, 0), np.float32), 0)] * len(texts)
         if layers.draft:
             of_drafts = self.hidden(prompt, whole, drafts, layers.draft)
         of_parts: Iterable[HiddenStates] = ()
@@ -271,8 +271,7 @@ class Proxy(ABC):
             own = list(islice(remaining, len(text.segments)))
             segments = np.array([each.states for each in own], np.float32)
             tokens = read.prompt_tokens + sum(each.prompt_tokens for each in own)
-            draft = None if drafted is None else drafted.states
-            results.append(RequestStates(read.states, segments, draft, tokens))
+            results.append(RequestStates(read.states, segments, drafted.states, tokens))
         return results
 
     @abstractmethod

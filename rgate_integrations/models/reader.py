@@ -163,19 +163,15 @@ class Reader(TextEncoder):
             asked = (row.segments[0][0], row.segments[-1][1])  # without what was said before
             of_request = pooled(states, row, layers.whole, asked)
             parts = [pooled(states, row, layers.segments, segment) for segment in row.segments]
-            draft = None
-            if layers.draft:
-                draft = pooled(states, row, layers.draft)
+            draft = pooled(states, row, layers.draft)
             read = PREFIX_TOKENS + len(row.ids)
             results.append(RequestStates(of_request, np.stack(parts), draft, read))
         return results
 
     def _read(
-        self, rows: Sequence[ReaderRow], layers: Sequence[PooledLayer]
+        self, rows: list[ReaderRow], layers: Sequence[PooledLayer]
     ) -> list[tuple[ReaderRow, dict[int, Float32Array]]]:
         """Return each row as far as it was read, and the states of its tokens by layer."""
-        numbers = layer_numbers(layers)
-        rows = list(rows)
         only_question = all(span == "question" for _, span, _ in layers)
         for i, row in enumerate(rows):
             # What follows a question does not change its states, so where nothing else is asked for it is not read.
@@ -201,7 +197,7 @@ class Reader(TextEncoder):
             batches[-1].append(windows[i])
             used += lengths[i]
         with ThreadPoolExecutor(self.threads) as pool:
-            results = pool.map(partial(self.states, numbers=numbers), batches)
+            results = pool.map(partial(self.states, numbers=layer_numbers(layers)), batches)
             by_place = dict(zip(order, chain.from_iterable(results), strict=True))
         in_order = map(by_place.__getitem__, range(len(windows)))
         found = []
