@@ -198,9 +198,10 @@ def test_an_answer_of_any_shape_is_read_or_refused(body):
     found = read_completion(json.dumps(body).encode())
     if found is None:
         return
-    found.draft.text.encode()  # raises if it is no text
-    assert found.draft.prompt_tokens >= 0
-    assert max((0.0, *(found.draft.logprobs or ()), *found.likeliest.values())) == 0.0
+    draft, likeliest = found
+    draft.text.encode()  # raises if it is no text
+    assert draft.prompt_tokens >= 0
+    assert max((0.0, *(draft.logprobs or ()), *likeliest.values())) == 0.0
 
 
 NO_ANSWERS = [

@@ -37,7 +37,7 @@ def test_what_would_pass_for_certainty_is_refused(value):
         Draft(text="a", logprobs=(value,))
     assert read_logprobs([{"token": "a", "logprob": value}]) == ((), ())
     body = json.dumps(answer(tops={"Yes": value, "No": -1.0})).encode()
-    assert read_completion(body).likeliest == {}
+    assert read_completion(body)[1] == {}
 
 
 def test_log_probabilities_in_other_spellings():

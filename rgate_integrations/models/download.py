@@ -101,8 +101,9 @@ def download(name: str, *, source: Source | None = None) -> Path:
             if cached_path(name) is None:  # not made by whoever held the lock until now
                 made = _make_folder(item, _fetch_files(item, source, scratch), scratch)
                 _write_manifest(item, made)
-                if final.exists():  # damaged, or from elsewhere: `cached_path` did not take it
-                    shutil.rmtree(final)
+                shutil.rmtree(
+                    final, ignore_errors=True
+                )  # damaged, or from elsewhere: `cached_path` did not take it
                 made.rename(final)
     return final
 
@@ -344,11 +345,10 @@ def _make_folder(item: Entry, fetched: Path, scratch: Path) -> Path:
     # A name of this process's own: the conversion of one that was killed may still be writing.
     made = scratch / f"made-{os.getpid()}"
     shutil.rmtree(made, ignore_errors=True)
-    if item.kind == "embedder":
-        shutil.copytree(fetched, made, ignore=shutil.ignore_patterns(".cache"))
-        return made
     made.mkdir()
-    if item.kind == "gguf":
+    if item.kind == "embedder":
+        shutil.copytree(fetched, made, ignore=shutil.ignore_patterns(".cache"), dirs_exist_ok=True)
+    elif item.kind == "gguf":
         convert_gguf(fetched, made)
     elif item.kind == "reader":
         make_reader(fetched, made)

@@ -125,9 +125,6 @@ class LocalProxy(Proxy):
         self._runner: ModelRunner | None = None
         reset_after_fork(self)
 
-    def __repr__(self) -> str:
-        return f"LocalProxy({self.name!r}, loaded={self._runner is not None})"
-
     def __reduce__(self) -> tuple[Callable[..., LocalProxy], tuple[str, str, str]]:
         """Pickle what the model is called, not its weights: it is loaded again, once for all of that name."""
         return shared_proxy, (self.name, self.device_name, self.dtype)
@@ -177,9 +174,8 @@ class LocalProxy(Proxy):
         """
         layers = options.layers
         if layers is None:  # those that `rgate train` reads
-            of_question = middle_layers(self.num_layers, "question")
-            layers = tuple(sorted({*of_question, *middle_layers(self.num_layers, "draft")}))
-        return TokenStream(self.using, self.encoder.encode_chat(messages), options, layers)
+            layers = (*middle_layers(self.num_layers, "question"), *middle_layers(self.num_layers, "draft"))
+        return TokenStream(self.using, self.encoder.encode_chat(messages), options, sorted(set(layers)))
 
     # --- reading ---------------------------------------------------------------------------------------------
 

@@ -267,8 +267,9 @@ def pooled(
         text: Length of what continues it.
         layers: What is pooled.
     """
-    vectors = pool_states(states, spans_of(question, prompt, text), layers)
-    array: Float32Array = torch.stack(vectors).cpu().numpy()
+    array: Float32Array = (
+        torch.stack(pool_states(states, spans_of(question, prompt, text), layers)).cpu().numpy()
+    )
     return array
 
 

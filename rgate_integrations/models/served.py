@@ -10,7 +10,7 @@ import math
 import os
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -33,25 +33,18 @@ if TYPE_CHECKING:
 LONGEST_BODY = 16 << 20
 """Bytes of an answer; 4,000 tokens with 20 likeliest each take 8 MB."""
 
+Completion: TypeAlias = tuple[Draft, Mapping[str, float]]
+"""What a server wrote, and the tokens that were likeliest in the first place, with their log-probabilities.
+
+The draft has tokens if the server gives log-probabilities; there may be no likeliest ones.
+"""
+
 _Request: TypeAlias = tuple[str, dict[str, Any]]  # path and body
 _BUSY = {408, 429, 500, 502, 503, 504}
 _LONGEST_PAUSE = 60.0  # seconds that a server may ask us to wait
 _TOP_LOGPROBS = 20  # what OpenAI's API and vLLM allow
 _QUOTED = 300  # characters of a server's own words in an error
 _CHARACTERS_PER_TOKEN = 4  # for cutting texts: the server's tokenizer is not asked
-
-
-@dataclass(frozen=True)
-class Completion:
-    """What a server wrote.
-
-    Attributes:
-        draft: Its text and, if the server gives log-probabilities, its tokens.
-        likeliest: The tokens that were likeliest in the first place, with their log-probabilities; may be empty.
-    """
-
-    draft: Draft
-    likeliest: Mapping[str, float]
 
 
 def read_completion(body: bytes, model: str = "") -> Completion | None:
@@ -82,7 +75,7 @@ def read_completion(body: bytes, model: str = "") -> Completion | None:
             model=model,
             prompt_tokens=max(int(usage.get("prompt_tokens") or 0), 0),
         )
-        return Completion(draft, dict(zip(*read_logprobs(likeliest), strict=True)))
+        return draft, dict(zip(*read_logprobs(likeliest), strict=True))
     except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
         return None
 
@@ -204,7 +197,8 @@ class ServedProxy(Proxy):
             raise EvidenceError(f"{prefix!r} is the beginning of another target: they cannot be told apart.")
         options = {"max_tokens": 1, "temperature": 0.0, "top_logprobs": _TOP_LOGPROBS}
         requests = [self._request(prompt, each, options, adapter=adapter, prefix=prefix) for each in values]
-        return [self._score(rests, completion) for completion in self._ask(requests, needs_logprobs=True)]
+        completions = self._ask(requests, needs_logprobs=True)
+        return [self._score(rests, likeliest, draft.prompt_tokens) for draft, likeliest in completions]
 
     def hidden(
         self,
@@ -234,11 +228,10 @@ class ServedProxy(Proxy):
 
     def _write(self, requests: Sequence[_Request], tokens: int) -> list[Draft]:
         """Return drafts of at most so many tokens, whatever the server takes for a token."""
-        return [completion.draft.head(tokens) for completion in self._ask(requests, needs_logprobs=False)]
+        return [draft.head(tokens) for draft, _ in self._ask(requests, needs_logprobs=False)]
 
-    def _score(self, rests: Sequence[str], completion: Completion) -> TargetScores:
+    def _score(self, rests: Sequence[str], logprobs: Mapping[str, float], prompt_tokens: int) -> TargetScores:
         """Score the targets of one prompt, by what follows their common prefix."""
-        logprobs = completion.likeliest
         if not logprobs:
             raise EvidenceError(
                 f"The server at {self.url} gives no log-probabilities.",
@@ -260,8 +253,7 @@ class ServedProxy(Proxy):
                 f"is among its {len(logprobs)} likeliest tokens.",
                 hint="Ask a model that answers at once: switch its thinking off, or take an instruct model.",
             )
-        scores = tuple(listed.get(rest, most) for rest in rests)
-        return TargetScores(scores, completion.draft.prompt_tokens)
+        return TargetScores(tuple(listed.get(rest, most) for rest in rests), prompt_tokens)
 
     def _request(
         self,
@@ -274,9 +266,7 @@ class ServedProxy(Proxy):
     ) -> _Request:
         """Return path and body of the request for one prompt, whose answer begins with ``prefix``."""
         # A server reads the spellings of control tokens as control tokens: none may come out of a question.
-        clean = {}
-        for name, text in values.items():
-            clean[name] = without_control_tokens(text)
+        clean = {name: without_control_tokens(text) for name, text in values.items()}
         body: dict[str, Any] = {"model": adapter or self.name, **options}
         if prompt.stop_at_newline:
             body["stop"] = ["\n"]
@@ -284,11 +274,8 @@ class ServedProxy(Proxy):
             # Completions have the number of likeliest tokens in `logprobs`.
             body |= {"prompt": prompt.text(**clean) + prefix, "logprobs": body.pop("top_logprobs", 1)}
             return "/completions", body
-        messages = prompt.messages(**clean)
-        if prefix and messages[-1]["role"] == "assistant":
-            messages[-1]["content"] += prefix
-        elif prefix:
-            messages.append({"role": "assistant", "content": prefix})
+        literally = prefix.replace("{", "{{").replace("}", "}}")
+        messages = replace(prompt, assistant=prompt.assistant + literally).messages(**clean)
         if messages[-1]["role"] == "assistant":
             # vLLM's and SGLang's words for: go on with this turn.
             body |= {"add_generation_prompt": False, "continue_final_message": True}
@@ -306,7 +293,7 @@ class ServedProxy(Proxy):
         # In a thread of its own: that of the caller may be running an event loop.
         thread = Start(Call(asyncio.run, None, self._ask_all(requests, needs_logprobs))).run()
         outcomes: list[Completion | BaseException] = thread.run()
-        completions = [each for each in outcomes if isinstance(each, Completion)]
+        completions = [each for each in outcomes if isinstance(each, tuple)]
         errors = [each for each in outcomes if isinstance(each, BaseException)]
         if completions and errors:
             raise EvidenceError(f"{len(errors)} of {len(requests)} requests failed; the first: {errors[0]}")
