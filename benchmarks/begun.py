@@ -251,7 +251,7 @@ def _save(
         slope=probe.slope,
         intercept=probe.intercept,
         logprobs=head,
-        fingerprint=LocalProxy(DEFAULT_MODEL).load().fingerprint,
+        fingerprint=LocalProxy(DEFAULT_MODEL).fingerprint,
         provenance={
             "label": "closed_book_correct",
             "seed": SEED,

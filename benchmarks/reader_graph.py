@@ -22,13 +22,13 @@ from rgate_integrations.models.download import quantised
 from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy
 from rgate_integrations.models.reader import GRAPH, SELF_TEST, STATES, Reader
 from rgate_integrations.models.reader_file import (
+    ALIGNED,
     HEAD_SIZE,
     HEADS,
     KV_HEADS,
     LAYERS,
     WEIGHTS,
     make_reader,
-    offsets,
     reader_tensors,
 )
 from rgate_integrations.prompts import ANSWER
@@ -103,13 +103,15 @@ class GraphBuilder:
     def __init__(self, weights: dict[str, np.ndarray]) -> None:
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
-        for name, (offset, length) in offsets(weights).items():
-            array = weights[name]
+        end = 0
+        for name, array in weights.items():
+            offset = end + -end % ALIGNED
+            end = offset + array.nbytes
             tensor = TensorProto(
                 name=name, dims=array.shape, data_type=helper.np_dtype_to_tensor_dtype(array.dtype)
             )
             tensor.data_location = TensorProto.EXTERNAL
-            for key, value in (("location", WEIGHTS), ("offset", offset), ("length", length)):
+            for key, value in (("location", WEIGHTS), ("offset", offset), ("length", array.nbytes)):
                 tensor.external_data.add(key=key, value=str(value))
             self.constants.append(tensor)
 
@@ -276,7 +278,7 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     data = parser.parse_args().data
-    proxy = LocalProxy(DEFAULT_MODEL, dtype="float32").load()
+    proxy = LocalProxy(DEFAULT_MODEL, dtype="float32")
     model, encoder = proxy.runner.model, proxy.runner.encoder
 
     licensed = []

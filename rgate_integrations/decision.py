@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from rgate_integrations.runtime.records import as_logprob
+from rgate_integrations.runtime.text import encodable
 
 DraftSource = Literal["proxy", "llm", "recorded"]
 Outcome = Literal["direct", "retrieve", "abstain"]
 LONGEST_TOKEN = 32
 """Characters of a draft's token that are read. What is given as one token may be a whole text."""
 Probability = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+Text: TypeAlias = Annotated[str, AfterValidator(encodable)]
+"""Text that may come from anywhere, such as a server."""
 
 
 class Frozen(BaseModel):
@@ -62,9 +65,9 @@ class Draft(Frozen):
             it is judged; empty otherwise.
     """
 
-    text: str
+    text: Text
     token_ids: tuple[int, ...] = ()
-    tokens: tuple[str, ...] = ()
+    tokens: tuple[Text, ...] = ()
     logprobs: tuple[float, ...] | None = None
     finished: bool = True
     source: DraftSource = "recorded"

@@ -30,7 +30,9 @@ def scripted() -> ScriptedProxy:
 def smollm2() -> LocalProxy:
     download(READER)  # the shipped gates look at its states
     download(SMOLLM2)
-    return shared_proxy(SMOLLM2).load()
+    proxy = shared_proxy(SMOLLM2)
+    assert proxy.runner.num_layers == 30, "it is loaded"
+    return proxy
 
 
 @pytest.fixture(scope="session")

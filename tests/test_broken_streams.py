@@ -10,8 +10,7 @@ from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import GatedQueryEngine
 from tests.begun_answers import KNOWN, Reader
 from tests.langchain_fakes import SINGLES, each
-from tests.llama_index_parts import ask, every_style
-from tests.test_openai_clients import Rag
+from tests.llama_index_parts import Rag, ask, every_style
 from tests.tool_server import tool_server
 
 langchain_openai = pytest.importorskip("langchain_openai", reason="comes with the dev extra")

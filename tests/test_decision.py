@@ -32,6 +32,11 @@ def test_nothing_can_be_changed_or_added():
         decision(p_knwon=0.3)
 
 
+def test_half_a_surrogate_pair_which_no_utf8_holds_is_replaced():
+    draft = Draft(text="a\ud83e", tokens=("a", "\ud83e"))
+    assert (draft.text, draft.tokens) == ("a?", ("a", "?"))
+
+
 def test_costs_add_up_in_every_part():
     a = Cost(model_calls=1, tokens_in=20, tokens_out=3, milliseconds=1.5)
     assert a + Cost() == a

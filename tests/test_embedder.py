@@ -1,7 +1,6 @@
 """The embedder: a question is embedded once, whoever asks; and MiniLM's vectors are those of its authors' library."""
 
 import itertools
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,6 +12,7 @@ from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.index.embedder import MiniLM, SentenceEmbedder
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
 from rgate_integrations.models.download import cached_path
+from tests.damaged import with_damage
 
 pytestmark = pytest.mark.model
 
@@ -115,10 +115,5 @@ def test_vectors_are_those_of_sentence_transformers_whatever_is_beside_a_text(fo
     ids=["short weights", "short tokenizer", "no tokenizer", "other weights"],
 )
 def test_missing_and_damaged_files_say_how_to_get_them_again(folder, tmp_path, name, damage, says):
-    file = shutil.copytree(folder, tmp_path / "model") / name
-    content = file.read_bytes()
-    file.unlink()
-    if damage is not None:
-        file.write_bytes(damage(content))
     with pytest.raises(ModelLoadError, match=f"{says}.*rgate download all-minilm-l6-v2"):
-        MiniLM(file.parent)
+        MiniLM(with_damage(folder, tmp_path / "model", name, damage))

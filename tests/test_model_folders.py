@@ -10,6 +10,7 @@ from rgate_integrations.errors import IndexMismatchError, ModelLoadError
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.models.pretrained import load_adapter, load_pretrained
+from tests.test_local_proxy import save_lora
 
 pytestmark = pytest.mark.model
 
@@ -174,19 +175,13 @@ def test_an_embedder_is_not_read_from_a_pickle(embedder, tmp_path):
             embed(folder)
 
 
-def lora(llm, folder):
-    from peft import LoraConfig, get_peft_model
-
-    get_peft_model(load(llm), LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize("on_hub", [False, True])
 def test_an_adapter_is_not_read_from_a_pickle(llm, tmp_path, monkeypatch, on_hub):
     """Also of a Hub id, whose files are in the Hub's cache, with the network off."""
     commit = "0" * 40
     repository = tmp_path / "hub" / "models--own--adapter"
-    folder = lora(llm, repository / "snapshots" / commit)
+    folder = repository / "snapshots" / commit
+    save_lora(load(llm), folder)
     load_adapter(load(llm), str(folder), "own")
     pickled(folder, "adapter_model.safetensors", "adapter_model.bin")
     (repository / "refs").mkdir()

@@ -3,42 +3,24 @@
 import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import RunnableLambda
-from llama_index.core.query_engine import CustomQueryEngine
 
-from rgate_integrations import Decision
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import GatedQueryEngine
+from tests.http_servers import Words
 from tests.langchain_fakes import INVOKES, SINGLES, each
-from tests.llama_index_parts import ask, every_style
+from tests.llama_index_parts import Rag, ask, every_style
 
 pytestmark = pytest.mark.model
 langchain_openai = pytest.importorskip("langchain_openai", reason="comes with the dev extra")
 openai_like = pytest.importorskip("llama_index.llms.openai_like", reason="comes with the dev extra")
-KNOWN, UNKNOWN = (
-    "Once upon a time there was a fox, and it",
-    "The fox is unknown, but it",
-)  # completed, if need be
+KNOWN, UNKNOWN = ("The fox was well known, and it", "The fox is unknown, but it")  # completed, if need be
 ANSWER_FIRST = AnswerFirst(tokens=8, question_gate=None)
 
 
-class Script:
-    """A gate that retrieves for questions with "unknown" in them, and counts the tokens of begun answers."""
-
-    def __init__(self):
-        self.tokens = []
-
-    def decide_batch(self, questions, *, drafts):
-        decisions = []
-        for question, draft in zip(questions, drafts, strict=True):
-            assert len(draft.tokens) == len(draft.logprobs)  # each has one
-            self.tokens.append(len(draft.tokens))
-            unknown = "unknown" in question
-            decisions.append(Decision(question=question, retrieve=unknown, p_known=float(not unknown)))
-        return decisions
-
-    async def adecide_batch(self, questions, **options):
-        return self.decide_batch(questions, **options)
+def lengths(judge):
+    """How many log-probabilities the begun answers had that a gate was shown."""
+    return [len(draft.logprobs) for _, drafts, _ in judge.asked for draft in drafts]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +33,7 @@ def test_chat_openai_answers_first(url, call):
     chat = langchain_openai.ChatOpenAI(
         base_url=url, api_key="none", model="smollm2", temperature=0, max_tokens=16
     )
-    judge, direct = Script(), chat | StrOutputParser()
+    judge, direct = Words(), chat | StrOutputParser()
     chain = RetrievalGate(judge).route(
         retrieve=RunnableLambda(lambda question: f"read about {question}"),
         direct=direct,
@@ -59,14 +41,7 @@ def test_chat_openai_answers_first(url, call):
     )
     assert call(chain, KNOWN) == direct.invoke(KNOWN)
     assert call(chain, UNKNOWN) == f"read about {UNKNOWN}"
-    assert judge.tokens == [8, 8]
-
-
-class Rag(CustomQueryEngine):
-    """Reads, whatever is asked."""
-
-    def custom_query(self, query_str):
-        return f"read about {query_str}"
+    assert lengths(judge) == [8, 8]
 
 
 @pytest.mark.parametrize("chats", [True, False], ids=["chats", "completes"])
@@ -75,10 +50,10 @@ def test_openai_like_answers_first(url, style, chats):
     llm = openai_like.OpenAILike(
         api_base=url, api_key="none", model="smollm2", temperature=0, max_tokens=16, is_chat_model=chats
     )
-    judge = Script()
+    judge = Words()
     engine = GatedQueryEngine.from_defaults(
         Rag(), judge, llm, streaming=style.endswith("stream"), answer_first=ANSWER_FIRST
     )
     assert len(ask(engine, KNOWN, style)[0]) > 16
     assert str(engine.query(UNKNOWN)) == f"read about {UNKNOWN}"
-    assert judge.tokens == [8, 8]
+    assert lengths(judge) == [8, 8]

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from rgate_integrations.models.local import LocalProxy
 from rgate_integrations.models.reader import FINGERPRINT, READER, STATES, Reader, can_read, shared_reader
 from rgate_integrations.models.reader_file import TOKENIZER, WEIGHTS, quantised_weight
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER
+from tests.damaged import with_damage
 
 BEGUN = "answer:default,default-answer"
 LAYERS = (
@@ -166,35 +166,29 @@ def test_question_and_begun_answer_are_read_in_one_pass(reader, monkeypatch):
     assert len(passes) == 1
 
 
+def zeroed(content, at):
+    """Bytes of which one tenth is zeros."""
+    tenth = len(content) // 10
+    return content[: at * tenth] + bytes(tenth) + content[(at + 1) * tenth :]
+
+
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("name", "damage", "says"),
     [
         (WEIGHTS, None, "could not be loaded"),
         (TOKENIZER, None, "could not be loaded"),
-        # The embedding ends at 0.28.
-        (WEIGHTS, lambda content, tenth: content[: 3 * tenth], "could not be loaded"),
-        (WEIGHTS, lambda content, tenth: content[: 9 * tenth], "could not be loaded"),
-        (
-            WEIGHTS,
-            lambda content, tenth: content[: 3 * tenth] + bytes(tenth) + content[4 * tenth :],
-            "states",
-        ),
-        (
-            WEIGHTS,
-            lambda content, tenth: content[: 9 * tenth] + bytes(tenth) + content[10 * tenth :],
-            "states",
-        ),
+        # Tenths: the embedding ends at 0.28.
+        (WEIGHTS, lambda content: content[: 3 * len(content) // 10], "could not be loaded"),
+        (WEIGHTS, lambda content: content[: 9 * len(content) // 10], "could not be loaded"),
+        (WEIGHTS, lambda content: zeroed(content, 3), "does not give the states"),
+        (WEIGHTS, lambda content: zeroed(content, 9), "does not give the states"),
     ],
 )
 def test_missing_and_damaged_files_are_noticed(reader, tmp_path, name, damage, says):
-    file = shutil.copytree(cached_path(READER), tmp_path / "reader") / name
-    content = file.read_bytes()
-    file.unlink()
-    if damage is not None:
-        file.write_bytes(damage(content, len(content) // 10))
+    folder = with_damage(cached_path(READER), tmp_path / "reader", name, damage)
     with pytest.raises(ModelLoadError, match=says) as caught:
-        Reader(file.parent)
+        Reader(folder)
     assert f"rgate download {READER}" in caught.value.hint
 
 

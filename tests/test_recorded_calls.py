@@ -1,15 +1,14 @@
 """The benchmarks' record of an LLM's calls: each is made once, and what a chain pays is counted by it."""
 
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tests.patience import PATIENCE
+from rgate_integrations.models.served import ServedProxy
+from tests.fake_server import Fake
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 WORDS = ["Vincent", " van", " Gogh", "."]
@@ -23,39 +22,24 @@ def served(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return served
 
 
-class Llama(BaseHTTPRequestHandler):
-    """Streams four words as llama.cpp does, and counts the requests."""
+def event(data: dict) -> str:
+    return f"data: {json.dumps(data)}\n\n"
 
-    requests: list[dict] = []  # noqa: RUF012
 
-    def do_POST(self) -> None:
-        Llama.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.send_response(200)
-        self.end_headers()
-        for word in WORDS:
-            top = [{"token": word, "logprob": -0.1}, {"token": "?", "logprob": -3.0}]
-            told = {"content": [{"token": word, "logprob": -0.1, "top_logprobs": top}]}
-            self._send({"choices": [{"delta": {"content": word}, "logprobs": told}]})
-        timings = {"prompt_n": 20, "prompt_ms": 200.0, "predicted_n": 5, "predicted_ms": 100.0}
-        self._send({"choices": [{"delta": {}, "finish_reason": "stop"}], "timings": timings})
+def word(text: str) -> str:
+    """A word as llama.cpp streams it."""
+    top = [{"token": text, "logprob": -0.1}, {"token": "?", "logprob": -3.0}]
+    told = {"content": [{"token": text, "logprob": -0.1, "top_logprobs": top}]}
+    return event({"choices": [{"delta": {"content": text}, "logprobs": told}]})
 
-    def _send(self, data: dict) -> None:
-        self.wfile.write(f"data: {json.dumps(data)}\n\n".encode())
 
-    def log_message(self, *args: object) -> None:
-        pass
+TIMINGS = {"prompt_n": 20, "prompt_ms": 200.0, "predicted_n": 5, "predicted_ms": 100.0}
+END = event({"choices": [{"delta": {}, "finish_reason": "stop"}], "timings": TIMINGS})
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
-    Llama.requests.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Llama)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join(PATIENCE)
-    server.server_close()
+def url(fake: Callable[..., ServedProxy]) -> str:
+    return fake((200, "".join(map(word, WORDS)) + END)).url.removesuffix("/v1")
 
 
 def test_a_call_is_made_once_and_kept(served: ModuleType, url: str, tmp_path: Path) -> None:
@@ -64,7 +48,7 @@ def test_a_call_is_made_once_and_kept(served: ModuleType, url: str, tmp_path: Pa
         chat = served.RecordedChat(record=record, url=url, meta={"id": "q1", "arm": "direct"})
         assert chat.invoke(served.closed_book("who painted it?")).text == "Vincent van Gogh."
     chat.bind(max_tokens=4).invoke(served.closed_book("who painted it?"))
-    assert [request["max_tokens"] for request in Llama.requests] == [48, 4], "another limit is another call"
+    assert [body["max_tokens"] for _, body, _ in Fake.seen] == [48, 4], "another limit is another call"
     (line, _) = (tmp_path / "llm.jsonl").read_text().splitlines()
     call = json.loads(line)
     assert call["meta"] == {"id": "q1", "arm": "direct"}

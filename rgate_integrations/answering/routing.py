@@ -26,7 +26,7 @@ from rgate_integrations.engine.fallback import fallback_decision
 from rgate_integrations.engine.follow_ups import is_unread
 from rgate_integrations.engine.gate_like import decide_messages
 from rgate_integrations.gates.passage_utility import FoundPassage
-from rgate_integrations.runtime.flow import Call, Flow, Gather, RunFlow, Start, Step, Task
+from rgate_integrations.runtime.flow import Call, Flow, Gather, Start, Step, Task, arun, run
 
 _log = logging.getLogger("rgate_integrations")
 
@@ -209,7 +209,7 @@ class RoutedCall(ABC):
 
     def _judge_answers(self, places: list[int], tokens: int) -> Flow[Outcomes]:
         """Hold answers back until so many tokens are written, judge all in one call, and stop those that retrieve."""
-        yield Gather([RunFlow(self.answers[place].buffer(tokens)) for place in places])
+        yield Gather([Call(run, arun, self.answers[place].buffer(tokens)) for place in places])
         began = time.perf_counter()
         outcomes: Outcomes = {}
         drafts: dict[int, Draft | None] = {}

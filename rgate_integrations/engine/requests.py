@@ -11,6 +11,7 @@ from typing import Any
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError
 from rgate_integrations.gates.evidence.base import Inputs
+from rgate_integrations.runtime.text import encodable
 
 
 def check_requests(
@@ -111,8 +112,7 @@ def valid_question(question: object) -> str:
         raise InvalidQuestionError(
             "The question holds NUL bytes.", hint="Is this text, and in the right encoding?"
         )
-    # Half a surrogate pair has no bytes in UTF-8, and tokenizers refuse it.
-    return question.strip().encode("utf-8", errors="replace").decode()
+    return encodable(question.strip())
 
 
 def _inputs(given: object, draft: object, popularity: Any, history: Any, metadata: object) -> Inputs:

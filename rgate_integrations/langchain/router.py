@@ -43,7 +43,7 @@ from rgate_integrations.langchain.answer_first import (
 from rgate_integrations.langchain.chat_models import instances_in, parts_of
 from rgate_integrations.langchain.questions import announcing, bind, given_threshold
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
-from rgate_integrations.runtime.flow import Flow, Gather, RunFlow, Step, arun, run
+from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, run
 
 NOT_NEEDED = "by the retrieval gate: the search was not needed"
 
@@ -188,7 +188,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         for places in shares.values():
             share = [results[place] for place in places]
             if isinstance(share[0], ArmAnswer):
-                steps.append(Gather([RunFlow(answer.whole()) for answer in share]))
+                steps.append(Gather([Call(run, arun, answer.whole()) for answer in share]))
             else:
                 configs = [each.config for each in share]
                 steps.append(

@@ -72,7 +72,7 @@ class Segmented:
 
     Attributes:
         lines: Its segments by line, see `rgate_integrations.models.segments`; at least one.
-        history: What was said before it, read in the same pass; may be empty.
+        history: What was said before it, a line feed behind each turn; read in the same pass, and may be empty.
     """
 
     lines: tuple[tuple[str, ...], ...]
@@ -81,7 +81,7 @@ class Segmented:
     @classmethod
     def of(cls, text: str, history: Sequence[str] = ()) -> Segmented:
         """Split a request."""
-        return cls(tuple(map(tuple, segmented_lines(text))), "\n".join(history))
+        return cls(tuple(map(tuple, segmented_lines(text))), "".join(f"{turn}\n" for turn in history))
 
     @property
     def segments(self) -> tuple[str, ...]:
@@ -96,13 +96,13 @@ class RequestStates:
     Attributes:
         whole: Those of all of it, shape (layers asked for, hidden size), float32.
         segments: Those of each segment, shape (segments, layers asked for, hidden size).
-        draft: Those over the draft, shape (layers asked for, hidden size), if any were asked for.
+        draft: Those over the draft, shape (layers asked for, hidden size).
         prompt_tokens: Length of the text read, in tokens.
     """
 
     whole: Float32Array = field(repr=False)
     segments: Float32Array = field(repr=False)
-    draft: Float32Array | None = field(repr=False)
+    draft: Float32Array = field(repr=False)
     prompt_tokens: int
 
 
@@ -191,7 +191,7 @@ class Proxy(ABC):
         Args:
             prompt: The template.
             values: The template's fields, one mapping a prompt.
-            tokens: Maximum number of new tokens, >= 0; 0 gives empty drafts without a model call.
+            tokens: Maximum number of new tokens, at least 1.
             adapter: Folder or Hub id of a LoRA adapter, or None for the base model.
         """
 
@@ -259,22 +259,19 @@ class Proxy(ABC):
             whole.append({"question": " ".join(text.segments)})
             parts += [{"question": segment} for segment in text.segments]
         of_whole = self.hidden(prompt, whole, None, layers.whole)
-        of_drafts, of_parts = None, []
+        of_drafts = [HiddenStates(np.zeros((0, 0), np.float32), 0)] * len(texts)
         if layers.draft:
             of_drafts = self.hidden(prompt, whole, drafts, layers.draft)
+        of_parts: Iterable[HiddenStates] = ()
         if layers.segments:
             of_parts = self.hidden(prompt, parts, None, layers.segments)
         remaining = iter(of_parts)
         results = []
-        for place, (text, read) in enumerate(zip(texts, of_whole, strict=True)):
-            draft = of_drafts[place].states if of_drafts else None
-            segments = np.zeros((len(text.segments), 0, 0), np.float32)
-            tokens = read.prompt_tokens
+        for text, read, drafted in zip(texts, of_whole, of_drafts, strict=True):
             own = list(islice(remaining, len(text.segments)))
-            if own:
-                segments = np.stack([each.states for each in own]).astype(np.float32)
-                tokens += sum(each.prompt_tokens for each in own)
-            results.append(RequestStates(read.states, segments, draft, tokens))
+            segments = np.array([each.states for each in own], np.float32)
+            tokens = read.prompt_tokens + sum(each.prompt_tokens for each in own)
+            results.append(RequestStates(read.states, segments, drafted.states, tokens))
         return results
 
     @abstractmethod

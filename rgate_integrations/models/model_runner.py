@@ -15,10 +15,12 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.models.base import PooledLayer, layer_numbers, pool_states, spans_of
@@ -163,15 +165,15 @@ class ModelRunner:
             at_newline and "\n" in self.encoder.tokenizer.decode([token])
         )
 
-    def score(
-        self, rows: Sequence[EncodedPrompt], targets: Sequence[Sequence[int]]
-    ) -> list[tuple[float, ...]]:
+    def score(self, rows: Sequence[EncodedPrompt], targets: Sequence[str]) -> list[tuple[float, ...]]:
         """Return for each prompt the log-probability of each target's whole sequence. Prompts are read once."""
         ids, mask = self._padded(rows)
         prompts = self.forward(ids, mask, logits_to_keep=1)
         first = torch.log_softmax(prompts.logits.float(), dim=-1)
         scores = []
-        for target in targets:
+        for text in targets:
+            # Prompts of a template end alike, so one stands for all.
+            target = self.encoder.continuation(rows[0], text)
             logprobs = first
             if len(target) > 1:
                 beginning = torch.tensor([target[:-1]] * len(rows), device=ids.device)
@@ -179,7 +181,7 @@ class ModelRunner:
                 cache = copy.deepcopy(prompts.past_key_values)  # a pass appends to it
                 logits = self.forward(beginning, longer, cache).logits
                 logprobs = torch.cat([first, torch.log_softmax(logits.float(), dim=-1)], dim=1)
-            own = logprobs[:, range(len(target)), list(target)].sum(dim=-1)
+            own = logprobs[:, range(len(target)), target].sum(dim=-1)
             scores.append(own.clamp(max=0.0).tolist())
         return list(zip(*scores, strict=True))
 
@@ -224,14 +226,9 @@ def pad_left(
     rows: Sequence[Sequence[int]], pad_token_id: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Pad rows on the left; returns token ids and a mask that is 0 where padded, each (rows, longest)."""
-    longest = max(len(row) for row in rows)
-    ids = []
-    mask = []
-    for row in rows:
-        padding = longest - len(row)
-        ids.append([pad_token_id] * padding + list(row))
-        mask.append([0] * padding + [1] * len(row))
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+    texts = [torch.tensor(row, device=device) for row in rows]
+    pad = partial(pad_sequence, batch_first=True, padding_side="left")
+    return pad(texts, padding_value=pad_token_id), pad(list(map(torch.ones_like, texts)))
 
 
 def choose_tokens(
@@ -270,8 +267,9 @@ def pooled(
         text: Length of what continues it.
         layers: What is pooled.
     """
-    vectors = pool_states(states, spans_of(question, prompt, text), layers)
-    array: Float32Array = torch.stack(vectors).cpu().numpy()
+    array: Float32Array = (
+        torch.stack(pool_states(states, spans_of(question, prompt, text), layers)).cpu().numpy()
+    )
     return array
 
 

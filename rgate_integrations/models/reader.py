@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import resources
-from itertools import chain, islice, pairwise
-from operator import attrgetter
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +29,7 @@ from rgate_integrations.models.base import (
     pool_states,
     spans_of,
 )
+from rgate_integrations.models.encoding import TextEncoder
 from rgate_integrations.models.reader_file import TOKENIZER
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
@@ -83,7 +83,7 @@ class ReaderRow(NamedTuple):
     segments: tuple[tuple[int, int], ...] = ()
 
 
-class Reader:
+class Reader(TextEncoder):
     """The first 22 layers of SmolLM2-135M-Instruct. Safe for threads.
 
     Args:
@@ -102,31 +102,26 @@ class Reader:
             import onnxruntime
             from tokenizers import Tokenizer
 
-            self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+            super().__init__(Tokenizer.from_file(str(folder / TOKENIZER)))
             self._session = open_session((_SHIPPED / GRAPH).read_bytes(), folder)
             self._options = onnxruntime.RunOptions()
             self._options.only_execute_path_to_fetches = True  # not the layers above those that are wanted
-            added = self._tokenizer.get_added_tokens_decoder().values()
-            # The longest first: one may be a part of another.
-            self._control = sorted(map(attrgetter("content"), added), key=len, reverse=True)
-            self._after_question = self._ids(_AFTER_QUESTION)
+            self._after_question = self.ids(_AFTER_QUESTION)
             if self_test:
                 self.check()
-        except ModelLoadError:
-            raise
         # ONNX Runtime and tokenizers raise classes of their own, or plain Exception.
         except Exception as error:
             reason = str(error).partition("\n")[0]
             raise ModelLoadError(
                 f"The gate's model in {str(folder)!r} could not be loaded: {reason}",
-                hint=f"Remove the folder, then: rgate download {READER}",
+                hint=f"Remove the folder, then: rgate download {READER}. Else report your CPU.",
             ) from error
 
     def check(self) -> None:
         """Read a few questions whose states are known.
 
         Raises:
-            ModelLoadError: The states are others: the files are not those of this version, or this CPU computes
+            ValueError: The states are others: the files are not those of this version, or this CPU computes
                 something else.
         """
         for question, known in json.loads((_SHIPPED / SELF_TEST).read_text(encoding="utf-8")).items():
@@ -134,10 +129,7 @@ class Reader:
             found = states[max(STATES)][-1][: len(known)]
             cosine = float(found @ known / (np.linalg.norm(found) * np.linalg.norm(known)))
             if not cosine >= _SAME:  # nor is NaN
-                raise ModelLoadError(
-                    f"The gate's model does not give the states that it should (cosine {cosine:.3f}).",
-                    hint=f"Remove it from the cache, then: rgate download {READER}. Else report your CPU.",
-                )
+                raise ValueError(f"it does not give the states that it should (cosine {cosine:.3f})")
 
     def hidden(
         self,
@@ -166,35 +158,30 @@ class Reader:
     ) -> list[RequestStates]:
         """Pool hidden states of requests; see `rgate_integrations.models.base.Proxy.request_states`."""
         rows = list(map(self.encode_segments, texts, drafts or [""] * len(texts)))
-        whole = []
-        for number, span, pooling in layers.whole:
-            if span == "all":
-                span = "prompt"  # where a draft follows, the whole is what comes before it
-            whole.append(PooledLayer(number, span, pooling))
         results = []
         for row, states in self._read(rows, layers.every):
             asked = (row.segments[0][0], row.segments[-1][1])  # without what was said before
-            of_request = pooled(states, row, whole, asked)
+            of_request = pooled(states, row, layers.whole, asked)
             parts = [pooled(states, row, layers.segments, segment) for segment in row.segments]
-            draft = None
-            if layers.draft:
-                draft = pooled(states, row, layers.draft)
+            draft = pooled(states, row, layers.draft)
             read = PREFIX_TOKENS + len(row.ids)
             results.append(RequestStates(of_request, np.stack(parts), draft, read))
         return results
 
     def _read(
-        self, rows: Sequence[ReaderRow], layers: Sequence[PooledLayer]
+        self, rows: list[ReaderRow], layers: Sequence[PooledLayer]
     ) -> list[tuple[ReaderRow, dict[int, Float32Array]]]:
         """Return each row as far as it was read, and the states of its tokens by layer."""
-        numbers = layer_numbers(layers)
-        rows = list(rows)
         only_question = all(span == "question" for _, span, _ in layers)
         for i, row in enumerate(rows):
             # What follows a question does not change its states, so where nothing else is asked for it is not read.
             if only_question and row.question:
                 rows[i] = row._replace(ids=row.ids[: row.question], prompt=row.question)
-        by_row = [_windows(row.ids) for row in rows]
+        # From its beginning: what follows a token changes nothing about its own window.
+        by_row = []
+        for row in rows:
+            starts = range(0, max(len(row.ids) - _OVERLAP, 1), _WINDOW - _OVERLAP)
+            by_row.append([row.ids[start : start + _WINDOW] for start in starts])
         windows = list(chain.from_iterable(by_row))
         lengths = [len(window) for window in windows]
         # Texts of like length share a run, so that little of attention is padding; and each thread gets as much as
@@ -210,12 +197,18 @@ class Reader:
             batches[-1].append(windows[i])
             used += lengths[i]
         with ThreadPoolExecutor(self.threads) as pool:
-            results = pool.map(partial(self.states, numbers=numbers), batches)
+            results = pool.map(partial(self.states, numbers=layer_numbers(layers)), batches)
             by_place = dict(zip(order, chain.from_iterable(results), strict=True))
         in_order = map(by_place.__getitem__, range(len(windows)))
         found = []
         for row, own in zip(rows, by_row, strict=True):
-            found.append((row, _joined(list(islice(in_order, len(own))))))
+            # A token of two windows has the states of the first, which saw more before it.
+            first, *others = islice(in_order, len(own))
+            states = {}
+            for number, beginning in first.items():
+                rest = [window[number][_OVERLAP:] for window in others]
+                states[number] = np.concatenate([beginning, *rest])
+            found.append((row, states))
         return found
 
     def states(self, texts: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[dict[int, Float32Array]]:
@@ -234,30 +227,23 @@ class Reader:
             "tokens": np.flatnonzero(inside).astype(np.int64),
         }
         layers = self._session.run([f"layer_{number}" for number in numbers], inputs, self._options)
-        found = []
-        for start, end in pairwise(starts):
-            states = {}
-            for number, layer in zip(numbers, layers, strict=True):
-                states[number] = layer[start:end]
-            found.append(states)
-        return found
+        by_layer = [np.split(layer, starts[1:-1]) for layer in layers]
+        return [dict(zip(numbers, own, strict=True)) for own in zip(*by_layer, strict=True)]
 
     def encode(self, question: str, draft: str | Sequence[int] = "") -> ReaderRow:
         """Return a question, and what its answer begins with, in tokens."""
-        return self._row(self._ids(self._plain(" ".join(question.split())))[:_MAX_QUESTION], draft)
+        return self._row(self.ids(self.plain(" ".join(question.split())))[:_MAX_QUESTION], draft)
 
     def encode_segments(self, text: Segmented, draft: str | Sequence[int] = "") -> ReaderRow:
         """Return a request in tokens, with the place of each of its segments."""
-        before = []
-        if text.history:
-            before = self._ids(self._plain(f"{text.history}\n"))[-_MAX_HISTORY:]
+        before = self.ids(self.plain(text.history))[-_MAX_HISTORY:]
         lines, parts = [], []
         for line in text.lines:
             # Segment by segment: a control token in one must not move where the next begins.
-            plain = [" ".join(self._plain(segment).split()) for segment in line]
+            plain = [" ".join(self.plain(segment).split()) for segment in line]
             parts += plain
             lines.append(" ".join(plain))
-        encoded = self._tokenizer.encode("\n".join(lines), add_special_tokens=False)
+        encoded = self.tokens_of("\n".join(lines))
         asked = encoded.ids[:_MAX_QUESTION]
         ends = [end for _, end in encoded.offsets[:_MAX_QUESTION]]
         segments, begin, end = [], 0, -1
@@ -274,40 +260,9 @@ class Reader:
         self, question: list[int], draft: str | Sequence[int], segments: tuple[tuple[int, int], ...] = ()
     ) -> ReaderRow:
         if isinstance(draft, str):
-            draft = self._ids(self._plain(draft))
+            draft = self.ids(self.plain(draft))
         prompt = [*question, *self._after_question]
         return ReaderRow((*prompt, *draft), len(question), len(prompt), segments)
-
-    def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` cut to a number of tokens, or None when it is not longer."""
-        offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
-        if len(offsets) <= tokens:
-            return None
-        return text[: offsets[tokens - 1][1]]
-
-    def _ids(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-    def _plain(self, text: str) -> str:
-        """Replace the spellings of control tokens, so that a text cannot end its own turn."""
-        for token in self._control:
-            text = text.replace(token, " ")
-        return text
-
-
-def _windows(ids: Sequence[int]) -> list[Sequence[int]]:
-    """Return a text in windows, from its beginning: what follows a token changes nothing about its own window."""
-    starts = range(0, max(len(ids) - _OVERLAP, 1), _WINDOW - _OVERLAP)
-    return [ids[start : start + _WINDOW] for start in starts]
-
-
-def _joined(windows: Sequence[Mapping[int, Float32Array]]) -> dict[int, Float32Array]:
-    """Return the states of a whole text; a token of two windows has those of the first, which saw more before it."""
-    first, *others = windows
-    found = {}
-    for number, states in first.items():
-        found[number] = np.concatenate([states, *(window[number][_OVERLAP:] for window in others)])
-    return found
 
 
 def pooled(
@@ -316,13 +271,16 @@ def pooled(
     layers: Sequence[PooledLayer],
     segment: tuple[int, int] | None = None,
 ) -> Float32Array:
-    """Pool the states of one text, to shape (layers, hidden size); of its question, or of a segment of that."""
+    """Pool the states of a text or, without its draft, of a segment of its question; shape (layers, hidden size)."""
     if not layers:
         return np.zeros((0, 0), np.float32)
     question = range(row.question)
-    if segment and row.question:
-        question = range(*segment)
-    return np.stack(pool_states(states, spans_of(question, row.prompt, len(row.ids) - row.prompt), layers))
+    draft = len(row.ids) - row.prompt
+    if segment:
+        draft = 0  # the whole is what comes before it, also where one was read behind it
+        if row.question:
+            question = range(*segment)
+    return np.stack(pool_states(states, spans_of(question, row.prompt, draft), layers))
 
 
 def can_read(prompt: PromptTemplate, layers: Sequence[PooledLayer]) -> bool:

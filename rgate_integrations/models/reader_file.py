@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from rgate_integrations.runtime.arrays import Float32Array
 
 WEIGHTS, TOKENIZER = "reader.bin", "tokenizer.json"
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE = 22, 9, 3, 64
-_ALIGNED = 4_096  # the operating system maps whole pages
+ALIGNED = 4_096  # the operating system maps whole pages
 _BLOCK = 32  # values a scale in the file's embedding (Q8_0)
 
 
@@ -30,26 +29,17 @@ def make_reader(source: Path, target: Path) -> None:
     file = GGUFReader(source)
     with (target / WEIGHTS).open("wb") as out:
         for array in reader_tensors(file).values():
-            out.write(b"\0" * (-out.tell() % _ALIGNED))
+            out.write(b"\0" * (-out.tell() % ALIGNED))
             out.write(array.tobytes())
     (target / TOKENIZER).write_text(_tokenizer_json(file), encoding="utf-8")
-
-
-def offsets(tensors: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, tuple[int, int]]:
-    """Return where each tensor lies in the file of weights: offset and length in bytes."""
-    found, end = {}, 0
-    for name, array in tensors.items():
-        start = end + -end % _ALIGNED
-        end = start + array.nbytes
-        found[name] = (start, array.nbytes)
-    return found
 
 
 def reader_tensors(file: Any) -> dict[str, np.ndarray[Any, Any]]:
     """Return the arrays of the graph's weights by name, in the order of the file.
 
     A linear map has int8 weights of shape (inputs, outputs), with a scale an output. What is large in the
-    activations is moved into the weights first (SmoothQuant, arXiv 2211.10438, with the factors of `_smoothing`).
+    activations is moved into the weights first (SmoothQuant, arXiv 2211.10438): each input of a map is divided by a
+    factor, of which ``smoothing.npz`` has a row a layer.
 
     Args:
         file: An open GGUF file.
@@ -67,7 +57,9 @@ def reader_tensors(file: Any) -> dict[str, np.ndarray[Any, Any]]:
         "embedding.weight": np.ascontiguousarray(blocks[..., 2:]).view(np.int8),
         "embedding.scale": np.ascontiguousarray(blocks[..., :2]).view(np.float16),
     }
-    smoothing = _smoothing()
+    packed = resources.files("rgate_integrations") / "weights" / "reader" / "smoothing.npz"
+    with packed.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+        smoothing = {name: arrays[name].astype(np.float32) for name in arrays.files}
     for number in range(LAYERS):
         block = f"blk.{number}"
         factor = {name: factors[number] for name, factors in smoothing.items()}
@@ -109,13 +101,6 @@ def quantised_weight(weight: Float32Array) -> tuple[np.ndarray[Any, Any], Float3
     scale = (np.maximum(largest, np.float32(1e-12)) / np.float32(127)).astype(np.float32)
     rounded = np.rint(weight / scale[:, None]).astype(np.int8)
     return np.ascontiguousarray(rounded.T), scale
-
-
-def _smoothing() -> dict[str, Float32Array]:
-    """Return by which factor each input of a linear map is divided: shape (layers, inputs), by the map's name."""
-    packed = resources.files("rgate_integrations") / "weights" / "reader" / "smoothing.npz"
-    with packed.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-        return {name: arrays[name].astype(np.float32) for name in arrays.files}
 
 
 def _unpermuted(weight: Float32Array, heads: int) -> Float32Array:

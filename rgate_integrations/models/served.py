@@ -10,7 +10,7 @@ import math
 import os
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -33,25 +33,18 @@ if TYPE_CHECKING:
 LONGEST_BODY = 16 << 20
 """Bytes of an answer; 4,000 tokens with 20 likeliest each take 8 MB."""
 
+Completion: TypeAlias = tuple[Draft, Mapping[str, float]]
+"""What a server wrote, and the tokens that were likeliest in the first place, with their log-probabilities.
+
+The draft has tokens if the server gives log-probabilities; there may be no likeliest ones.
+"""
+
 _Request: TypeAlias = tuple[str, dict[str, Any]]  # path and body
 _BUSY = {408, 429, 500, 502, 503, 504}
 _LONGEST_PAUSE = 60.0  # seconds that a server may ask us to wait
 _TOP_LOGPROBS = 20  # what OpenAI's API and vLLM allow
 _QUOTED = 300  # characters of a server's own words in an error
 _CHARACTERS_PER_TOKEN = 4  # for cutting texts: the server's tokenizer is not asked
-
-
-@dataclass(frozen=True)
-class Completion:
-    """What a server wrote.
-
-    Attributes:
-        draft: Its text and, if the server gives log-probabilities, its tokens.
-        likeliest: The tokens that were likeliest in the first place, with their log-probabilities; may be empty.
-    """
-
-    draft: Draft
-    likeliest: Mapping[str, float]
 
 
 def read_completion(body: bytes, model: str = "") -> Completion | None:
@@ -82,7 +75,7 @@ def read_completion(body: bytes, model: str = "") -> Completion | None:
             model=model,
             prompt_tokens=max(int(usage.get("prompt_tokens") or 0), 0),
         )
-        return Completion(draft, dict(zip(*read_logprobs(likeliest), strict=True)))
+        return draft, dict(zip(*read_logprobs(likeliest), strict=True))
     except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
         return None
 
@@ -160,8 +153,6 @@ class ServedProxy(Proxy):
         self, prompt: PromptTemplate, values: Sequence[Values], *, tokens: int, adapter: str | None = None
     ) -> list[Draft]:
         """Continue prompts greedily; see `Proxy.generate`."""
-        if tokens == 0:
-            return [Draft(text="", source="proxy", model=self.name, finished=False)] * len(values)
         options = {"max_tokens": tokens, "temperature": 0.0}
         requests = [self._request(prompt, each, options, adapter=adapter) for each in values]
         return self._write(requests, tokens)
@@ -177,10 +168,6 @@ class ServedProxy(Proxy):
         seed: int,
     ) -> list[tuple[Draft, ...]]:
         """Sample continuations; see `Proxy.sample`. Whether a seed is honoured is the server's matter."""
-        if temperature <= 0:
-            raise ConfigurationError(
-                f"temperature must be above 0, not {temperature}.", hint="Use generate()."
-            )
         requests = []
         for each in values:
             for number in range(n):
@@ -211,7 +198,8 @@ class ServedProxy(Proxy):
             raise EvidenceError(f"{prefix!r} is the beginning of another target: they cannot be told apart.")
         options = {"max_tokens": 1, "temperature": 0.0, "top_logprobs": _TOP_LOGPROBS}
         requests = [self._request(prompt, each, options, adapter=adapter, prefix=prefix) for each in values]
-        return [self._score(rests, completion) for completion in self._ask(requests, needs_logprobs=True)]
+        completions = self._ask(requests, needs_logprobs=True)
+        return [self._score(rests, likeliest, draft.prompt_tokens) for draft, likeliest in completions]
 
     def hidden(
         self,
@@ -241,13 +229,15 @@ class ServedProxy(Proxy):
 
     def _write(self, requests: Sequence[_Request], tokens: int) -> list[Draft]:
         """Return drafts of at most so many tokens, whatever the server takes for a token."""
-        return [completion.draft.head(tokens) for completion in self._ask(requests, needs_logprobs=False)]
+        return [draft.head(tokens) for draft, _ in self._ask(requests, needs_logprobs=False)]
 
-    def _score(self, rests: Sequence[str], completion: Completion) -> TargetScores:
+    def _score(self, rests: Sequence[str], logprobs: Mapping[str, float], prompt_tokens: int) -> TargetScores:
         """Score the targets of one prompt, by what follows their common prefix."""
-        logprobs = completion.likeliest
         if not logprobs:
-            raise self._no_logprobs()
+            raise EvidenceError(
+                f"The server at {self.url} gives no log-probabilities.",
+                hint="vLLM, SGLang and llama.cpp give them; `transformers serve` does not.",
+            )
         # No likelier than the least of those that are listed, and not more than they leave over.
         left_over = 1.0 - sum(map(math.exp, logprobs.values()))
         most = min(*logprobs.values(), math.log(max(left_over, 1e-9)), 0.0)
@@ -264,8 +254,7 @@ class ServedProxy(Proxy):
                 f"is among its {len(logprobs)} likeliest tokens.",
                 hint="Ask a model that answers at once: switch its thinking off, or take an instruct model.",
             )
-        scores = tuple(listed.get(rest, most) for rest in rests)
-        return TargetScores(scores, completion.draft.prompt_tokens)
+        return TargetScores(tuple(listed.get(rest, most) for rest in rests), prompt_tokens)
 
     def _request(
         self,
@@ -278,9 +267,7 @@ class ServedProxy(Proxy):
     ) -> _Request:
         """Return path and body of the request for one prompt, whose answer begins with ``prefix``."""
         # A server reads the spellings of control tokens as control tokens: none may come out of a question.
-        clean = {}
-        for name, text in values.items():
-            clean[name] = without_control_tokens(text)
+        clean = {name: without_control_tokens(text) for name, text in values.items()}
         body: dict[str, Any] = {"model": adapter or self.name, **options}
         if prompt.stop_at_newline:
             body["stop"] = ["\n"]
@@ -288,11 +275,8 @@ class ServedProxy(Proxy):
             # Completions have the number of likeliest tokens in `logprobs`.
             body |= {"prompt": prompt.text(**clean) + prefix, "logprobs": body.pop("top_logprobs", 1)}
             return "/completions", body
-        messages = prompt.messages(**clean)
-        if prefix and messages[-1]["role"] == "assistant":
-            messages[-1]["content"] += prefix
-        elif prefix:
-            messages.append({"role": "assistant", "content": prefix})
+        literally = prefix.replace("{", "{{").replace("}", "}}")
+        messages = replace(prompt, assistant=prompt.assistant + literally).messages(**clean)
         if messages[-1]["role"] == "assistant":
             # vLLM's and SGLang's words for: go on with this turn.
             body |= {"add_generation_prompt": False, "continue_final_message": True}
@@ -310,12 +294,8 @@ class ServedProxy(Proxy):
         # In a thread of its own: that of the caller may be running an event loop.
         thread = Start(Call(asyncio.run, None, self._ask_all(requests, needs_logprobs))).run()
         outcomes: list[Completion | BaseException] = thread.run()
-        completions, errors = [], []
-        for outcome in outcomes:
-            if isinstance(outcome, Completion):
-                completions.append(outcome)
-            else:
-                errors.append(outcome)
+        completions = [each for each in outcomes if isinstance(each, tuple)]
+        errors = [each for each in outcomes if isinstance(each, BaseException)]
         if completions and errors:
             raise EvidenceError(f"{len(errors)} of {len(requests)} requests failed; the first: {errors[0]}")
         if errors:
@@ -325,8 +305,23 @@ class ServedProxy(Proxy):
     async def _ask_all(
         self, requests: Sequence[_Request], needs_logprobs: bool
     ) -> list[Completion | BaseException]:
+        import httpx
+
         slots = asyncio.Semaphore(self.max_concurrency)
-        async with self._new_client() as client:
+        # The login goes here too, and not into the URL, which httpx writes to its log.
+        headers = {"Accept-Encoding": "identity", **self._credentials.headers}
+        # As many connections as there are requests at a time: the semaphore bounds them.
+        limits = httpx.Limits(max_connections=None)
+        try:
+            client = httpx.AsyncClient(
+                timeout=self.timeout, headers=headers, limits=limits, verify=_ssl_context()
+            )
+        except (httpx.InvalidURL, ValueError):  # their messages quote parts of a proxy server's login
+            raise ConfigurationError(
+                "A proxy server that the environment names (such as HTTPS_PROXY or ALL_PROXY) cannot be used.",
+                hint="Percent-encode user and password in it: / is %2F, @ is %40, : is %3A.",
+            ) from None
+        async with client:
             asked = [self._complete(client, slots, *request, needs_logprobs) for request in requests]
             return await asyncio.gather(*asked, return_exceptions=True)
 
@@ -352,7 +347,7 @@ class ServedProxy(Proxy):
             del without["logprobs"]
             completion = await self._post(client, path, without)
             # Remembered only where the server named them: another reason may be gone with the next request.
-            self._refuses_logprobs |= "log-prob" in refusal
+            self._refuses_logprobs |= "logprob" in refusal
             return completion
 
     async def _post(self, client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Completion:
@@ -394,12 +389,10 @@ class ServedProxy(Proxy):
     async def _send(
         self, client: httpx.AsyncClient, path: str, body: dict[str, Any]
     ) -> tuple[httpx.Response, bytes]:
-        """Send a request once; returns the response and its body, which is not unpacked."""
+        """Send a request once; returns the response and its body."""
         async with client.stream("POST", self.url + path, json=body) as response:
-            # A megabyte of gzip can be gigabytes, and none was asked for.
-            if response.headers.get("content-encoding", "identity") != "identity":
-                raise ServerError(f"The server at {self.url} packed its answer, unasked.")
             content = bytearray()
+            # Raw, not unpacked: a megabyte of gzip can be gigabytes, and none was asked for.
             async for part in response.aiter_raw():
                 content += part
                 if len(content) > LONGEST_BODY:
@@ -415,39 +408,12 @@ class ServedProxy(Proxy):
                 raise ServerError(f"{self.url} does not answer as OpenAI's API does.")
             return completion
         said = self._credentials.redact(content.decode(errors="replace"))[:_QUOTED]
-        if status in (401, 403):
-            raise ServerError(f"The server at {self.url} refused the key ({status}).", hint="Pass api_key=")
-        if status == 404:
+        if status in (401, 403, 404):
             raise ServerError(
-                f"{self.url} has no such path or model ({status}): {said}", hint="url=…/v1, model="
+                f"The server at {self.url} refused the key, or has no such path or model ({status}): {said}",
+                hint="Check api_key=, url=…/v1 and model=.",
             )
-        if "logprob" in said:
-            raise self._no_logprobs(said)
         raise EvidenceError(f"The server at {self.url} refused the request ({status}): {said}")
-
-    def _no_logprobs(self, said: str = "") -> EvidenceError:
-        quoted = f" It says: {said}" if said else ""
-        return EvidenceError(
-            f"The server at {self.url} gives no log-probabilities.{quoted}",
-            hint="vLLM, SGLang and llama.cpp give them; `transformers serve` does not.",
-        )
-
-    def _new_client(self) -> httpx.AsyncClient:
-        import httpx
-
-        # The login goes here too, and not into the URL, which httpx writes to its log.
-        headers = {"Accept-Encoding": "identity", **self._credentials.headers}
-        # As many connections as there are requests at a time: the semaphore bounds them.
-        limits = httpx.Limits(max_connections=None)
-        try:
-            return httpx.AsyncClient(
-                timeout=self.timeout, headers=headers, limits=limits, verify=_ssl_context()
-            )
-        except (httpx.InvalidURL, ValueError):  # their messages quote parts of a proxy server's login
-            raise ConfigurationError(
-                "A proxy server that the environment names (such as HTTPS_PROXY or ALL_PROXY) cannot be used.",
-                hint="Percent-encode user and password in it: / is %2F, @ is %40, : is %3A.",
-            ) from None
 
 
 @cache

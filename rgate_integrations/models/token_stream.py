@@ -55,14 +55,14 @@ class GenerationOptions(BaseModel):
         Raises:
             ConfigurationError: There is no such option.
         """
-        names = list(GenerationOptions.model_fields)
-        for name in call:
-            if name not in names:
-                raise ConfigurationError(
-                    f"{type(self).__name__} got an unexpected keyword argument {name!r}.",
-                    hint=f"It takes {', '.join(names)}.",
-                )
-        return GenerationOptions(**{name: call.get(name, getattr(self, name)) for name in names})
+        own = self.model_dump(include=set(GenerationOptions.model_fields))
+        unknown = call.keys() - own.keys()
+        if unknown:
+            raise ConfigurationError(
+                f"{type(self).__name__} got an unexpected keyword argument {min(unknown)!r}.",
+                hint=f"It takes {', '.join(own)}.",
+            )
+        return GenerationOptions(**{**own, **call})
 
 
 class GeneratedToken(NamedTuple):

@@ -267,11 +267,7 @@ class JsonlLog:
 
     def _parts(self) -> tuple[bytes, bytes]:
         """Return the whole lines, and what stands behind the last line feed."""
-        try:
-            content = self.path.read_bytes()
-        except OSError as error:
-            reason = error.strerror or error
-            raise DataFormatError(f"The file {str(self.path)!r} cannot be read: {reason}.") from error
+        content = self.path.read_bytes()
         end = content.rfind(b"\n") + 1
         return content[:end], content[end:]
 

@@ -76,7 +76,7 @@ async def arun(flow: Flow[_T]) -> _T:
 
 
 class Call(Step):
-    """A call that has a blocking form and one to be awaited.
+    """A call that has a blocking form and one to be awaited; ``Call(run, arun, flow)`` is a whole flow as one step.
 
     Args:
         blocking: The blocking form.
@@ -106,21 +106,6 @@ class Call(Step):
         if self.awaitable is None:
             return await asyncio.to_thread(self.blocking, *self.arguments, **self.options)
         return await self.awaitable(*self.arguments, **self.options)
-
-
-@dataclass
-class RunFlow(Step):
-    """A whole flow as one step, such as for `Gather`."""
-
-    flow: Flow[Any]
-
-    def run(self) -> Any:
-        """Drive it, blocking."""
-        return run(self.flow)
-
-    async def arun(self) -> Any:
-        """Drive it on the event loop."""
-        return await arun(self.flow)
 
 
 @dataclass
@@ -208,8 +193,5 @@ def _run_in_thread(step: Step) -> Task:
 
 
 def _log_failure(job: Future[Any] | asyncio.Future[Any]) -> None:
-    if job.cancelled():
-        return
-    error = job.exception()
-    if error is not None:
-        _log.info("A background job that was not needed failed: %s: %s", type(error).__name__, error)
+    if not job.cancelled() and job.exception() is not None:
+        _log.info("A background job that was not needed failed: %r", job.exception())

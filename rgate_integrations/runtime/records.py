@@ -6,10 +6,21 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+)
 
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.runtime.files import read_jsonl
+
+_T = TypeVar("_T")
 
 TokenLogprobs: TypeAlias = tuple[tuple[str, ...], tuple[float, ...]]
 """Tokens and the log-probability of each; both empty where there are none."""
@@ -44,10 +55,7 @@ class Record:
         Raises:
             DataFormatError: There is none, or it is empty or no text.
         """
-        value = self.fields.get(key)
-        if not isinstance(value, str) or not value.strip():
-            raise self.wrong(f"no {key}")
-        return self._as_text(key, value).strip()
+        return self._read(key, _TEXT, wanted=f"no {key}")
 
     def optional_text(self, key: str) -> str:
         """Return a text or number as text, without the white space around it; empty if it is missing or null.
@@ -55,20 +63,15 @@ class Record:
         Raises:
             DataFormatError: It is something else.
         """
-        value = self.fields.get(key)
-        return "" if value is None else self._as_text(key, value).strip()
+        return self._read(key, _OPTIONAL_TEXT, wanted=f"{key} is no text") or ""
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """Return texts of which there may be one or several; none if it is missing or null.
+        """Return stripped texts of which there may be one or several; none if it is missing or null.
 
         Raises:
             DataFormatError: It is neither a text nor a list of texts and numbers.
         """
-        value = self.fields.get(key)
-        if value is None:
-            return ()
-        values = value if isinstance(value, list) else [value]
-        return tuple(self._as_text(key, each) for each in values)
+        return self._read(key, _TEXTS, wanted=f"{key} is neither a text nor a list of texts")
 
     def optional_number(self, key: str) -> float | None:
         """Return a finite number, or None if it is missing or null.
@@ -76,8 +79,7 @@ class Record:
         Raises:
             DataFormatError: It is something else.
         """
-        value = self.fields.get(key)
-        return None if value is None else self._as_number(key, value)
+        return self._read(key, _OPTIONAL_NUMBER, wanted=f"{key} is no finite number")
 
     def numbers(self, key: str) -> tuple[float, ...]:
         """Return finite numbers, at least one.
@@ -85,10 +87,7 @@ class Record:
         Raises:
             DataFormatError: There is something else.
         """
-        value = self.fields.get(key)
-        if not isinstance(value, list) or not value:
-            raise self.wrong(f"{key} is no list of numbers")
-        return tuple(self._as_number(key, each) for each in value)
+        return self._read(key, _NUMBERS, wanted=f"{key} is no list of numbers")
 
     def logprobs(self, key: str) -> tuple[float, ...] | None:
         """Return log-probabilities, each at most 0, or None if they are missing, null or an empty list.
@@ -96,32 +95,13 @@ class Record:
         Raises:
             DataFormatError: It is something else than a list of numbers, none above 0.
         """
-        value = self.fields.get(key)
-        if value is None or value == []:
-            return None
-        if not isinstance(value, list):
-            raise self.wrong(f"{key} is no list of numbers")
-        try:
-            return tuple(as_logprob(float(each)) for each in value)
-        except (OverflowError, TypeError, ValueError) as error:
-            raise self.wrong(f"{key}: {error}") from None
+        return self._read(key, _LOGPROBS, wanted=f"{key} is no list of log-probabilities") or None
 
-    def _as_text(self, key: str, value: Any) -> str:
-        if not isinstance(value, str | int | float):
-            raise self.wrong(f"{key} holds a {type(value).__name__}, not a text")
-        text = str(value)
+    def _read(self, key: str, kind: TypeAdapter[_T], *, wanted: str) -> _T:
         try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise self.wrong(f"{key} has half a surrogate pair, which is no character") from error
-        return text
-
-    def _as_number(self, key: str, value: Any) -> float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        # A whole number of a thousand digits is no float.
-        if not is_number or abs(value) > 1e300 or not math.isfinite(value):
-            raise self.wrong(f"{key} holds something else than a finite number")
-        return float(value)
+            return kind.validate_python(self.fields.get(key))
+        except ValidationError as error:
+            raise self.wrong(f"{wanted} ({error.errors()[0]['msg']})") from None
 
 
 def read_records(path: str | Path, *, hint: str = "") -> Iterator[Record]:
@@ -176,8 +156,29 @@ def read_logprobs(entries: Any) -> TokenLogprobs:
 
 def message_logprobs(metadata: Any) -> TokenLogprobs:
     """Read the ``response_metadata`` of a message of LangChain."""
-    if isinstance(metadata, Mapping):
-        metadata = metadata.get("logprobs")
-    if isinstance(metadata, Mapping):
-        metadata = metadata.get("content")
+    for key in ("logprobs", "content"):
+        if isinstance(metadata, Mapping):
+            metadata = metadata.get(key)
     return read_logprobs(metadata)
+
+
+def _as_list(value: Any) -> Any:
+    """Return one text as a list of texts, and null as none."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def _as_text(value: Any) -> Any:
+    """Return a number as text; what else there is, as it is."""
+    return str(value) if isinstance(value, int | float) else value
+
+
+_Text = Annotated[str, BeforeValidator(_as_text), StringConstraints(strip_whitespace=True)]
+_Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_TEXT = TypeAdapter(Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)])
+_OPTIONAL_TEXT = TypeAdapter(_Text | None)
+_TEXTS = TypeAdapter(Annotated[tuple[_Text, ...], BeforeValidator(_as_list)])
+_OPTIONAL_NUMBER = TypeAdapter(_Number | None)
+_NUMBERS = TypeAdapter(Annotated[tuple[_Number, ...], Field(min_length=1)])
+_LOGPROBS = TypeAdapter(tuple[Annotated[float, AfterValidator(as_logprob)], ...] | None)

@@ -21,6 +21,11 @@ def normalise(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
+def encodable(text: str) -> str:
+    """Replace halves of surrogate pairs, which have no bytes in UTF-8 and which tokenizers refuse, by ``?``."""
+    return text.encode("utf-8", errors="replace").decode()
+
+
 def comparable(answers: Sequence[str]) -> list[str]:
     """Normalise answers that will be compared with each other.
 

@@ -15,7 +15,7 @@ from rgate_integrations.answering.look_first import LookFirst, decide_with_passa
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, decide, for_llm
 from rgate_integrations.errors import ConfigurationError, RGateError
-from rgate_integrations.runtime.flow import Flow, Gather, RunFlow
+from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 from rgate_integrations.serving.wire import DecideItem, likeliest_kind, way_of
 
 _log = logging.getLogger("rgate_integrations.serving")
@@ -149,7 +149,7 @@ class DecisionService:
         gates = self.gates(llm, known_by)
         timeout = min((milliseconds or math.inf) / 1e3, self.timeout)
         # One by one: the gate's own queue makes batches of them, and of those of other clients.
-        steps = [RunFlow(_decide(item, gates, timeout)) for item in items]
+        steps = [Call(run, arun, _decide(item, gates, timeout)) for item in items]
         with self.counting(len(items)) as decisions:
             decisions += await Gather(steps).arun()
         return decisions

@@ -102,7 +102,7 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
             layers = RequestLayers(self.whole, self.segments, of_drafts.layers)
         found = context.proxy.request_states(self.prompt, texts, drafts, layers)
         if of_drafts is not None:  # what it cost is noted below
-            context.put(of_drafts, [Piece(each.draft) for each in found if each.draft is not None])
+            context.put(of_drafts, [Piece(each.draft) for each in found])
         pieces = []
         for request, placed, each in zip(texts, layouts, found, strict=True):
             read = ReadRequest(request.segments, each.whole, each.segments, placed)

@@ -1,0 +1,13 @@
+"""Copies of model folders with one file damaged."""
+
+import shutil
+
+
+def with_damage(folder, copy, name, damage):
+    """Copy a folder with a file that is changed, or missing where ``damage`` is None."""
+    file = shutil.copytree(folder, copy) / name
+    content = file.read_bytes()
+    file.unlink()  # it may be a link
+    if damage is not None:
+        file.write_bytes(damage(content))
+    return copy
