@@ -1,6 +1,7 @@
 """What the tests of answer first and look first share: models that write token by token, gates, and shelves."""
 
 import asyncio
+from contextlib import contextmanager
 from typing import Any
 
 from langchain_core.callbacks import BaseCallbackHandler
@@ -11,7 +12,6 @@ from langchain_core.messages import AIMessageChunk
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.tracers.base import BaseTracer
 from pydantic import Field
 
 from rgate_integrations import Decision
@@ -40,26 +40,33 @@ COVERED = PassageUtilityModel(
 LOOK = LookFirst(model=COVERED)
 
 
+@contextmanager
+def ending(ended):
+    """Note what becomes of a stream: "whole" or "closed"; nothing of one that fails."""
+    try:
+        yield
+    except (GeneratorExit, asyncio.CancelledError):
+        ended.append("closed")
+        raise
+    ended.append("whole")
+
+
 class Writer(BaseChatModel):
     """Writes an answer token by token: `UNSURE` for questions with "unknown" in them, else `KNOWN`.
 
     Attributes:
         calls: Arguments of each call.
-        written: Tokens that it was asked for so far.
         ended: What became of each stream: "whole" or "closed".
         fails_at: Token before which it fails; None never.
-        refuses: Arguments that it does not take.
+        fails_for: What questions that it fails for have in them.
         pace: Called before each token with its number; what it returns is awaited.
-        usage: How many tokens it says with its first one that it has read; None if it does not say.
     """
 
     calls: list = Field(default_factory=list)
-    written: list = Field(default_factory=list)
     ended: list = Field(default_factory=list)
     fails_at: int | None = None
-    refuses: tuple[str, ...] = ()
-    pace: Any = None
-    usage: int | None = None
+    fails_for: str = ""
+    pace: Any = lambda number: None
 
     @property
     def _llm_type(self):
@@ -70,51 +77,48 @@ class Writer(BaseChatModel):
 
     def _tokens(self, messages, kwargs):
         self.calls.append(kwargs)
-        for name in self.refuses:
-            if name in kwargs:
-                raise ValueError(f"unknown parameter {name}")
-        for number, token in enumerate(answer_to(messages[-1].text).split(" ")):
-            if number == self.fails_at:
+        question = messages[-1].text
+        for number, token in enumerate(answer_to(question).split(" ")):
+            if number == self.fails_at and self.fails_for in question:
                 raise OSError("connection lost")
-            self.written.append(token)
-            told = {"content": [{"token": f"{token} ", "logprob": -0.25 * number}]}
-            message = AIMessageChunk(
-                f"{token} ", response_metadata={"logprobs": told} if "logprobs" in kwargs else {}
-            )
-            if self.usage and number == 0:
-                message.usage_metadata = UsageMetadata(
-                    input_tokens=self.usage, output_tokens=1, total_tokens=0
-                )
-            yield ChatGenerationChunk(message=message)
+            yield ChatGenerationChunk(message=self._message(number, token, kwargs))
+
+    def _message(self, number, token, kwargs):
+        return AIMessageChunk(f"{token} ")
 
     def _stream(self, messages, stop=None, run_manager=None, **kwargs):
-        try:
+        with ending(self.ended):
             for number, chunk in enumerate(self._tokens(messages, kwargs)):
-                if self.pace is not None:
-                    self.pace(number)
+                self.pace(number)
                 yield chunk
-        except GeneratorExit:
-            self.ended.append("closed")
-            raise
-        self.ended.append("whole")
 
     async def _astream(self, messages, stop=None, run_manager=None, **kwargs):
-        try:
+        with ending(self.ended):
             for number, chunk in enumerate(self._tokens(messages, kwargs)):
-                waited = self.pace(number) if self.pace is not None else None
+                waited = self.pace(number)
                 if waited is not None:
                     await waited
                 yield chunk
-        except (GeneratorExit, asyncio.CancelledError):
-            self.ended.append("closed")
-            raise
-        self.ended.append("whole")
 
 
 class Knowing(Writer):
-    """A writer that can tell log-probabilities."""
+    """A writer that can tell log-probabilities, and how many tokens it has read: 17.
+
+    Attributes:
+        refuses: Whether its server has no log-probabilities.
+    """
 
     logprobs: bool | None = None
+    refuses: bool = False
+
+    def _message(self, number, token, kwargs):
+        if "logprobs" not in kwargs:
+            return super()._message(number, token, kwargs)
+        if self.refuses:
+            raise ValueError("unknown parameter logprobs")
+        told = {"content": [{"token": f"{token} ", "logprob": -0.25 * number}]}
+        usage = UsageMetadata(input_tokens=17, output_tokens=1, total_tokens=18)
+        return AIMessageChunk(f"{token} ", response_metadata={"logprobs": told}, usage_metadata=usage)
 
 
 class Reader:
@@ -208,24 +212,6 @@ class Told(BaseCallbackHandler):
 
     def on_custom_event(self, name, data, **kwargs):
         self.events.append(data)
-
-
-class Runs(BaseTracer):
-    """Every run that ended, by name."""
-
-    def __init__(self):
-        super().__init__()
-        self.ended = []
-
-    def _persist_run(self, run):
-        pass
-
-    def _end_trace(self, run):
-        self.ended.append(run)
-        super()._end_trace(run)
-
-    def named(self, name):
-        return [run for run in self.ended if run.name == name]
 
 
 async def nothing_left(ended=lambda: True):

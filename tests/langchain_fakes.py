@@ -5,7 +5,6 @@ import functools
 import threading
 
 import pytest
-from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.documents import Document
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
@@ -27,8 +26,10 @@ async def gathered(chunks):
 
 
 STREAMS = {
-    "stream": lambda chain, value, config=None: list(chain.stream(value, config)),
-    "astream": lambda chain, value, config=None: asyncio.run(gathered(chain.astream(value, config))),
+    "stream": lambda chain, value, config=None, **options: list(chain.stream(value, config, **options)),
+    "astream": lambda chain, value, config=None, **options: asyncio.run(
+        gathered(chain.astream(value, config, **options))
+    ),
     "transform": lambda chain, value, config=None: list(chain.transform(iter([value]), config)),
     "atransform": lambda chain, value, config=None: asyncio.run(
         gathered(chain.atransform(as_stream(value), config))
@@ -66,6 +67,19 @@ BATCHES = {
 def each(ways):
     """Run a test with each of the ways of calling, as its argument ``call``."""
     return pytest.mark.parametrize("call", ways.values(), ids=list(ways))
+
+
+def texts(documents):
+    """Return the texts of documents."""
+    return [document.page_content for document in documents]
+
+
+def runs_named(name, runs):
+    """Yield the runs of a name among runs and those inside of them."""
+    for run in runs:
+        if run.name == name:
+            yield run
+        yield from runs_named(name, run.child_runs)
 
 
 # --- scripted parts ----------------------------------------------------------------------------------------
@@ -121,46 +135,25 @@ class Chat(GenericFakeChatModel):
     """Answers "It is me." in OpenAI's style, with log-probabilities if it is asked for them.
 
     Attributes:
-        refuses: Arguments that it does not take.
-        errors: What it raises for its next calls instead of an answer.
-        before: Called before each answer.
+        error: Called with each question; what it returns is raised.
         seen: The arguments of each call.
         prompts: The messages of each call.
     """
 
     messages: object = Field(default_factory=lambda: iter(()))
-    refuses: tuple[str, ...] = ()
-    errors: list = Field(default_factory=list)
-    before: object = None
+    error: object = lambda question: None
     seen: list = Field(default_factory=list)
     prompts: list = Field(default_factory=list)
 
     def _generate(self, messages, stop=None, run_manager=None, **kwargs):
         self.seen.append(kwargs)
         self.prompts.append(messages)
-        if self.before is not None:
-            self.before(messages)
-        if self.errors:
-            raise self.errors.pop(0)
-        for name in self.refuses:
-            if name in kwargs:
-                raise ValueError(f"unknown parameter {name}")
+        error = self.error(messages[-1].text)
+        if error is not None:
+            raise error
         tokens = ["It ", "is ", "me."][: kwargs.get("max_tokens", 9)]
         metadata = {"finish_reason": "stop" if len(tokens) == 3 else "length", "model_name": "chat"}
         if kwargs.get("logprobs"):
             metadata["logprobs"] = {"content": [{"token": token, "logprob": -0.5} for token in tokens]}
         message = AIMessage("".join(tokens), response_metadata=metadata)
         return ChatResult(generations=[ChatGeneration(message=message)])
-
-
-class Stored(BaseChatMessageHistory):
-    """A message history in memory; LangChain's own warns that it will go."""
-
-    def __init__(self, messages=()):
-        self.messages = list(messages)
-
-    def add_messages(self, messages):
-        self.messages = [*self.messages, *messages]
-
-    def clear(self):
-        self.messages = []

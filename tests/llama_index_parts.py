@@ -25,7 +25,7 @@ from llama_index.core.schema import IndexNode, NodeWithScore
 from pydantic import Field
 
 from rgate_integrations.llama_index import RetrievalGateEvent
-from tests.begun_answers import TEXT, answer_to
+from tests.begun_answers import TEXT, answer_to, ending
 from tests.langchain_fakes import Judge
 from tests.test_hybrid import TEXTS
 
@@ -192,7 +192,7 @@ class Writer(CustomLLM):
     @llm_completion_callback()
     def stream_complete(self, prompt, formatted=False, **options):
         def written():
-            with self._ending():
+            with ending(self.ended):
                 yield from self._chunks(prompt, options)
 
         return written()
@@ -200,7 +200,7 @@ class Writer(CustomLLM):
     @llm_completion_callback()
     async def astream_complete(self, prompt, formatted=False, **options):
         async def written():
-            with self._ending():
+            with ending(self.ended):
                 for chunk in self._chunks(prompt, options):
                     yield chunk
 
@@ -216,15 +216,6 @@ class Writer(CustomLLM):
         chunks = list(self._chunks(prompt, options))
         logprobs = [position for chunk in chunks for position in chunk.logprobs or []]
         return chunks[-1].model_copy(update={"logprobs": logprobs or None, "delta": None})
-
-    @contextmanager
-    def _ending(self):
-        try:
-            yield
-        except (GeneratorExit, asyncio.CancelledError):
-            self.ended.append("closed")
-            raise
-        self.ended.append("whole")
 
     def _chunks(self, prompt, options):
         if self.logprobs:

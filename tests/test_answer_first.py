@@ -3,7 +3,7 @@
 import asyncio
 import gc
 from operator import itemgetter
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, Mock
 
 import langsmith
 import pytest
@@ -11,33 +11,31 @@ from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.tracers import LangChainTracer
+from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.langchain.questions import DECISION_KEY
 from tests.begun_answers import (
     UNSURE,
     WHOLE,
     Knowing,
     Reader,
-    Runs,
     Stuck,
     Told,
     TurnReader,
     Writer,
     nothing_left,
 )
-from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Chat, Search, each
+from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Chat, Search, each, gathered, runs_named
 
 WAYS = {name: SINGLES[name] for name in ("invoke", "ainvoke", "abatch", "astream")}
 
 
 def routed(direct, *, judge=None, retrieve=None, condense=None, llm=None, **options):
-    options = {"tokens": 4, "question_gate": None} | options
     return RetrievalGate(judge or Reader(), condense=condense, llm=llm).route(
         retrieve=retrieve or RunnableLambda(lambda question: f"read about {question}"),
         direct=direct,
-        answer_first=AnswerFirst(**options),
+        answer_first=AnswerFirst(**{"tokens": 4, "question_gate": None} | options),
     )
 
 
@@ -57,32 +55,26 @@ def test_released_chunks_are_those_of_the_arm_alone(stream, parsed):
     assert len(alone) > 8
 
 
-class Breaking(Writer):
-    """Breaks off late where it is asked for something broken."""
-
-    def _tokens(self, messages, kwargs):
-        for number, chunk in enumerate(super()._tokens(messages, kwargs)):
-            if number == 6 and "broken" in messages[-1].text:
-                raise OSError("connection lost")
-            yield chunk
-
-
 @each(BATCHES)
-def test_a_batch_makes_one_call_of_each_gate_and_errors_stay_with_their_input(call):
-    writer, judge, look = Breaking(), Reader(), Reader({"hopeless": 0.05})
-    router = routed(spoken(writer), judge=judge, question_gate=look)
-    asked = ["known 1", "unknown 2", "hopeless", 5, "broken"]
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_a_batch_makes_one_call_of_each_gate_and_errors_stay_with_their_input(call, prefetch):
+    writer, judge, look, search = (
+        Writer(fails_at=6, fails_for="late"),
+        Reader(),
+        Reader({"hopeless": 0.05}),
+        Search(),
+    )
+    retrieve = search | (lambda found: found[0].page_content)
+    router = routed(spoken(writer), judge=judge, retrieve=retrieve, question_gate=look, prefetch=prefetch)
+    asked = ["known 1", "unknown 2", "hopeless", "late", "broken unknown", 5]
     found = call(router, asked, return_exceptions=True)
-    assert found[:3] == [WHOLE, "read about unknown 2", "read about hopeless"]
-    assert "cannot be read from int" in str(found[3])
-    assert isinstance(found[4], OSError)
-    assert look.calls == [["known 1", "unknown 2", "hopeless", "broken"]]
-    assert judge.calls == [["known 1", "unknown 2", "broken"]]
-    assert len(writer.calls) == 3
+    assert found[:3] == [WHOLE, "about unknown 2", "about hopeless"]
+    assert [str(error)[:16] for error in found[3:]] == ["connection lost", "index gone", "A question canno"]
+    assert look.calls == [asked[:5]]
+    assert judge.calls == [["known 1", "unknown 2", "late", "broken unknown"]]
+    assert len(writer.calls) == 4
+    assert sorted(search.queries) == ["broken unknown", "hopeless", "unknown 2"], "no more is searched for"
     assert call(router, []) == []
-
-
-RAW = {"raw": AIMessage("Perhaps so"), "parsed": {"a": 1}}
 
 
 @each(INVOKES)
@@ -92,7 +84,7 @@ def test_an_arm_that_does_not_stream_is_judged_whole(call):
         "known": AIMessage("Yes"),
         "unknown": AIMessage("Perhaps"),
         "nothing": AIMessage("  "),
-        "form": RAW,
+        "form": {"raw": AIMessage("Perhaps so"), "parsed": {"a": 1}},
     }
     router = routed(RunnableLambda(answers.get), judge=judge)
     assert call(router, "known") == AIMessage("Yes")
@@ -149,25 +141,20 @@ def test_log_probabilities_are_captured_behind_a_parser(call):
 
 @each(WAYS)
 def test_a_model_that_refuses_log_probabilities_answers_without(call):
-    writer, judge = Knowing(refuses=("logprobs",)), Reader()
+    writer, judge = Knowing(refuses=True), Reader()
     router = routed(writer.bind(stop=None) | StrOutputParser(), judge=judge)
     assert [call(router, "a known one?") for _ in range(2)] == [WHOLE] * 2
     assert [sorted(asked) for asked in writer.calls] == [["logprobs"], [], []]
     assert all(draft.logprobs is None for (draft,) in judge.drafts)
 
 
-@pytest.mark.parametrize(("usage", "read"), [(17, 17), (None, 0)], ids=["told", "not told"])
-def test_what_a_stopped_llm_has_read_is_counted_where_it_says_so(usage, read):
-    costs, judge = [], Reader()
-
-    def reading(question, config):
-        costs.append(config["configurable"][DECISION_KEY].decision.cost)
-
-    routed(spoken(Writer(usage=usage)), judge=judge, retrieve=RunnableLambda(reading)).invoke(
-        "an unknown one?"
-    )
-    assert judge.drafts[0][0].prompt_tokens == read
-    assert [(cost.model_calls, cost.tokens_in, cost.tokens_out) for cost in costs] == [(1, read, 4)]
+@pytest.mark.parametrize(("llm", "read"), [(Knowing, 17), (Writer, 0)], ids=["told", "not told"])
+def test_what_a_stopped_llm_has_read_is_counted_where_it_says_so(llm, read):
+    gate, options = RetrievalGate(Reader()), AnswerFirst(tokens=4, question_gate=None)
+    router = gate.route(retrieve=gate, direct=spoken(llm()), answer_first=options)
+    cost = router.invoke("an unknown one?").cost  # in an arm the gate returns what was decided
+    assert gate.gate.drafts[0][0].prompt_tokens == read
+    assert (cost.model_calls, cost.tokens_in, cost.tokens_out) == (1, read, 4)
 
 
 # --- conversations and claims --------------------------------------------------------------------------------
@@ -189,17 +176,11 @@ def test_a_follow_up_that_the_gate_reads_is_answered_first(call):
 
 @each(INVOKES)
 def test_a_condensed_follow_up_is_condensed_once(call):
-    condensed = []
-
-    def condense(messages):
-        condensed.append(messages)
-        return "Where was Shakespeare born?"
-
-    judge, look = Reader(), Reader()
+    judge, look, condense = Reader(), Reader(), Mock(return_value="Where was Shakespeare born?")
     router = routed(spoken(Writer()), judge=judge, question_gate=look, condense=RunnableLambda(condense))
     assert call(router, TURNS) == WHOLE
     assert judge.calls == look.calls == [["Where was Shakespeare born?"]]
-    assert len(condensed) == 1
+    assert condense.call_count == 1
 
 
 @each(INVOKES)
@@ -226,12 +207,12 @@ def test_the_claims_that_are_searched_are_what_the_llm_had_written(call):
 
 @each(WAYS)
 def test_tokens_that_are_dropped_are_shown_to_nobody_and_the_run_is_cancelled(call):
-    shown, runs = Told(), Runs()
+    shown, collector = Told(), RunCollectorCallbackHandler()
     router = routed(spoken(Writer()))
-    call(router, "an unknown one?", {"callbacks": [shown, runs]})
+    call(router, "an unknown one?", {"callbacks": [shown, collector]})
     assert shown.tokens == []
-    (arm,) = [run for run in runs.named("RunnableSequence") if "direct" in (run.tags or [])]
-    (model,) = runs.named("Writer")
+    (arm,) = runs_named("RunnableSequence", collector.traced_runs)
+    (model,) = runs_named("Writer", [arm])
     assert (arm.error, model.error, arm.outputs["tokens"]) == (None, None, 4)
     assert "by the retrieval gate" in arm.outputs["cancelled"]
     assert "by the retrieval gate" in model.outputs["llm_output"]["cancelled"]
@@ -275,18 +256,14 @@ async def test_streams_of_messages_and_events_show_the_answer_that_is_given(ques
 
 
 async def test_callers_who_leave_a_stream_close_it():
-    for asynchronous in (False, True):
-        writer = Writer()
-        router = routed(spoken(writer))
-        if asynchronous:
-            awaited = router.astream("a known one?")
-            assert await anext(awaited) == "It "
-            await awaited.aclose()
-        else:
-            chunks = router.stream("a known one?")
-            assert next(chunks) == "It "
-            chunks.close()
-        assert await nothing_left(lambda ended=writer.ended: ended == ["closed"])
+    writer = Writer()
+    router = routed(spoken(writer))
+    chunks, awaited = router.stream("a known one?"), router.astream("a known one?")
+    assert next(chunks) == await anext(awaited) == "It "
+    chunks.close()
+    assert writer.ended == ["closed"]
+    await awaited.aclose()
+    assert await nothing_left(lambda: writer.ended == ["closed", "closed"])
 
 
 async def test_callers_on_one_loop_write_side_by_side_and_those_who_are_cancelled_leave_nothing_behind():
@@ -311,16 +288,12 @@ async def test_a_caller_who_leaves_the_events_closes_the_stream(token, look):
             reached.set()
         return asyncio.sleep(0)
 
-    async def read():
-        async for _ in router.astream_events("a known one?", version="v2"):
-            pass
-
     writer = Writer(pace=pace)
     router = routed(spoken(writer), question_gate=look)
     gc.collect()
     gc.disable()
     try:
-        reading = asyncio.ensure_future(read())
+        reading = asyncio.ensure_future(gathered(router.astream_events("a known one?", version="v2")))
         await reached.wait()
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-import threading
+from unittest.mock import patch
 
 import pytest
 from langchain_core.language_models import FakeListChatModel
@@ -17,8 +17,7 @@ from rgate_integrations.engine.batching import Batcher
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.langchain import RetrievalGate
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Judge, each
-from tests.patience import PATIENCE
-from tests.scripted_proxy import ScriptedProxy
+from tests.test_batching import Held
 
 TOKENS = "abcdefghijklmnopqrst"
 BATCH = ["unknown a", "b", "unknown c", "d"]
@@ -152,28 +151,15 @@ def test_a_threshold_for_one_call_does_not_split_the_batch(gate, router, call):
     assert "retrieval_threshold" in [spec.id for spec in router.config_specs]
 
 
-async def test_a_thousand_concurrent_calls_share_batches(monkeypatch):
+async def test_a_thousand_concurrent_calls_share_batches():
     """The model is held at its first call until all callers have asked."""
-    submit = Batcher.submit
-    submitted = []
-    all_asked = threading.Event()
-
-    def noted(batcher, items):
-        futures = submit(batcher, items)
-        submitted.extend(futures)
-        if len(submitted) == 1_000:
-            all_asked.set()
-        return futures
-
-    class Held(ScriptedProxy):
-        def score(self, *given, **options):
-            assert all_asked.wait(PATIENCE)
-            return super().score(*given, **options)
-
-    monkeypatch.setattr(Batcher, "submit", noted)
-    proxy = Held()
-    arm = RunnableLambda(lambda question: question)
-    chain = RetrievalGate(load_gate("prompt", proxy=proxy)).route(retrieve=arm, direct=arm)
-    questions = [f"q{i}?" for i in range(1_000)]
-    assert await asyncio.gather(*map(chain.ainvoke, questions)) == questions
-    assert len(proxy.calls) <= 1 + math.ceil(999 / 64)
+    held = Held()
+    chain = RetrievalGate(load_gate("prompt", proxy=held)).route(retrieve=str, direct=str)
+    questions = [f"slow {i}?" for i in range(1_000)]
+    with patch.object(Batcher, "submit", autospec=True, side_effect=Batcher.submit) as submit:
+        answers = asyncio.gather(*map(chain.ainvoke, questions))
+        while submit.call_count < 1_000:
+            await asyncio.sleep(0)
+    held.go.set()
+    assert await answers == questions
+    assert len(held.calls) <= 1 + math.ceil(999 / 64)

@@ -1,5 +1,7 @@
 """LangChain: `gated_rag`, the whole chain in one line, with every form of a question."""
 
+from unittest.mock import Mock
+
 import pytest
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
@@ -11,7 +13,7 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.langchain import RetrievalGate, gated_rag
 from tests.begun_answers import KNOWN, LOOK, Reader, Shelf, Writer
-from tests.langchain_fakes import INVOKES, SINGLES, STREAMS, Judge, Search, each
+from tests.langchain_fakes import INVOKES, SINGLES, STREAMS, Judge, Search, each, texts
 
 LLM = RunnableLambda(lambda prompt: AIMessage(prompt.to_string()))
 SHORT = {
@@ -48,7 +50,7 @@ def test_the_prompts_are_those_of_the_command_line(judge):
 def test_both_arms_in_every_way_of_calling(judge, call):
     chain = gated_rag(Search(), LLM, gate=judge, return_sources=True, **SHORT)
     found = call(chain, "unknown?")
-    assert [document.page_content for document in found["sources"]] == ["about unknown?", "shared"]
+    assert texts(found["sources"]) == ["about unknown?", "shared"]
     assert found["answer"] == READ
     assert call(chain, "b") == {"sources": [], "answer": "Human: direct b"}
 
@@ -89,15 +91,10 @@ def test_prompts_see_the_history_where_nothing_condenses_it(judge, value, conden
 
 @each(INVOKES)
 def test_a_follow_up_is_condensed_once_for_gate_search_and_prompts(judge, call):
-    condensed, search = [], Search()
-
-    def condense(messages):
-        condensed.append([message.text for message in messages])
-        return "unknown?"
-
+    condense, search = Mock(return_value="unknown?"), Search()
     chain = gated_rag(search, LLM, gate=RetrievalGate(judge, condense=condense), **SHORT)
     assert call(chain, {"question": "And when?", "chat_history": EARLIER}) == READ
-    assert condensed == [["Who wrote Hamlet?", "Shakespeare.", "And when?"]]
+    condense.assert_called_once_with([*EARLIER, HumanMessage("And when?")])
     assert search.queries == judge.questions == ["unknown?"]
 
 
@@ -105,7 +102,7 @@ def test_a_follow_up_is_condensed_once_for_gate_search_and_prompts(judge, call):
 def test_sources_come_before_the_answers_tokens(judge, name):
     chain = gated_rag(Search(), FakeListChatModel(responses=["abc"]), gate=judge, return_sources=True)
     chunks = [chunk for chunk in STREAMS[name](chain, "unknown?") if chunk != {"answer": ""}]
-    assert [document.page_content for document in chunks[0]["sources"]] == ["about unknown?", "shared"]
+    assert texts(chunks[0]["sources"]) == ["about unknown?", "shared"]
     assert chunks[1:] == [{"answer": "a"}, {"answer": "b"}, {"answer": "c"}]
 
 

@@ -1,7 +1,11 @@
 """LangChain: drafts that the user's own LLM writes, what it is asked for, and what its errors change."""
 
+from itertools import chain, repeat
+from unittest.mock import Mock
+
 import httpx
 import pytest
+from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import ConfigurableField, RunnableLambda
@@ -10,7 +14,7 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate
-from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Chat, Judge, Stored, each
+from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Chat, Judge, each
 from tests.scripted_proxy import ScriptedProxy
 
 EVERYTHING = {"max_tokens": 2, "logprobs": True}
@@ -19,6 +23,11 @@ EVERYTHING = {"max_tokens": 2, "logprobs": True}
 def status_error(status):
     """An error as API clients raise it."""
     return httpx.HTTPStatusError(f"error {status}", request=None, response=httpx.Response(status))
+
+
+def failing(*errors):
+    """An LLM whose first calls raise these errors."""
+    return Chat(error=Mock(side_effect=chain(errors, repeat(None))))
 
 
 def gate_with(llm, judge=None):
@@ -64,18 +73,18 @@ def test_a_runnable_that_is_no_chat_model_writes_drafts_too(call):
     assert seen == [["mine", "nostream", "rgate_draft"]]
 
 
-REFUSALS = [(("logprobs",), {"max_tokens": 2}), (("logprobs", "max_tokens"), {})]
+REFUSAL = ValueError("unknown parameter logprobs")
 
 
-@pytest.mark.parametrize(("refuses", "kept"), REFUSALS)
+@pytest.mark.parametrize("kept", [[{"max_tokens": 2}], [{"max_tokens": 2}, {}]])
 @each(INVOKES)
-def test_an_llm_that_refuses_options_is_asked_without_them_from_then_on(call, refuses, kept):
-    llm = Chat(refuses=refuses)
+def test_an_llm_that_refuses_options_is_asked_without_them_from_then_on(call, kept):
+    llm = failing(*[REFUSAL] * len(kept))
     gate = gate_with(llm)
     draft = call(gate, "a?").draft
     assert (draft.logprobs, draft.text) == (None, "It is")
     call(gate, "b?")
-    assert (llm.seen[-1], len(llm.seen)) == (kept, len(refuses) + 2)
+    assert llm.seen == [EVERYTHING, *kept, kept[-1]]
 
 
 ERRORS = [
@@ -89,7 +98,7 @@ ERRORS = [
 @pytest.mark.parametrize(("errors", "asked"), ERRORS, ids=str)
 @each(INVOKES)
 def test_an_error_that_is_no_refusal_costs_one_draft_and_changes_nothing(call, errors, asked):
-    llm = Chat(errors=list(errors))
+    llm = failing(*errors)
     gate = gate_with(llm)
     assert call(gate, "a?").draft is None
     assert call(gate, "b?").draft.logprobs == (-0.5, -0.5)
@@ -99,12 +108,7 @@ def test_an_error_that_is_no_refusal_costs_one_draft_and_changes_nothing(call, e
 @each(BATCHES)
 def test_only_refused_questions_of_a_batch_are_asked_again(call):
     errors = {"a long one?": status_error(400), "slow?": TimeoutError("timed out")}
-
-    def before(messages):
-        if messages[-1].text in errors:
-            raise errors[messages[-1].text]
-
-    llm, judge = Chat(before=before), Judge()
+    llm, judge = Chat(error=errors.get), Judge()
     gate = gate_with(llm, judge)
     call(gate, ["a?", "a long one?", "slow?", "b?"])
     assert [d and d.text for d in judge.drafts[0]] == ["It is", None, None, "It is"]
@@ -146,8 +150,8 @@ WRAPPERS = {
     "with_types": lambda chat: chat.with_types(output_type=AIMessage),
     "with_listeners": lambda chat: chat.with_listeners(on_start=lambda run: None),
     "with_fallbacks": lambda chat: chat.with_fallbacks([Chat()]),
-    "as a fallback": lambda chat: Chat(errors=[status_error(503)] * 2).with_fallbacks([chat]),
-    "configurable_fields": lambda chat: chat.configurable_fields(before=ConfigurableField(id="before")),
+    "as a fallback": lambda chat: failing(*[status_error(503)] * 2).with_fallbacks([chat]),
+    "configurable_fields": lambda chat: chat.configurable_fields(error=ConfigurableField(id="error")),
     "configurable_alternatives": lambda chat: chat.configurable_alternatives(
         ConfigurableField(id="llm"), default_key="a", b=Chat()
     ),
@@ -165,4 +169,4 @@ def test_a_wrapped_llm_is_asked_with_limit_and_log_probabilities(call, wrap):
 
 def test_an_llm_with_a_history_of_its_own_is_refused():
     with pytest.raises(ConfigurationError, match="history"):
-        RetrievalGate(Judge(), llm=RunnableWithMessageHistory(Chat(), lambda session_id: Stored()))
+        RetrievalGate(Judge(), llm=RunnableWithMessageHistory(Chat(), InMemoryChatMessageHistory))

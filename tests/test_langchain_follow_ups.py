@@ -1,6 +1,7 @@
 """LangChain: in a conversation nothing is skipped that the gate did not understand."""
 
 import pytest
+from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
@@ -8,10 +9,10 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.errors import InvalidQuestionError
-from rgate_integrations.langchain import RetrievalGate
+from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate
 from rgate_integrations.langchain.gate import UNCONDENSED
 from tests.begun_answers import TurnReader
-from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, Stored, each
+from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, each
 
 EARLIER = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare.")]
 TURNS = [*EARLIER, HumanMessage("And when?")]
@@ -24,13 +25,14 @@ FOLLOW_UPS = {
     "a history": {"input": "And when?", "history": EARLIER},
     "a chat history of pairs": {"input": "And when?", "chat_history": PAIRS},
     "a history of dicts": {"input": "And when?", "history": DICTS},
-    "a stored history": {"input": "And when?", "chat_history": Stored(EARLIER)},
+    "a stored history": {"input": "And when?", "chat_history": InMemoryChatMessageHistory(messages=EARLIER)},
     "a prompt value": {"input": "And when?", "history": ChatPromptTemplate.from_messages(EARLIER).invoke({})},
 }
 FIRST_QUESTIONS = [
     [SystemMessage("Be brief."), HumanMessage("known?")],
     {"question": "When was Hamlet written?", "messages": TURNS},  # it has been rewritten
-    *({"input": "known?", "chat_history": nothing} for nothing in ([], None, "", " \n", Stored())),
+    *({"input": "known?", "chat_history": nothing} for nothing in ([], None, "", " \n")),
+    {"input": "known?", "chat_history": InMemoryChatMessageHistory()},
 ]
 
 
@@ -83,7 +85,7 @@ def test_the_turns_of_a_batch_go_to_the_gate_in_one_call(call):
 
 @pytest.mark.filterwarnings("ignore:RunnableWithMessageHistory")
 def test_a_gate_that_reads_the_turns_in_a_chain_with_message_history():
-    judge, stored = ReadsHistory(), Stored()
+    judge, stored = ReadsHistory(), InMemoryChatMessageHistory()
     router = RetrievalGate(judge).route(
         retrieve=lambda _: AIMessage("from passages"), direct=lambda _: AIMessage("from memory")
     )
@@ -98,18 +100,18 @@ def test_a_gate_that_reads_the_turns_in_a_chain_with_message_history():
 
 
 @each(INVOKES)
-def test_condense_gets_the_conversation(call):
+def test_condense_gets_the_conversation_once_for_the_gate_and_the_arm(call):
     seen, judge = [], Judge()
 
     def condense(messages, config):
         seen.append(([(m.type, m.text) for m in messages], config["tags"]))
-        return "When was Hamlet written?"
+        return "the unknown?"
 
-    decision = call(RetrievalGate(judge, condense=RunnableLambda(condense)), TURNS)
-    assert (decision.question, decision.retrieve) == ("When was Hamlet written?", False)
+    gate = RetrievalGate(judge, condense=RunnableLambda(condense))
+    assert call(gate.route(retrieve=ClaimQueryRewriter(gate), direct=gate), TURNS) == ["the unknown?"]
     turns = [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare."), ("human", "And when?")]
     assert seen == [(turns, ["nostream", "rgate_condense"])], "its tokens are no part of the answer either"
-    assert judge.questions == ["When was Hamlet written?"]
+    assert judge.calls == [["the unknown?"]]
 
 
 UNCONDENSABLE = [

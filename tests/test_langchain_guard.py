@@ -1,18 +1,20 @@
 """LangChain: what a guarded retriever takes, tells and returns, and the queries that are worth searching."""
 
+from unittest.mock import Mock
+
 import pytest
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.tools import create_retriever_tool
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain import ClaimQueryRewriter, GatedRetriever, RetrievalGate
 from tests.begun_answers import Told
-from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Judge, Search, each
+from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Judge, Search, each, texts
 
 ASKED = ["unknown a", "b", "unknown c"]
 DRAFT = "unknown Ada wrote programs. Babbage built engines."
@@ -20,14 +22,9 @@ CLAIMS = ["unknown Ada wrote programs", "Ada Babbage built engines"]
 
 
 class Counted(Search):
-    """Counts its batches, and notes what it was given with each query."""
+    """Notes its batches."""
 
     batches: list = Field(default_factory=list)
-    options: list = Field(default_factory=list)
-
-    def _get_relevant_documents(self, query, *, run_manager, **options):
-        self.options.append(options)
-        return super()._get_relevant_documents(query, run_manager=run_manager)
 
     def batch(self, inputs, config=None, **options):
         self.batches.append(list(inputs))
@@ -42,10 +39,6 @@ def search():
 @pytest.fixture
 def guarded(search):
     return RetrievalGate(Judge()).guard(search)
-
-
-def texts(documents):
-    return [document.page_content for document in documents]
 
 
 # --- one call of everything --------------------------------------------------------------------------------
@@ -63,15 +56,22 @@ def test_known_questions_are_not_searched(search, guarded, call):
 def test_a_batch_is_one_call_of_the_gate_and_one_batch_of_the_retriever(search):
     judge = Judge()
     guarded = RetrievalGate(judge).guard(search)
-    found = guarded.batch(ASKED, filter={"year": 2020})
+    found = guarded.batch(ASKED)
     expected = [["about unknown a", "shared"], [], ["about unknown c", "shared"]]
     assert [texts(each) for each in found] == expected
     assert (judge.calls, search.batches) == ([ASKED], [["unknown a", "unknown c"]])
-    assert search.options == [{"filter": {"year": 2020}}] * 2
     configs = [{"configurable": {"retrieval_threshold": t}} for t in (0.1, 0.9)]
     assert [len(each) for each in guarded.batch(["unknown a", "b"], configs)] == [0, 2]
     assert judge.calls[1:] == [["unknown a", "b"]]
     assert guarded.batch([]) == []
+
+
+@each(BATCHES)
+def test_arguments_of_a_call_reach_what_is_guarded(call):
+    search = Mock(return_value=[Document("x"), Document("y")])
+    found = call(RetrievalGate(Judge()).guard(search), ["unknown?", "b"], filter={"year": 2020}, k=1)
+    assert [texts(each) for each in found] == [["x"], []]
+    search.assert_called_once_with("unknown?", filter={"year": 2020}, k=1)
 
 
 @each(BATCHES)
@@ -120,12 +120,8 @@ def test_unknown_claims_are_searched_beside_the_question(search, call):
     assert told["about unknown Ada wrote programs"] == claim
     assert list(found[0].metadata) == ["rgate_query", "rgate_claim", "rgate_rank"]
     assert judge.calls == [["Who is unknown Ada?"], CLAIMS]
-
-
-def test_claims_are_not_filtered_by_default(search):
-    judge = Judge(draft=DRAFT)
-    RetrievalGate(judge).guard(search).invoke("Who is unknown Ada?")
-    assert (len(search.queries), judge.calls) == (3, [["Who is unknown Ada?"]])
+    call(RetrievalGate(judge).guard(search), "Who is unknown Ada?")
+    assert (search.queries[3:], judge.calls[3:]) == (CLAIMS, []), "by default all claims are searched"
 
 
 @each(BATCHES)
@@ -186,30 +182,23 @@ def test_the_config_of_a_call_reaches_its_run_and_what_is_guarded(call):
 # --- what can be guarded, and by what ----------------------------------------------------------------------
 
 
-class Ranked(BaseRetriever):
-    """A retriever with a field to configure."""
-
-    rank: int = 1
-
-    def _get_relevant_documents(self, query, *, run_manager):
-        return [Document(f"rank {self.rank} for {query}")]
-
-
+FOUND = ["about unknown?", "shared"]
+GUARD = RetrievalGate("constant:always").guard(Search())
 GUARDED = [
-    (RunnableLambda(int).with_fallbacks([Ranked()]), "rank 1 for unknown?"),
-    (Ranked().configurable_fields(rank=ConfigurableField(id="rank")), "rank 2 for unknown?"),
-    (Ranked().with_retry(), "rank 1 for unknown?"),
-    (lambda query: [Document(query)], "unknown?"),
-    (RunnableLambda(str.upper) | Ranked(), "rank 1 for UNKNOWN?"),
-    (RetrievalGate("constant:always").guard(Ranked()), "rank 1 for unknown?"),
+    (RunnableLambda(int).with_fallbacks([Search()]), FOUND),
+    (GUARD.configurable_fields(k=ConfigurableField(id="documents")), FOUND[:1]),
+    (Search().with_retry(), FOUND),
+    (lambda query: [Document(query)], ["unknown?"]),
+    (RunnableLambda(str.upper) | Search(), ["about UNKNOWN?", "shared"]),
+    (GUARD, FOUND),
 ]
 
 
 @pytest.mark.parametrize(("inner", "expected"), GUARDED)
 def test_any_runnable_from_query_to_documents(inner, expected):
     guarded = RetrievalGate(Judge()).guard(inner)
-    config = {"configurable": {"rank": 2}}
-    assert texts(guarded.invoke("unknown?", config)) == [expected]
+    config = {"configurable": {"documents": 1}}
+    assert texts(guarded.invoke("unknown?", config)) == expected
     assert guarded.invoke("b", config) == []
 
 
@@ -235,18 +224,7 @@ def test_what_cannot_guard_or_be_guarded(search):
         RetrievalGate(Judge()).guard(lambda query: f"about {query}").invoke("unknown?")
     with pytest.raises(ConfigurationError, match="returned bool and no Decision"):
         GatedRetriever(retriever=search, gate=RunnableLambda(lambda q: True)).invoke("b")
-    with pytest.raises(TypeError):
-        RetrievalGate(Judge()).guard("a retriever")
-    for wrong in ({"max_querys": 3}, {"when_known": None}, {"max_queries": 0}, {"k": 0}):
-        with pytest.raises(ValidationError, match=next(iter(wrong))):
-            GatedRetriever(retriever=search, gate=Judge(), **wrong)
     assert GatedRetriever(retriever=search).gate.gate.gate == load_gate().gate
-
-
-def test_arguments_of_a_call_reach_what_is_guarded(search, guarded):
-    assert texts(guarded.bind(filter={"year": 2020}, k=1).invoke("unknown?")) == ["about unknown?"]
-    assert search.options == [{"filter": {"year": 2020}, "k": 1}]
-    assert len(GatedRetriever(retriever=search, gate=Judge(), k=1).invoke("unknown")) == 1
 
 
 # --- what is returned --------------------------------------------------------------------------------------

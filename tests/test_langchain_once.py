@@ -3,17 +3,12 @@
 import json
 
 import pytest
-from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate, RetrievalRouter
 from tests.begun_answers import Told
-from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Chat, Judge, Search, each
-
-
-def texts(documents):
-    return [document.page_content for document in documents]
-
+from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Chat, Judge, Search, each, texts
 
 ARMS = {
     "the guard": lambda gate: gate.guard(Search()) | texts,
@@ -56,20 +51,6 @@ def test_each_question_of_a_batch_carries_its_own_decision(call):
 
 
 @each(INVOKES)
-def test_a_condensed_question_is_condensed_once(call):
-    judge, condensed = Judge(), []
-
-    def condense(messages):
-        condensed.append(len(messages))
-        return "unknown?"
-
-    gate = RetrievalGate(judge, condense=RunnableLambda(condense))
-    chain = gate.route(retrieve=ClaimQueryRewriter(gate), direct=lambda _: [])
-    assert call(chain, [HumanMessage("a?"), HumanMessage("and b?")]) == ["unknown?"]
-    assert (condensed, judge.calls) == ([2], [["unknown?"]])
-
-
-@each(INVOKES)
 def test_another_gate_question_or_threshold_is_decided(call):
     first, second = Judge(), Judge()
     gate = RetrievalGate(first)
@@ -96,13 +77,9 @@ def test_a_wrapped_gate_carries_its_decisions(call):
 @each(INVOKES | STREAMS)
 def test_the_users_metadata_is_kept_and_ours_is_named(call):
     mine = {"retrieve": "mine", "p_known": "mine", "draft": "mine", "question": "mine"}
-    seen = {}
-
-    def direct(question, config):
-        seen.update(config["metadata"])
-        return "direct"
-
-    chain = RetrievalGate(Judge(), llm=Chat(), tokens=2).route(retrieve=lambda _: "rag", direct=direct)
-    call(chain, "known?", {"metadata": mine})
     ours = {"rgate_retrieve": False, "rgate_p_known": 0.8, "rgate_draft": "It is"}
-    assert {key: json.loads(json.dumps(seen))[key] for key in mine | ours} == mine | ours
+    collector = RunCollectorCallbackHandler()
+    chain = RetrievalGate(Judge(), llm=Chat(), tokens=2).route(retrieve=str, direct=str)
+    call(chain, "known?", {"metadata": mine, "callbacks": [collector]})
+    seen = json.loads(json.dumps(collector.traced_runs[0].child_runs[-1].extra["metadata"]))
+    assert {key: seen[key] for key in mine | ours} == mine | ours

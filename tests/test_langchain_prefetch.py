@@ -7,12 +7,13 @@ from operator import itemgetter
 
 import pytest
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from pydantic import Field
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
-from tests.begun_answers import Runs, nothing_left
-from tests.langchain_fakes import BATCHES, INVOKES, Judge, Search, each
+from tests.begun_answers import nothing_left
+from tests.langchain_fakes import BATCHES, INVOKES, Judge, Search, each, runs_named
 from tests.patience import PATIENCE
 
 PREFETCH = AnswerFirst(question_gate=None, prefetch=True)
@@ -63,18 +64,6 @@ def test_a_router_searches_while_an_answer_is_judged_wherever_its_retriever_stan
     assert len(search.queries) == 4
 
 
-@each(BATCHES)
-def test_a_batch_of_several_searches_for_the_unknown_questions_only(call):
-    search, judge = Search(), Judge()
-    router = RetrievalGate(judge).route(retrieve=search | first_of, direct=str, answer_first=PREFETCH)
-    questions = ["unknown 1", "known 2", "broken unknown 3"]
-    found = call(router, questions, return_exceptions=True)
-    assert found[:2] == ["about unknown 1", "known 2"]
-    assert isinstance(found[2], OSError)
-    assert sorted(search.queries) == ["broken unknown 3", "unknown 1"]
-    assert judge.calls == [questions]
-
-
 class Held(Search):
     """Holds its search until it may end, and fails then; on an event loop it ends by being cancelled only."""
 
@@ -93,20 +82,20 @@ class Held(Search):
 @pytest.mark.parametrize("question", ["known?", "RAISE"])
 @each(INVOKES)
 def test_a_dropped_search_is_a_cancelled_run_and_no_error(call, question):
-    runs, search = Runs(), Held()
+    collector, search = RunCollectorCallbackHandler(), Held()
     chain = {"context": search, "question": RunnablePassthrough()} | RunnableLambda(str)
     judge = waiting_for(search)
     judge.on_error = "raise"
     router = RetrievalGate(judge).route(retrieve=chain, direct=str, answer_first=PREFETCH)
     with pytest.raises(RuntimeError, match="gate down") if question == "RAISE" else nullcontext():
-        call(router, question, {"callbacks": [runs]})
+        call(router, question, {"callbacks": [collector]})
     search.may_end.set()
     for _ in range(PATIENCE * 1_000):  # a search in a thread cannot be stopped
-        if not runs.run_map:
+        if not collector.run_map:
             break
         threading.Event().wait(0.001)
-    (searched,) = runs.named("RunnableParallel<context,question>")
-    (inner,) = runs.named("Held")
+    (searched,) = runs_named("RunnableParallel<context,question>", collector.traced_runs)
+    (inner,) = runs_named("Held", collector.traced_runs)
     assert (searched.error, inner.error) == (None, None)
     assert searched.outputs["cancelled"] == "by the retrieval gate: the search was not needed"
 
@@ -128,20 +117,16 @@ async def test_a_cancelled_call_leaves_no_task_behind(batched):
 
 @each(BATCHES)
 def test_both_arms_run_side_by_side_within_the_limit_of_a_batch(call):
-    running, most = [], []
-    together = threading.Barrier(2)
+    places, together = threading.Semaphore(2), threading.Barrier(2)
 
     def arm(question):
-        running.append(question)
-        most.append(len(running))
+        assert places.acquire(blocking=False), "more than two run"
         if question in ("known", "unknown"):
             together.wait(PATIENCE)
-        running.remove(question)
+        places.release()
         return question
 
     router = RetrievalGate(Judge()).route(retrieve=arm, direct=arm)
     assert call(router, ["known", "unknown"]) == ["known", "unknown"]
-    most.clear()
     questions = [f"{kind} {number}" for number in range(4) for kind in ("known", "unknown")]
     assert call(router, questions, {"max_concurrency": 2}) == questions
-    assert max(most) <= 2

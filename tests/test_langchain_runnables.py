@@ -22,14 +22,21 @@ from rgate_integrations.langchain import (
 )
 from tests.langchain_fakes import INVOKES, Chat, Judge, Search, each
 
-OURS = [RetrievalGate, RetrievalRouter, GatedRetriever, ClaimQueryRewriter]
-PROMPTS = [ChatPromptTemplate, HumanMessagePromptTemplate, PromptTemplate]
+READABLE = [
+    RetrievalGate,
+    RetrievalRouter,
+    GatedRetriever,
+    ClaimQueryRewriter,
+    ChatPromptTemplate,
+    HumanMessagePromptTemplate,
+    PromptTemplate,
+]
 
 
 def loaded(dumped):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `load` is in beta
-        return load(dumped, allowed_objects=[*OURS, *PROMPTS], valid_namespaces=["rgate_integrations"])
+        return load(dumped, allowed_objects=READABLE, valid_namespaces=["rgate_integrations"])
 
 
 # --- thresholds and other fields ---------------------------------------------------------------------------
@@ -59,16 +66,21 @@ def test_configurable_fields():
     assert len(guarded.invoke("unknown?", {"configurable": {"k": 1}})) == 1
 
 
-MISSPELT = [
+WRONG = [
     (TypeError, "treshold", lambda: RetrievalGate("constant:never", treshold=0.5)),
     (TypeError, "retreive", lambda: RetrievalGate("constant:never").route(retreive=str, direct=str)),
     (ValidationError, "tokens", lambda: RetrievalGate("constant:never", tokens=0)),
     (ConfigurationError, "int lacks one of them", lambda: RetrievalGate(3)),
+    (TypeError, "'str'", lambda: RetrievalGate("constant:never").guard("a retriever")),
+    (ValidationError, "max_querys", lambda: GatedRetriever(retriever=Search(), max_querys=3)),
+    (ValidationError, "when_known", lambda: GatedRetriever(retriever=Search(), when_known=None)),
+    (ValidationError, "max_queries", lambda: GatedRetriever(retriever=Search(), max_queries=0)),
+    (ValidationError, "k\n", lambda: GatedRetriever(retriever=Search(), k=0)),
 ]
 
 
-@pytest.mark.parametrize(("error", "why", "make"), MISSPELT)
-def test_misspelt_options(error, why, make):
+@pytest.mark.parametrize(("error", "why", "make"), WRONG)
+def test_options_that_are_misspelt_or_out_of_range(error, why, make):
     with pytest.raises(error, match=why):
         make()
 

@@ -1,6 +1,5 @@
 """LangGraph: the gate as a node, its edge, its events, its decision in checkpoints, and what streams show."""
 
-import asyncio
 import operator
 import os
 import subprocess
@@ -21,7 +20,8 @@ from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.graph import CHECKPOINT_TYPES, gate_node, route_edge
-from tests.langchain_fakes import INVOKES, Chat, Judge, Search, each, gathered
+from tests.langchain_fakes import INVOKES, Chat, Judge, Search, each
+from tests.langchain_fakes import STREAMS as ALL_STREAMS
 from tests.patience import PATIENCE
 
 pytest.importorskip("langgraph")
@@ -30,19 +30,13 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import END, START, MessagesState, StateGraph
 
-STREAMS = {
-    "stream": lambda graph, value, config=None, **options: list(graph.stream(value, config, **options)),
-    "astream": lambda graph, value, config=None, **options: asyncio.run(
-        gathered(graph.astream(value, config, **options))
-    ),
-}
-
-
+STREAMS = {name: ALL_STREAMS[name] for name in ("stream", "astream")}
 THREAD = {"configurable": {"thread_id": "1"}}
 
 
 class State(TypedDict, total=False):
     question: str
+    messages: list
     retrieval_decision: Decision
     path: Annotated[list[str], operator.add]
 
@@ -58,11 +52,6 @@ class Data:
     question: str
     retrieval_decision: Any = None
     path: Annotated[list[str], operator.add] = ()
-
-
-class Chatting(MessagesState):
-    retrieval_decision: Decision
-    path: Annotated[list[str], operator.add]
 
 
 def search(state):
@@ -101,9 +90,10 @@ def test_the_graph_searches_only_when_it_needs_to(call, state):
 
 
 def test_the_question_of_a_conversation():
-    graph = graph_of(Judge(), Chatting, checkpointer=InMemorySaver())
+    graph = graph_of(Judge(), checkpointer=InMemorySaver())
     assert graph.invoke({"messages": [HumanMessage("known?")]}, THREAD)["path"] == ["answer"]
-    found = graph.invoke({"messages": [AIMessage("Yes."), HumanMessage("And when?")]}, THREAD)
+    turns = [HumanMessage("known?"), AIMessage("Yes."), HumanMessage("And when?")]
+    found = graph.invoke({"messages": turns}, THREAD)
     assert found["path"] == ["answer", "search", "answer"], "each turn of a thread is decided"
     assert found["retrieval_decision"].warnings == (UNREAD,)
 
@@ -161,9 +151,7 @@ ROUTERS = {
 
 
 def router(**way):
-    answering = RunnableLambda(lambda found: {"path": ["read"]})
-    direct = RunnableLambda(lambda state: {"path": ["direct"]})
-    return RetrievalGate(Judge()).route(retrieve=Search() | answering, direct=direct, **way)
+    return RetrievalGate(Judge()).route(retrieve=Search() | (lambda found: search({})), direct=answer, **way)
 
 
 TELLERS = {

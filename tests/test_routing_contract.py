@@ -109,12 +109,6 @@ def test_the_threshold_of_a_call_holds_for_both_gates(framework):
     assert TEXT in routed.ask("easy", threshold=0.95)
 
 
-def test_an_llm_that_fails_before_it_is_judged_retrieves(side):
-    routed = side(fails_at=2)
-    assert TEXT in routed.ask("a known one?")
-    assert routed.decision["error"]["type"] == "OSError"
-
-
 def test_an_answer_of_empty_chunks_is_not_held_without_end():
     def silent(questions):
         yield from chunks
@@ -131,8 +125,11 @@ def test_an_answer_of_empty_chunks_is_not_held_without_end():
 def test_a_decision_has_the_costs_and_warnings_of_both_gates():
     class Costly(Reader):
         def _decision(self, *given):
-            told = {"cost": Cost(model_calls=1), "warnings": ("cut",)}
-            return super()._decision(*given).model_copy(update=told)
+            return (
+                super()
+                ._decision(*given)
+                .model_copy(update={"cost": Cost(model_calls=1), "warnings": ("cut",)})
+            )
 
     routed = LlamaIndex(judge=Costly(), question_gate=Costly())
     for question, calls, dropped in (("a known one?", 2, 0), ("an unknown one?", 3, 4)):
@@ -253,11 +250,19 @@ def test_where_the_gate_says_retrieve_what_found_nothing_goes_on(side):
     assert side(look=LOOK, scores={}).ask("empty unknown") != UNSURE
 
 
-def test_a_judge_or_an_llm_that_fails_reads_what_was_found(side):
-    for routed in (side(look=LOOK, scores={}, judge=Broken()), side(look=LOOK, scores={}, fails_at=2)):
-        assert TEXT in routed.ask(HELD)
-        assert routed.decision["error"] is not None
-        assert routed.shelf.queries == [HELD]
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"fails_at": 2}, "OSError"),
+        ({"fails_at": 2, "look": LOOK, "scores": {}}, "OSError"),
+        ({"judge": Broken, "look": LOOK, "scores": {}}, "RuntimeError"),
+    ],
+)
+def test_an_llm_that_fails_before_it_is_judged_or_a_judge_that_fails_retrieves_once(side, options, error):
+    routed = side(**options)
+    assert TEXT in routed.ask(HELD)
+    assert routed.decision["error"]["type"] == error
+    assert routed.shelf.queries == [HELD]
 
 
 @pytest.mark.parametrize("answers", [False, True], ids=["look first", "both"])
