@@ -129,6 +129,7 @@ class Reader:
     Attributes:
         calls: The questions of each call.
         drafts: The drafts of each call.
+        histories: The turns before each question that it was given, of all calls; see `TurnReader`.
         scores: What it says of some questions and answers.
         on_error: Read by adapters, as of the gates of this package.
     """
@@ -136,7 +137,7 @@ class Reader:
     on_error = "retrieve"
 
     def __init__(self, scores=None):
-        self.calls, self.drafts = [], []
+        self.calls, self.drafts, self.histories = [], [], []
         self.scores = scores or {}
 
     def decide_batch(self, questions, *, threshold=None, drafts=None):
@@ -164,15 +165,7 @@ class Reader:
 
 
 class TurnReader(Reader):
-    """Reads the turns before a question, too.
-
-    Attributes:
-        histories: The turns that it was given, of all calls.
-    """
-
-    def __init__(self, *given):
-        super().__init__(*given)
-        self.histories = []
+    """Reads the turns before a question, too."""
 
     def decide_batch(self, questions, *, histories=None, **options):
         self.histories += histories or []

@@ -58,12 +58,8 @@ def test_released_chunks_are_those_of_the_arm_alone(stream, parsed):
 @each(BATCHES)
 @pytest.mark.parametrize("prefetch", [False, True])
 def test_a_batch_makes_one_call_of_each_gate_and_errors_stay_with_their_input(call, prefetch):
-    writer, judge, look, search = (
-        Writer(fails_at=6, fails_for="late"),
-        Reader(),
-        Reader({"hopeless": 0.05}),
-        Search(),
-    )
+    judge, look = Reader(), Reader({"hopeless": 0.05})
+    search, writer = Search(), Writer(fails_at=6, fails_for="late")
     retrieve = search | (lambda found: found[0].page_content)
     router = routed(spoken(writer), judge=judge, retrieve=retrieve, question_gate=look, prefetch=prefetch)
     asked = ["known 1", "unknown 2", "hopeless", "late", "broken unknown", 5]
@@ -93,8 +89,7 @@ def test_an_arm_that_does_not_stream_is_judged_whole(call):
     assert [d.text for (d,) in judge.drafts] == ["Yes", "Perhaps", "Perhaps so"]
 
 
-TOOL_CALL = {"name": "add", "args": {"a": 1}, "id": "1", "type": "tool_call"}
-TOLD = AIMessage("", tool_calls=[TOOL_CALL])
+TOLD = AIMessage("", tool_calls=[{"name": "add", "args": {"a": 1}, "id": "1"}])
 WITHOUT_TEXT = {
     "tool call": RunnableLambda(lambda _: TOLD),
     "parsed object": RunnableLambda(lambda _: '{"a": [1, 2]}') | JsonOutputParser(),
@@ -110,8 +105,8 @@ def test_where_there_is_no_text_to_judge_the_question_decides(call, arm):
     scores = {"easy form": 0.6, "hard form": 0.37}
     judge = Reader()
     lower = {"configurable": {"retrieval_threshold": 0.3}}
-    with_look = routed(arm, judge=judge, question_gate=Reader(scores))
-    for router in (with_look, routed(arm, judge=Reader(scores))):
+    for gates in ({"judge": judge, "question_gate": Reader(scores)}, {"judge": Reader(scores)}):
+        router = routed(arm, **gates)
         assert call(router, "easy form") == call(router, "hard form", lower) == arm.invoke("")
         assert call(router, "hard form") == "read about hard form"
     assert judge.calls == []

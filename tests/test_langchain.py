@@ -39,8 +39,7 @@ def router(gate):
 @pytest.fixture
 def streaming(gate):
     llm = FakeListChatModel(responses=[TOKENS]) | StrOutputParser()
-    prompt = ChatPromptTemplate.from_template("{q}")
-    return RetrievalGate(gate).route(retrieve=RunnableLambda(lambda q: {"q": q}) | prompt | llm, direct=llm)
+    return RetrievalGate(gate).route(retrieve=ChatPromptTemplate.from_template("{q}") | llm, direct=llm)
 
 
 SHOUT = RunnableLambda(str.upper)

@@ -5,14 +5,11 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import ConfigurableField, RunnableLambda
-from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from rgate_integrations import load_gate
-from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Chat, Judge, each
 from tests.scripted_proxy import ScriptedProxy
@@ -45,15 +42,15 @@ def test_the_llm_writes_the_drafts(call):
     assert decisions[0].draft.text == "It is"
 
 
-FINISHED = [
-    ({"finish_reason": "stop"}, True),
-    ({"done_reason": "stop"}, True),
-    ({"stop_reason": "max_tokens"}, False),
-    ({}, False),
-]
-
-
-@pytest.mark.parametrize(("said", "finished"), FINISHED)
+@pytest.mark.parametrize(
+    ("said", "finished"),
+    [
+        ({"finish_reason": "stop"}, True),
+        ({"done_reason": "stop"}, True),
+        ({"stop_reason": "max_tokens"}, False),
+        ({}, False),
+    ],
+)
 def test_a_draft_is_whole_only_where_the_llm_says_so(said, finished):
     llm = GenericFakeChatModel(messages=iter([AIMessage("It is me. And I", response_metadata=said)]))
     (_, *claims) = ClaimQueryRewriter(RetrievalGate(Judge(), llm=llm)).invoke("Who is unknown?")
@@ -73,13 +70,10 @@ def test_a_runnable_that_is_no_chat_model_writes_drafts_too(call):
     assert seen == [["mine", "nostream", "rgate_draft"]]
 
 
-REFUSAL = ValueError("unknown parameter logprobs")
-
-
 @pytest.mark.parametrize("kept", [[{"max_tokens": 2}], [{"max_tokens": 2}, {}]])
 @each(INVOKES)
 def test_an_llm_that_refuses_options_is_asked_without_them_from_then_on(call, kept):
-    llm = failing(*[REFUSAL] * len(kept))
+    llm = failing(*[ValueError("unknown parameter logprobs")] * len(kept))
     gate = gate_with(llm)
     draft = call(gate, "a?").draft
     assert (draft.logprobs, draft.text) == (None, "It is")
@@ -87,15 +81,16 @@ def test_an_llm_that_refuses_options_is_asked_without_them_from_then_on(call, ke
     assert llm.seen == [EVERYTHING, *kept, kept[-1]]
 
 
-ERRORS = [
-    ([TimeoutError("timed out")], []),
-    ([status_error(429)], []),
-    ([RuntimeError("out of memory")], []),
-    ([status_error(400), status_error(503)], [{"max_tokens": 2}]),  # no proof that less would work
-]
-
-
-@pytest.mark.parametrize(("errors", "asked"), ERRORS, ids=str)
+@pytest.mark.parametrize(
+    ("errors", "asked"),
+    [
+        ([TimeoutError("timed out")], []),
+        ([status_error(429)], []),
+        ([RuntimeError("out of memory")], []),
+        ([status_error(400), status_error(503)], [{"max_tokens": 2}]),  # no proof that less would work
+    ],
+    ids=str,
+)
 @each(INVOKES)
 def test_an_error_that_is_no_refusal_costs_one_draft_and_changes_nothing(call, errors, asked):
     llm = failing(*errors)
@@ -117,24 +112,20 @@ def test_only_refused_questions_of_a_batch_are_asked_again(call):
     assert llm.seen[-1] == EVERYTHING, "a form that worked for others is one that the model takes"
 
 
-def fails(*_, **options):
-    raise TimeoutError("server down")
+CALLS_A_TOOL = AIMessage("", tool_calls=[{"name": "search", "args": {}, "id": "1"}])
 
 
-def searches(_):
-    return AIMessage("", tool_calls=[{"name": "search", "args": {}, "id": "1"}])
-
-
-@pytest.mark.parametrize("writes", [fails, searches])
+@pytest.mark.parametrize("answer", [TimeoutError("server down"), CALLS_A_TOOL], ids=type)
 @each(INVOKES)
-def test_an_llm_that_writes_nothing_means_no_draft_and_retrieval(call, writes):
+def test_an_llm_that_writes_nothing_means_no_draft_and_retrieval(call, answer):
     judge = load_gate("ik", source="recorded", proxy=ScriptedProxy())
-    decision = call(RetrievalGate(judge, llm=RunnableLambda(writes)), "who?")
+    decision = call(RetrievalGate(judge, llm=RunnableLambda(Mock(side_effect=[answer]))), "who?")
     assert (decision.retrieve, decision.draft, decision.error.type) == (True, None, "EvidenceError")
 
 
 def test_drafting_that_breaks_down_retrieves(monkeypatch):
-    monkeypatch.setattr(Chat, "batch", fails)  # also with ``return_exceptions``
+    # Also with ``return_exceptions``.
+    monkeypatch.setattr(Chat, "batch", Mock(side_effect=TimeoutError("server down")))
     decision = gate_with(Chat()).invoke("known?")
     assert (decision.retrieve, decision.error.message) == (True, "server down")
 
@@ -165,8 +156,3 @@ def test_a_wrapped_llm_is_asked_with_limit_and_log_probabilities(call, wrap):
     decisions = call(gate_with(wrap(llm)), ["a?", "b?"])
     assert [(d.draft.text, d.draft.logprobs) for d in decisions] == [("It is", (-0.5, -0.5))] * 2
     assert [{name: seen[name] for name in EVERYTHING} for seen in llm.seen] == [EVERYTHING] * 2
-
-
-def test_an_llm_with_a_history_of_its_own_is_refused():
-    with pytest.raises(ConfigurationError, match="history"):
-        RetrievalGate(Judge(), llm=RunnableWithMessageHistory(Chat(), InMemoryChatMessageHistory))

@@ -1,7 +1,9 @@
 """LangChain: in a conversation nothing is skipped that the gate did not understand."""
 
+from unittest.mock import Mock
+
 import pytest
-from langchain_core.chat_history import InMemoryChatMessageHistory
+from langchain_core.chat_history import BaseChatMessageHistory, InMemoryChatMessageHistory
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
@@ -25,14 +27,17 @@ FOLLOW_UPS = {
     "a history": {"input": "And when?", "history": EARLIER},
     "a chat history of pairs": {"input": "And when?", "chat_history": PAIRS},
     "a history of dicts": {"input": "And when?", "history": DICTS},
-    "a stored history": {"input": "And when?", "chat_history": InMemoryChatMessageHistory(messages=EARLIER)},
+    "a stored history": {
+        "input": "And when?",
+        "chat_history": Mock(BaseChatMessageHistory, messages=EARLIER),
+    },
     "a prompt value": {"input": "And when?", "history": ChatPromptTemplate.from_messages(EARLIER).invoke({})},
 }
 FIRST_QUESTIONS = [
     [SystemMessage("Be brief."), HumanMessage("known?")],
     {"question": "When was Hamlet written?", "messages": TURNS},  # it has been rewritten
     *({"input": "known?", "chat_history": nothing} for nothing in ([], None, "", " \n")),
-    {"input": "known?", "chat_history": InMemoryChatMessageHistory()},
+    {"input": "known?", "chat_history": Mock(BaseChatMessageHistory, messages=[])},
 ]
 
 
@@ -52,14 +57,15 @@ def test_a_question_with_turns_before_it_is_a_follow_up(call, value):
     assert (read.retrieve, read.warnings, reader.histories) == (False, (), [LINES])
 
 
-UNUSUAL = [
-    {"question": "And when?", "history": "Human: Who wrote Hamlet?"},  # as older chains have it
-    {"question": "And when?", "history": [("Who wrote Hamlet?", "Shakespeare.")]},
-    [AIMessage("Shall I tell you about Hamlet?"), HumanMessage("Yes!")],
-]
-
-
-@pytest.mark.parametrize("value", UNUSUAL, ids=["transcript", "pairs", "the LLM's own question"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"question": "And when?", "history": "Human: Who wrote Hamlet?"},  # as older chains have it
+        {"question": "And when?", "history": [("Who wrote Hamlet?", "Shakespeare.")]},
+        [AIMessage("Shall I tell you about Hamlet?"), HumanMessage("Yes!")],
+    ],
+    ids=["transcript", "pairs", "the LLM's own question"],
+)
 def test_unusual_histories_are_histories(value):
     assert RetrievalGate(Judge()).invoke(value).warnings == (UNREAD,)
 

@@ -9,7 +9,6 @@ from langchain_core.runnables import RunnableLambda
 from pydantic import Field
 
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
 from tests.begun_answers import KNOWN, LOOK, TEXT, WHOLE, Reader, Shelf, Told, Writer, answer_to
 from tests.langchain_fakes import BATCHES, STREAMS, Judge, each
@@ -97,10 +96,3 @@ def test_streams_stay_alive(call):
     router = router_over(reading(Shelf()) | FakeListChatModel(responses=["abc"]) | StrOutputParser())
     assert call(router, HELD) == ["a", "b", "c"]
     assert call(answering(Shelf()), HELD) == call(Writer() | StrOutputParser(), HELD)
-
-
-@pytest.mark.parametrize("answer_first", [False, True, AnswerFirst(prefetch=True)])
-def test_a_retrieve_arm_of_one_step_is_refused(answer_first):
-    look_first = not isinstance(answer_first, AnswerFirst)
-    with pytest.raises(ConfigurationError, match="several steps"):
-        RetrievalGate().route(retrieve=str, direct=str, answer_first=answer_first, look_first=look_first)

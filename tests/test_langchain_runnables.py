@@ -6,16 +6,21 @@ import pickle
 import warnings
 
 import pytest
+from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.load import dumpd, load
 from langchain_core.prompts import ChatPromptTemplate, HumanMessagePromptTemplate, PromptTemplate
 from langchain_core.runnables import ConfigurableField, RunnableLambda
+from langchain_core.runnables.history import RunnableWithMessageHistory
 from pydantic import ValidationError
 
 from rgate_integrations import load_gate
+from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
+from rgate_integrations.index import BM25Index
 from rgate_integrations.langchain import (
     ClaimQueryRewriter,
     GatedRetriever,
+    IndexRetriever,
     RetrievalGate,
     RetrievalRouter,
     gated_rag,
@@ -57,25 +62,37 @@ def test_configurable_fields():
     gate = RetrievalGate("constant:never").configurable_fields(
         gate=ConfigurableField(id="gate"), threshold=ConfigurableField(id="threshold")
     )
-    given = [{}, {"gate": "constant:always"}, {"threshold": 1.5}]
-    asked = [gate.invoke("a", {"configurable": each}).retrieve for each in given]
-    assert asked == [False, True, True]
+    for given, retrieve in (({}, False), ({"gate": "constant:always"}, True), ({"threshold": 1.5}, True)):
+        assert gate.invoke("a", {"configurable": given}).retrieve is retrieve
     with pytest.raises(UnknownNameError):
         gate.invoke("a", {"configurable": {"gate": "constnt"}})
     guarded = RetrievalGate(Judge()).guard(Search()).configurable_fields(k=ConfigurableField(id="k"))
     assert len(guarded.invoke("unknown?", {"configurable": {"k": 1}})) == 1
 
 
+GATE = RetrievalGate("constant:never")
+ARMS = {"retrieve": str, "direct": str}
+PREFETCH = AnswerFirst(prefetch=True)
 WRONG = [
     (TypeError, "treshold", lambda: RetrievalGate("constant:never", treshold=0.5)),
-    (TypeError, "retreive", lambda: RetrievalGate("constant:never").route(retreive=str, direct=str)),
+    (TypeError, "retreive", lambda: GATE.route(retreive=str, direct=str)),
     (ValidationError, "tokens", lambda: RetrievalGate("constant:never", tokens=0)),
     (ConfigurationError, "int lacks one of them", lambda: RetrievalGate(3)),
-    (TypeError, "'str'", lambda: RetrievalGate("constant:never").guard("a retriever")),
+    (
+        ConfigurationError,
+        "history",
+        lambda: RetrievalGate(llm=RunnableWithMessageHistory(Chat(), InMemoryChatMessageHistory)),
+    ),
+    (ConfigurationError, "several steps", lambda: GATE.route(**ARMS, look_first=True)),
+    (ConfigurationError, "several steps", lambda: RetrievalGate().route(**ARMS, answer_first=PREFETCH)),
+    (TypeError, "'str'", lambda: GATE.guard("a retriever")),
     (ValidationError, "max_querys", lambda: GatedRetriever(retriever=Search(), max_querys=3)),
     (ValidationError, "when_known", lambda: GatedRetriever(retriever=Search(), when_known=None)),
     (ValidationError, "max_queries", lambda: GatedRetriever(retriever=Search(), max_queries=0)),
     (ValidationError, "k\n", lambda: GatedRetriever(retriever=Search(), k=0)),
+    (ValidationError, "k\n", lambda: IndexRetriever(index=BM25Index([]), k=0)),
+    (ValidationError, "instance of Retriever", lambda: IndexRetriever(index="a folder")),
+    (ValidationError, "instance of Retriever", lambda: IndexRetriever(index=None)),
 ]
 
 

@@ -142,12 +142,6 @@ EVENT_KEYS = {
     "outcome",
     "llm",
 }
-ROUTERS = {
-    "question alone": {},
-    "answer first": {"answer_first": AnswerFirst(question_gate=None)},
-    "look first": {"look_first": True},
-    "both": {"answer_first": AnswerFirst(question_gate=None), "look_first": True},
-}
 
 
 def router(**way):
@@ -157,7 +151,11 @@ def router(**way):
 TELLERS = {
     "the node": gate_node(Judge()),
     "called in a node": RunnableLambda(lambda state: router().invoke(state)),
-} | {name: router(**way) for name, way in ROUTERS.items()}
+    "question alone": router(),
+    "answer first": router(answer_first=AnswerFirst(question_gate=None)),
+    "look first": router(look_first=True),
+    "both": router(answer_first=AnswerFirst(question_gate=None), look_first=True),
+}
 
 
 @pytest.mark.parametrize("teller", TELLERS.values(), ids=list(TELLERS))
@@ -185,13 +183,14 @@ def test_the_draft_is_not_in_the_message_stream_of_a_node(call):
 
 # --- checkpoints -------------------------------------------------------------------------------------------------
 
-DRAFT = Draft(text="It is", token_ids=(3, 4), tokens=("It", " is"), logprobs=(-0.5, -9_999.0), source="llm")
 FULL = Decision(
     question="who wrote hamlet?",
     retrieve=True,
     p_known=0.25,
     partial_answer=PartialAnswerInfo(tokens_held=4, first_token=None),
-    draft=DRAFT,
+    draft=Draft(
+        text="It is", token_ids=(3, 4), tokens=("It", " is"), logprobs=(-0.5, -9_999.0), source="llm"
+    ),
     cost=Cost(model_calls=2, tokens_in=10, tokens_out=3, milliseconds=1.5),
     error=Failure(type="OSError", message="down", hint="Try again."),
     warnings=("one", "two"),
@@ -230,9 +229,13 @@ print(type(graph.get_state(THREAD).values["retrieval_decision"]).__name__)
 
 def test_strict_by_environment_knows_the_types_of_the_state():
     """With LANGGRAPH_STRICT_MSGPACK a state that is annotated with `Decision` needs nothing else."""
-    environment = {**os.environ, "LANGGRAPH_STRICT_MSGPACK": "true"}
-    command = [sys.executable, "-c", STRICT_BY_ENVIRONMENT]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    ended = subprocess.run(
+        [sys.executable, "-c", STRICT_BY_ENVIRONMENT],
+        env={**os.environ, "LANGGRAPH_STRICT_MSGPACK": "true"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
     assert ended.stdout.strip() == "Decision", ended.stderr
     assert "msgpack" not in ended.stderr
 
