@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 
-from rgate_integrations.decision import Decision, Outcome, Probability
+from rgate_integrations.decision import Decision, Outcome
 from rgate_integrations.engine.follow_ups import is_follow_up, is_unread
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import (
@@ -44,16 +43,21 @@ class LookFirst:
         model: P(helps): a `PassageUtilityModel`; the shipped one when None.
 
     Raises:
-        ValidationError: A value is out of its range.
-        ConfigurationError: The model was made for other features.
+        ConfigurationError: A value is out of its range, or the model was made for other features.
     """
 
-    min_gain: float = Field(default=0.0, ge=-1.0, le=1.0, allow_inf_nan=False)
-    abstain_below: Probability = 0.1
+    min_gain: float = 0.0
+    abstain_below: float = 0.1
     on_abstain: Literal["retrieve", "direct"] = "retrieve"
     model: PassageUtilityModel | None = None
 
     def __post_init__(self) -> None:
+        is_in_range = -1 <= self.min_gain <= 1 and 0 <= self.abstain_below <= 1
+        if not is_in_range or self.on_abstain not in ("retrieve", "direct"):
+            raise ConfigurationError(
+                f"{self} is out of range.",
+                hint='min_gain in [-1, 1], abstain_below in [0, 1], on_abstain "retrieve" or "direct"',
+            )
         if self.model is not None and self.model.features != FEATURES:
             raise ConfigurationError(
                 f"The model was made for the features {', '.join(self.model.features)}.",
