@@ -69,9 +69,6 @@ class ChecksumError(DownloadError):
 class WriteError(RGateError, OSError):
     """A file could not be written: a full disk, a quota, no permission. What was there is as it was."""
 
-    # OSError's own __str__ would print errno and file name.
-    __str__ = RGateError.__str__
-
 
 class LockedError(RGateError):
     """Another process is writing there."""
@@ -79,9 +76,6 @@ class LockedError(RGateError):
 
 class IndexNotFoundError(RGateError, FileNotFoundError):
     """There is no index in that folder."""
-
-    # OSError's own __str__ would print errno and file name.
-    __str__ = RGateError.__str__
 
 
 class IndexCorruptError(RGateError):

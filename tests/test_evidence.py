@@ -43,8 +43,9 @@ def test_a_draft_without_log_probabilities_is_refused_by_who_reads_them(scripted
 def test_the_proxy_is_noted_for_what_it_made_and_not_for_counting_tokens(scripted):
     draft = DraftSpec(tokens=2, source="proxy")
     given = Inputs("who?", Draft(text="one two three four", source="recorded"))
-    counted, written = context(scripted, given, Inputs("what?")).evidence([draft])
-    assert counted[draft].text == "one two"
+    asked = context(scripted, given, Inputs("what?"))
+    assert asked.get(draft)[0].text == "one two"
+    counted, written = asked.evidence
     assert (counted.proxy, written.proxy) == (None, scripted)
 
 

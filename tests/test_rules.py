@@ -136,9 +136,10 @@ def test_rules_of_a_file(tmp_path):
     path = tmp_path / "rules.json"
     path.write_text(json.dumps({"always": ["Which clause?", {"pattern": "(?i)contract"}]}))
     rules = Rules.read(path)
-    assert rules.examples == ("Which clause?",)
+    (likeness,) = rules.likeness_for(load_gate().gate)
+    assert likeness.examples == (("Which clause?", 0.0),)
     assert load_gate("constant:never", always=rules.always[1:]).decide("The CONTRACT").retrieve
-    assert rules.compare(np.array([[ALIKE - 0.01]])) is None
+    assert likeness.compare(np.array([[ALIKE - 0.01]])) is None
     path.write_text(json.dumps({"always": [{"pattern": "contract"}]}))
     options = ["--gate", "constant:never", "--rules", str(path)]
     found = CliRunner().invoke(app, ["decide", *options, "the contract", "it"])

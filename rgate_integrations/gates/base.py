@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
 
-from rgate_integrations.decision import Draft
+from rgate_integrations.decision import Cost, Draft
 from rgate_integrations.errors import ConfigurationError, ScoreError
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
 
@@ -54,6 +54,7 @@ class Score:
         signals: Probabilities that `p_known` was made of, by name; the decision carries them.
         llm: The LLM whose knowledge was judged, and how it is known which; the decision carries it.
         threshold: What `p_known` is compared with where the caller says nothing; None for the gate's own.
+        cost: What the evidence cost; the engine fills it in.
     """
 
     p_known: float
@@ -63,6 +64,7 @@ class Score:
     signals: Mapping[str, float] = field(default_factory=dict, hash=False)
     llm: str = ""
     threshold: float | None = None
+    cost: Cost = field(default_factory=Cost)
 
 
 class Gate(BaseModel, ABC):
@@ -229,7 +231,7 @@ class ScoreSpec(EvidenceSpec[Score]):
     def compute(self, context: Context) -> list[Piece[Score] | Exception]:
         """Score every question; what is wrong with one is returned, so that the others go on."""
         found: list[Piece[Score] | Exception] = []
-        for evidence in context.evidence(self.gate.specs):
+        for evidence in context.evidence:
             try:
                 score = self.gate.score(evidence)
                 p = score.p_known

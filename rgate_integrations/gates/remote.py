@@ -42,13 +42,7 @@ class RemoteGate(NamedLLMGate):
     @property
     def specs(self) -> Specs:
         """The server's decision."""
-        return (self._decision,)
-
-    @property
-    def _decision(self) -> ServedDecisionSpec:
-        return ServedDecisionSpec(
-            self.url, self.token, self.request_seconds, self.llm_name, self.llm_known_by
-        )
+        return (ServedDecisionSpec(self),)
 
     def score(self, evidence: Evidence) -> Score:
         """Take the server's score.
@@ -56,7 +50,7 @@ class RemoteGate(NamedLLMGate):
         Raises:
             EvidenceError: The server's gate failed.
         """
-        decision = evidence[self._decision]
+        decision = evidence[ServedDecisionSpec(self)]
         if decision.error is not None:
             failed = decision.error
             raise EvidenceError(
@@ -78,26 +72,19 @@ class ServedDecisionSpec(EvidenceSpec[Decision]):
     """The decision of a server's gate, at its own threshold.
 
     Attributes:
-        url: The server.
-        token: Its token.
-        seconds: How long a request may take.
-        llm: The LLM whose knowledge is judged; may be empty.
-        llm_known_by: Who said so, if the name was found and not given.
+        gate: Names the server, and the LLM whose knowledge is judged.
     """
 
     reads_model: ClassVar[bool] = False  # the server cuts what is too long
     reads_history: ClassVar[bool] = True
 
-    url: str
-    token: SecretStr | None
-    seconds: float
-    llm: str = ""
-    llm_known_by: str = ""
+    gate: RemoteGate
 
     def compute(self, context: Context) -> Sequence[Piece[Decision]]:
         """Ask the server about all questions at once."""
+        gate = self.gate
         server = context.memory(
-            ("decision server", self.url), lambda: DecisionServer(self.url, self.token, self.seconds)
+            ("decision server", gate.url), lambda: DecisionServer(gate.url, gate.token, gate.request_seconds)
         )
         items: list[dict[str, Any]] = []
         for each in context.inputs:
@@ -109,5 +96,5 @@ class ServedDecisionSpec(EvidenceSpec[Decision]):
                     "popularity": each.popularity,
                 }
             )
-        decisions = server.decide(items, self.llm, self.llm_known_by)
+        decisions = server.decide(items, gate.llm_name, gate.llm_known_by)
         return [Piece(decision, decision.cost) for decision in decisions]
