@@ -12,6 +12,7 @@ DraftSource = Literal["proxy", "llm", "recorded"]
 Outcome = Literal["direct", "retrieve", "abstain"]
 LONGEST_TOKEN = 32
 """Characters of a draft's token that are read. What is given as one token may be a whole text."""
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 
 
