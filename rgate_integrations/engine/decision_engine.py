@@ -66,13 +66,8 @@ class DecisionEngine:
     ) -> None:
         if on_error not in ("retrieve", "raise"):
             raise ConfigurationError(f"on_error cannot be {on_error!r}.", hint="retrieve or raise")
-        self._proxy: Proxy | None = None
-        if isinstance(proxy, Proxy):
-            self._proxy = proxy
-            gate = gate.changed(proxy=proxy.name)
-        elif proxy is not None:
-            gate = gate.changed(proxy=proxy)
-        self.gate = gate
+        self._proxy = proxy if isinstance(proxy, Proxy) else None
+        self.gate = gate if proxy is None else gate.changed(proxy=getattr(proxy, "name", proxy))
         self.rules = Rules.of(always, never)
         self.on_error = on_error
         self.timeout = valid_timeout(timeout)

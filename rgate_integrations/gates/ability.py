@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rgate_integrations.decision import Finite
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.gates.llm_names import ModelName, parse_name, sizes_left_out
 from rgate_integrations.runtime.files import existing_folder, json_text, parse_json, write_folder
@@ -44,7 +45,7 @@ class Ability:
     """
 
     llm: str
-    theta: Annotated[float, Field(allow_inf_nan=False)]
+    theta: Finite
     sd: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     source: str
 

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field, SkipValidation, model_validator
 
 from rgate_integrations.gates.ability import Ability, resolve_ability
-from rgate_integrations.gates.artifacts import HeadsArtifact, Kind
+from rgate_integrations.gates.artifacts import HeadsArtifact, Kind, p_answered
 from rgate_integrations.gates.base import GateInfo, NamedLLMGate, Score, Specs
 from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.evidence.model_outputs import ReadRequest, RequestSpec
@@ -78,15 +78,14 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         """Look up what the LLM knows, unless it is given."""
         if not isinstance(values, dict):  # a gate of another kind, which is refused after this
             return values
-        given = values.get("ability")
-        if given is not None:
-            return {**values, "llm_name": values.get("llm_name") or getattr(given, "llm", "")}
-        ability, warning = resolve_ability(values.get("llm_name", ""))
-        if warning:
-            _warn_once(warning)
+        ability, name = values.get("ability"), values.get("llm_name", "")
+        if ability is None:
+            ability, warning = resolve_ability(name)
+            if warning:
+                _warn_once(warning)
         if ability == resolve_ability("")[0]:
-            return {**values, "ability": None}
-        return {**values, "ability": ability}
+            ability = None
+        return {**values, "ability": ability, "llm_name": name or getattr(ability, "llm", "")}
 
     def changed(self, **parameters: Any) -> Self:
         """Return a copy with other parameters; one with another artefact or LLM reads it."""
@@ -97,12 +96,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     @property
     def specs(self) -> Specs:
         """The pooled hidden states of the request, and of each segment."""
-        return (self._request,)
-
-    @property
-    def _request(self) -> RequestSpec:
         segments = self.trained.segments
-        return RequestSpec(self.trained.layers, segments.layers if segments else ())
+        return (RequestSpec(self.trained.layers, segments.layers if segments else ()),)
 
     def score(self, evidence: Evidence) -> Score:
         """Score by all heads together.
@@ -110,17 +105,17 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         Raises:
             ModelLoadError: The states are not those of the model that the heads were trained on.
         """
-        trained, found = self.trained, evidence[self._request]
-        warnings = self.check_states(evidence, found.whole, trained.known_weight.shape)
+        trained, found = self.trained, evidence[self.specs[0]]
+        self.check_states(found.whole, trained.known_weight.shape)
         states = found.whole[None]  # a batch of one
         known = trained.p_fact_known(states, *self._ability)
         by_whole = trained.kind_probabilities(states)
-        p, what = float(trained.p_known(by_whole, known)[0]), "The question"
+        p, what = float(p_answered(trained.kinds, by_whole, known)[0]), "The question"
         kinds, of_kinds = trained.kinds, by_whole[0]
         follows = bool(evidence.inputs.history)
         # A message that follows others is understood by the heads of segments alone: they learned from conversations.
         alone = follows or len(" ".join(found.texts).split()) > _LONG
-        weakest = self._weakest_segment(found, float(known[0]), alone)
+        weakest = self._weakest_segment(found, known, alone)
         if weakest is not None and (alone or weakest[0] < p):
             p, of_kinds, what = weakest
             kinds = self._kinds
@@ -133,10 +128,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             p, reason = 0.0, "It gives an address, and what is there the LLM has not seen."
         if follows and p < CLEARLY_NEEDLESS:
             p, reason = 0.0, f"It follows on what was said before, and is not clearly needless. {reason}"
-        return Score(p, reason, None, warnings, signals, self._judged_llm)
+        return Score(p, reason, signals=signals, llm=self._judged_llm)
 
     def _weakest_segment(
-        self, found: ReadRequest, known: float, alone: bool
+        self, found: ReadRequest, known: Float64Array, alone: bool
     ) -> tuple[float, Float64Array, str] | None:
         """Return P(known), the kinds and the text of the segment that needs retrieval most, of those judged apart.
 
@@ -152,7 +147,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         if segments is None or not judged:
             return None
         kinds = segments.kind_probabilities(found.segments[judged], found.layout[judged])
-        p = segments.p_known(kinds, known)
+        p = p_answered(segments.kinds, kinds, known)
         least = int(np.argmin(p))
         text = found.texts[judged[least]]
         shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -81,7 +81,7 @@ class TunedGate(TrainedGate):
             ModelLoadError: The states are not those of the model that the gate was fitted with.
         """
         trained, prior, states = self.trained, evidence[ScoreSpec(self._prior)], evidence[self._hidden]
-        warnings = self.check_states(evidence, states, trained.weight.shape)
+        self.check_states(states, trained.weight.shape)
         corrected = trained.slope * logit(prior.p_known) + trained.bias
         corrected += float(np.sum(trained.weight.astype(np.float64) * states))
         draft, read = None, "the question"
@@ -90,8 +90,9 @@ class TunedGate(TrainedGate):
             corrected += float(features_of(draft) @ trained.head)
         p = sigmoid(corrected)
         reason = f"A gate tuned on {trained.llm} reads {read}: known with probability {p:.2f}.{self._caveat}"
-        distinct = tuple(dict.fromkeys((*prior.warnings, *warnings)))
-        return Score(p, reason, draft, distinct, prior.signals, f"{trained.llm} (the gate was tuned on it)")
+        return Score(
+            p, reason, draft, prior.warnings, prior.signals, f"{trained.llm} (the gate was tuned on it)"
+        )
 
     @property
     def _caveat(self) -> str:

@@ -13,6 +13,8 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from pydantic.dataclasses import dataclass as checked_dataclass
+
 from rgate_integrations.decision import Cost, Draft
 from rgate_integrations.errors import (
     DownloadError,
@@ -30,7 +32,7 @@ _NO_MODEL = (DownloadError, MissingDependencyError, ModelLoadError, ServerError,
 """Errors that every question of a batch would meet: they are not tried again for each."""
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Inputs:
     """One question and what the caller gave with it.
 
@@ -48,7 +50,7 @@ class Inputs:
     draft: Draft | None = None
     popularity: float | None = None
     history: tuple[str, ...] = ()
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[Any, Any] = field(default_factory=dict)
     partly: bool = False
 
 
