@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from rgate_integrations.runtime.records import as_logprob
 
@@ -66,17 +66,12 @@ class Draft(Frozen):
     text: str
     token_ids: tuple[int, ...] = ()
     tokens: tuple[str, ...] = ()
-    logprobs: tuple[float, ...] | None = None
+    logprobs: tuple[Annotated[float, AfterValidator(as_logprob)], ...] | None = None
     finished: bool = True
     source: DraftSource = "recorded"
     model: str = ""
     prompt_tokens: int = Field(default=0, ge=0)
     response_id: str = ""
-
-    @field_validator("logprobs")
-    @classmethod
-    def _are_logprobs(cls, values: tuple[float, ...] | None) -> tuple[float, ...] | None:
-        return None if values is None else tuple(map(as_logprob, values))
 
     @model_validator(mode="after")
     def _same_lengths(self) -> Draft:
@@ -107,14 +102,15 @@ class Draft(Frozen):
             text = " ".join(words[:tokens])
         if is_whole and len(self.text) <= longest:
             return self
-        cut = {
-            "text": text,
-            "token_ids": self.token_ids[:tokens],
-            "tokens": kept,
-            "logprobs": None if self.logprobs is None else self.logprobs[:tokens],
-            "finished": False,
-        }
-        return self.model_copy(update=cut)
+        return self.model_copy(
+            update={
+                "text": text,
+                "token_ids": self.token_ids[:tokens],
+                "tokens": kept,
+                "logprobs": None if self.logprobs is None else self.logprobs[:tokens],
+                "finished": False,
+            }
+        )
 
 
 class Failure(Frozen):

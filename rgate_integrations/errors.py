@@ -90,19 +90,18 @@ class DataFormatError(RGateError, ValueError):
     """A data file has a line that cannot be used; the message names file and line."""
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> UnknownNameError:
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
     """Build the error for a name that is not known, suggesting the nearest ones.
 
     Args:
         kind: What the name should have named, such as ``"gate"``.
         name: The name that was given.
         known: The names that exist.
-        hint: Overrides the hint that lists the nearest or all names.
     """
     names = sorted(known)
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-    advice = hint or (f"Did you mean {' or '.join(near)}?" if near else f"Known names: {', '.join(names)}.")
-    return UnknownNameError(f"There is no {kind} named {name!r}.", hint=advice)
+    hint = f"Did you mean {' or '.join(near)}?" if near else f"Known names: {', '.join(names)}."
+    return UnknownNameError(f"There is no {kind} named {name!r}.", hint=hint)
 
 
 def missing_dependency(module: str, extra: str) -> MissingDependencyError:

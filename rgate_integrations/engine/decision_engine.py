@@ -177,9 +177,8 @@ class DecisionEngine:
             InvalidQuestionError: The question is empty, not a string, or holds NUL bytes.
             ConfigurationError: The threshold is not a number of at least 0, or the timeout not one above 0.
         """
-        valid_question(question)  # in a batch it is an error of its item
         (decision,) = self.decide_batch(
-            [question],
+            [valid_question(question)],  # in a batch, one that is none is an error of its item
             threshold=[threshold],
             drafts=[draft],
             popularity=[popularity],
@@ -201,9 +200,8 @@ class DecisionEngine:
         timeout: float | None = None,
     ) -> Decision:
         """Decide for one question without blocking the event loop; see `decide`."""
-        valid_question(question)
         (decision,) = await self.adecide_batch(
-            [question],
+            [valid_question(question)],
             threshold=[threshold],
             drafts=[draft],
             popularity=[popularity],
@@ -325,8 +323,7 @@ class DecisionEngine:
             signals=dict(score.signals),
             llm=score.llm,
         )
-        has_history = isinstance(inputs, Inputs) and bool(inputs.history)
-        if has_history and not self.reads_history:
+        if isinstance(inputs, Inputs) and inputs.history and not self.reads_history:
             return retrieve_unread(decision)
         # A gate on a server says so itself.
         return decision.model_copy(update={"retrieve": True}) if is_unread(decision) else decision

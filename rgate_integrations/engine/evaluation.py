@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from rgate_integrations.decision import Cost
 from rgate_integrations.gates.base import Gate, Score, ScoreSpec, Specs
 from rgate_integrations.gates.evidence.base import Context, Inputs, Sources, expand_specs
 from rgate_integrations.gates.rules import Rules
@@ -52,8 +53,7 @@ def evaluate(gate: Gate, batch: Sequence[Inputs], sources: Sources, rules: Rules
     for given, evidence, score in zip(batch, context.evidence, scores, strict=True):
         assert score is not None  # noqa: S101  whom no rule decided, the gate has judged
         if isinstance(score, Score):
-            cost = evidence.cost.model_copy(update={"milliseconds": milliseconds})
-            score = replace(score, cost=cost)
+            score = replace(score, cost=evidence.cost + Cost(milliseconds=milliseconds))
             if evidence.inputs.partly:
                 score = _of_a_part(score, given, evidence.inputs)
         found.append(score)

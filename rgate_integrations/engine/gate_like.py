@@ -184,9 +184,8 @@ def decide_messages(
         One decision a message, in order.
     """
     reads = reads_history(gate)
-    unread = []
-    for message, history in zip(messages, histories, strict=True):
-        unread.append(why_unread(message, history, reads_history=reads))
+    pairs = zip(messages, histories, strict=True)
+    unread = [why_unread(message, history, reads_history=reads) for message, history in pairs]
     # Without a draft nothing is to be learnt of what is not understood: the gate is not asked.
     has_draft = drafting is not None or drafts is not None
     places = [place for place, why in enumerate(unread) if has_draft or not why]

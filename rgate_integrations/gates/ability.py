@@ -192,8 +192,7 @@ def _at_size(size: float, entries: Sequence[Entry]) -> tuple[float, Ability]:
 
 def save_measured(ability: Ability, folder: str | Path) -> Path:
     """Write an ability to a folder, which appears whole or not at all."""
-    facts = {"format": _FORMAT, **asdict(ability)}
-    return write_folder(folder, {ABILITY: json_text(facts)})
+    return write_folder(folder, {ABILITY: json_text({"format": _FORMAT, **asdict(ability)})})
 
 
 def read_measured(folder: str | Path) -> Ability | None:
@@ -207,9 +206,8 @@ def read_measured(folder: str | Path) -> Ability | None:
         return None
     try:
         facts = dict(parse_json(path.read_bytes()))
-        version = facts.pop("format")
-        if version != _FORMAT:
-            raise ValueError(f"its format is {version}")
+        if facts.pop("format") != _FORMAT:
+            raise ValueError("it has another format")
         return Ability(**facts)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelLoadError(

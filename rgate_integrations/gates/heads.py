@@ -191,13 +191,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         self, p: float, kinds: Sequence[Kind], of_kinds: Float64Array, known: Float64Array, news: bool
     ) -> str:
         """Name the kind of request that weighed most for what is decided."""
-        weights = []
-        for kind, probability in zip(kinds, of_kinds, strict=True):
-            share = float(kind.share_answered(known)[0])
-            if p < self.threshold:
-                share = 1 - share
-            weights.append(probability * share)
-        most = int(np.argmax(weights))
+        shares = np.concatenate([kind.share_answered(known) for kind in kinds])
+        if p < self.threshold:
+            shares = 1 - shares
+        most = int(np.argmax(of_kinds * shares))
         if kinds[most].answerable == "if_known":
             llm = self.ability.llm if self.ability else "the LLM"
             reason = f"{kinds[most].about} that {llm} knows with probability {known[0]:.2f}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field, SecretStr
 from pydantic_core import to_jsonable_python
@@ -86,15 +86,14 @@ class ServedDecisionSpec(EvidenceSpec[Decision]):
         server = context.memory(
             ("decision server", gate.url), lambda: DecisionServer(gate.url, gate.token, gate.request_seconds)
         )
-        items: list[dict[str, Any]] = []
-        for each in context.inputs:
-            items.append(
-                {
-                    "question": each.question,
-                    "history": list(each.history),
-                    "draft": to_jsonable_python(each.draft),
-                    "popularity": each.popularity,
-                }
-            )
+        items = [
+            {
+                "question": each.question,
+                "history": list(each.history),
+                "draft": to_jsonable_python(each.draft),
+                "popularity": each.popularity,
+            }
+            for each in context.inputs
+        ]
         decisions = server.decide(items, gate.llm_name, gate.llm_known_by)
         return [Piece(decision, decision.cost) for decision in decisions]

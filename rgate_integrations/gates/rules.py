@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter
 
 from rgate_integrations.errors import ConfigurationError, DataFormatError
-from rgate_integrations.gates.base import Gate, Score, Specs
+from rgate_integrations.gates.base import Gate, Score
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Inputs, Piece, expand_specs
 from rgate_integrations.gates.evidence.model_outputs import RequestSpec
 from rgate_integrations.models.base import PooledLayer, Proxy, Segmented
@@ -104,11 +104,11 @@ class Rules:
         examples = []
         for rules, known in ((self.always, 0.0), (self.never, 1.0)):
             examples += [(rule, known) for rule in rules if isinstance(rule, str)]
-        states = RequestSpec((LAYER,), (LAYER,))
+        states = RequestSpec((LAYER,), (LAYER,)) if gate.proxy == READS else None
         for spec in expand_specs(gate.specs):
-            if isinstance(spec, RequestSpec) and LAYER in spec.segments:
+            if states is not None and isinstance(spec, RequestSpec) and LAYER in spec.segments:
                 states = spec
-        return (LikenessSpec(tuple(examples), states, gate.proxy == READS),) if examples else ()
+        return (LikenessSpec(tuple(examples), states),) if examples else ()
 
 
 @dataclass(frozen=True)
@@ -117,24 +117,17 @@ class LikenessSpec(EvidenceSpec[Score | None]):
 
     Attributes:
         examples: The examples, each with the P(known) of what is like it; those that retrieve first.
-        states: The states that are compared.
-        shared: Whether they are of the model that the gate reads, too; else the reader is asked.
+        states: The states that are compared, of the model that the gate reads, too; None asks the reader.
     """
 
     examples: tuple[tuple[str, float], ...]
-    states: RequestSpec
-    shared: bool
-
-    @property
-    def needs(self) -> Specs:
-        """The states of the question, unless the gate's model is another one."""
-        return (self.states,) if self.shared else ()
+    states: RequestSpec | None
 
     def compute(self, context: Context) -> list[Piece[Score | None]]:
         """Compare the requests with the examples, which are read once in the life of an engine."""
         from rgate_integrations.models.local import shared_proxy
 
-        if self.shared:
+        if self.states is not None:
             reader = context.proxy
             layer = self.states.segments.index(LAYER)
             requests = [directions_of(each.segments[:, layer]) for each in context.get(self.states)]

@@ -87,8 +87,8 @@ class EvidenceSpec(ABC, Generic[_T]):
 
     @property
     def needs(self) -> tuple[EvidenceSpec[Any], ...]:
-        """The pieces it is made of; they are there when `compute` is called."""
-        return ()
+        """The pieces it is made of, which are those among its fields; they are there when `compute` is called."""
+        return tuple(each for each in vars(self).values() if isinstance(each, EvidenceSpec))
 
     @abstractmethod
     def compute(self, context: Context) -> Sequence[Piece[_T] | Exception]:
@@ -244,7 +244,6 @@ class Context:
 
     def _compute(self, spec: EvidenceSpec[Any]) -> None:
         """Compute a spec for all questions; if that fails, for each alone, so that one cannot fail all."""
-        pieces: Sequence[Piece[Any] | Exception]
         try:
             pieces = spec.compute(self)
             if len(pieces) != len(self.evidence):

@@ -75,9 +75,10 @@ class DraftSpec(EvidenceSpec[Draft]):
 
 def generation_cost(drafts: Sequence[Draft]) -> Cost:
     """Return what texts cost that were written to one question."""
-    tokens_in = sum(draft.prompt_tokens for draft in drafts)
-    tokens_out = sum(len(draft.tokens) for draft in drafts)
-    return Cost(model_calls=len(drafts), tokens_in=tokens_in, tokens_out=tokens_out)
+    cost = Cost()
+    for draft in drafts:
+        cost += Cost(model_calls=1, tokens_in=draft.prompt_tokens, tokens_out=len(draft.tokens))
+    return cost
 
 
 def prompt_values(context: Context, draft: DraftSpec | None = None) -> list[dict[str, str]]:

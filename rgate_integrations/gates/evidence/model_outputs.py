@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from rgate_integrations.decision import Cost, Draft
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Inputs, Piece
@@ -14,28 +14,11 @@ from rgate_integrations.models.segments import layout, segments
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
 
-_T = TypeVar("_T")
-
 _SHORT_REPLY = 5  # words
 
 
-class DraftReadingSpec(EvidenceSpec[_T]):
-    """Evidence that may be read behind a draft.
-
-    Attributes:
-        draft: The draft, or None for the question alone.
-    """
-
-    draft: DraftSpec | None
-
-    @property
-    def needs(self) -> tuple[DraftSpec, ...]:
-        """The draft that is read."""
-        return () if self.draft is None else (self.draft,)
-
-
 @dataclass(frozen=True)
-class HiddenSpec(DraftReadingSpec[Float32Array]):
+class HiddenSpec(EvidenceSpec[Float32Array]):
     """Pooled hidden states, shape (layers, hidden size).
 
     Attributes:
@@ -139,7 +122,7 @@ def _with_what_it_answers(inputs: Inputs) -> tuple[str, Sequence[str]]:
 
 
 @dataclass(frozen=True)
-class TargetsSpec(DraftReadingSpec[tuple[float, ...]]):
+class TargetsSpec(EvidenceSpec[tuple[float, ...]]):
     """The log-probability of each of some continuations of a prompt, in their order.
 
     Attributes:
@@ -162,7 +145,7 @@ class TargetsSpec(DraftReadingSpec[tuple[float, ...]]):
 
 
 @dataclass(frozen=True)
-class CompletionSpec(DraftReadingSpec[Draft]):
+class CompletionSpec(EvidenceSpec[Draft]):
     """A short greedy completion.
 
     Attributes:
