@@ -14,19 +14,11 @@ import pytest
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.engine.batching import Batcher
 from rgate_integrations.errors import ConfigurationError, OverloadedError
+from tests.conftest import CALLS
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 
 SHORT = 0.05  # a deadline that passes: what it interrupts is held until then
-CALLS = {
-    "decide": lambda gate, question, **options: gate.decide(question, **options),
-    "adecide_batch": lambda gate, question, **o: asyncio.run(gate.adecide_batch([question], **o))[0],
-}
-
-
-@pytest.fixture(params=CALLS)
-def call(request):
-    return CALLS[request.param]
 
 
 class Held(ScriptedProxy):

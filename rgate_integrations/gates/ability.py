@@ -86,24 +86,14 @@ def resolve_ability(name: str) -> tuple[Ability, str]:
     measured = read_measured(name)
     if measured is not None:
         return measured, ""
-    return _by_name(name)
-
-
-def weakest(names: Iterable[str]) -> str:
-    """Return the name of the LLM that knows least; of equals, the first. At least one name is needed."""
-    return min(names, key=lambda name: resolve_ability(name)[0].theta)
-
-
-@cache
-def _by_name(name: str) -> tuple[Ability, str]:
     said = parse_name(name)
-    same = [entry for entry in _table() if entry.name.words == said.words]
+    same = [entry for entry in ability_table() if entry.name.words == said.words]
     if same:
         dated = [entry for entry in same if _same_date(entry.name.date, said.date)]
         return _weakest_of(dated or same), ""
     guesses = []
     for family in said.families:
-        members = [entry for entry in _table() if family in entry.name.families]
+        members = [entry for entry in ability_table() if family in entry.name.families]
         if members:
             guesses.append(_by_family(said, family, members))
     if guesses:
@@ -119,8 +109,13 @@ def _by_name(name: str) -> tuple[Ability, str]:
     )
 
 
+def weakest(names: Iterable[str]) -> str:
+    """Return the name of the LLM that knows least; of equals, the first. At least one name is needed."""
+    return min(names, key=lambda name: resolve_ability(name)[0].theta)
+
+
 @cache
-def _table() -> tuple[Entry, ...]:
+def ability_table() -> tuple[Entry, ...]:
     """Return the shipped table."""
     return table_of((files("rgate_integrations") / "weights" / "abilities.json").read_text(encoding="utf-8"))
 
