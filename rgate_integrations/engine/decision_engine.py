@@ -326,4 +326,4 @@ class DecisionEngine:
         if isinstance(inputs, Inputs) and inputs.history and not self.reads_history:
             return retrieve_unread(decision)
         # A gate on a server says so itself.
-        return decision.model_copy(update={"retrieve": True}) if is_unread(decision) else decision
+        return decision.model_copy(update={"retrieve": decision.retrieve or is_unread(decision)})

@@ -251,7 +251,7 @@ class HeadsArtifact(SavedGate):
         known_bias: Added to it.
         ability_slope: Added to it for each unit of the LLM's ability.
         default_ability: Mean and standard deviation of the ability of an LLM that nothing is known of.
-        segments: What tells the kind of a part of a longer request; None if nothing does.
+        segments: What tells the kind of a part of a longer request.
         news_weight: Shape (L, H), float32: a question may be about news, which nobody need have dated, if the sum of
             this times its states and `news_bias` is positive. None if nothing tells that.
         news_bias: Added to it.
@@ -265,7 +265,7 @@ class HeadsArtifact(SavedGate):
     known_bias: Finite
     ability_slope: Finite
     default_ability: tuple[Finite, Finite]
-    segments: SegmentHeads | None = None
+    segments: SegmentHeads
     news_weight: Weights | None = field(default=None, repr=False, compare=False)
     news_bias: Finite = 0.0
 

@@ -96,8 +96,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     @property
     def specs(self) -> Specs:
         """The pooled hidden states of the request, and of each segment."""
-        segments = self.trained.segments
-        return (RequestSpec(self.trained.layers, segments.layers if segments else ()),)
+        return (RequestSpec(self.trained.layers, self.trained.segments.layers),)
 
     def score(self, evidence: Evidence) -> Score:
         """Score by all heads together.
@@ -118,7 +117,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         weakest = self._weakest_segment(found, known, alone)
         if weakest is not None and (alone or weakest[0] < p):
             p, of_kinds, what = weakest
-            kinds = self._kinds
+            kinds = trained.segments.kinds
         signals = {kind.name: float(share) for kind, share in zip(kinds, of_kinds, strict=True)}
         signals["known"] = float(known[0])
         reason = f"{what} {self._why(p, kinds, of_kinds, known, bool(trained.about_news(states)[0]))}"
@@ -137,15 +136,15 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 
         Those are all where segments decide alone; else questions of several, and those beside much text.
         """
-        segments = self.trained.segments
         words = [len(text.split()) for text in found.texts]
         judged = []
         for place, text in enumerate(found.texts):
             beside = sum(words) - words[place]
             if alone or beside >= _MUCH or (beside and text.endswith("?")):
                 judged.append(place)
-        if segments is None or not judged:
+        if not judged:
             return None
+        segments = self.trained.segments
         kinds = segments.kind_probabilities(found.segments[judged], found.layout[judged])
         p = p_answered(segments.kinds, kinds, known)
         least = int(np.argmin(p))
@@ -176,16 +175,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             score: What this gate said of the request.
         """
         shares = {"always": 0.0, "if_known": 0.0, "never": 0.0}
-        for kind in self._kinds:
+        for kind in self.trained.segments.kinds:  # those of whole requests are among them
             shares[kind.answerable] += score.signals.get(kind.name, 0.0)
         may = shares["always"] + shares["if_known"]
         return shares["if_known"] / may if may > 0 else 1.0
-
-    @property
-    def _kinds(self) -> tuple[Kind, ...]:
-        """All kinds, those of segments too."""
-        segments = self.trained.segments
-        return self.trained.kinds if segments is None else segments.kinds
 
     def _why(
         self, p: float, kinds: Sequence[Kind], of_kinds: Float64Array, known: Float64Array, news: bool
