@@ -275,8 +275,7 @@ def test_aliases_are_names_of_other_llms():
     "name", ["", ":", "::", "/", "a:b:c", "x" * 100_000, "-".join("1" * 500), "ft:", "\0"]
 )
 def test_any_text_is_a_name(name):
-    ability, _ = resolve_ability(name)
-    assert ability.theta == 0.0
+    assert theta(name) == 0.0
 
 
 def test_a_measured_ability_is_saved_and_goes_before_the_name_of_its_folder(tmp_path):

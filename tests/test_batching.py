@@ -43,18 +43,12 @@ def held():
     proxy.go.set()
 
 
-async def submitted(gate, proxy, questions):
-    """The tasks of callers who all wait behind a slow question, which is the first."""
-    first = asyncio.create_task(gate.adecide("slow?"))
-    assert await asyncio.to_thread(proxy.busy.wait, PATIENCE)
-    tasks = [asyncio.create_task(gate.adecide(question)) for question in questions]
-    for _ in range(3):
-        await asyncio.sleep(0)
-    return [first, *tasks]
-
-
 async def test_concurrent_callers_share_batches_and_those_who_leave_cost_nothing(held):
-    tasks = await submitted(load_gate("prompt", proxy=held), held, [f"q{i}?" for i in range(150)])
+    gate = load_gate("prompt", proxy=held)
+    tasks = [asyncio.create_task(gate.adecide("slow?"))]
+    assert await asyncio.to_thread(held.busy.wait, PATIENCE)
+    tasks += [asyncio.create_task(gate.adecide(f"q{i}?")) for i in range(150)]
+    await asyncio.sleep(0)  # all wait now behind the slow question
     for task in tasks[3::3]:
         task.cancel()
     await asyncio.sleep(0)

@@ -13,6 +13,7 @@ from rgate_integrations.models.base import TargetScores
 from rgate_integrations.prompts import SHORT_ANSWER
 from rgate_integrations.runtime.text import comparable, contains_answer, matching_ratio, normalise
 from tests.scripted_proxy import ScriptedProxy
+from tests.tuning_parts import write
 
 
 @pytest.mark.parametrize(
@@ -191,7 +192,7 @@ def test_neighbours_vote_and_ties_retrieve(tmp_path, monkeypatch):
 
     monkeypatch.setattr("rgate_integrations.index.embedder.SentenceEmbedder", Alike)
     for known, skips in ((3, True), (2, False), (0, False)):
-        lines = [f'{{"question": "q{i}", "known": {str(i < known).lower()}}}\n' for i in range(4)]
-        (tmp_path / f"{known}.jsonl").write_text("".join(lines))
-        decision = load_gate(f"neighbours:{tmp_path}/{known}.jsonl", k=4).decide("who?")
+        labelled = [{"question": f"q{i}", "known": i < known} for i in range(4)]
+        path = write(tmp_path / "labelled.jsonl", *labelled)
+        decision = load_gate(f"neighbours:{path}", k=4).decide("who?")
         assert (decision.p_known, decision.retrieve) == (known / 5, not skips)

@@ -5,6 +5,8 @@ import hashlib
 import json
 import re
 from dataclasses import replace
+from functools import partial
+from itertools import product
 
 import huggingface_hub
 import numpy as np
@@ -96,28 +98,18 @@ RECORD = {
 }
 
 
-def examples_and_pairs(path):
-    for label in ("closed_book_correct", "certainty", "match_ratio"):
-        try:
-            files = read_examples([path], label)
-        except RGateError:
-            continue
-        for gate in ("ik", "adapt"):
-            for example in files[0].examples:
-                pairs_for(gate, example, None)
-
-
-def passages(path):
-    for passage in read_passages(path):
-        json.dumps(passage.metadata)
+def pairs_by(label, path):
+    (file,) = read_examples([path], label)
+    for gate, example in product(("ik", "adapt"), file.examples):
+        pairs_for(gate, example, None)
 
 
 READERS = {
-    "examples": examples_and_pairs,
+    **{label: partial(pairs_by, label) for label in ("closed_book_correct", "certainty", "match_ratio")},
     "paired": lambda path: read_paired([path]),
     "questions": lambda path: read_questions(str(path)),
     "rewriter": lambda path: rewriter_pairs([path]),
-    "passages": passages,
+    "passages": lambda path: [json.dumps(passage.metadata) for passage in read_passages(path)],
 }
 
 

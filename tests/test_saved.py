@@ -135,12 +135,8 @@ def test_log_probabilities_are_weighed_against_the_words(tmp_path, logprobs, log
 
 
 def test_a_probe_for_another_model_retrieves_and_says_so(tmp_path):
-    class Wide(ScriptedProxy):
-        def hidden(self, prompt, values, drafts, blocks):
-            found = super().hidden(prompt, values, drafts, blocks)
-            return [type(f)(np.zeros((2, 9), np.float32), 1) for f in found]
-
-    decision = load_gate(str(save_gate(PROBE, tmp_path / "g")), proxy=Wide()).decide("who?")
+    wide = save_gate(replace(PROBE, weight=np.zeros((2, 9), np.float32)), tmp_path / "g")
+    decision = load_gate(str(wide), proxy=ScriptedProxy()).decide("who?")
     assert (decision.retrieve, decision.error.type) == (True, "ModelLoadError")
     assert "was trained on 'scripted'" in decision.reason
 
