@@ -111,8 +111,7 @@ def test_an_idle_worker_ends_and_the_next_call_starts_another():
     batcher = Batcher(lambda items: [threading.current_thread() for _ in items], max_idle=0.01)
     worker = batcher.submit([1])[0].result(PATIENCE)
     worker.join(timeout=PATIENCE)
-    assert not worker.is_alive()
-    assert worker.daemon
+    assert (worker.is_alive(), worker.daemon) == (False, True)
     assert batcher.submit([2])[0].result(PATIENCE) is not worker
 
 

@@ -129,20 +129,11 @@ def test_of_a_long_request_what_asks_is_read_wherever_it_stands(scripted, text):
     assert shorten(Inputs(ASKED * 100), sources) == Inputs(ASKED * 100)
 
 
-class Sure(Gate):
-    p: float
-
-    @property
-    def specs(self):
-        return (DraftSpec(),)
-
-    def score(self, evidence):
-        return Score(self.p, "Certainly.")
-
-
 def test_a_request_that_was_not_read_whole_retrieves_unless_clearly_needless(scripted):
-    needless, doubtful = (load_gate(Sure(p=p), proxy=scripted).decide(LOG) for p in (0.95, 0.8))
-    assert (needless.retrieve, needless.p_known) == (False, 0.95)
+    drafts = [Draft(text="a", tokens=("a",), logprobs=(math.log(p),)) for p in (0.95, 0.8)]
+    gate = load_gate("token_probability", proxy=scripted)
+    needless, doubtful = gate.decide_batch([LOG] * 2, drafts=drafts)
+    assert (needless.retrieve, needless.p_known) == (False, pytest.approx(0.95))
     assert (doubtful.retrieve, doubtful.p_known, doubtful.question) == (True, 0.0, LOG)
     assert "too long to be read whole" in doubtful.reason
     assert doubtful.warnings[0].startswith(f"Of {len(LOG):,} characters ")

@@ -67,7 +67,9 @@ class DecisionEngine:
         if on_error not in ("retrieve", "raise"):
             raise ConfigurationError(f"on_error cannot be {on_error!r}.", hint="retrieve or raise")
         self._proxy = proxy if isinstance(proxy, Proxy) else None
-        self.gate = gate if proxy is None else gate.changed(proxy=getattr(proxy, "name", proxy))
+        if proxy is not None:
+            gate = gate.changed(proxy=getattr(proxy, "name", proxy))
+        self.gate = gate
         self.rules = Rules.of(always, never)
         self.on_error = on_error
         self.timeout = valid_timeout(timeout)

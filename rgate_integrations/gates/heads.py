@@ -20,6 +20,7 @@ from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
 
 _log = logging.getLogger("rgate_integrations")
+_warn_once = cache(_log.warning)
 _SHOWN = 80  # characters of a segment in a reason
 MOST_QUESTIONS = 8
 """A request that asks more than this retrieves: among so many, the heads do not find the one that needs it."""
@@ -195,8 +196,3 @@ class HeadsGate(TrainedGate, NamedLLMGate):
                 reason += ": it may be news, where an abler LLM knows no more"
             return f"{reason}."
         return f"{kinds[most].about} (probability {of_kinds[most]:.2f})."
-
-
-@cache
-def _warn_once(warning: str) -> None:
-    _log.warning(warning)
