@@ -255,8 +255,8 @@ def _check_model(gate: Gate, used: Proxy | None) -> tuple[str, ...]:
     Raises:
         ModelLoadError: The fingerprints differ.
     """
-    trained: SavedGate | None = getattr(gate, "trained", None)  # of gates that were trained on a model
-    if trained is None or used is None or trained.fingerprint in ("", used.fingerprint):
+    trained = getattr(gate, "trained", None)  # of gates that were trained on a model
+    if not isinstance(trained, SavedGate) or used is None or trained.fingerprint in ("", used.fingerprint):
         return ()
     if not used.fingerprint:
         return (
