@@ -189,7 +189,11 @@ def decide_messages(
     # Without a draft nothing is to be learnt of what is not understood: the gate is not asked.
     has_draft = drafting is not None or drafts is not None
     places = [place for place, why in enumerate(unread) if has_draft or not why]
-    options: dict[str, Any] = {"drafts": drafts, "threshold": threshold, "metadata": metadata}
+    options: dict[str, Any] = {"drafts": drafts, "threshold": threshold}
+    if (
+        "metadata" in inspect.signature(gate.decide_batch).parameters
+    ):  # by name: else it may hand on what it gets
+        options["metadata"] = metadata
     if reads:
         options["histories"] = [history or None for history in histories]
     for name, values in options.items():
