@@ -75,8 +75,7 @@ def shorten(inputs: Inputs, sources: Sources) -> Inputs:
     question = inputs.question
     if len(question.encode()) <= MAX_REQUEST_TOKENS:  # a token has at least one byte
         return inputs
-    longest = 8 * MAX_REQUEST_TOKENS  # characters that so many tokens rarely exceed
-    readable = question[:longest]
+    readable = question[: 8 * MAX_REQUEST_TOKENS]  # so many tokens rarely have more characters
     # Without a model nothing counts its tokens; the evidence that needs one will fail for that reason.
     with suppress(Exception):
         readable = sources.proxy().truncate(readable, MAX_REQUEST_TOKENS) or readable
