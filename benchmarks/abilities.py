@@ -36,7 +36,7 @@ from sklearn.metrics import roc_auc_score
 
 from rgate_integrations import load_gate
 from rgate_integrations.gates.ability import Ability
-from rgate_integrations.gates.artifacts import HeadsArtifact
+from rgate_integrations.gates.artifacts import HeadsArtifact, p_answered
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.tuning.ability import estimate_ability
 
@@ -360,9 +360,8 @@ def measure(data: Path, cache: Path) -> None:
             found = estimate_ability(prior, easiness[asked], heads.ability_slope, right[asked])
             abilities["100 answers"] = (found.theta, found.sd)
         for by, ability in abilities.items():
-            p = heads.p_known(
-                heads.kind_probabilities(cell.states), heads.p_fact_known(cell.states, *ability)
-            )
+            known = heads.p_fact_known(cell.states, *ability)
+            p = p_answered(heads.kinds, heads.kind_probabilities(cell.states), known)
             rows.setdefault((strength, by), []).append(_figures(p, cell.right))
     printed = []
     for (strength, by), found in sorted(rows.items()):
@@ -394,7 +393,9 @@ def measure_practical(data: Path, cache: Path, heads: HeadsArtifact) -> None:
     for kind in GOALS:
         own = np.stack([states[key(label.question)] for label in labels if label.what == kind])
         kinds = heads.kind_probabilities(own)
-        known = [heads.p_known(kinds, heads.p_fact_known(own, theta, USUAL_SD)) for theta in abilities]
+        known = [
+            p_answered(heads.kinds, kinds, heads.p_fact_known(own, theta, USUAL_SD)) for theta in abilities
+        ]
         rows.append([kind, str(len(own)), *(f"{np.mean(p < THRESHOLD):.1%}" for p in known)])
     print_table(["retrieved, by ability", "of", *(f"{theta:+.1f}" for theta in abilities)], rows)
 

@@ -133,6 +133,7 @@ def fit_heads(
         llm=default_llm,
         default_ability=(0.0, recipe.ability_sd),
         base_model=base_model,
+        segments=found,
     )
 
 

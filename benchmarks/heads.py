@@ -30,7 +30,7 @@ from labels import LLAMA, Label, clustered, read_abilities, read_labels, table_n
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations.engine.loading import DEFAULT_GATE
-from rgate_integrations.gates.artifacts import HeadsArtifact, Kind
+from rgate_integrations.gates.artifacts import HeadsArtifact, Kind, p_answered
 from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.models.base import PooledLayer
@@ -312,7 +312,7 @@ def alone(questions: list[str], cache: Path) -> Alone:
         rows = np.stack([states[key(each)] for each in others])
         known = heads.p_fact_known(rows, *heads.default_ability)
         kinds = heads.kind_probabilities(rows)
-        values = zip(heads.p_known(kinds, known).tolist(), _depends(kinds).tolist(), strict=True)
+        values = zip(p_answered(heads.kinds, kinds, known).tolist(), _depends(kinds).tolist(), strict=True)
         found |= dict(zip(others, values, strict=True))
     p, depends = np.array([found[each] for each in questions]).T
     p = np.clip(p, 1e-6, 1 - 1e-6)

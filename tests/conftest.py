@@ -1,5 +1,6 @@
 """Fixtures: a scripted proxy for tests without a model, and the real small models."""
 
+import asyncio
 import shutil
 import sys
 from pathlib import Path
@@ -19,6 +20,18 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 SMOLLM2 = "smollm2-135m-instruct"
+
+
+CALLS = {
+    "decide": lambda gate, question, **options: gate.decide(question, **options),
+    "adecide": lambda gate, question, **options: asyncio.run(gate.adecide(question, **options)),
+}
+
+
+@pytest.fixture(params=CALLS)
+def call(request):
+    """Decides for one question, from a thread or a task."""
+    return CALLS[request.param]
 
 
 @pytest.fixture

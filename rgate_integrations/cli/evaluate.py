@@ -168,7 +168,7 @@ def calibrate(
     max_loss: MaxLossOption = None,
     budget: BudgetOption = None,
     probability: Annotated[
-        Literal["platt", "isotonic", "none"], typer.Option(help="Map from scores to P(known).")
+        Literal["platt", "none"], typer.Option(help="Map from scores to P(known).")
     ] = "platt",
     proxy: ProxyName = None,
 ) -> None:

@@ -83,8 +83,8 @@ class AnswerGate(Gate):
         question, answer = evidence[ScoreSpec(self.question)], evidence[ScoreSpec(self.answer)]
         weight = self.weight * self.question.depends_on_knowledge(question)
         p = sigmoid((1 - weight) * logit(question.p_known) + weight * logit(answer.p_known))
-        said = f"question {question.p_known:.2f}, begun answer {answer.p_known:.2f}"
         warnings = tuple(dict.fromkeys((*question.warnings, *answer.warnings)))
+        said = f"question {question.p_known:.2f}, begun answer {answer.p_known:.2f}"
         reason = f"Known with probability {p:.2f} ({said})."
         return Score(p, reason, answer.draft, warnings, question.signals, question.llm)
 
