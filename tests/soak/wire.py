@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import re
-import signal
 import socket
 import subprocess
 import sys
@@ -18,12 +15,12 @@ from pathlib import Path
 import httpx
 
 from rgate_integrations import Decision, load_gate
+from tests.soak.machine import Allowance, Held
 from tests.soak.scenario import Scenario, expect
 from tests.soak.served import certainty
 
 _CLIENTS = 16
-_GROWTH = 60.0  # MiB of the server
-_DESCRIPTORS = 40
+_ALLOWANCE = Allowance(memory=60, threads=40, descriptors=40)  # of the server
 # What is sent, and the status that it must get.
 WRONG = {
     "not JSON": (b"{", 422),
@@ -39,10 +36,11 @@ class ByText:
     """A gate whose decision about a question nobody else's can be taken for."""
 
     def decide_batch(self, questions: list[str]) -> list[Decision]:
-        known = [certainty(question) for question in questions]
-        return [
-            Decision(question=q, retrieve=p < 0.5, p_known=p) for q, p in zip(questions, known, strict=True)
-        ]
+        decisions = []
+        for question in questions:
+            p = certainty(question)
+            decisions.append(Decision(question=question, retrieve=p < 0.5, p_known=p))
+        return decisions
 
     async def adecide_batch(self, questions: list[str]) -> list[Decision]:
         return self.decide_batch(questions)
@@ -72,7 +70,7 @@ class Wire(Scenario):
         self.gate = load_gate(self.url)
         self.pool = ThreadPoolExecutor(_CLIENTS)
         self.lock = threading.Lock()
-        self.first: tuple[float, int] | None = None
+        self.first: Held | None = None
         self.start()
 
     def start(self) -> None:
@@ -89,11 +87,9 @@ class Wire(Scenario):
         drawn = chance.choices(actions, weights=[12, 4, 2, 2], k=4 * _CLIENTS)
         for done in [self.pool.submit(each, random.Random(chance.random())) for each in drawn]:
             done.result()
-        if self.first is None:
-            self.first = self._held()
-        memory, descriptors = self._held()
-        expect(memory - self.first[0] < _GROWTH, "its memory grew from", *self.first, "to", memory)
-        expect(descriptors - self.first[1] < _DESCRIPTORS, "its descriptors:", *self.first, descriptors)
+        held = Held.by(self.server.pid)
+        self.first = self.first or held
+        expect(not _ALLOWANCE.exceeded(self.first, held), "the server:", self.first, "then", held)
 
     def _ask(self, chance: random.Random) -> None:
         questions = [f"Is {chance.random()} right?" for _ in range(chance.choice((1, 1, 1, 5)))]
@@ -134,7 +130,7 @@ class Wire(Scenario):
         """Kill the server while it is asked: all get decisions. The next is asked as soon as it is there."""
         questions = [f"Is {chance.random()} right?" for _ in range(4 * _CLIENTS)]
         asked = [self.pool.submit(self.gate.decide, question) for question in questions]
-        self.server.send_signal(signal.SIGKILL)
+        self.server.kill()
         self.server.wait()
         for question, future in zip(questions, asked, strict=True):
             decision = future.result()
@@ -145,12 +141,6 @@ class Wire(Scenario):
         decision = self.gate.decide(questions[0])
         expect(decision.error is None, "after the restart:", decision)
         self._count("kills")
-
-    def _held(self) -> tuple[float, int]:
-        """Return the server's resident memory in MiB, and its open descriptors."""
-        status = Path(f"/proc/{self.server.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+) kB", status)
-        return int(found[1]) / 1024 if found else 0.0, len(os.listdir(f"/proc/{self.server.pid}/fd"))
 
     def _is_ready(self) -> bool:
         try:
