@@ -37,21 +37,19 @@ class ScriptedGates(Scenario):
 
     def step(self, chance: random.Random) -> None:
         name = chance.choice(NAMES)
-        texts = [self._text(chance) for _ in range(chance.randint(1, 24))]
+        texts = [question(chance) for _ in range(chance.randint(1, 24))]
+        for place in range(len(texts)):
+            if chance.random() < 0.05:
+                texts[place] = f"RAISE {texts[place]}"
         way = chance.choice([self._in_threads, self._on_a_loop, self._as_batch])
         for text, decision in way(self.gates[name], texts, chance):
             self._check(name, text, decision)
 
-    def _text(self, chance: random.Random) -> str:
-        text = question(chance)
-        return f"RAISE {text}" if chance.random() < 0.05 else text
-
     def _check(self, name: str, text: str, decision: Decision) -> None:
         self.counts["decisions"] += 1
         if "RAISE" in text:
-            expect(
-                decision.retrieve and decision.error is not None, "a failing model must retrieve:", decision
-            )
+            failed = decision.retrieve and decision.error is not None
+            expect(failed, "a failing model must retrieve:", decision)
             return
         if (name, text) not in self.known:
             self.known[name, text] = self.alone[name].decide(text)
