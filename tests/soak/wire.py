@@ -7,8 +7,6 @@ import random
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -69,7 +67,6 @@ class Wire(Scenario):
         self.client = httpx.Client(base_url=self.url, timeout=60.0, trust_env=False)
         self.gate = load_gate(self.url)
         self.pool = ThreadPoolExecutor(_CLIENTS)
-        self.lock = threading.Lock()
         self.first: Held | None = None
         self.start()
 
@@ -83,10 +80,17 @@ class Wire(Scenario):
     def step(self, chance: random.Random) -> None:
         if chance.random() < 0.004:
             self._kill(chance)
-        actions: list[Callable[[random.Random], None]] = [self._ask, self._gate, self._wrong, self._vanish]
-        drawn = chance.choices(actions, weights=[12, 4, 2, 2], k=4 * _CLIENTS)
-        for done in [self.pool.submit(each, random.Random(chance.random())) for each in drawn]:
-            done.result()
+        actions = {
+            "requests": self._ask,
+            "decisions of a gate": self._gate,
+            "wrong requests": self._wrong,
+            "clients who left": self._vanish,
+        }
+        drawn = chance.choices(list(actions), weights=[12, 4, 2, 2], k=4 * _CLIENTS)
+        self.counts.update(drawn)
+        done = [self.pool.submit(actions[each], random.Random(chance.random())) for each in drawn]
+        for each in done:
+            each.result()
         held = Held.by(self.server.pid)
         self.first = self.first or held
         expect(not _ALLOWANCE.exceeded(self.first, held), "the server:", self.first, "then", held)
@@ -98,13 +102,11 @@ class Wire(Scenario):
         for question, decision in zip(questions, answer.json()["decisions"], strict=True):
             expect(decision["question"] == question, question, "got", decision)
             expect(decision["p_known"] == certainty(question), question, "got", decision)
-        self._count("requests")
 
     def _gate(self, chance: random.Random) -> None:
         question = f"Is {chance.random()} right?"
         decision = self.gate.decide(question)
         expect(decision.error is None and decision.p_known == certainty(question), question, "got", decision)
-        self._count("requests")
 
     def _wrong(self, chance: random.Random) -> None:
         name = chance.choice(list(WRONG))
@@ -116,7 +118,6 @@ class Wire(Scenario):
             expect(status == 413, name)
         else:
             expect(answer.status_code == status, name, "got", answer.status_code)
-        self._count("wrong requests")
 
     def _vanish(self, chance: random.Random) -> None:
         body = json.dumps({"questions": [f"Is {chance.random()} right?"]}).encode()
@@ -124,7 +125,6 @@ class Wire(Scenario):
         sent = (head + body)[: chance.choice((1, len(head) // 2, len(head), len(head) + 5, len(head + body)))]
         with socket.create_connection(("127.0.0.1", self.port)) as connection:
             connection.sendall(sent)
-        self._count("clients who left")
 
     def _kill(self, chance: random.Random) -> None:
         """Kill the server while it is asked: all get decisions. The next is asked as soon as it is there."""
@@ -140,17 +140,13 @@ class Wire(Scenario):
         self.first = None
         decision = self.gate.decide(questions[0])
         expect(decision.error is None, "after the restart:", decision)
-        self._count("kills")
+        self.counts["kills"] += 1
 
     def _is_ready(self) -> bool:
         try:
             return self.client.get("/ready").status_code == 200
         except httpx.TransportError:
             return False
-
-    def _count(self, what: str) -> None:
-        with self.lock:
-            self.counts[what] += 1
 
     def close(self) -> None:
         self.server.kill()
