@@ -100,7 +100,9 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
     """
     names = sorted(known)
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-    hint = f"Did you mean {' or '.join(near)}?" if near else f"Known names: {', '.join(names)}."
+    hint = f"Known names: {', '.join(names)}."
+    if near:
+        hint = f"Did you mean {' or '.join(near)}?"
     return UnknownNameError(f"There is no {kind} named {name!r}.", hint=hint)
 
 

@@ -91,10 +91,11 @@ def valid_threshold(threshold: object) -> float:
     Raises:
         ConfigurationError: It is not a number of at least 0.
     """
-    if not isinstance(threshold, Real) or not 0 <= float(threshold) < math.inf:
-        # Not printed whatever it is: an object of the user's own may not be printable.
-        shown = float(threshold) if isinstance(threshold, Real) else f"a {type(threshold).__name__}"
-        raise ConfigurationError(f"A threshold must be a number of at least 0, not {shown}.")
+    if not isinstance(threshold, Real):
+        # Not printed: an object of the user's own may not be printable.
+        raise ConfigurationError(f"A threshold must be a number, not a {type(threshold).__name__}.")
+    if not 0 <= float(threshold) < math.inf:
+        raise ConfigurationError(f"A threshold must be a number of at least 0, not {float(threshold)}.")
     return float(threshold)
 
 

@@ -150,13 +150,16 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         p = p_answered(segments.kinds, kinds, known)
         least = int(np.argmin(p))
         text = found.texts[judged[least]]
-        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-        return float(p[least]), kinds[least], f"“{shown}”"
+        if len(text) > _SHOWN:
+            text = f"{text[:_SHOWN]}…"
+        return float(p[least]), kinds[least], f"“{text}”"
 
     @property
     def _ability(self) -> tuple[float, float]:
         """Mean and standard deviation of what the LLM knows."""
-        return (self.ability.theta, self.ability.sd) if self.ability else self.trained.default_ability
+        if self.ability is None:
+            return self.trained.default_ability
+        return self.ability.theta, self.ability.sd
 
     @property
     def _judged_llm(self) -> str:
