@@ -240,7 +240,6 @@ def monitor(
     saved = read_gate(gate)
     calibration = Record(
         f"the calibration of {str(gate)!r}",
-        1,
         saved.provenance,
         hint="rgate tune … or rgate calibrate … --out DIR makes a gate with one.",
     )
