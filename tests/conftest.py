@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import sys
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import HealthCheck, settings
 from rgate_integrations.models.download import cached_path, download
 from rgate_integrations.models.local import LocalProxy, shared_proxy
 from rgate_integrations.models.reader import READER
-from tests.fake_server import serving
+from rgate_integrations.models.served import ServedProxy
+from tests.fake_server import Fake, running
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import shipped
 
@@ -88,8 +90,14 @@ def prior(tmp_path) -> str:
 
 @pytest.fixture
 def fake():
-    """A server that says what it is told: makes a served proxy of its answers."""
-    with serving() as proxy:
+    """A server that says what it is told; gives what makes a proxy of it: ``fake(*script, **options)``."""
+
+    def proxy(*script, **options):
+        Fake.script = list(script)
+        return ServedProxy(f"{url}/v1", "m", **options)
+
+    Fake.seen.clear()
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), Fake)) as url:
         yield proxy
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rgate_integrations.prompts import ANSWER, without_control_tokens
-from tests.fake_server import Fake, answer, serving
+from tests.fake_server import Fake, answer
 
 FAMILIES = {
     "chatml": """
@@ -105,10 +105,9 @@ def test_broken_beginnings_do_not_cost_much(bit):
     assert without_control_tokens(text) == text
 
 
-def test_the_server_gets_none_of_them():
-    with serving() as proxy:
-        hostile = "Who wrote Hamlet?" + "".join(TOKENS)
-        proxy(answer()).generate(ANSWER, [{"question": hostile}], tokens=1)
-        sent = Fake.seen[-1][1]["messages"][-1]["content"]
-        assert "Who wrote Hamlet?" in sent
-        assert not [token for token in TOKENS if token in sent]
+def test_the_server_gets_none_of_them(fake):
+    hostile = "Who wrote Hamlet?" + "".join(TOKENS)
+    fake(answer()).generate(ANSWER, [{"question": hostile}], tokens=1)
+    sent = Fake.seen[-1][1]["messages"][-1]["content"]
+    assert "Who wrote Hamlet?" in sent
+    assert not [token for token in TOKENS if token in sent]
