@@ -159,6 +159,7 @@ class Writer(CustomLLM):
         fails: Maps the options of a call to the error that it raises, or None.
         fails_at: Token before which it fails; None never.
         chats: Whether it is a chat model.
+        pace: Called before each token of an asynchronous stream with its number; what it returns is awaited, if any.
         logprobs: Whether it is asked for log-probabilities. With them it says that it has read 17 tokens.
     """
 
@@ -167,6 +168,7 @@ class Writer(CustomLLM):
     fails: object = lambda options: None
     fails_at: int | None = None
     chats: bool = False
+    pace: object = None
     logprobs: bool | None = None
 
     @property
@@ -201,7 +203,10 @@ class Writer(CustomLLM):
     async def astream_complete(self, prompt, formatted=False, **options):
         async def written():
             with self._ending():
-                for chunk in self._chunks(prompt, options):
+                for number, chunk in enumerate(self._chunks(prompt, options)):
+                    waited = self.pace(number) if self.pace is not None else None
+                    if waited is not None:
+                        await waited
                     yield chunk
 
         return written()
