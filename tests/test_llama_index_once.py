@@ -43,11 +43,6 @@ QUESTION = "what is unknown?"
 
 
 @pytest.fixture
-def gate():
-    return ScriptedGate()
-
-
-@pytest.fixture
 def llm():
     return Writer()
 

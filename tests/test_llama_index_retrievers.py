@@ -52,11 +52,6 @@ KNOWN, UNKNOWN = "a thing", "unknown thing"
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
-@pytest.fixture
-def gate():
-    return ScriptedGate()
-
-
 def gated(gate, streaming=False):
     return GatedQueryEngine.from_defaults(over(Shelf(), streaming=streaming), gate, llm=MockLLM())
 
@@ -85,14 +80,14 @@ def test_a_name_that_no_tool_has_is_an_error_before_the_gate_is_asked(gate, name
 @both_ways
 def test_routers_of_engines_and_of_retrievers(gate, call):
     shelves = {"direct": Shelf(), "retrieve": Shelf()}
-    engines, retrievers = [], []
-    for name, shelf in shelves.items():
-        engines.append(QueryEngineTool.from_defaults(over(shelf), name=name, description="d"))
-        retrievers.append(RetrieverTool.from_defaults(shelf, name=name, description="d"))
+    engines = [
+        QueryEngineTool.from_defaults(over(each), name=n, description="d") for n, each in shelves.items()
+    ]
+    retrievers = [RetrieverTool.from_defaults(each, name=n, description="d") for n, each in shelves.items()]
     for question in (UNKNOWN, KNOWN):
         call(RouterQueryEngine(RetrievalGateSelector(gate), engines, llm=MockLLM()), "query", question)
         call(RouterRetriever(RetrievalGateSelector(gate), retrievers, llm=MockLLM()), "retrieve", question)
-    assert (shelves["direct"].queries, shelves["retrieve"].queries) == ([KNOWN] * 2, [UNKNOWN] * 2)
+    assert [shelf.queries for shelf in shelves.values()] == [[KNOWN] * 2, [UNKNOWN] * 2]
 
 
 # --- retrievers and claims ---------------------------------------------------------------------------------
@@ -154,8 +149,7 @@ def test_the_transform_adds_claims_to_the_embedding_texts(gate):
     with pytest.warns(UserWarning, match="ClaimFusionRetriever searches them separately"):
         transform = ClaimQueryTransform(gate)
     bundle = transform.run("what is unknown?")
-    assert bundle.query_str == "what is unknown?"
-    assert len(bundle.embedding_strs) == 3
+    assert (bundle.query_str, len(bundle.embedding_strs)) == ("what is unknown?", 3)
     assert TransformQueryEngine(over(Shelf()), transform).query("what is unknown?").source_nodes
 
 

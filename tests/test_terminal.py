@@ -85,8 +85,6 @@ def test_a_line_that_is_no_question_is_an_error_of_its_own(line, options):
     assert isinstance(done.exception, SystemExit)
     assert not COMMANDS.search(done.stdout)
     assert re.search(r"who\?.*error.*x\?", done.stdout, re.DOTALL)
-    if options:
-        assert [json.loads(each)["retrieve"] for each in done.stdout.splitlines()] == [False, True, True]
 
 
 def test_standard_input_that_is_not_utf_8_is_said():
