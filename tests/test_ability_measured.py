@@ -4,10 +4,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from rgate_integrations import load_gate
-from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.ability import Ability, resolve_ability
 from rgate_integrations.models.base import HiddenStates
@@ -19,6 +17,7 @@ from rgate_integrations.tuning.ability import (
     read_anchors,
 )
 from rgate_integrations.tuning.arms import ObjectArm
+from tests.commands import printed
 from tests.fake_server import Fake, answer
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import Direct
@@ -107,12 +106,11 @@ def test_the_command_measures_a_served_llm(flat, tmp_path, fake):
         (said,) = [text for text in GOLD if text in body["messages"][-1]["content"]]
         return answer(f"That is {GOLD[said]}.")
 
-    options = f"ability --llm {fake(reply).url} --out {tmp_path / 'mine'} --model my-model-1b"
-    done = CliRunner().invoke(app, options.split())
-    assert done.exit_code == 0, done.output
+    options = ["--llm", fake(reply).url, "--out", tmp_path / "mine", "--model", "my-model-1b"]
+    page = printed("ability", *options)
     assert len(Fake.seen) == 100
-    assert "measured: 100 of 100 anchor questions" in done.output
-    assert "Before: -1.80 ± 1.50, guessed from 1 billion parameters" in done.output
+    assert "measured: 100 of 100 anchor questions" in page
+    assert "Before: -1.80 ± 1.50, guessed from 1 billion parameters" in page
 
 
 @pytest.mark.parametrize(
@@ -120,5 +118,5 @@ def test_the_command_measures_a_served_llm(flat, tmp_path, fake):
     [("qwen3:4b", "judged as qwen3-4b"), ("my-assistant", "judged as Llama-3.1-8B-Instruct")],
 )
 def test_the_command_says_what_is_assumed_of_an_llm(llm, said):
-    assert said in CliRunner().invoke(app, ["gates", "--llm", llm]).output
-    assert '"theta"' in CliRunner().invoke(app, ["gates", "--llm", llm, "--json"]).output
+    assert said in printed("gates", "--llm", llm)
+    assert '"theta"' in printed("gates", "--llm", llm, "--json")

@@ -8,7 +8,6 @@ from unittest.mock import Mock
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from rgate_integrations.cli.main import app
 from rgate_integrations.cli.terminal import DEFAULT_GATE
@@ -16,6 +15,7 @@ from rgate_integrations.engine.loading import load_gate
 from rgate_integrations.errors import DataFormatError, IndexNotFoundError, ModelLoadError
 from rgate_integrations.models.catalog import CATALOGUE
 from rgate_integrations.runtime.files import write_folder
+from tests.commands import rgate
 from tests.scripted_upstream import Shelf
 
 RGATE = [sys.executable, "-c", "from rgate_integrations.cli import main; main()"]
@@ -24,11 +24,6 @@ ZORBLAT = (
     '{"id": "1", "title": "Zorblat", "text": "The capital of Zorblat is Quimbo."}\n'
     '{"id": "2", "title": "Bread", "text": "Bread is baked."}\n'
 )
-
-
-def rgate(*arguments, stdin=""):
-    """Run a command in this process."""
-    return CliRunner().invoke(app, [str(a) for a in arguments], input=stdin)
 
 
 def objects(done):

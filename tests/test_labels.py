@@ -5,10 +5,8 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from rgate_integrations import Draft
-from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.folder import read_gate
 from rgate_integrations.models.base import TargetScores
@@ -17,6 +15,7 @@ from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.labelling import agrees, label, verdict
 from rgate_integrations.tuning.own import read_own, to_be_sampled
 from rgate_integrations.tuning.questions import Question, read_examples, read_paired, read_questions
+from tests.commands import printed
 from tests.fake_server import Fake, answer
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import Direct, Model, N, by_number, known, questions, retrieve, tuned, write
@@ -252,7 +251,5 @@ def test_training_on_sampled_labels_from_the_command_line(forty, tmp_path, monke
     half = Model(lambda question, seed: "Paris" if int(question[1:-1]) % 2 else "Rome")
     monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda *a, **k: half)
     options = f"--label accuracy --draft none --proxy tiny --data {forty} --out {tmp_path / 'g'}"
-    done = CliRunner().invoke(app, ["train", *options.split()])
-    assert done.exit_code == 0, (done.output, done.exception)
-    assert "40 questions, 50% known" in done.output
+    assert "40 questions, 50% known" in printed("train", *options.split())
     assert read_gate(tmp_path / "g").provenance["label"] == "accuracy of 30 answers of tiny"

@@ -11,7 +11,6 @@ from llama_index.core.base.response.schema import (
 from llama_index.core.chat_engine import CondenseQuestionChatEngine
 from pydantic import RootModel
 
-from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.llama_index import ClaimFusionRetriever, GatedQueryEngine
 from tests.begun_answers import KNOWN, UNSURE, Reader, Stuck, nothing_left
@@ -27,11 +26,13 @@ from tests.llama_index_parts import (
     over,
 )
 
+JUDGED = AnswerFirst(question_gate=None)
 
-def gated(llm, *, judge=None, style="query", engine=None, **options):
-    options = AnswerFirst(**({"tokens": 4, "question_gate": None} | options))
+
+def gated(llm, *, judge=None, style="query", engine=None, tokens=4):
+    streaming = style.endswith("stream")
     return GatedQueryEngine.from_defaults(
-        engine or Rag(), judge or Reader(), llm, streaming=style.endswith("stream"), answer_first=options
+        engine or Rag(), judge or Reader(), llm, streaming=streaming, tokens=tokens, answer_first=JUDGED
     )
 
 
@@ -52,7 +53,7 @@ def test_a_known_answer_is_a_response_of_the_kind_that_was_asked_for(style):
 @both_ways
 def test_an_engine_that_does_not_stream_is_judged_whole(call):
     judge = Reader()
-    engine = GatedQueryEngine(Rag(), Rag(answer=KNOWN), judge, answer_first=AnswerFirst(question_gate=None))
+    engine = GatedQueryEngine(Rag(), Rag(answer=KNOWN), judge, answer_first=JUDGED)
     response = call(engine, "query", "a known one?")
     assert isinstance(response, Response)
     assert str(response) == KNOWN
@@ -67,7 +68,7 @@ def test_of_a_parsed_object_the_question_decides(call):
     assert call(screened, "query", "easy form").response.root == "Ada"
     assert str(call(screened, "query", "hard form")) == "read about hard form"
     assert judge.calls == []
-    judged = GatedQueryEngine(Rag(), parsed, judge, answer_first=AnswerFirst(question_gate=None))
+    judged = GatedQueryEngine(Rag(), parsed, judge, answer_first=JUDGED)
     assert call(judged, "query", "a form").response.root == "Ada"
     assert judge.calls == [["a form"]]
 
@@ -101,12 +102,6 @@ def test_the_claims_that_are_searched_are_what_the_llm_had_written(call):
     call(engine, "query", "an unknown one?")
     assert set(shelf.queries) == {"an unknown one?", UNSURE.removesuffix(".")}
     assert len(llm.calls) == 1
-
-
-def test_the_llm_that_answers_is_judged():
-    engine = GatedQueryEngine.from_defaults(Rag(), load_gate(), Writer(), answer_first=True, tokens=16)
-    assert engine.strategy.question_gate.gate.llm_name == "writer"
-    assert engine.strategy.answer_first == AnswerFirst(tokens=16)
 
 
 async def test_callers_who_are_cancelled_leave_nothing_behind():

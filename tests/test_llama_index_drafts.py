@@ -8,7 +8,6 @@ import pytest
 from llama_index.core.instrumentation.dispatcher import instrument_tags
 from pydantic import RootModel
 
-from rgate_integrations import load_gate
 from rgate_integrations.llama_index import (
     ClaimFusionRetriever,
     GatedQueryEngine,
@@ -17,7 +16,6 @@ from rgate_integrations.llama_index import (
 )
 from rgate_integrations.llama_index.decider import DRAFT_TAG
 from tests.llama_index_parts import Rag, Shelf, Writer, both_ways, hearing
-from tests.scripted_proxy import ScriptedProxy
 
 EVERYTHING, NO_LOGPROBS, NOTHING = ["logprobs", "max_tokens"], ["max_tokens"], []
 LOGPROBS = (0.0, -0.25)
@@ -74,15 +72,6 @@ def test_an_llm_that_refuses_options_is_asked_without_and_an_error_costs_one_dra
     drafts = asking(gate, llm, call, 2)
     assert [getattr(draft, "logprobs", "no draft") for draft in drafts] == logprobs
     assert llm.calls == calls
-
-
-@both_ways
-def test_a_gate_that_judges_drafts_retrieves_without_one(call):
-    llm = Writer(fails=Mock(side_effect=TimeoutError("slow")))
-    gate = load_gate("ik", source="recorded", proxy=ScriptedProxy())
-    chosen = call(RetrievalGateSelector(gate, llm=llm), "select", ["direct", "retrieve"], "known?")
-    assert chosen.ind == 1
-    assert "none was given" in chosen.reason
 
 
 def no_drafts(options):

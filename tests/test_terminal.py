@@ -11,11 +11,10 @@ from contextlib import redirect_stdout
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from rgate_integrations.cli.main import app
 from rgate_integrations.cli.terminal import print_json, print_log, say, say_error, say_table
 from rgate_integrations.errors import RGateError
+from tests.commands import rgate
 
 # Clears the screen, sets the title, writes to the clipboard, the 8-bit CSI, rings, goes back, turns writing around.
 HOSTILE = "a\x1b[2Jb\x1b]0;title\x07c\x1b]52;c;cm0=\x07d\x9b31me\x07f\x08\rg\u202eh\x00i\x7fj\ud800k"
@@ -79,8 +78,7 @@ def test_json_is_escaped_and_means_the_same(value):
 )
 def test_a_line_that_is_no_question_is_an_error_of_its_own(line, options):
     good = '{"question": "who?", "popularity": 5000}\n', '{"question": "x?", "popularity": 3}\n'
-    command = ["decide", "--gate", "popularity", *options]
-    done = CliRunner().invoke(app, command, input=f"{line}\n".join(good))
+    done = rgate("decide", "--gate", "popularity", *options, stdin=f"{line}\n".join(good))
     assert done.exit_code == 1
     assert isinstance(done.exception, SystemExit)
     assert not COMMANDS.search(done.stdout)
