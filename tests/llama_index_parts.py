@@ -3,6 +3,7 @@
 import asyncio
 import functools
 from contextlib import contextmanager
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -16,7 +17,6 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import CustomLLM, MockLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
@@ -74,19 +74,13 @@ def method_of(engine, style):
     return getattr(engine, chats[style] if hasattr(engine, "chat") else style.replace("stream", "query"))
 
 
-class Handler(BaseEventHandler):
-    found: list = Field(default_factory=list)
-
-    def handle(self, event, **kwargs):
-        self.found.append(event)
-
-
 @contextmanager
 def hearing():
     """The events of LlamaIndex that are sent inside."""
-    handler, dispatcher = Handler(), get_dispatcher()
+    found, dispatcher = [], get_dispatcher()
+    handler = SimpleNamespace(handle=lambda event, **options: found.append(event))
     with patch.object(dispatcher, "event_handlers", [*dispatcher.event_handlers, handler]):
-        yield handler.found
+        yield found
 
 
 def decisions_in(events):
@@ -209,7 +203,7 @@ class Writer(CustomLLM):
     def _whole(self, prompt, options):
         chunks = list(self._chunks(prompt, options))
         logprobs = [position for chunk in chunks for position in chunk.logprobs or []]
-        return chunks[-1].model_copy(update={"logprobs": logprobs or None, "delta": None})
+        return CompletionResponse(text=chunks[-1].text, logprobs=logprobs or None)
 
     @contextmanager
     def _ending(self):

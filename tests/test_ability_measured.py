@@ -40,7 +40,6 @@ def flat(monkeypatch):
     gate = load_gate(proxy=Flat())
     monkeypatch.setattr(Flat, "fingerprint", gate.gate.trained.fingerprint, raising=False)
     monkeypatch.setattr(measuring, "load_gate", lambda: gate)
-    return gate
 
 
 EASY = ("well-known", "middling")
@@ -80,8 +79,7 @@ def test_what_was_measured_is_what_llm_name_takes(flat, tmp_path):
     measured = measure_ability(again, tmp_path / "mine")
     assert again.call.asked == list(GOLD)[-3:], "what failed is asked again, and nothing else"
     assert measured.ability.source == "measured: 50 of 100 anchor questions answered rightly"
-    prior = resolve_ability("Llama-3.2-1B")[0]
-    assert measured.prior.theta == prior.theta < measured.ability.theta
+    assert measured.prior.theta == resolve_ability("Llama-3.2-1B")[0].theta < measured.ability.theta
     assert measured.ability.sd < measured.prior.sd
     assert resolve_ability(str(measured.folder))[0].theta == pytest.approx(measured.ability.theta, abs=1e-3)
     assert load_gate(llm_name=str(measured.folder)).gate.ability.llm == "Llama-3.2-1B"

@@ -152,8 +152,13 @@ def test_a_trained_gate_tells_its_questions_apart(tiny, sums, tmp_path):
 @pytest.mark.model
 def test_a_boundary_gate_says_which_label_it_predicts_and_how_well(tiny, sums, tmp_path):
     out = tmp_path / "g"
-    described = {"draft": "none", "label": "accuracy", "labelled_by": "30 answers of tiny"}
-    options = TrainingOptions(recipe=RECIPE.with_options(epochs=1), folds=2, **described)
+    options = TrainingOptions(
+        draft="none",
+        label="accuracy",
+        labelled_by="30 answers of tiny",
+        recipe=RECIPE.with_options(epochs=1),
+        folds=2,
+    )
     metrics = train_adapter("boundary", read_examples([sums]), tiny, out, options)
     assert metrics["auc"] == {"sums": metrics["auc_pooled"]}
     saved = json.loads((out / "gate.json").read_text())["provenance"]

@@ -56,5 +56,3 @@ def test_words_follow_what_is_written_to_the_dense_index(index):
     index.delete(["hamlet"])
     assert [ids(hits) for hits in hybrid.bm25.search(["Vienna", "Danube", "Hamlet"])] == [["danube"], [], []]
     assert ids(hybrid.search(["Norway"], k=1)[0]) == ["oslo"]
-    found = hybrid.search(["Danube Hamlet tragedy"], k=10)[0]
-    assert {hit.passage.id: hit.passage.text for hit in found} == {each.id: each.text for each in index}

@@ -9,7 +9,7 @@ import sys
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -182,10 +182,6 @@ def test_passages_that_cannot_be_stored_change_nothing(index, wrong, says):
     assert_holds(index, passages())
 
 
-def broken(vectors):
-    raise ConnectionError("https://user:secret@example.org is down")
-
-
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -195,7 +191,7 @@ def broken(vectors):
         lambda vectors: vectors * np.nan,
         lambda vectors: [["a"] for _ in vectors],
         lambda vectors: None,
-        broken,
+        Mock(side_effect=ConnectionError("https://user:secret@example.org is down")),
     ],
     ids=["dimension", "too few", "one row", "nan", "no numbers", "none", "an error"],
 )

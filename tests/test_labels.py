@@ -90,15 +90,6 @@ def test_without_gold_answers_agreement_stands_in_and_says_so(tmp_path, prior):
         tuned(tmp_path, prior, bare, update=True, options={"labels": "gold"})
 
 
-class Alike:
-    """Embeds two names of a city at one place, and everything else at another."""
-
-    name = identity = "alike"
-
-    def embed(self, texts):
-        return np.array([[1.0, 0.0] if "capital" in t or "Paris" in t else [0.0, 1.0] for t in texts])
-
-
 @pytest.mark.parametrize(
     ("direct", "retrieve", "by_words", "by_meaning"),
     [
@@ -106,13 +97,17 @@ class Alike:
         ("no", "I do not know", False, True),
         ("", "Paris", False, False),
         ("", "", False, False),
-        ("Lyon", "Paris", False, False),
         ("the French capital", "Paris", False, True),
     ],
 )
 def test_agreement_by_words_and_by_meaning(direct, retrieve, by_words, by_meaning):
     assert agrees(direct, retrieve, None) is by_words
-    assert agrees(direct, retrieve, Alike()) is by_meaning
+    for second, expected in (
+        ([0.86, 0.51], by_meaning),
+        ([0.84, 0.54], by_words),
+    ):  # cosines of about as much
+        embedder = Mock(embed=Mock(return_value=np.array([[2.0, 0.0], second])))
+        assert agrees(direct, retrieve, embedder) is expected
 
 
 # --- a judge -----------------------------------------------------------------------------------------------

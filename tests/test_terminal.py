@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from contextlib import redirect_stdout
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -23,10 +24,9 @@ COMMANDS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800]")
 
 def log(text):
     """Log as the package does, to what the commands print."""
-    before = logging.getLogger().handlers[:]
-    print_log(logging.WARNING)
-    logging.getLogger("rgate_integrations").warning("%s", text)
-    logging.getLogger().handlers[:] = before
+    with patch.object(logging.getLogger(), "handlers", []):
+        print_log(logging.WARNING)
+        logging.getLogger("rgate_integrations").warning("%s", text)
 
 
 @pytest.mark.parametrize(

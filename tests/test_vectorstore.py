@@ -104,12 +104,14 @@ def test_scores_are_cosines_and_relevance_is_in_0_to_1(store):
 
 def test_embeddings_that_are_there_are_not_computed_again():
     """The embeddings would give another dimension."""
-    pairs = [("x", [1.0, 0.0, 0.0]), ("y", [0.0, 2.0, 0.0])]
     store = FaissVectorStore.from_embeddings(
-        pairs, DeterministicFakeEmbedding(size=5), [{"n": 1}, {"n": 2}], ids=["1", "2"]
+        [("x", [1.0, 0.0, 0.0]), ("y", [0.0, 2.0, 0.0])],
+        DeterministicFakeEmbedding(size=5),
+        [{"n": 1}, {"n": 2}],
+        ids=["1", "2"],
     )
-    nearest = Document(page_content="y", metadata={"n": 2}, id="2")
-    assert store.similarity_search_by_vector([0.0, 2.0, 0.0], k=1) == [nearest]
+    (nearest,) = store.similarity_search_by_vector([0.0, 2.0, 0.0], k=1)
+    assert nearest == Document(page_content="y", metadata={"n": 2}, id="2")
     empty = FaissVectorStore.from_embeddings([], Letters())
     assert empty.similarity_search("a") == empty.max_marginal_relevance_search("a") == []
 
