@@ -104,8 +104,7 @@ def test_the_command_measures_a_served_llm(flat, tmp_path, fake):
         (said,) = [text for text in GOLD if text in body["messages"][-1]["content"]]
         return answer(f"That is {GOLD[said]}.")
 
-    options = ["--llm", fake(reply).url, "--out", tmp_path / "mine", "--model", "my-model-1b"]
-    page = printed("ability", *options)
+    page = printed("ability", "--llm", fake(reply).url, "--out", tmp_path / "mine", "--model", "my-model-1b")
     assert len(Fake.seen) == 100
     assert "measured: 100 of 100 anchor questions" in page
     assert "Before: -1.80 ± 1.50, guessed from 1 billion parameters" in page

@@ -18,7 +18,6 @@ from rgate_integrations.runtime.files import write_folder
 from tests.commands import rgate
 from tests.scripted_upstream import Shelf
 
-RGATE = [sys.executable, "-c", "from rgate_integrations.cli import main; main()"]
 NEVER = ("decide", "--gate", "constant:never")
 ZORBLAT = (
     '{"id": "1", "title": "Zorblat", "text": "The capital of Zorblat is Quimbo."}\n'
@@ -30,10 +29,10 @@ def objects(done):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def process(*arguments, before="", **options):
+def process(*arguments, before=""):
     """Run a command in a process of its own."""
-    command = [*RGATE[:2], before + RGATE[2], *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    command = [sys.executable, "-c", f"{before}from rgate_integrations.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_errors_have_a_hint_in_one_line_and_exit_code_one():
@@ -145,8 +144,7 @@ def test_ask_opens_the_index_for_the_first_question_that_needs_it(monkeypatch, s
     """It built one of 10,033 passages first, for "What is the capital of France?" too."""
     monkeypatch.setattr("rgate_integrations.models.download.resolve_model", lambda name: name)
     monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda *given: scripted)
-    missing = rgate("ask", "--index", "no-such-folder", "who?")
-    assert isinstance(missing.exception, IndexNotFoundError)
+    assert isinstance(rgate("ask", "--index", "no-such-folder", "who?").exception, IndexNotFoundError)
     opened = Mock(return_value=Shelf())
     monkeypatch.setattr("rgate_integrations.cli.ask.open_index", opened)
     for gate, times in (("constant:never", 0), ("constant:always", 1)):

@@ -111,8 +111,9 @@ def test_a_killed_run_resumes_to_the_same_weights(tiny, sums, tmp_path):
     gate = fitted(sums, tiny, tmp_path / "whole")
     assert (gate.config()["source"], gate.config()["tokens"]) == ("recorded", 32)
     killed = tmp_path / "killed"
-    command = [sys.executable, "-c", KILLED, sums, tiny, killed, repr(RECIPE)]
-    process = subprocess.run(command, capture_output=True, check=False)
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED, sums, tiny, killed, repr(RECIPE)], capture_output=True, check=False
+    )
     assert process.returncode == -signal.SIGKILL, process.stderr
     assert not killed.exists()
     checkpoints = tmp_path / ".killed-checkpoints"

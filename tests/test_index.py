@@ -9,6 +9,7 @@ import sys
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from string import ascii_lowercase
 from unittest.mock import Mock, patch
 
 import numpy as np
@@ -34,8 +35,7 @@ class Letters:
         self.spoil = spoil
 
     def embed(self, texts):
-        counts = np.array([[t.lower().count(c) + 0.01 for c in "abcdefghijklmnopqrstuvwxyz"] for t in texts])
-        counts = counts.reshape(len(texts), 26)
+        counts = np.array([t.lower().count(c) + 0.01 for t in texts for c in ascii_lowercase]).reshape(-1, 26)
         vectors = (counts / np.linalg.norm(counts, axis=1, keepdims=True)).astype(np.float32)
         return self.spoil(vectors) if self.spoil and any("z" in text for text in texts) else vectors
 

@@ -42,9 +42,8 @@ def test_questions_are_read_from_a_file_and_each_once(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"question": "x", "answer": "y", "id": 0}\n')
     assert read_questions(str(path)) == [Question("x", ("y",), "0", "log")]
-    # The gold answers of the second are kept.
-    twice = ["who is it?", {"question": " WHO is it? ", "answer": "me"}]
-    assert [question.gold for question in read_questions(twice)] == [("me",)]
+    (once,) = read_questions(["who is it?", {"question": " WHO is it? ", "answer": "me"}])
+    assert once.gold == ("me",), "the gold answers of the second are kept"
 
 
 # --- labels ------------------------------------------------------------------------------------------------
@@ -131,11 +130,6 @@ def test_the_judge_leaves_refusals_and_nonsense_without_a_label(tmp_path):
     judge.score.assert_called_once()  # what was judged is not judged again
 
 
-def test_a_judge_is_needed_for_labels_by_a_judge(tmp_path, prior):
-    with pytest.raises(ConfigurationError, match="judge"):
-        tuned(tmp_path, prior, options={"labels": "judge"})
-
-
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
@@ -199,9 +193,17 @@ def test_a_sample_that_fails_is_counted_and_the_others_are_read(tmp_path, prior,
     assert np.unique(found.labels.target) == pytest.approx([0, 2 / 3, 3 / 4])
 
 
-def test_an_object_of_the_application_cannot_be_made_to_sample(tmp_path, prior):
-    with pytest.raises(ConfigurationError, match="at random"):
-        tuned(tmp_path, prior, direct=pytest.fail, options={"samples": 2})
+@pytest.mark.parametrize(
+    ("options", "direct", "said"),
+    [
+        ({"labels": "judge"}, Direct(), "A judge is needed"),
+        # An object of the application cannot be made to sample.
+        ({"samples": 2}, pytest.fail, "at random"),
+    ],
+)
+def test_labels_that_nobody_can_make(tmp_path, prior, options, direct, said):
+    with pytest.raises(ConfigurationError, match=said):
+        tuned(tmp_path, prior, direct=direct, options=options)
 
 
 # --- labels of a model's own samples (KBM, section 2.2) ----------------------------------------------------

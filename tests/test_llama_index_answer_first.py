@@ -28,9 +28,13 @@ JUDGED = AnswerFirst(question_gate=None)
 
 
 def gated(llm, *, judge=None, style="query", engine=None, tokens=4):
-    streaming = style.endswith("stream")
     return GatedQueryEngine.from_defaults(
-        engine or Rag(), judge or Reader(), llm, streaming=streaming, tokens=tokens, answer_first=JUDGED
+        engine or Rag(),
+        judge or Reader(),
+        llm,
+        streaming=style.endswith("stream"),
+        tokens=tokens,
+        answer_first=JUDGED,
     )
 
 

@@ -86,9 +86,11 @@ def test_a_line_that_is_no_question_is_an_error_of_its_own(line, options):
 
 
 def test_standard_input_that_is_not_utf_8_is_said():
-    code = "from rgate_integrations.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-X", "utf8=0", "-c", code, "decide", "--gate", "constant:always"],
+        [
+            *(sys.executable, "-X", "utf8=0", "-c", "from rgate_integrations.cli import main; main()"),
+            *("decide", "--gate", "constant:always"),
+        ],
         input=b"who?\ncaf\xe9\n",
         capture_output=True,
         check=False,

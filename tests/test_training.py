@@ -140,8 +140,7 @@ def test_training_from_the_command_line(tiny, tmp_path, monkeypatch):
     first, second = (tmp_path / name / "weights.safetensors" for name in ("proxy", "again"))
     assert first.read_bytes() == second.read_bytes()
     one_class = write(tmp_path / "one.jsonl", line("a?", True), line("b?", True))
-    failed = rgate("train", "--data", one_class, "--out", tmp_path / "x")
-    assert isinstance(failed.exception, DataFormatError)
+    assert isinstance(rgate("train", "--data", one_class, "--out", tmp_path / "x").exception, DataFormatError)
     assert not (tmp_path / "x").exists()
 
 

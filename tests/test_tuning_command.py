@@ -1,10 +1,10 @@
 """``rgate tune``: what it asks for, and what it says."""
 
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
+from rgate_integrations.index import BM25Index
 from tests.commands import rgate
 from tests.fake_server import Fake, answer
 from tests.tuning_parts import N, Reader, by_number, questions, shipped, write
@@ -13,8 +13,7 @@ from tests.tuning_parts import N, Reader, by_number, questions, shipped, write
 @pytest.fixture
 def command(tmp_path, fake, monkeypatch):
     """Run ``rgate tune`` against a server: ``command(reply, *options)``."""
-    nothing_found = SimpleNamespace(search=lambda queries, k: [[] for _ in queries])
-    monkeypatch.setattr("rgate_integrations.cli.tune.open_index", lambda folder: nothing_found)
+    monkeypatch.setattr("rgate_integrations.cli.tune.open_index", lambda folder: BM25Index([]))
     monkeypatch.setattr("rgate_integrations.cli.tune._embedder", lambda: None)
     monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda name: Reader())
     log = write(tmp_path / "log.jsonl", *questions())

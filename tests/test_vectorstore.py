@@ -28,8 +28,9 @@ class Letters(Embeddings):
 
 @pytest.fixture
 def store():
-    metadatas = [{"n": i, "even": i % 2 == 0} for i in range(6)]
-    return FaissVectorStore.from_texts(TEXTS, Letters(), metadatas, ids=TEXTS)
+    return FaissVectorStore.from_texts(
+        TEXTS, Letters(), [{"n": i, "even": i % 2 == 0} for i in range(6)], ids=TEXTS
+    )
 
 
 def ids(documents):
@@ -66,9 +67,8 @@ def test_ids_may_be_whole_numbers_or_uuids_and_none_is_a_new_one(store):
             method("aaa")
 
 
-def test_upserts_replace_and_the_last_of_equal_ids_counts(store):
-    store.add_documents([Document(page_content="ccc", id="aaa")])
-    assert store.add_texts(["a", "b"], ids=["same", "same"]) == ["same", "same"]
+def test_texts_replace_those_of_their_id_and_the_last_of_equal_ids_counts(store):
+    assert store.add_texts(["ccc", "a", "b"], ids=["aaa", "same", "same"]) == ["aaa", "same", "same"]
     assert [d.page_content for d in store.get_by_ids(["aaa", "same"])] == ["ccc", "b"]
     assert len(store.index) == 7
 
