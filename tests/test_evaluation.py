@@ -172,6 +172,8 @@ def test_what_cannot_be_guaranteed_is_not():
     assert not Budget(0.001).choose(p, closed, rag).guaranteed
     assert Budget(0.1).choose(p, closed, rag).guaranteed
     assert Budget(0.0).choose(np.full(30, 0.01), closed, rag).threshold < 0.01
+    # where passages never help, nothing is lost by skipping all
+    assert MaxLoss(0.2).choose(p, rag, rag).facts["retrieval_rate"] == 0
 
 
 def test_a_calibrated_gate_maps_what_its_inner_gate_says_and_tells_where_its_threshold_is_from(tmp_path):
