@@ -83,6 +83,14 @@ def minilm() -> str:
 
 
 @pytest.fixture
+def gate():
+    """The scripted gate of the LlamaIndex tests, anew for each."""
+    from tests.llama_index_parts import ScriptedGate
+
+    return ScriptedGate()
+
+
+@pytest.fixture
 def prior(tmp_path) -> str:
     """A saved gate that knows nothing, to be tuned."""
     return shipped(tmp_path)
