@@ -60,7 +60,7 @@ type: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/rgate download smollm2-135m-reader smollm2-135m-instruct all-minilm-l6-v2 encyclopedia-leads
 	$(BIN)/python benchmarks/speed.py
-	$(BIN)/python benchmarks/index.py --grow
+	$(BIN)/python benchmarks/index.py
 	$(BIN)/python benchmarks/end_to_end.py --limit 40 $(if $(DATA),--data $(DATA))
 
 # Runs every notebook from scratch and keeps its output beside the script.

@@ -9,13 +9,14 @@ off published figures by a regression. Hidden states are kept where `heads` keep
 With ``--measure``: how near the shipped gate comes to what LLMs know, by their recorded answers.
 """
 
-import csv
 import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from base import CONSOLE, argument_parser, print_table, read_records
 from head_fit import HeadExamples, HeadsRecipe, fit_known, logistic
 from heads import CACHE, GOALS, KNOWN_WEIGHTS, LAYERS, THRESHOLD, key, read_question_states
@@ -23,7 +24,6 @@ from labels import (
     LLAMA,
     TABLE,
     TABLE_NAMES,
-    Label,
     Source,
     read_abilities,
     read_adarague,
@@ -32,13 +32,13 @@ from labels import (
     read_recorded,
     table_name,
 )
-from sklearn.metrics import roc_auc_score
 
-from rgate_integrations import load_gate
+from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.gates.ability import Ability
-from rgate_integrations.gates.artifacts import HeadsArtifact
-from rgate_integrations.gates.heads import HeadsGate
+from rgate_integrations.gates.artifacts import HeadsArtifact, p_answered
+from rgate_integrations.gates.folder import read_gate
 from rgate_integrations.tuning.ability import estimate_ability
+from rgate_integrations.tuning.evaluation import auc, expected_calibration_error
 
 WHOLE = ("adarague", "calib", "qa-eval")
 MOST_QUESTIONS = 1_000  # of every other source
@@ -78,64 +78,54 @@ class Answers:
     """Closed-book answers of LLMs that may train what ships, one a row.
 
     Attributes:
-        states: Hidden states of the question, shape (n, layers, hidden size).
-        source, what, llm, group, known: Columns of the labels, shape (n,).
+        labels: The columns of `labels.Label`.
+        states: Hidden states of the questions, shape (n, layers, hidden size).
     """
 
+    labels: pd.DataFrame
     states: np.ndarray
-    source: np.ndarray
-    what: np.ndarray
-    llm: np.ndarray
-    group: np.ndarray
-    known: np.ndarray
 
     @classmethod
     def read(cls, data: Path, cache: Path) -> "Answers":
-        """Read all answers, and the hidden states of their questions."""
-        labels = _drawn([*read_adarague(data), *read_recorded(data)])
-        labels = [label for label in labels if not label.what.endswith("(low quality)")]
-        states = read_question_states([label.question for label in labels], cache)
-        columns = []
-        for name in ("source", "what", "llm", "group", "known"):
-            columns.append(np.array([getattr(label, name) for label in labels]))
-        return cls(np.stack([states[key(label.question)] for label in labels]), *columns)
+        """Read answers to at most `MOST_QUESTIONS` of a source, those that come first by their hash."""
+        labels = pd.DataFrame(map(vars, [*read_adarague(data), *read_recorded(data)]))
+        asked = labels[["source", "question"]].drop_duplicates()
+        asked = asked.sort_values("question", key=lambda questions: questions.map(key))
+        few = asked.groupby("source").cumcount() < MOST_QUESTIONS
+        labels = labels.merge(asked[few | asked.source.isin(WHOLE)])
+        labels = labels[~labels.what.str.endswith("(low quality)")].reset_index(drop=True)
+        states = read_question_states(labels.question.tolist(), cache)
+        return cls(labels, np.stack([states[key(question)] for question in labels.question]))
 
     def fit(self, abilities: dict[str, float]) -> np.ndarray:
         """Fit a knowledge head, at most `MOST_ANSWERS` of a cell; returns its logits for ability 0, shape (n,)."""
         rng = np.random.default_rng(0)
-        cells = np.char.add(np.char.add(self.group, "|"), self.llm)
         rows, weights = [], []
-        for cell in np.unique(cells):
-            own = np.flatnonzero(cells == cell)
-            drawn = rng.permutation(own)[:MOST_ANSWERS]
+        cells = self.labels.group + "|" + self.labels.llm
+        for _, cell in self.labels.groupby(cells):
+            drawn = rng.permutation(cell.index)[:MOST_ANSWERS]
             rows.append(drawn)
             # What was drawn stands for all.
-            weights.append(np.full(len(drawn), KNOWN_WEIGHTS[self.source[own[0]]] * len(own) / len(drawn)))
+            weight = KNOWN_WEIGHTS[cell.source.iloc[0]] * len(cell) / len(drawn)
+            weights.append(np.full(len(drawn), weight))
         part = np.concatenate(rows)
+        labels = self.labels.loc[part]
         examples = HeadExamples(
             self.states[part],
             np.full(len(part), ""),
-            self.known[part],
-            np.array([abilities[llm] for llm in self.llm[part]]),
-            self.group[part],
+            labels.known.to_numpy(),
+            labels.llm.map(abilities).to_numpy(),
+            labels.group.to_numpy(str),
             np.concatenate(weights),
         )
         weight, bias = fit_known(examples, LAYERS, HeadsRecipe())
         return np.einsum("nlh,lh->n", self.states.astype(np.float32), weight) + bias
 
-    def linked(self) -> set[str]:
+    def linked(self) -> list[str]:
         """Return the LLMs whose labels say how they compare: those that answered more than the long tail."""
-        usual = ~np.isin(self.what, LONG_TAIL) & ~np.char.endswith(self.llm, "(selected)")
-        return set(np.unique(self.llm[usual]).tolist())
-
-
-def _drawn(labels: list[Label]) -> list[Label]:
-    """Leave out what is beyond `MOST_QUESTIONS` of a source: the questions that come last by their hash."""
-    drawn: dict[str, set[str]] = {}
-    for source in {label.source for label in labels}:
-        found = {label.question for label in labels if label.source == source}
-        drawn[source] = found if source in WHOLE else set(sorted(found, key=key)[:MOST_QUESTIONS])
-    return [label for label in labels if label.question in drawn[label.source]]
+        labels = self.labels
+        usual = ~labels.what.isin(LONG_TAIL) & ~labels.llm.str.endswith("(selected)")
+        return sorted(labels.llm[usual].unique())
 
 
 class Published:
@@ -147,21 +137,21 @@ class Published:
     """
 
     def __init__(self, path: Path) -> None:
-        self.figures: dict[str, np.ndarray] = {}
-        self.urls: dict[str, str] = {}
-        with path.open(encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                values = [float(row[column]) if row[column] else math.nan for column in COLUMNS]
-                if "Verified" in row["notes"] or "contamination" in row["notes"]:
-                    values[0] = math.nan  # SimpleQA Verified is another set
-                self.figures[row["llm"]] = np.array([*map(_logit, values[:-1]), math.log2(values[-1])])
-                self.urls[row["llm"]] = row["source_url"]
+        table = pd.read_csv(path, index_col="llm")
+        other_set = table.notes.str.contains("Verified|contamination", na=False)
+        table.loc[other_set, "simpleqa"] = math.nan  # SimpleQA Verified is another set
+        self.urls = table.source_url
+        self.figures = table[[*COLUMNS]].astype(float)
+        for column in COLUMNS[:-1]:
+            share = self.figures[column] / 100
+            self.figures[column] = np.log(share / (1 - share))
+        self.figures["params_b"] = np.log2(self.figures["params_b"])
 
     def of(self, llm: str) -> np.ndarray:
         """Return the figures of an LLM by the name that labels give it; NaN where there are none."""
         name = TABLE_NAMES.get(llm, llm)
-        if name in self.figures:
-            return self.figures[name]
+        if name in self.figures.index:
+            return self.figures.loc[name].to_numpy()
         figures = np.full(len(COLUMNS), math.nan)
         figures[-1] = math.log2(SIZES.get(llm, math.nan))
         return figures
@@ -170,31 +160,25 @@ class Published:
         self, figures: np.ndarray, measured: dict[str, float], without: str = ""
     ) -> tuple[float, float, str]:
         """Return mean and standard deviation of the ability that figures say, and the names of those figures."""
-        others = {llm: theta for llm, theta in measured.items() if llm != without}
-        thetas = np.array(list(others.values()))
+        others = [llm for llm in measured if llm != without]
+        thetas = np.array([measured[llm] for llm in others])
         table = np.stack([self.of(llm) for llm in others])
-        found = []
+        found = {}
         for number, column in enumerate(COLUMNS):
             both = ~np.isnan(table[:, number])
             if both.sum() >= 3 and not math.isnan(figures[number]):
                 slope = SLOPES.get(column, LOGITS)
-                mean, sd = _line(table[both, number], thetas[both], figures[number], slope)
-                found.append((mean, sd, column))
+                found[column] = _line(table[both, number], thetas[both], figures[number], slope)
         # What size says is said again, and better, by figures that were measured.
         if len(found) > 1:
-            found = [each for each in found if each[2] != "params_b"]
+            found.pop("params_b", None)
         if not found:
             return 0.0, 1.0, ""
-        precisions = np.array([1 / sd**2 for _, sd, _ in found])
-        means = np.array([mean for mean, _, _ in found])
+        means, sds = np.array(list(found.values())).T
+        precisions = 1 / sds**2
         # They err alike, so that two of them say less than two independent ones would.
         sd = max(math.sqrt(2 / (1 + len(found)) * len(found) / precisions.sum()), LEAST_RESIDUAL)
-        return float(means @ precisions / precisions.sum()), sd, ", ".join(name for _, _, name in found)
-
-
-def _logit(percent: float) -> float:
-    share = percent / 100
-    return math.log(share / (1 - share)) if not math.isnan(percent) else math.nan
+        return float(means @ precisions / precisions.sum()), sd, ", ".join(found)
 
 
 def _line(x: np.ndarray, y: np.ndarray, at: float, slope: tuple[float, float]) -> tuple[float, float]:
@@ -225,39 +209,38 @@ def fit_abilities(
     Returns:
         Mean and standard deviation by LLM.
     """
-    llms, llm = np.unique(answers.llm, return_inverse=True)
-    groups, group = np.unique(answers.group, return_inverse=True)
+    llms, llm = np.unique(answers.labels.llm.to_numpy(str), return_inverse=True)
+    groups, group = np.unique(answers.labels.group.to_numpy(str), return_inverse=True)
     means, sds = np.array([prior[name] for name in llms]).T
     columns = np.hstack([np.eye(len(llms))[llm] * sds[llm, None], np.eye(len(groups))[group] * GROUP_SD])
     nothing = np.zeros((len(llm), 0))
     offset = logits + means[llm]
-    found, _ = logistic(columns, nothing, answers.known, np.ones(len(llm)), 1.0, offset)
+    found, _ = logistic(columns, nothing, answers.labels.known.to_numpy(), np.ones(len(llm)), 1.0, offset)
     thetas = means + found[: len(llms)] * sds
     p = 1 / (1 + np.exp(-(offset + columns @ found)))
     information = np.bincount(llm, p * (1 - p))
-    sets = np.array([len(np.unique(group[llm == number])) for number in range(len(llms))])
+    sets = answers.labels.groupby("llm").group.nunique()[llms].to_numpy()
     of_labels = 1 / np.maximum(information, 1e-6) + GROUP_SD**2 / sets
     total = np.sqrt(1 / (1 / of_labels + 1 / sds**2))
-    return {str(name): (float(t), float(s)) for name, t, s in zip(llms, thetas, total, strict=True)}
+    return dict(zip(llms.tolist(), zip(thetas.tolist(), total.tolist(), strict=True), strict=True))
 
 
 def fit_together(answers: Answers, published: Published) -> dict[str, tuple[float, float]]:
     """Fit head and abilities in turns; returns mean and standard deviation by LLM. Llama-3.1-8B-Instruct has 0."""
-    thetas = {str(llm): 0.0 for llm in np.unique(answers.llm)}
+    thetas = dict.fromkeys(sorted(answers.labels.llm.unique()), 0.0)
     links = answers.linked()
     found: dict[str, tuple[float, float]] = {}
     for _ in range(ROUNDS):
         logits = answers.fit(thetas)
-        measured = {llm: theta for llm, theta in thetas.items() if llm in links}
+        measured = {llm: thetas[llm] for llm in links}
         prior = {}
         for llm in thetas:
-            mean, sd, _ = published.ability(published.of(llm), measured, llm)
-            prior[llm] = (mean, sd)
+            prior[llm] = published.ability(published.of(llm), measured, llm)[:2]
         prior[LLAMA] = (0.0, 0.2)
         fitted = fit_abilities(answers, logits, prior)
-        shift = fitted[LLAMA][0]
-        found = {llm: (mean - shift, sd) for llm, (mean, sd) in fitted.items()}
-        thetas = {llm: mean for llm, (mean, _) in found.items()}
+        for llm, (mean, sd) in fitted.items():
+            thetas[llm] = mean - fitted[LLAMA][0]
+            found[llm] = (thetas[llm], sd)
     return found
 
 
@@ -266,13 +249,13 @@ def table_of(answers: Answers, published: Published) -> dict[str, dict]:
     abilities = fit_together(answers, published)
     found: dict[str, tuple[float, float, str]] = {}
     measured = {}
-    for llm in sorted(answers.linked()):
+    for llm in answers.linked():
         mean, sd = abilities[llm]
         measured[llm] = mean
-        sources = sorted(set(answers.source[answers.llm == llm].tolist()))
+        sources = sorted(answers.labels.source[answers.labels.llm == llm].unique())
         found[table_name(llm)] = (mean, sd, f"recorded answers ({', '.join(sources)})")
-    for name, figures in published.figures.items():
-        mean, sd, columns = published.ability(figures, measured)
+    for name in published.figures.index:
+        mean, sd, columns = published.ability(published.of(name), measured)
         if columns and name.lower() not in found:
             urls = published.urls[name].replace(" ; ", ", ")
             found[name.lower()] = (mean, sd, f"published {columns}: {urls}")
@@ -313,106 +296,96 @@ class Cell:
 
 def read_cells(data: Path, cache: Path, heads: HeadsArtifact) -> list[Cell]:
     """Read the cells with at least `LEAST` answers; of those with more than `MOST`, some that are drawn."""
-    by_cell: dict[tuple[str, str], dict[str, float]] = {}
-    labels = [*read_adarague(data), *read_recorded(data)]
+    records = [*read_adarague(data), *read_recorded(data)]
     for source in MEASURED_ONLY:
         for record in read_records(data / source.path):
-            labels += read_record(record, source)
-    for label in labels:
-        if label.known in (0.0, 1.0) and not label.llm.endswith("(selected)") and "low" not in label.what:
-            by_cell.setdefault((label.llm, label.what), {})[label.question] = label.known
-    drawn = {cell: sorted(of.items(), key=lambda each: key(each[0]))[:MOST] for cell, of in by_cell.items()}
-    drawn = {cell: some for cell, some in drawn.items() if len(some) >= LEAST}
-    asked = sorted({question for some in drawn.values() for question, _ in some})
-    states = read_question_states(asked, cache)
+            records += read_record(record, source)
+    labels = pd.DataFrame(map(vars, records))
+    clear = labels.known.isin((0.0, 1.0)) & ~labels.llm.str.endswith("(selected)")
+    labels = labels[clear & ~labels.what.str.contains("low")]
+    labels = labels.drop_duplicates(["llm", "what", "question"], keep="last")
+    labels["cell"] = labels.groupby(["llm", "what"], sort=False).ngroup()
+    labels["key"] = labels.question.map(key)
+    drawn = labels.sort_values(["cell", "key"]).groupby("cell").head(MOST)
+    states = read_question_states(drawn.question.tolist(), cache)
     cells = []
-    for (llm, what), some in drawn.items():
-        own = np.stack([states[key(question)] for question, _ in some])
-        right = np.array([known for _, known in some])
-        cells.append(Cell(llm, what, heads.known_logits(own, 0.0), own, right))
+    for _, cell in drawn.groupby("cell"):
+        if len(cell) >= LEAST:
+            own = np.stack([states[each] for each in cell.key])
+            llm, what = cell.llm.iloc[0], cell.what.iloc[0]
+            cells.append(Cell(llm, what, heads.known_logits(own, 0.0), own, cell.known.to_numpy()))
     return cells
 
 
 def measure(data: Path, cache: Path) -> None:
     """Print, by strength of the LLM and by what is known of it, how near P(known) comes to its answers."""
-    gate = load_gate(on_error="raise").gate
-    if not isinstance(gate, HeadsGate):
-        raise TypeError("The default gate has no heads.")
-    heads = gate.trained
+    heads: Any = read_gate(DEFAULT_GATE)
     cells, published = read_cells(data, cache, heads), Published(data / "strong" / "abilities.csv")
     table = read_abilities()
-    known = {llm: table[table_name(llm)] for llm in {cell.llm for cell in cells} if table_name(llm) in table}
+    known = {cell.llm: table[table_name(cell.llm)] for cell in cells if table_name(cell.llm) in table}
     rng = np.random.default_rng(0)
-    rows: dict[tuple[str, str], list[list[float]]] = {}
+    rows = []
     for cell in cells:
         size = 2 ** published.of(cell.llm)[-1]
         strength = "small" if size < SMALL else "between" if size < STRONG else "strong"
-        strength = "long tail" if cell.what in LONG_TAIL else strength
+        if cell.what in LONG_TAIL:
+            strength = "long tail"
         mean, sd, _ = published.ability(published.of(cell.llm), known, cell.llm)
         abilities = {"nobody": heads.default_ability, "its name": (mean, sd)}
         others = [each for each in cells if each.llm == cell.llm and each.what != cell.what]
         if others:
-            easiness, right = (
-                np.concatenate([getattr(o, name) for o in others]) for name in ("easiness", "right")
-            )
+            easiness = np.concatenate([each.easiness for each in others])
+            right = np.concatenate([each.right for each in others])
             asked = rng.permutation(len(right))[:100]
             prior = Ability(cell.llm, mean, max(sd, 0.5), "")
             found = estimate_ability(prior, easiness[asked], heads.ability_slope, right[asked])
             abilities["100 answers"] = (found.theta, found.sd)
+        kinds = heads.kind_probabilities(cell.states)
         for by, ability in abilities.items():
-            p = heads.p_known(
-                heads.kind_probabilities(cell.states), heads.p_fact_known(cell.states, *ability)
-            )
-            rows.setdefault((strength, by), []).append(_figures(p, cell.right))
+            p = p_answered(heads.kinds, kinds, heads.p_fact_known(cell.states, *ability))
+            rows.append({"LLMs": strength, "known by": by, **_figures(p, cell.right)})
     printed = []
-    for (strength, by), found in sorted(rows.items()):
-        right, off, ece, skipped, hits, auc = np.nanmean(np.array(found), axis=0)
-        shares = f"{skipped:.1%}", f"{hits / skipped:.1%}", f"{auc:.3f}"
-        printed.append([strength, by, str(len(found)), f"{right:.1%}", f"{off:.3f}", f"{ece:.3f}", *shares])
-    columns = [
-        "LLMs",
-        "known by",
-        "cells",
-        "right alone",
-        "|P - right|",
-        "ECE",
-        "skipped",
-        "of these right",
-        "AUC",
-    ]
-    print_table(columns, printed)
+    for (strength, by), cells_of in pd.DataFrame(rows).groupby(["LLMs", "known by"]):
+        mean_of = cells_of.mean(numeric_only=True)
+        hits = mean_of.hits / mean_of.skipped
+        row = [strength, by, f"{len(cells_of)}", f"{mean_of.right:.1%}", f"{mean_of.off:.3f}"]
+        printed.append(
+            [*row, f"{mean_of.ece:.3f}", f"{mean_of.skipped:.1%}", f"{hits:.1%}", f"{mean_of.auc:.3f}"]
+        )
+    columns = ["LLMs", "known by", "cells", "right alone", "|P - right|", "ECE", "skipped"]
+    print_table([*columns, "of these right", "AUC"], printed)
     measure_practical(data, cache, heads)
 
 
 def measure_practical(data: Path, cache: Path, heads: HeadsArtifact) -> None:
     """Print how much of each kind of practical requests is retrieved for, by the LLM's ability."""
-    labels = list(read_practical(data))
-    states = read_question_states([label.question for label in labels], cache)
+    labels = pd.DataFrame(map(vars, read_practical(data)))
+    states = read_question_states(labels.question.tolist(), cache)
     table = read_abilities()
     abilities = (min(table.values()), 0.0, 1.0, 2.0, max(table.values()))
     rows = []
     for kind in GOALS:
-        own = np.stack([states[key(label.question)] for label in labels if label.what == kind])
+        questions = labels.question[labels.what == kind]
+        own = np.stack([states[key(question)] for question in questions])
         kinds = heads.kind_probabilities(own)
-        known = [heads.p_known(kinds, heads.p_fact_known(own, theta, USUAL_SD)) for theta in abilities]
-        rows.append([kind, str(len(own)), *(f"{np.mean(p < THRESHOLD):.1%}" for p in known)])
+        row = [kind, str(len(own))]
+        for theta in abilities:
+            p = p_answered(heads.kinds, kinds, heads.p_fact_known(own, theta, USUAL_SD))
+            row.append(f"{np.mean(p < THRESHOLD):.1%}")
+        rows.append(row)
     print_table(["retrieved, by ability", "of", *(f"{theta:+.1f}" for theta in abilities)], rows)
 
 
-def _figures(p: np.ndarray, right: np.ndarray) -> list[float]:
-    """Return share right, its distance to mean P, ECE, share skipped, share skipped and right, AUC."""
-    bins = np.minimum((p * 10).astype(int), 9)
-    ece = sum(abs((p - right)[bins == number].sum()) for number in range(10)) / len(p)
+def _figures(p: np.ndarray, right: np.ndarray) -> dict[str, float]:
     skipped = p >= THRESHOLD
-    auc = roc_auc_score(right, p) if 0 < right.mean() < 1 else math.nan
-    return [
-        right.mean(),
-        abs(p.mean() - right.mean()),
-        ece,
-        skipped.mean(),
-        (skipped & (right > 0)).mean(),
-        auc,
-    ]
+    return {
+        "right": right.mean(),
+        "off": abs(p.mean() - right.mean()),
+        "ece": expected_calibration_error(p, right),
+        "skipped": skipped.mean(),
+        "hits": (skipped & (right > 0)).mean(),
+        "auc": auc(p, right),
+    }
 
 
 def main() -> None:

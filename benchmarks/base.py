@@ -1,7 +1,9 @@
 """What the benchmarks share: their arguments, records, tables and intervals."""
 
 import argparse
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,11 @@ def argument_parser(description: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+
+
+def checksum(questions: Iterable[str]) -> str:
+    """Return what a model card names a set of questions by."""
+    return hashlib.sha256(json.dumps(sorted(questions)).encode()).hexdigest()
 
 
 def read_records(path: Path) -> list[Any]:

@@ -1,6 +1,6 @@
 """Trains the gate for begun answers, and measures it on questions that it has not seen.
 
-    python benchmarks/begun.py --data FOLDER [--runs FOLDER] [--cache FOLDER] [--save FOLDER]
+    python benchmarks/begun.py --data FOLDER --runs FOLDER [--cache FOLDER] [--save FOLDER]
 
 One probe reads the question and the first 8, 16, 32 or 64 tokens of the LLM's answer alike: each recorded answer is
 cut to each of these lengths. All figures are held out by question cluster, also those of the ensemble with the gate
@@ -12,27 +12,33 @@ see `served.py`): a small head that weighs them is fitted on the part ``train``,
 folder has them, on the answers of six LLMs about songs.
 """
 
-import hashlib
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import base
 import numpy as np
+import pandas as pd
 from base import SETS
 from begun_states import CUTS, DEEP, LAYERS, Answers, read_states
-from head_fit import HeadExamples, HeadsRecipe, fit_known, logistic
-from heads import CACHE, FOLDS, SEED, Kept, alone, ece, key
-from labels import LLAMA, clustered, read_adarague
-from logprobs import Runs, cross_validated_head, fit_head, judged, read_runs, show_knowledge, together
-from sklearn.metrics import roc_auc_score
+from head_fit import HeadExamples, HeadsRecipe, fit_known, fit_line
+from heads import CACHE, FOLDS, SEED, alone, ece, embed, folds_of
+from labels import LLAMA, clusters_of, read_adarague
+from logprobs import (
+    Runs,
+    cross_validated_head,
+    features,
+    fit_head,
+    judged,
+    read_runs,
+    show_knowledge,
+    together,
+)
 
 from rgate_integrations.gates.artifacts import LogprobHead, ProbeArtifact
-from rgate_integrations.gates.folder import read_gate, save_gate
-from rgate_integrations.index.embedder import SentenceEmbedder
+from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy
+from rgate_integrations.tuning.evaluation import auc
 
 SHARES = (*(1 / len(DEEP) for _ in DEEP), *(0.15 / len(DEEP) for _ in DEEP), 0.4)
 """How much each layer's logit counts: chosen on the folds, where values nearby are as good."""
@@ -81,21 +87,9 @@ def cross_validated(answers: Answers, fold: np.ndarray) -> np.ndarray:
     return logits
 
 
-def line_of(logits: np.ndarray, known: np.ndarray) -> tuple[float, float]:
-    """Fit the line that calibrates logits of all cuts, shape (n, cuts)."""
-    n = logits.size
-    label, weight = np.repeat(known, logits.shape[1]), np.full(n, 1 / logits.shape[1])
-    slope, intercept = logistic(logits.reshape(n, 1), np.ones((n, 1)), label, weight, 1e-3, np.zeros(n))
-    return float(slope[0]), float(intercept[0])
-
-
 def aucs(logits: np.ndarray, answers: Answers) -> list[float]:
     """Return the AUC of each set."""
-    found = []
-    for name in SETS:
-        own = answers.sets == name
-        found.append(float(roc_auc_score(answers.known[own], logits[own])))
-    return found
+    return [auc(logits[answers.sets == name], answers.known[answers.sets == name]) for name in SETS]
 
 
 # --- log-probabilities ---------------------------------------------------------------------------------------
@@ -116,30 +110,24 @@ def judge_runs(
         without: For each set the probe that was trained on the other sets.
         fold_of: The fold of each question of the part ``train``, for held-out figures.
     """
-    text = probe(runs.answers.states)
-    train = np.flatnonzero(runs.part == "train")
+    text = probe(runs.states)
+    train = (runs.calls.part == "train").to_numpy()
     for name, other in without.items():
-        own = train[runs.kind[train] == name]
-        text[own] = other(runs.answers.states[own])
-    fold = np.array([fold_of[runs.answers.questions[row]] for row in train])
-    features, question, known = runs.features(text), runs.question, runs.answers.known
-    head = fit_head(features[train], question.part(train), known[train])
-    shipped: Any = read_gate("default-answer")
-    ways = {
-        "question and words": together(question, text),
-        "as shipped": together(question, judged(shipped.logprobs, features)),
-        "all": together(question, judged(head, features)),
-    }
-    ways["all"][train] = cross_validated_head(features[train], question.part(train), known[train], fold)
-    show_knowledge(runs, features, ways)
-    learned = [runs.answers.questions[row] for row in train]
-    facts = {
-        "n": len(train),
-        "sha256": hashlib.sha256(json.dumps(sorted(learned)).encode()).hexdigest(),
+        own = train & (runs.calls.kind == name).to_numpy()
+        text[own] = other(runs.states[own])
+    seen = features(runs.calls.logprobs, text)
+    known, learned = runs.calls.known.to_numpy(), runs.calls[train]
+    head = fit_head(seen[train], runs.question.part(train), known[train])
+    default = together(runs.question, judged(head, seen))
+    fold = learned.question.map(fold_of).to_numpy()
+    default[train] = cross_validated_head(seen[train], runs.question.part(train), known[train], fold)
+    show_knowledge(runs, seen, default)
+    return head, {
+        "n": len(learned),
+        "sha256": base.checksum(learned.question),
         "known": float(known[train].mean()),
-        "llms": sorted(set(runs.answers.sets[train].tolist())),
+        "llms": sorted(learned.llm.unique()),
     }
-    return head, facts
 
 
 # --- all of it -----------------------------------------------------------------------------------------------
@@ -147,22 +135,15 @@ def judge_runs(
 
 def read_answers(data: Path, cache: Path) -> tuple[Answers, np.ndarray]:
     """Return the six sets' answers, and the fold of each question."""
-    labels = list(read_adarague(data))
-    embedded = Kept(cache / "embeddings").fill([each.question for each in labels], SentenceEmbedder().embed)
-    vectors = np.stack([embedded[key(each.question)] for each in labels]).astype(np.float32)
-    clusters = np.array([each.cluster for each in clustered(labels, vectors)])
-    fold = np.random.default_rng(SEED).integers(0, FOLDS, clusters.max() + 1)[clusters]
+    labels = pd.DataFrame(map(vars, read_adarague(data)))
+    fold = folds_of(clusters_of(labels, embed(labels, cache)))
     pairs = []
     for name in SETS:
         for record in base.read_answers(data, name):
             pairs.append((record["question"].strip(), record["closed_book_text"].strip()))
-    answers = Answers(
-        read_states(cache, pairs),
-        np.array([each.known for each in labels]),
-        np.array([each.what for each in labels]),
-        [question for question, _ in pairs],
-    )
-    return answers, fold
+    states = read_states(cache, pairs)
+    questions = [question for question, _ in pairs]
+    return Answers(states, labels.known.to_numpy(), labels.what.to_numpy(str), questions), fold
 
 
 def show_sets(ways: dict[str, np.ndarray], answers: Answers) -> None:
@@ -177,69 +158,57 @@ def show_sets(ways: dict[str, np.ndarray], answers: Answers) -> None:
     base.print_table(["", "tokens", *SETS, "mean", "ECE"], rows, "AUC, held out by question cluster")
 
 
-def _means(logits: np.ndarray, answers: Answers) -> dict[str, float]:
-    """Return the mean AUC of the sets at each cut."""
-    return {str(cut): float(np.mean(aucs(logits[:, place], answers))) for place, cut in enumerate(CUTS)}
-
-
 def main() -> None:
     """Run."""
     parser = base.argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--runs", type=Path, help="recorded calls with log-probabilities")
+    parser.add_argument("--runs", type=Path, required=True, help="recorded calls with log-probabilities")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where hidden states are kept")
     parser.add_argument("--save", type=Path)
     arguments = parser.parse_args()
     answers, fold = read_answers(arguments.data, arguments.cache)
     logits = cross_validated(answers, fold)
-    slope, intercept = line_of(logits, answers.known)
+    slope, intercept = fit_line(logits, answers.known)
     words = slope * logits + intercept
     both = together(alone(answers.questions, arguments.cache), words)
     show_sets({"words": words, "question and words": both}, answers)
     probe = fit(answers, np.ones(len(fold), bool)).calibrated(slope, intercept)
-    head, facts = None, {}
-    if arguments.runs is not None:
-        fold_of = dict(zip(answers.questions, fold.tolist(), strict=True))
-        runs = read_runs(arguments.runs, arguments.data, arguments.cache)
-        without = {}
-        for name in np.unique(runs.kind[runs.part == "train"]):
-            other = fit(answers, answers.sets != name)
-            without[name] = other.calibrated(slope, intercept)
-        head, facts = judge_runs(runs, probe, without, fold_of)
-        base.CONSOLE.print(head)
+    runs = read_runs(arguments.runs, arguments.data, arguments.cache)
+    without = {}
+    for name in runs.calls.kind[runs.calls.part == "train"].unique():
+        without[name] = fit(answers, answers.sets != name).calibrated(slope, intercept)
+    fold_of = dict(zip(answers.questions, fold.tolist(), strict=True))
+    head, facts = judge_runs(runs, probe, without, fold_of)
+    base.CONSOLE.print(head)
     if arguments.save is not None:
         whole = aucs(words[:, -1], answers)
+        by_tokens, with_heads = {}, {}
+        for place, cut in enumerate(CUTS):
+            by_tokens[str(cut)] = float(np.mean(aucs(words[:, place], answers)))
+            with_heads[str(cut)] = float(np.mean(aucs(both[:, place], answers)))
         metrics = {
             "auc": dict(zip(SETS, whole, strict=True)),
             "auc_mean": float(np.mean(whole)),
-            "auc_pooled": float(roc_auc_score(answers.known, words[:, -1])),
-            "auc_mean_by_tokens": _means(words, answers),
-            "auc_mean_with_default_heads": _means(both, answers),
+            "auc_pooled": auc(words[:, -1], answers.known),
+            "auc_mean_by_tokens": by_tokens,
+            "auc_mean_with_default_heads": with_heads,
         }
-        _save(arguments.save, answers, probe, head, metrics, facts)
+        save(arguments.save, answers, probe, head, metrics, facts)
 
 
-def _save(
-    folder: Path,
-    answers: Answers,
-    probe: Probe,
-    head: LogprobHead | None,
-    metrics: dict,
-    runs: dict,
-) -> None:
-    questions = sorted(answers.questions)
+def save(folder: Path, answers: Answers, probe: Probe, head: LogprobHead, metrics: dict, runs: dict) -> None:
+    """Save the gate, with what it was made of."""
     data = [
         {
             "name": "adarague",
             "licence": "MIT",
-            "sha256": hashlib.sha256(json.dumps(questions).encode()).hexdigest(),
+            "sha256": base.checksum(answers.questions),
             "n": len(answers.known),
             "known": float(answers.known.mean()),
             "llms": [LLAMA],
-        }
+        },
+        {"name": "own runs on those questions (log-probabilities)", "licence": "MIT", **runs},
     ]
-    if head is not None:
-        data.append({"name": "own runs on those questions (log-probabilities)", "licence": "MIT", **runs})
     artifact = ProbeArtifact(
         weight=probe.weight.astype(np.float32),
         bias=0.0,

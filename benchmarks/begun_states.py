@@ -59,10 +59,8 @@ def _read(reader: Reader, names: list[str]) -> np.ndarray:
     for start in range(0, len(rows), AT_ONCE):
         some = rows[start : start + AT_ONCE]
         for row, states in zip(some, reader.states([row.ids for row in some], numbers), strict=True):
-            found.append(np.stack([_at(row, states, cut) for cut in CUTS]))
-    return np.stack(found)
-
-
-def _at(row: ReaderRow, states: dict[int, np.ndarray], cut: int) -> np.ndarray:
-    begun = ReaderRow(row.ids[: row.prompt + cut], row.question, row.prompt)
-    return pooled({number: values[: len(begun.ids)] for number, values in states.items()}, begun, LAYERS)
+            for cut in CUTS:
+                begun = ReaderRow(row.ids[: row.prompt + cut], row.question, row.prompt)
+                read = {number: values[: len(begun.ids)] for number, values in states.items()}
+                found.append(pooled(read, begun, LAYERS))
+    return np.stack(found).reshape(len(rows), len(CUTS), len(LAYERS), -1)

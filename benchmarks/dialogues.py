@@ -110,14 +110,14 @@ def dialogues(seed: int = 0, part: str = "train", each: int = EACH) -> list[Dial
     return list(found.values())
 
 
-@cache
 def frames() -> list[Frame]:
     """Return the frames, in the order of the file."""
-    return [frame for frame in _sections() if frame.name != "answers"]
+    return _sections()[1:]
 
 
 @cache
 def _sections() -> list[Frame]:
+    """Return the answers to what has none, and then the frames."""
     found: list[Frame] = []
     for line in read_lines(FOLDER / "dialogues.txt"):
         if line.startswith("["):
@@ -167,8 +167,7 @@ def _turns(
 
 def _say(template: str, part: str, draw: random.Random, bound: dict[str, str]) -> str:
     """Fill a template in; a slot has the same word as before, and with a 2 another one."""
-    open_slots = {name: [f"{{{name}}}"] for name in read_words()}
-    open_slots |= {f"{name}2": [f"{{{name}2}}"] for name in read_words()}
+    open_slots = _open_slots()
     text = filled(template, open_slots, draw)
     text = _REQUEST.sub(lambda match: filled(_request(match, part, draw), open_slots, draw), text)
 
@@ -182,6 +181,13 @@ def _say(template: str, part: str, draw: random.Random, bound: dict[str, str]) -
     return _SLOT.sub(word, text)
 
 
+@cache
+def _open_slots() -> dict[str, list[str]]:
+    """Return words for `filled` that leave each slot as it is."""
+    names = [*read_words(), *(f"{name}2" for name in read_words())]
+    return {name: [f"{{{name}}}"] for name in names}
+
+
 def _request(reference: re.Match[str], part: str, draw: random.Random) -> str:
     """Return a template that ``@KIND`` or ``@KIND:slot`` stands for, without alternatives."""
     kind, slot = reference[1], f"{{{reference[2]}}}"
@@ -189,8 +195,7 @@ def _request(reference: re.Match[str], part: str, draw: random.Random) -> str:
     if not reference[2]:
         tested = templates[TEST_LINES]
         return draw.choice(tested if part == "test" else [each for each in templates if each not in tested])
-    open_slots = {name: [f"{{{name}}}"] for name in read_words()}
     while True:
-        text = filled(draw.choice([each for each in templates if slot in each]), open_slots, draw)
+        text = filled(draw.choice([each for each in templates if slot in each]), _open_slots(), draw)
         if slot in text:
             return text

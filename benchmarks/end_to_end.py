@@ -12,18 +12,18 @@ An LLM's time is counted from its tokens, at the speed of the fastest tenth of t
 search and chains take is their CPU time, so that other work on the machine changes neither.
 """
 
+import math
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from base import CONSOLE, OUT, argument_parser, mean_interval, print_table
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 from mixture import Question
 from served import (
-    Clock,
     K,
     NotRecorded,
     Record,
@@ -46,29 +46,6 @@ from rgate_integrations.prompts import ANSWER_WITH_PASSAGES
 from rgate_integrations.runtime.text import is_correct
 
 HELD = 32
-
-
-@dataclass(frozen=True)
-class Answered:
-    """One question, answered in one way.
-
-    Attributes:
-        kind: Kind of the question.
-        right: Whether a gold answer is contained, on word boundaries; None where there is none.
-        retrieved: Whether the answer was written from passages.
-        calls: Calls of the LLM.
-        prompt: Tokens that the LLM read.
-        first: Seconds to the first token that the user sees.
-        total: Seconds to the end.
-    """
-
-    kind: str
-    right: bool | None
-    retrieved: bool
-    calls: int
-    prompt: int
-    first: float
-    total: float
 
 
 def chains(index: Retriever, chat: RecordedChat) -> dict[str, Runnable[Any, Any]]:
@@ -95,31 +72,41 @@ def chains(index: Retriever, chat: RecordedChat) -> dict[str, Runnable[Any, Any]
     }
 
 
-def answer(chain: Any, chat: RecordedChat, question: Question) -> Answered:
-    """Answer one question in one way."""
-    clock: Clock = chat.clock
-    clock.calls.clear()
+def answer(chain: Any, chat: RecordedChat, question: Question) -> dict[str, Any]:
+    """Answer one question in one way.
+
+    Returns:
+        The ``kind`` of the question; whether a gold answer is contained, on word boundaries (``right``; NaN where
+        there is none); whether the answer was written from passages (``retrieved``); the LLM's ``calls``, and the
+        tokens that it read (``prompt``); seconds to the ``first`` token that the user sees, and in ``total``.
+    """
+    chat.calls.clear()
     start = time.process_time()
     first, text = None, ""
     for piece in chain.stream(question.question):
         if piece and first is None:
-            first = time.process_time() - start + clock.seconds
+            first = time.process_time() - start + chat.seconds
         text += piece
-    total = time.process_time() - start + clock.seconds
-    return Answered(
-        kind=question.kind,
-        right=is_correct(text, question.gold_answers) if question.gold_answers else None,
-        retrieved=any(call["system"] == ANSWER_WITH_PASSAGES.system for call in clock.calls),
-        calls=len(clock.calls),
-        prompt=sum(call["prompt"] for call in clock.calls),
-        first=total if first is None else first,
-        total=total,
-    )
+    total = time.process_time() - start + chat.seconds
+    calls = pd.DataFrame(chat.calls)
+    return {
+        "kind": question.kind,
+        "right": float(is_correct(text, question.gold_answers)) if question.gold_answers else math.nan,
+        "retrieved": (calls.system == ANSWER_WITH_PASSAGES.system).any(),
+        "calls": len(calls),
+        "prompt": calls.prompt.sum(),
+        "first": total if first is None else first,
+        "total": total,
+    }
 
 
-def run(index: Retriever, chat: RecordedChat, asked: list[Question]) -> dict[str, list[Answered]]:
-    """Answer all questions in all ways; a way that lacks calls in the record is left out."""
-    found: dict[str, list[Answered]] = {}
+def run(index: Retriever, chat: RecordedChat, asked: list[Question]) -> dict[str, pd.DataFrame]:
+    """Answer all questions in all ways; a way that lacks calls in the record is left out.
+
+    Returns:
+        For each way what `answer` returned, a row a question.
+    """
+    found = {}
     for name, chain in chains(index, chat).items():
         answers = []
         try:
@@ -130,39 +117,31 @@ def run(index: Retriever, chat: RecordedChat, asked: list[Question]) -> dict[str
         except NotRecorded:
             CONSOLE.print(f"Left out: {name}. The record lacks some of its calls.")
             continue
-        found[name] = answers
+        found[name] = pd.DataFrame(answers)
     # What retrieves only where that alone is right, and knows so at no cost.
-    found["oracle"] = []
-    for never, always in zip(found["never"], found["always"], strict=True):
-        found["oracle"].append(always if always.right and not never.right else never)
+    never, always = found["never"], found["always"]
+    helps = (always.right == 1) & (never.right == 0)
+    found["oracle"] = pd.concat([always[helps], never[~helps]]).sort_index()
     return found
 
 
-def show(found: dict[str, list[Answered]], title: str) -> None:
+def show(found: dict[str, pd.DataFrame], title: str) -> None:
     """Print what each way costs and how often it is right, and the same by kind of question."""
-    kinds = sorted({each.kind for each in found["always"]})
-    judged = [number for number, each in enumerate(found["always"]) if each.right is not None]
-    always = np.array([found["always"][number].right for number in judged], float)
+    kinds = sorted(found["always"].kind.unique())
     rows, by_kind = [], []
     for way, answers in found.items():
-        right = np.array([answers[number].right for number in judged], float)
-        low, high = 100 * np.array(mean_interval(right - always))
-        points = f"{100 * (right - always).mean():+.1f} [{low:+.1f}, {high:+.1f}]"
-        row = [way, f"{100 * right.mean():.1f}", "" if way == "always" else points]
-        row.append(f"{100 * np.mean([each.retrieved for each in answers]):.0f}")
-        row.append(f"{np.mean([each.calls for each in answers]):.2f}")
-        row.append(f"{np.mean([each.prompt for each in answers]):.0f}")
-        for name in ("first", "total"):
-            low, high = np.percentile([getattr(each, name) for each in answers], [50, 95])
-            row.append(f"{low:.2f}, {high:.2f}")
+        gain = (answers.right - found["always"].right).dropna().to_numpy()
+        low, high = 100 * np.array(mean_interval(gain))
+        points = "" if way == "always" else f"{100 * gain.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
+        row = [way, f"{100 * answers.right.mean():.1f}", points, f"{100 * answers.retrieved.mean():.0f}"]
+        row += [f"{answers.calls.mean():.2f}", f"{answers.prompt.mean():.0f}"]
+        for seconds in (answers["first"], answers["total"]):
+            median, slow = seconds.quantile([0.5, 0.95])
+            row.append(f"{median:.2f}, {slow:.2f}")
         rows.append(row)
-        cells = [way]
-        for kind in kinds:
-            own = [each for each in answers if each.kind == kind]
-            known = [each.right for each in own if each.right is not None]
-            share = f"{100 * np.mean(known):.0f}" if known else ""
-            cells.append(f"{share} ({100 * np.mean([each.retrieved for each in own]):.0f})")
-        by_kind.append(cells)
+        means = 100 * answers.groupby("kind")[["right", "retrieved"]].mean()
+        cells = [f"{means.right[kind]:.0f} ({means.retrieved[kind]:.0f})" for kind in kinds]
+        by_kind.append([way, *cells])
     columns = ["way", "right, %", "points against always [95 %]", "retrieved, %", "LLM calls", "read"]
     print_table([*columns, "first token, s (p50, p95)", "total, s (p50, p95)"], rows, title)
     print_table(["way", *kinds], by_kind, "Right, % (retrieved, %), by kind of question")
@@ -187,7 +166,7 @@ def main() -> None:
     asked = asked[: arguments.limit]
     index = open_index(data)
     with server("" if arguments.recorded else arguments.llm) as url:
-        chat = RecordedChat(record=record, url=url, clock=Clock())
+        chat = RecordedChat(record=record, url=url)
         if not arguments.recorded:  # the speed is known once everything is in the record
             run(index, chat, asked)
     chat.speed = Speed(*arguments.speed) if arguments.speed else Speed.of(record.calls.values())

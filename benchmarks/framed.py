@@ -9,9 +9,10 @@ were fitted. Follow-ups are of `dialogues`, of forms that nothing trains on.
 
 import math
 import random
+from collections import defaultdict
 from pathlib import Path
 
-import numpy as np
+import pandas as pd
 from base import argument_parser, print_table, read_records
 from dialogues import dialogues
 from mixtures import Mixture, corpus_prose, frame_names, mixed
@@ -27,10 +28,10 @@ AT_ONCE = 16
 def framed(data: Path, n: int) -> list[Mixture]:
     """Return requests in frames, ``n`` a frame."""
     draw = random.Random(7)  # noqa: S311 - nothing here is secret
-    asked: dict[str, list[str]] = {}
+    asked: dict[str, list[str]] = defaultdict(list)
     for record in read_records(data / "practical.dev.jsonl"):
         if record["source"] != "yizhongw/self-instruct":  # they bring texts of their own
-            asked.setdefault(record["kind"], []).append(record["question"])
+            asked[record["kind"]].append(record["question"])
     prose = corpus_prose(data, slice(3_000))
     found = []
     for frame in frame_names():
@@ -53,22 +54,24 @@ def main() -> None:
     parser.add_argument("--llm", default="", help="whose knowledge is judged; an LLM of 8B unless given")
     arguments = parser.parse_args()
     gate = load_gate(llm_name=arguments.llm, on_error="raise")
-    retrieved: dict[tuple[str, bool], list[bool]] = {}
+    found = []
     requests = framed(arguments.data, arguments.n)
     for start in range(0, len(requests), AT_ONCE):
         some = requests[start : start + AT_ONCE]
         for mixture, decision in zip(some, gate.decide_batch([each.text for each in some]), strict=True):
             for name in (mixture.frame, "all frames"):
-                retrieved.setdefault((name, mixture.kind in NEEDY), []).append(decision.retrieve)
+                found.append((name, mixture.kind in NEEDY, decision.retrieve))
     tested = dialogues(0, part="test")
-    found = gate.decide_batch([each.message for each in tested], histories=[each.history for each in tested])
-    for dialogue, decision in zip(tested, found, strict=True):
-        retrieved.setdefault(("follow-ups", dialogue.kind in NEEDY), []).append(decision.retrieve)
+    decisions = gate.decide_batch(
+        [each.message for each in tested], histories=[each.history for each in tested]
+    )
+    for dialogue, decision in zip(tested, decisions, strict=True):
+        found.append(("follow-ups", dialogue.kind in NEEDY, decision.retrieve))
 
     table = []
-    for name in dict.fromkeys(name for name, _ in retrieved):
-        needs, others = retrieved[name, True], retrieved[name, False]
-        shares = f"{np.mean(needs):.1%}", f"{1 - np.mean(others):.1%}"
+    for name, rows in pd.DataFrame(found, columns=["name", "needs", "retrieve"]).groupby("name", sort=False):
+        needs, others = rows.retrieve[rows.needs], rows.retrieve[~rows.needs]
+        shares = f"{needs.mean():.1%}", f"{1 - others.mean():.1%}"
         table.append([name, shares[0], str(len(needs)), shares[1], str(len(others))])
     print_table(["", "retrieved of what needs it", "of", "skipped of the rest", "of"], table)
 

@@ -5,13 +5,14 @@
 The data files have one record a question with ``question`` and ``closed_book_correct``.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas as pd
 from base import argument_parser, print_table, read_records
 
-from rgate_integrations import load_gate
+from rgate_integrations import Decision, load_gate
 from rgate_integrations.tuning.evaluation import auc
 
 # The shipped gates were trained on the questions of the page: their honest numbers are those of gate_quality.py.
@@ -29,25 +30,25 @@ GATES: dict[str, tuple[str, dict[str, Any]]] = {
 PROXY, BATCH = "smollm2-135m-instruct", 32
 
 
-def measure(path: Path, limit: int, names: list[str]) -> list[tuple[float, float, float]]:
-    """Return AUC, model calls and milliseconds a question of each gate."""
+def measure(path: Path, limit: int, names: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield AUC, model calls and milliseconds a question of each gate on one set."""
     records = read_records(path)[:limit]
-    gates = []
+    known = [record["closed_book_correct"] for record in records]
+    dataset = path.name.removeprefix("adaptive_llama31_8b.").partition(".")[0]
     for name in names:
         kind, options = GATES[name]
-        gates.append(load_gate(kind, **options, on_error="raise").with_options(proxy=PROXY))
-    decisions: list[list[Any]] = [[] for _ in gates]
-    for start in range(0, len(records), BATCH):
-        batch = [record["question"] for record in records[start : start + BATCH]]
-        for own, gate in zip(decisions, gates, strict=True):
-            own += gate.decide_batch(batch)
-    known = [record["closed_book_correct"] for record in records]
-    found = []
-    for own in decisions:
-        calls = np.mean([decision.cost.model_calls for decision in own])
-        milliseconds = np.mean([decision.cost.milliseconds for decision in own])
-        found.append((auc([decision.p_known for decision in own], known), float(calls), float(milliseconds)))
-    return found
+        gate = load_gate(kind, **options, on_error="raise").with_options(proxy=PROXY)
+        decisions: list[Decision] = []
+        for start in range(0, len(records), BATCH):
+            decisions += gate.decide_batch([each["question"] for each in records[start : start + BATCH]])
+        costs = pd.DataFrame([vars(decision.cost) for decision in decisions])
+        yield {
+            "gate": name,
+            "set": dataset,
+            "AUC": auc([decision.p_known for decision in decisions], known),
+            "calls": costs.model_calls.mean(),
+            "ms": costs.milliseconds.mean(),
+        }
 
 
 def main() -> None:
@@ -56,18 +57,16 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=200)
     parser.add_argument("--gates", nargs="+", choices=GATES, default=list(GATES))
     arguments = parser.parse_args()
-    names = arguments.gates
-    # Shape (sets, gates, figures).
-    found = np.array([measure(path, arguments.limit, names) for path in arguments.data])
+    found = []
+    for path in arguments.data:
+        found += measure(path, arguments.limit, arguments.gates)
     rows = []
-    for number, name in enumerate(names):
-        aucs, calls, milliseconds = found[:, number].T
+    for name, of_sets in pd.DataFrame(found).groupby("gate", sort=False):
         settings = ", ".join(f"{option}={value}" for option, value in GATES[name][1].items())
-        each = [f"{value:.3f}" for value in (*aucs, aucs.mean())]
+        aucs = [f"{value:.3f}" for value in (*of_sets.AUC, of_sets.AUC.mean())]
         # The median of the sets: a machine that is busy for a while must not decide.
-        rows.append([name, settings, *each, f"{calls.mean():.1f}", f"{np.median(milliseconds):.0f}"])
-    sets = [path.name.removeprefix("adaptive_llama31_8b.").partition(".")[0] for path in arguments.data]
-    print_table(["gate", "settings", *sets, "mean", "model calls", "ms"], rows)
+        rows.append([name, settings, *aucs, f"{of_sets.calls.mean():.1f}", f"{of_sets.ms.median():.0f}"])
+    print_table(["gate", "settings", *of_sets.set, "mean", "model calls", "ms"], rows)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
+import pandas as pd
+from sklearn.linear_model import LogisticRegression
 
-from rgate_integrations.errors import DataFormatError, missing_dependency
 from rgate_integrations.gates.artifacts import HeadsArtifact, Kind, SegmentHeads
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.segments import LAYOUT
@@ -45,9 +46,6 @@ class HeadExamples:
     weights: Float64Array
     layout: Float32Array | None = None
 
-    def __len__(self) -> int:
-        return len(self.known)
-
     def rows(self, chosen: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> HeadExamples:
         """Return some rows, by a mask or by positions."""
         return HeadExamples(*(column[chosen] for column in self.columns))
@@ -55,7 +53,7 @@ class HeadExamples:
     @property
     def columns(self) -> tuple[np.ndarray[Any, Any], ...]:
         """All columns in order."""
-        layout = np.zeros((len(self), LAYOUT), np.float32) if self.layout is None else self.layout
+        layout = np.zeros((len(self.known), LAYOUT), np.float32) if self.layout is None else self.layout
         return (self.states, self.kinds, self.known, self.abilities, self.groups, self.weights, layout)
 
 
@@ -94,7 +92,7 @@ def fit_heads(
     kinds: Sequence[Kind],
     default_llm: str,
     base_model: str,
-    recipe: HeadsRecipe | None = None,
+    recipe: HeadsRecipe,
     known: tuple[Float32Array, float] | None = None,
 ) -> HeadsArtifact:
     """Fit all heads. They are not calibrated, and say nothing of where they come from: see `calibrated_heads`.
@@ -111,20 +109,13 @@ def fit_heads(
         base_model: The proxy whose states they are.
         recipe: How to fit.
         known: What `fit_known` returned, if the knowledge head is fitted already.
-
-    Raises:
-        DataFormatError: A kind, or a label, does not occur.
     """
-    recipe = recipe or HeadsRecipe()
-    of_kind = examples.rows(examples.kinds != "")
-    labelled = examples.rows(~np.isnan(examples.known))
-    missing = [kind.name for kind in kinds if kind.name not in of_kind.kinds]
-    if missing or (known is None and not len(labelled)):
-        raise DataFormatError(f"There are no examples of {missing[0] if missing else 'known questions'!r}.")
-    found = fit_segments(of_kind, layers, kinds, recipe)
-    known_weight, known_bias = known or fit_known(labelled, layers, recipe)
+    found = fit_segments(examples.rows(examples.kinds != ""), layers, kinds, recipe)
+    if known is None:
+        known = fit_known(examples.rows(~np.isnan(examples.known)), layers, recipe)
+    known_weight, known_bias = known
     return HeadsArtifact(
-        layers=tuple(PooledLayer(*layer) for layer in layers),
+        layers=tuple(layers),
         kinds=found.kinds,
         kind_weight=found.weight,
         known_weight=known_weight,
@@ -133,6 +124,7 @@ def fit_heads(
         llm=default_llm,
         default_ability=(0.0, recipe.ability_sd),
         base_model=base_model,
+        segments=found,
     )
 
 
@@ -143,18 +135,20 @@ def fit_segments(
     recipe: HeadsRecipe,
 ) -> SegmentHeads:
     """Fit the kinds alone, of whole requests or, with their layout, of segments; see `fit_heads`."""
+    names = [kind.name for kind in kinds]
     weight = np.zeros((len(kinds), *examples.states.shape[1:]), np.float32)
     by_layout = np.zeros((len(kinds), LAYOUT), np.float32)
     bias = np.zeros(len(kinds))
     for layer, share in enumerate(_shares(layers)):
-        of_states, of_layout, biases = _fit_kinds(examples, [kind.name for kind in kinds], layer, recipe)
+        of_states, of_layout, biases = _fit_kinds(examples, names, layer, recipe)
         weight[:, layer] = share * of_states
         by_layout += share * of_layout
         bias += share * biases
     by_serving = {"always": 0.0, "if_known": recipe.knowledge_bias, "never": recipe.never_bias}
-    bias += [by_serving[kind.answerable] for kind in kinds]
-    fitted = tuple(replace(kind, bias=float(b)) for kind, b in zip(kinds, bias, strict=True))
-    return SegmentHeads(tuple(PooledLayer(*layer) for layer in layers), fitted, weight, by_layout)
+    fitted = []
+    for kind, of_kind in zip(kinds, bias, strict=True):
+        fitted.append(replace(kind, bias=float(of_kind + by_serving[kind.answerable])))
+    return SegmentHeads(tuple(layers), tuple(fitted), weight, by_layout)
 
 
 def calibrated_heads(heads: HeadsArtifact, slope: float, intercept: float) -> HeadsArtifact:
@@ -192,8 +186,9 @@ def _shares(layers: Sequence[PooledLayer]) -> list[float]:
 class _Components:
     """Standardised principal components of one layer's states, and the way back to weights on the states."""
 
-    def __init__(self, states: Float32Array, weights: Float64Array, components: int) -> None:
-        share = (weights / weights.sum()).astype(np.float32)
+    def __init__(self, examples: HeadExamples, layer: int, components: int) -> None:
+        states = examples.states[:, layer].astype(np.float32)
+        share = (examples.weights / examples.weights.sum()).astype(np.float32)
         self.mean = share @ states
         self.scale = np.sqrt(share @ (states - self.mean) ** 2) + _TINY
         standard = (states - self.mean) / self.scale
@@ -207,20 +202,12 @@ class _Components:
         return weight, -(weight @ self.mean)
 
 
-def _layer(examples: HeadExamples, layer: int, components: int) -> _Components:
-    return _Components(examples.states[:, layer].astype(np.float32), examples.weights, components)
-
-
 def _fit_kinds(
     examples: HeadExamples, kinds: Sequence[str], layer: int, recipe: HeadsRecipe
 ) -> tuple[Float64Array, Float64Array, Float64Array]:
     """Return weights on states, shape (kinds, hidden size), on the layout, and biases, of one layer's kind head."""
-    try:
-        from sklearn.linear_model import LogisticRegression
-    except ImportError as error:
-        raise missing_dependency("sklearn", "train") from error
-    found = _layer(examples, layer, recipe.kind_components)
-    numbers = np.array([list(kinds).index(kind) for kind in examples.kinds])
+    found = _Components(examples, layer, recipe.kind_components)
+    numbers = pd.Categorical(examples.kinds, categories=kinds).codes
     model = LogisticRegression(C=1 / recipe.kind_penalty, max_iter=_STEPS)
     columns = np.concatenate([found.values, recipe.layout_scale * examples.columns[-1]], axis=1)
     model.fit(columns, numbers, sample_weight=examples.weights)
@@ -231,13 +218,13 @@ def _fit_kinds(
 
 def _fit_known_layer(examples: HeadExamples, layer: int, recipe: HeadsRecipe) -> tuple[Float64Array, float]:
     """Return weights, shape (hidden size,), and bias of one layer's knowledge head."""
-    found = _layer(examples, layer, recipe.components)
+    found = _Components(examples, layer, recipe.components)
     of_group = (examples.groups[:, None] == np.unique(examples.groups)[None, :]).astype(float)
     # A larger column needs a smaller coefficient: so that one penalty serves for both.
     of_group *= np.sqrt(recipe.known_penalty / recipe.group_penalty)
     coefficients, bias = logistic(
         np.hstack([found.values, of_group]),
-        np.ones((len(examples), 1)),
+        np.ones((len(examples.known), 1)),
         examples.known,
         examples.weights,
         recipe.known_penalty,
@@ -272,3 +259,16 @@ def logistic(
     ridge = np.concatenate([np.full(features.shape[1], penalty), np.full(free.shape[1], 1e-3)])
     coefficients = ridge_logistic(columns, target, ridge, offset, weights)
     return coefficients[: features.shape[1]], coefficients[features.shape[1] :]
+
+
+def fit_line(logits: Float64Array, known: Float64Array) -> tuple[float, float]:
+    """Fit the line that calibrates logits; returns slope and intercept.
+
+    Args:
+        logits: Shape (n, m): m of each example, which count 1/m.
+        known: The labels, shape (n,).
+    """
+    n, m = logits.size, logits.shape[1]
+    label, weights = np.repeat(known, m), np.full(n, 1 / m)
+    slope, intercept = logistic(logits.reshape(n, 1), np.ones((n, 1)), label, weights, 1e-3, np.zeros(n))
+    return float(slope[0]), float(intercept[0])

@@ -10,33 +10,33 @@ that were trained without the question's cluster; both by the same recipe. Hidde
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from base import OUT, SETS, argument_parser, print_table
+import pandas as pd
+from base import OUT, SETS, argument_parser, checksum, print_table
 from head_fit import (
     HeadExamples,
     HeadsRecipe,
     calibrated_heads,
     fit_heads,
     fit_known,
-    logistic,
+    fit_line,
 )
-from labels import LLAMA, Label, clustered, read_abilities, read_labels, table_name
-from sklearn.metrics import roc_auc_score
+from labels import LLAMA, clusters_of, read_abilities, read_labels, table_name
 
 from rgate_integrations.engine.loading import DEFAULT_GATE
-from rgate_integrations.gates.artifacts import HeadsArtifact, Kind
+from rgate_integrations.gates.artifacts import HeadsArtifact, Kind, p_answered
 from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.download import download
 from rgate_integrations.models.local import DEFAULT_MODEL, shared_proxy
 from rgate_integrations.models.reader import READER, shared_reader
+from rgate_integrations.tuning.evaluation import auc
 
 CACHE = OUT / "heads"
 FOLDS, SEED = 5, 0
@@ -56,6 +56,7 @@ KINDS = (
     Kind("fresh", "never", "asks about something that changes with time"),
     Kind("other_language", "never", "is not in plain English, all that the gate reads well"),
 )
+NAMES = [kind.name for kind in KINDS]
 PRACTICAL = (
     "clinc/oos-eval",
     "PolyAI-LDN/task-specific-datasets",
@@ -89,48 +90,41 @@ class Rows:
     """Labels as the fit takes them: a row for a kind, and a row for each LLM that tried.
 
     Attributes:
-        labels: One a row.
+        labels: The columns of `labels.Label`, and ``cluster``: questions that ask nearly the same share a fold.
         examples: The same rows.
     """
 
-    labels: list[Label]
+    labels: pd.DataFrame
     examples: HeadExamples
 
     @classmethod
-    def of(cls, labels: list[Label], states: dict[str, np.ndarray]) -> "Rows":
+    def of(cls, labels: pd.DataFrame, states: dict[str, np.ndarray]) -> "Rows":
         """Make rows of labels, and of the hidden states by `key` of the question."""
-        rows = []
-        for label in labels:
-            if label.kind:
-                rows.append(replace(label, known=float("nan"), weight=1.0))
-            poor = label.what.endswith("(low quality)")
-            weight = 0.0 if poor else KNOWN_WEIGHTS.get(label.source, 0.0)
-            if weight and not np.isnan(label.known):
-                rows.append(replace(label, kind="", weight=weight))
-        abilities = read_abilities()
+        weight = labels.source.map(KNOWN_WEIGHTS).fillna(0.0)
+        weight[labels.what.str.endswith("(low quality)")] = 0.0
+        of_kind = labels[labels.kind != ""].assign(known=np.nan, weight=1.0)
+        tried = labels.assign(kind="", weight=weight)[(weight > 0) & labels.known.notna()]
+        rows = pd.concat([of_kind, tried]).sort_index(kind="stable")
+        abilities = rows.llm.map(table_name).map(read_abilities()).fillna(0.0)
         examples = HeadExamples(
-            np.stack([states[key(row.question)] for row in rows]),
-            np.array([row.kind for row in rows]),
-            np.array([row.known for row in rows]),
-            np.array([abilities.get(table_name(row.llm), 0.0) for row in rows]),
-            np.array([row.group for row in rows]),
-            np.array([row.weight for row in rows]),
+            np.stack([states[key(question)] for question in rows.question]),
+            rows.kind.to_numpy(str),
+            rows.known.to_numpy(),
+            abilities.to_numpy(),
+            rows.group.to_numpy(str),
+            rows.weight.to_numpy(),
         )
         return cls(rows, examples)
 
-    def column(self, name: str) -> np.ndarray:
-        """Return one attribute of every label."""
-        return np.array([getattr(label, name) for label in self.labels])
-
     def fit(self, chosen: np.ndarray, known: Known | None = None) -> HeadsArtifact:
         """Fit heads on those of some rows that may ship; the knowledge head may be fitted already."""
-        part = self.examples.rows(chosen & self.column("ships"))
+        part = self.examples.rows(chosen & self.labels.ships.to_numpy())
         return fit_heads(part, LAYERS, KINDS, LLAMA, DEFAULT_MODEL, HeadsRecipe(), known)
 
     def fit_known(self, chosen: np.ndarray) -> Known:
         """Fit the knowledge head alone."""
-        part = self.examples.rows(chosen & self.column("ships") & ~np.isnan(self.examples.known))
-        return fit_known(part, LAYERS, HeadsRecipe())
+        labelled = self.labels.ships & self.labels.known.notna()
+        return fit_known(self.examples.rows(chosen & labelled.to_numpy()), LAYERS, HeadsRecipe())
 
 
 def key(question: str) -> str:
@@ -166,16 +160,23 @@ class Kept:
 
 def read_rows(data: Path, cache: Path) -> Rows:
     """Read all labels and their hidden states, computed where they are not kept in the cache yet."""
-    labels = read_labels(data)
-    states = read_question_states([label.question for label in labels], cache)
-    recorded = [label.question for label in labels if label.source != "templates"]
-    embedded = Kept(cache / "embeddings").fill(recorded, SentenceEmbedder().embed)
-    nothing = np.zeros_like(next(iter(embedded.values())))
+    labels = pd.DataFrame(map(vars, read_labels(data)))
+    states = read_question_states(labels.question.tolist(), cache)
     # Many LLMs answered the same questions, and each question is clustered once.
-    asked = list({label.question: label for label in labels}.values())
-    vectors = np.stack([embedded.get(key(each.question), nothing) for each in asked]).astype(np.float32)
-    cluster_of = {each.question: each.cluster for each in clustered(asked, vectors)}
-    return Rows.of([replace(label, cluster=cluster_of[label.question]) for label in labels], states)
+    asked = labels.groupby("question", sort=False, as_index=False).last()
+    clusters = pd.Series(clusters_of(asked, embed(asked, cache)), index=asked.question)
+    labels["cluster"] = labels.question.map(clusters)
+    return Rows.of(labels, states)
+
+
+def embed(labels: pd.DataFrame, cache: Path) -> np.ndarray:
+    """Return MiniLM's embedding of each question, shape (n, 384); zeros for templates, where none is read."""
+    recorded = np.flatnonzero(labels.source != "templates")
+    questions = labels.question.iloc[recorded].tolist()
+    kept = Kept(cache / "embeddings").fill(questions, SentenceEmbedder().embed)
+    vectors = np.zeros((len(labels), 384), np.float32)
+    vectors[recorded] = np.stack([kept[key(question)] for question in questions])
+    return vectors
 
 
 def read_question_states(
@@ -190,91 +191,77 @@ def read_question_states(
     return Kept(cache / name).fill(questions, read)
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """Held-out results of some rows.
-
-    Attributes:
-        questions: The requests.
-        what: Kind of request or data set of each.
-        source: Its source.
-        kinds: Probabilities of the kinds, shape (n, kinds).
-        known: Logits of the knowledge head, shape (n,).
-        label: Whether it should be skipped, or was answered rightly.
-    """
-
-    questions: np.ndarray
-    what: np.ndarray
-    source: np.ndarray
-    kinds: np.ndarray
-    known: np.ndarray
-    label: np.ndarray
-
-    def save(self, cache: Path, name: str) -> None:
-        """Keep them for `alone`."""
-        cache.mkdir(parents=True, exist_ok=True)
-        np.savez(cache / f"held_out_{name}.npz", **vars(self))
-
-    @classmethod
-    def read(cls, cache: Path, name: str) -> "HeldOut":
-        """Read what `save` kept."""
-        return cls(**np.load(cache / f"held_out_{name}.npz"))
-
-    def p_known(self, line: Line) -> np.ndarray:
-        """Return P(the LLM alone serves the request well)."""
-        slope, intercept = line
-        known = 1 / (1 + np.exp(-(slope * self.known + intercept)))
-        shares = np.stack([kind.share_answered(known) for kind in KINDS], axis=1)
-        return (self.kinds * shares).sum(axis=1)
+def save_held_out(held: pd.DataFrame, cache: Path, name: str) -> None:
+    """Keep held-out results for `alone`."""
+    cache.mkdir(parents=True, exist_ok=True)
+    held.to_csv(cache / f"held_out_{name}.csv", index=False)
 
 
-def line_of(sets: HeldOut) -> Line:
+def read_held_out(cache: Path, name: str) -> pd.DataFrame:
+    """Read what `save_held_out` kept."""
+    path = cache / f"held_out_{name}.csv"
+    return pd.read_csv(path, keep_default_na=False, float_precision="round_trip")
+
+
+def p_known(held: pd.DataFrame, line: Line) -> np.ndarray:
+    """Return P(the LLM alone serves the request well) of held-out results."""
+    slope, intercept = line
+    known = 1 / (1 + np.exp(-(slope * held.known.to_numpy() + intercept)))
+    shares = np.stack([kind.share_answered(known) for kind in KINDS], axis=1)
+    return (held[NAMES].to_numpy() * shares).sum(axis=1)
+
+
+def line_of(sets: pd.DataFrame) -> Line:
     """Fit the line that calibrates the knowledge head on held-out questions of the six sets."""
-    one, n = np.ones((len(sets.known), 1)), len(sets.known)
-    slope, intercept = logistic(sets.known[:, None], one, sets.label, np.ones(n), 1e-3, np.zeros(n))
-    return float(slope[0]), float(intercept[0])
+    return fit_line(sets.known.to_numpy()[:, None], sets.label.to_numpy())
 
 
-def held_out_requests(rows: Rows) -> HeldOut:
+def held_out_requests(rows: Rows) -> pd.DataFrame:
     """Score each practical source by heads that were trained without it, and without what is near it."""
-    sources, clusters = rows.column("source"), rows.column("cluster")
-    asked = np.isin(sources, PRACTICAL) & (rows.examples.kinds != "")
-    parts, training = [], []
-    for source in PRACTICAL:
-        own = asked & (sources == source)
-        parts.append(own)
-        training.append((sources != source) & ~np.isin(clusters, clusters[own]))
-    skip = np.isin(rows.column("what"), SKIPS).astype(float)
+    labels = rows.labels
+    asked = labels.source.isin(PRACTICAL) & (labels.kind != "")
     # No practical request has a part in the knowledge head, so that one is enough for all.
-    return _held_out(rows, parts, training, skip, rows.fit_known(~asked))
+    fitted = rows.fit_known(~asked.to_numpy())
+    found = []
+    for source in PRACTICAL:
+        own = asked & (labels.source == source)
+        rest = (labels.source != source) & ~labels.cluster.isin(labels.cluster[own])
+        found.append(_held_out(rows, own, rest, labels.what.isin(SKIPS).astype(float), fitted))
+    return pd.concat(found).sort_index(kind="stable")
 
 
-def held_out_sets(rows: Rows) -> HeldOut:
+def held_out_sets(rows: Rows) -> pd.DataFrame:
     """Score the six sets by question cluster."""
-    clusters = rows.column("cluster")
-    fold = np.random.default_rng(SEED).integers(0, FOLDS, clusters.max() + 1)[clusters]
-    tried = (rows.column("source") == "adarague") & ~np.isnan(rows.examples.known)
-    parts = [tried & (fold == number) for number in range(FOLDS)]
-    return _held_out(rows, parts, [fold != number for number in range(FOLDS)], rows.examples.known)
+    labels = rows.labels
+    fold = folds_of(labels.cluster.to_numpy())
+    tried = (labels.source == "adarague") & labels.known.notna()
+    found = []
+    for number in range(FOLDS):
+        found.append(_held_out(rows, tried & (fold == number), fold != number, labels.known))
+    return pd.concat(found).sort_index(kind="stable")
+
+
+def folds_of(clusters: np.ndarray) -> np.ndarray:
+    """Return the fold of each row: that of its cluster."""
+    return np.random.default_rng(SEED).integers(0, FOLDS, clusters.max() + 1)[clusters]
 
 
 def _held_out(
-    rows: Rows,
-    parts: list[np.ndarray],
-    training: list[np.ndarray],
-    label: np.ndarray,
-    fitted: Known | None = None,
-) -> HeldOut:
-    kinds = np.zeros((len(rows.labels), len(KINDS)))
-    known = np.zeros(len(rows.labels))
-    for part, rest in zip(parts, training, strict=True):
-        if part.any():
-            heads = rows.fit(rest, fitted)
-            kinds[part] = heads.kind_probabilities(rows.examples.states[part])
-            known[part] = heads.known_logits(rows.examples.states[part], theta=0.0)
-    asked = np.any(parts, axis=0)
-    question, what, source = (rows.column(name)[asked] for name in ("question", "what", "source"))
-    return HeldOut(question, what, source, kinds[asked], known[asked], label[asked])
+    rows: Rows, part: pd.Series, rest: np.ndarray | pd.Series, label: pd.Series, fitted: Known | None = None
+) -> pd.DataFrame:
+    """Return what heads that are fitted on the rest say of a part.
+
+    Columns:
+        question, what, source: Those of the labels.
+        NAMES: Probabilities of the kinds.
+        known: Logits of the knowledge head.
+        label: Whether it should be skipped, or was answered rightly.
+    """
+    heads = rows.fit(np.asarray(rest), fitted)
+    states = rows.examples.states[part.to_numpy()]
+    held = rows.labels.loc[part, ["question", "what", "source"]]
+    held[NAMES] = heads.kind_probabilities(states)
+    return held.assign(known=heads.known_logits(states, theta=0.0), label=label[part])
 
 
 @dataclass(frozen=True)
@@ -299,64 +286,69 @@ def alone(questions: list[str], cache: Path) -> Alone:
 
     Questions that `main` scored are held out; the others are scored by the shipped heads.
     """
-    sets, requests = HeldOut.read(cache, "sets"), HeldOut.read(cache, "requests")
-    line = line_of(sets)
-    found: dict[str, tuple[float, float]] = {}
-    for part in (sets, requests):
-        values = zip(part.p_known(line).tolist(), _depends(part.kinds).tolist(), strict=True)
-        found |= dict(zip(part.questions.tolist(), values, strict=True))
-    others = [each for each in dict.fromkeys(questions) if each not in found]
+    sets, requests = read_held_out(cache, "sets"), read_held_out(cache, "requests")
+    held = pd.concat([sets, requests])
+    found = _said(held.question, p_known(held, line_of(sets)), held[NAMES].to_numpy())
+    found = found[~found.index.duplicated(keep="last")]
+    others = [each for each in dict.fromkeys(questions) if each not in found.index]
     if others:
         heads: Any = read_gate(DEFAULT_GATE)
         states = read_question_states(others, cache)
         rows = np.stack([states[key(each)] for each in others])
-        known = heads.p_fact_known(rows, *heads.default_ability)
         kinds = heads.kind_probabilities(rows)
-        values = zip(heads.p_known(kinds, known).tolist(), _depends(kinds).tolist(), strict=True)
-        found |= dict(zip(others, values, strict=True))
-    p, depends = np.array([found[each] for each in questions]).T
-    p = np.clip(p, 1e-6, 1 - 1e-6)
-    return Alone(np.log(p / (1 - p)), depends)
+        p = p_answered(heads.kinds, kinds, heads.p_fact_known(rows, *heads.default_ability))
+        found = pd.concat([found, _said(others, p, kinds)])
+    asked = found.loc[questions]
+    p = np.clip(asked.p.to_numpy(), 1e-6, 1 - 1e-6)
+    return Alone(np.log(p / (1 - p)), asked.depends.to_numpy())
 
 
-def _depends(kinds: np.ndarray) -> np.ndarray:
-    """Return how much it depends on knowledge, by the kinds' probabilities, shape (n, kinds)."""
-    if_known = kinds[:, [kind.answerable == "if_known" for kind in KINDS]].sum(axis=1)
-    always = kinds[:, [kind.answerable == "always" for kind in KINDS]].sum(axis=1)
-    return if_known / (if_known + always)
+def _said(questions: Any, p: np.ndarray, kinds: np.ndarray) -> pd.DataFrame:
+    """Return P(known) and how much it depends on knowledge, by question; ``kinds`` has the shape (n, kinds)."""
+    answerable = np.array([kind.answerable for kind in KINDS])
+    if_known = kinds[:, answerable == "if_known"].sum(axis=1)
+    always = kinds[:, answerable == "always"].sum(axis=1)
+    return pd.DataFrame({"p": p, "depends": if_known / (if_known + always)}, index=questions)
 
 
-def measured(requests: HeldOut, sets: HeldOut, line: Line) -> dict:
+def measured(requests: pd.DataFrame, sets: pd.DataFrame, line: Line) -> dict:
     """Return all figures as JSON values."""
-    of_requests, of_sets = requests.p_known(line), sets.p_known(line)
+    requests = requests.assign(p=p_known(requests, line))
+    sets = sets.assign(p=p_known(sets, line))
     sources = {}
     for source in np.unique(requests.source):
         own = requests.source == source
-        if len(np.unique(requests.label[own])) == 1:  # one kind only: against all requests of the other side
-            own |= requests.label != requests.label[own][0]
-        sources[str(source)] = float(roc_auc_score(requests.label[own], of_requests[own]))
-    aucs, retrieved, retrieved_sets, errors = {}, {}, {}, {}
-    for kind in GOALS:
-        own = requests.what == kind
-        retrieved[kind] = float((of_requests[own] < THRESHOLD).mean())
-        errors[kind] = ece(of_requests[own], requests.label[own])
-    for name in SETS:
-        own = sets.what == name
-        aucs[name] = float(roc_auc_score(sets.label[own], of_sets[own]))
-        retrieved_sets[name] = float((of_sets[own] < THRESHOLD).mean())
-        errors[name] = ece(of_sets[own], sets.label[own])
-    errors["requests"] = ece(of_requests, requests.label)
-    errors["sets"] = ece(of_sets, sets.label)
+        label = requests.label[own]
+        if label.nunique() == 1:  # one kind only: against all requests of the other side
+            own |= requests.label != label.iloc[0]
+        sources[str(source)] = _auc(requests[own])
+    by_kind, by_set, errors = requests.groupby("what"), sets.groupby("what"), {}
+    errors |= by_kind.apply(_ece)[list(GOALS)].to_dict()
+    errors |= by_set.apply(_ece)[list(SETS)].to_dict()
+    errors |= {"requests": _ece(requests), "sets": _ece(sets)}
+    aucs = by_set.apply(_auc)[list(SETS)]
     return {
-        "auc": aucs,
-        "auc_mean": float(np.mean(list(aucs.values()))),
-        "auc_pooled": float(roc_auc_score(sets.label, of_sets)),
-        "auc_requests": float(roc_auc_score(requests.label, of_requests)),
+        "auc": aucs.to_dict(),
+        "auc_mean": float(np.mean(aucs.tolist())),
+        "auc_pooled": _auc(sets),
+        "auc_requests": _auc(requests),
         "auc_without_source": sources,
-        "retrieved": retrieved,
-        "retrieved_sets": retrieved_sets,
+        "retrieved": by_kind.apply(_retrieved)[list(GOALS)].to_dict(),
+        "retrieved_sets": by_set.apply(_retrieved)[list(SETS)].to_dict(),
         "ece": errors,
     }
+
+
+def _auc(held: pd.DataFrame) -> float:
+    return auc(held.p, held.label)
+
+
+def _ece(held: pd.DataFrame) -> float:
+    return ece(held.p.to_numpy(), held.label.to_numpy())
+
+
+def _retrieved(held: pd.DataFrame) -> float:
+    return float((held.p < THRESHOLD).mean())
 
 
 def ece(p: np.ndarray, label: np.ndarray, bins: int = 10) -> float:
@@ -374,40 +366,37 @@ def show_metrics(metrics: dict, title: str) -> None:
     rows, errors = [], metrics["ece"]
     for kind, goal in GOALS.items():
         sign = "≤" if kind in SKIPS else "≥"
-        rows.append(
-            [kind, "", f"{metrics['retrieved'][kind]:.1%}", f"{sign} {goal:.0%}", f"{errors[kind]:.3f}"]
-        )
-    pooled = errors.get("requests", float("nan"))
-    rows.append(["all requests", f"{metrics['auc_requests']:.3f}", "", "≥ 0.980", f"{pooled:.3f}"])
+        retrieved = f"{metrics['retrieved'][kind]:.1%}"
+        rows.append([kind, "", retrieved, f"{sign} {goal:.0%}", f"{errors[kind]:.3f}"])
+    of_requests = f"{errors['requests']:.3f}"
+    rows.append(["all requests", f"{metrics['auc_requests']:.3f}", "", "≥ 0.980", of_requests])
     for source, value in metrics["auc_without_source"].items():
         rows.append([f"without {source}", f"{value:.3f}", "", "≥ 0.950", ""])
     for name, value in metrics["auc"].items():
         retrieved = f"{metrics['retrieved_sets'][name]:.1%}"
         rows.append([name, f"{value:.3f}", retrieved, "", f"{errors[name]:.3f}"])
-    pooled = errors.get("sets", float("nan"))
-    rows.append(["mean of the six sets", f"{metrics['auc_mean']:.3f}", "", "≥ 0.685", f"{pooled:.3f}"])
+    rows.append(
+        ["mean of the six sets", f"{metrics['auc_mean']:.3f}", "", "≥ 0.685", f"{errors['sets']:.3f}"]
+    )
     print_table(["", "AUC", "retrieved", "goal", "ECE"], rows, title)
 
 
 def train(rows: Rows, metrics: dict, line: Line, folder: Path) -> None:
     """Fit on every row that ships, calibrate, and save with all that is known about the data."""
-    heads = calibrated_heads(rows.fit(rows.column("ships")), *line)
-    sources: dict[tuple[str, str], list[Label]] = {}
-    for label in rows.labels:
-        if label.ships and (label.kind or not np.isnan(label.known)):
-            sources.setdefault((label.source, label.licence), []).append(label)
+    heads = calibrated_heads(rows.fit(rows.labels.ships.to_numpy()), *line)
     data = []
-    for (source, licence), labels in sources.items():
-        questions = sorted({label.question for label in labels})
-        known = [label.known for label in labels if not np.isnan(label.known)]
+    shipping = rows.labels[rows.labels.ships]
+    for (source, licence), labels in shipping.groupby(["source", "licence"], sort=False):
+        questions = labels.question.unique()
+        known = labels.known.dropna().to_numpy()
         data.append(
             {
                 "name": source,
                 "licence": licence,
-                "sha256": hashlib.sha256(json.dumps(questions).encode()).hexdigest(),
+                "sha256": checksum(questions),
                 "n": len(questions),
-                "known": float(np.mean(known)) if known else None,
-                "llms": sorted({label.llm for label in labels if label.llm}),
+                "known": float(known.mean()) if len(known) else None,
+                "llms": sorted(labels.llm[labels.llm != ""].unique()),
             }
         )
     provenance = {
@@ -432,8 +421,8 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = read_rows(arguments.data, arguments.cache)
     requests, sets = held_out_requests(rows), held_out_sets(rows)
-    requests.save(arguments.cache, "requests")
-    sets.save(arguments.cache, "sets")
+    save_held_out(requests, arguments.cache, "requests")
+    save_held_out(sets, arguments.cache, "sets")
     line = line_of(sets)
     metrics = measured(requests, sets, line)
     show_metrics(metrics, f"held out, threshold {THRESHOLD}")

@@ -8,28 +8,30 @@ gold answer occurs in them, on word boundaries; questions with answers such as "
 questions of SlimPLM and RetrievalQA only measure.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 from zlib import crc32
 
 import numpy as np
+import pandas as pd
 from base import CONSOLE, SETS, argument_parser, print_table, read_answers, read_records
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
 
 from rgate_integrations.gates.passage_utility import (
     FEATURES,
     FILE,
     READ,
-    FoundPassage,
     PassageUtilityModel,
     search_features,
 )
 from rgate_integrations.index import BM25Index, Passage
-from rgate_integrations.models.download import PASSAGES, cached_path
+from rgate_integrations.models.download import corpus_path
 from rgate_integrations.runtime.files import write_folder
 from rgate_integrations.runtime.text import contains_answer
+from rgate_integrations.tuning.evaluation import auc
 
 MULTIHOP = ("hotpotqa", "2wikimultihopqa")
 # Small corpora: the contexts of ten questions; four of them and four others are asked.
@@ -42,58 +44,44 @@ READING, DISTRACTION = 0.7, 0.2
 """Until they are fitted to an LLM's own runs."""
 
 
-@dataclass(frozen=True)
-class Searched:
-    """What a search found.
+Search: TypeAlias = dict[str, Any]
+"""What a search found: the ``question``, its ``gold`` answers, its ``kind`` (the question set, or practical), the
+``corpus`` (``unseen: …`` only measures), and the ``passages``, best first."""
 
-    Attributes:
-        question: The question.
-        gold: Its gold answers.
-        kind: The question set, or ``practical``.
-        corpus: What was searched; ``unseen: …`` only measures.
-        passages: Ids of what was found, best first.
-    """
 
-    question: str
-    gold: tuple[str, ...]
-    kind: str
-    corpus: str
-    passages: tuple[str, ...]
-
-    def held(self, passages: dict[str, Passage]) -> bool | None:
-        """Whether the passages hold the answer; None if that cannot be told."""
-        if self.kind == "practical":
-            return False
-        if self.kind == "template":
-            return any(passages[name].title == self.gold[0] for name in self.passages)
-        telling = [g for g in self.gold if len(g) > 2 and g.lower() != "yes"]
-        telling = [g for g in telling if not contains_answer(self.question, g)]
-        if not telling:
-            return None
-        text = "\n".join(passages[name].searchable for name in self.passages)
-        return any(contains_answer(text, g) for g in telling)
+def holds_answer(search: Search) -> bool | None:
+    """Return whether the passages hold the answer; None if that cannot be told."""
+    if search["kind"] == "practical":
+        return False
+    if search["kind"] == "template":
+        return any(passage.title == search["gold"][0] for passage in search["passages"])
+    telling = []
+    for gold in search["gold"]:
+        if len(gold) > 2 and gold.lower() != "yes" and not contains_answer(search["question"], gold):
+            telling.append(gold)
+    if not telling:
+        return None
+    text = "\n".join(passage.searchable for passage in search["passages"])
+    return any(contains_answer(text, gold) for gold in telling)
 
 
 def read_corpora(data: Path) -> dict[str, list[Passage]]:
     """Read all corpora, by name, but for empty passages."""
-    leads = cached_path("encyclopedia-leads")
-    if leads is None:
-        raise FileNotFoundError("Run: rgate download encyclopedia-leads")
-    paths = {"leads": leads / PASSAGES}
+    paths = {"leads": corpus_path("encyclopedia-leads")}
     for name in ("hotpot_2wiki", "slimplm", "retrievalqa"):
         paths[name] = data / f"corpus.{name}.jsonl.gz"
     corpora = {}
     for name, path in paths.items():
-        prefix = "r-" if name == "retrievalqa" else ""  # the others' ids differ
         corpora[name] = []
         for record in read_records(path):
             if record["text"].strip():
-                corpora[name].append(Passage(f"{prefix}{record['id']}", record["text"], record["title"]))
+                corpora[name].append(Passage(str(record["id"]), record["text"], record["title"]))
     return corpora
 
 
-def search_all(data: Path, corpora: dict[str, list[Passage]]) -> Iterator[Searched]:
+def search_all(data: Path) -> Iterator[Search]:
     """Search everything."""
+    corpora = read_corpora(data)
     asked = []
     for name in SETS:
         asked += read_answers(data, name)
@@ -111,12 +99,11 @@ def search_all(data: Path, corpora: dict[str, list[Passage]]) -> Iterator[Search
     rng = np.random.default_rng(SEED)
     for _ in range(SMALL):
         chosen = rng.choice(len(multihop), AT_ONCE, replace=False)
-        context = {}
-        for row in chosen:
-            context.update({name: by_id[name] for name in multihop[row]["context_ids"] if name in by_id})
+        names = dict.fromkeys(name for row in chosen for name in multihop[row]["context_ids"])
+        context = [by_id[name] for name in names if name in by_id]
         others = rng.choice(len(multihop), ASKED, replace=False)
         some = [multihop[row] for row in (*chosen[:ASKED], *others)]
-        yield from search(some, BM25Index(list(context.values())), "a hundred passages")
+        yield from search(some, BM25Index(context), "a hundred passages")
     unseen = read_records(data / "retrievalqa.jsonl")
     yield from search(unseen, BM25Index(corpora["retrievalqa"]), "unseen: RetrievalQA")
     unseen = read_records(data / "judgment_llama2_7b_v0118.jsonl") + read_records(data / "claims_gpt4.jsonl")
@@ -133,13 +120,17 @@ def templates(corpora: dict[str, list[Passage]]) -> Iterator[dict]:
         yield {"question": asked, "gold_answers": [str(title)], "dataset": "template"}
 
 
-def search(records: Iterable[dict], index: BM25Index, corpus: str) -> Iterator[Searched]:
+def search(records: Iterable[dict], index: BM25Index, corpus: str) -> Iterator[Search]:
     """Search for the questions of some records."""
     for record in records:
         (hits,) = index.search([record["question"]], READ)
-        gold = tuple(record["gold_answers"])
-        found = tuple(hit.passage.id for hit in hits)
-        yield Searched(record["question"], gold, record["dataset"], corpus, found)
+        yield {
+            "question": record["question"],
+            "gold": record["gold_answers"],
+            "kind": record["dataset"],
+            "corpus": corpus,
+            "passages": [hit.passage for hit in hits],
+        }
 
 
 @dataclass(frozen=True)
@@ -147,54 +138,40 @@ class Rows:
     """Searches whose label can be told.
 
     Attributes:
-        searches: The searches.
+        table: Of each its ``kind`` and ``corpus``, whether the passages hold the answer (``held``), its ``weight``,
+            and its ``fold``, the same for the same question whatever was searched. What is ``unseen`` only measures.
         features: Shape (n, features).
-        held: Whether the passages hold the answer, shape (n,).
-        weight: Shape (n,).
-        fold: Shape (n,); the same for the same question, whatever was searched.
     """
 
-    searches: list[Searched]
+    table: pd.DataFrame
     features: np.ndarray
-    held: np.ndarray
-    weight: np.ndarray
-    fold: np.ndarray
 
     @classmethod
-    def of(cls, searches: Iterable[Searched], passages: dict[str, Passage]) -> "Rows":
+    def of(cls, searches: Iterable[Search]) -> "Rows":
         """Make rows of searches."""
-        kept, features, held, weight, fold = [], [], [], [], []
+        rows, features = [], []
         for each in searches:
-            label = each.held(passages)
-            if label is None:
+            held = holds_answer(each)
+            if held is None:
                 continue
-            found = [FoundPassage(passages[name].text, passages[name].title) for name in each.passages]
-            kept.append(each)
-            held.append(label)
-            features.append(search_features(each.question, found))
-            weight.append(REQUESTS if each.kind == "practical" else 1.0)
-            fold.append(crc32(each.question.encode()) % FOLDS)
-        return cls(kept, np.array(features), np.array(held), np.array(weight), np.array(fold))
+            row = {"kind": each["kind"], "corpus": each["corpus"], "held": held}
+            row["weight"] = REQUESTS if each["kind"] == "practical" else 1.0
+            row["fold"] = crc32(each["question"].encode()) % FOLDS
+            rows.append(row)
+            features.append(search_features(each["question"], each["passages"]))
+        table = pd.DataFrame(rows)
+        return cls(table.assign(unseen=table.corpus.str.startswith("unseen")), np.array(features))
 
-    def where(self, attribute: str) -> np.ndarray:
-        """Return an attribute of every search."""
-        return np.array([getattr(each, attribute) for each in self.searches])
-
-    @property
-    def unseen(self) -> np.ndarray:
-        """Which rows only measure."""
-        return np.char.startswith(self.where("corpus"), "unseen")
-
-    def fit(self, chosen: np.ndarray) -> PassageUtilityModel:
+    def fit(self, chosen: pd.Series) -> PassageUtilityModel:
         """Fit on some rows: a logistic regression of standardised features."""
-        mean, scale = self.features[chosen].mean(axis=0), self.features[chosen].std(axis=0)
-        standard = (self.features[chosen] - mean) / scale
+        features, table = self.features[chosen], self.table[chosen]
+        mean, scale = features.mean(axis=0), features.std(axis=0)
         fitted = LogisticRegression(C=STRENGTH, max_iter=1_000)
-        fitted.fit(standard, self.held[chosen], sample_weight=self.weight[chosen])
+        fitted.fit((features - mean) / scale, table.held, sample_weight=table.weight)
         weights = fitted.coef_[0] / scale
         return PassageUtilityModel(
             features=FEATURES,
-            weights=tuple(float(weight) for weight in weights),
+            weights=tuple(weights.tolist()),
             bias=float(fitted.intercept_[0] - weights @ mean),
             reading=READING,
             distraction=DISTRACTION,
@@ -202,29 +179,29 @@ class Rows:
 
     def held_out(self) -> np.ndarray:
         """Return P(holds) of every row: by question, and by all that trains for what only measures."""
-        p_contains_answer = np.zeros(len(self.searches))
+        unseen, fold = self.table.unseen, self.table.fold
+        p_contains_answer = self.fit(~unseen).p_contains_answer(self.features)
         for number in range(FOLDS):
-            part = self.fold == number
-            p_contains_answer[part] = self.fit(~part & ~self.unseen).p_contains_answer(self.features[part])
-        p_contains_answer[self.unseen] = self.fit(~self.unseen).p_contains_answer(self.features[self.unseen])
+            part = (fold == number) & ~unseen
+            model = self.fit((fold != number) & ~unseen)
+            p_contains_answer[part] = model.p_contains_answer(self.features[part])
         return p_contains_answer
 
 
-def show(rows: Rows, p_contains_answer: np.ndarray) -> dict[str, float]:
+def show(rows: Rows) -> dict[str, float]:
     """Print how well the labels are told apart; returns the AUC of each corpus and set."""
-    corpora, kinds, found, table = rows.where("corpus"), rows.where("kind"), {}, []
-    for corpus in dict.fromkeys(corpora):
-        for kind in (*dict.fromkeys(kinds[corpora == corpus]), "all"):
-            own = (corpora == corpus) & ((kinds == kind) | (kind == "all"))
-            held, p = rows.held[own], p_contains_answer[own]
-            shown = ""
-            if 0 < held.mean() < 1:
-                auc = float(roc_auc_score(held, p))
-                found[f"{corpus}: {kind}"] = round(auc, 3)
-                shown = f"{auc:.3f}"
-            table.append([corpus, kind, str(len(p)), f"{held.mean():.1%}", f"{p.mean():.1%}", shown])
+    table = rows.table.assign(p=rows.held_out())
+    found, printed = {}, []
+    for corpus, searches in table.groupby("corpus", sort=False):
+        for kind in (*searches.kind.unique(), "all"):
+            own = searches if kind == "all" else searches[searches.kind == kind]
+            area = auc(own.p, own.held)
+            if not math.isnan(area):
+                found[f"{corpus}: {kind}"] = round(area, 3)
+            numbers = f"{own.held.mean():.1%}", f"{own.p.mean():.1%}", f"{area:.3f}"
+            printed.append([corpus, kind, str(len(own)), *numbers])
     columns = ["corpus", "questions", "n", "hold it", "mean P", "AUC"]
-    print_table(columns, table, "P(the passages hold the answer), held out by question")
+    print_table(columns, printed, "P(the passages hold the answer), held out by question")
     return found
 
 
@@ -234,17 +211,13 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--save", type=Path)
     arguments = parser.parse_args()
-    corpora = read_corpora(arguments.data)
-    passages = {}
-    for corpus in corpora.values():
-        passages.update({passage.id: passage for passage in corpus})
-    rows = Rows.of(search_all(arguments.data, corpora), passages)
-    found = show(rows, rows.held_out())
-    model = rows.fit(~rows.unseen)
+    rows = Rows.of(search_all(arguments.data))
+    found = show(rows)
+    model = rows.fit(~rows.table.unseen)
     for name, weight in zip(model.features, model.weights, strict=True):
         CONSOLE.print(f"{name:12} {weight:7.3f}")
     if arguments.save is not None:
-        trained = int((~rows.unseen).sum())
+        trained = int((~rows.table.unseen).sum())
         provenance = {
             "recipe": "python benchmarks/holds.py",
             "label": "a gold answer occurs in the passages",
@@ -263,25 +236,22 @@ def main() -> None:
 
 def card(provenance: dict) -> str:
     """Return the model card."""
-    lines = [f"| {name} | {auc:.3f} |" for name, auc in provenance["auc"].items()]
-    return "\n".join(
-        [
-            "# look-first",
-            "",
-            "P(the LLM answers rightly with these passages), from the words of question and passages and P(known).",
-            "",
-            f"- **Label**: {provenance['label']}; {provenance['searches']:,} searches. No LLM has a part in it.",
-            f"- **Recipe**: `{provenance['recipe']}`",
-            f"- **Data**: {'; '.join(provenance['data'])}.",
-            f"- **Reading** {READING}, **distraction** {DISTRACTION}: set, not fitted; another LLM has others.",
-            f"- **Licence of the weights**: {provenance['licence']}.",
-            "",
-            "| corpus: questions (unseen: had no part in training) | AUC |",
-            "|---|---|",
-            *lines,
-            "",
-        ]
-    )
+    card = f"""# look-first
+
+P(the LLM answers rightly with these passages), from the words of question and passages and P(known).
+
+- **Label**: {provenance["label"]}; {provenance["searches"]:,} searches. No LLM has a part in it.
+- **Recipe**: `{provenance["recipe"]}`
+- **Data**: {"; ".join(provenance["data"])}.
+- **Reading** {READING}, **distraction** {DISTRACTION}: set, not fitted; another LLM has others.
+- **Licence of the weights**: {provenance["licence"]}.
+
+| corpus: questions (unseen: had no part in training) | AUC |
+|---|---|
+"""
+    for name, area in provenance["auc"].items():
+        card += f"| {name} | {area:.3f} |\n"
+    return card
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Time and memory of ever larger indexes, on made-up vectors.
+"""Time and memory to build and search indexes of 10,000 to 1,000,000 passages, on made-up vectors.
 
-python benchmarks/index.py --grow                 build and search 10,000 to 1,000,000 passages
+python benchmarks/index.py
 """
 
 import resource
@@ -55,12 +55,6 @@ class _Vectors:
         raise NotImplementedError
 
 
-def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--grow", action="store_true", help="the only thing that there is to measure")
-    parser.parse_args()
-    grow()
-
-
 if __name__ == "__main__":
-    main()
+    argument_parser(__doc__).parse_args()
+    grow()

@@ -12,12 +12,16 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from base import SETS, read_answers, read_records
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
 from templates import LICENCE, template_requests
 
 LLAMA = "Llama-3.1-8B-Instruct"
@@ -108,7 +112,7 @@ class Label:
         llm: The LLM of that label; empty if it holds for every LLM.
         group: See the module.
         weight: How much the row counts.
-        cluster: Requests of one cluster ask (nearly) the same and share a fold; before `clustered`, the template.
+        template: The number of the template that it is made of; -1 if none.
     """
 
     question: str
@@ -121,7 +125,7 @@ class Label:
     llm: str = ""
     group: str = ""
     weight: float = 1.0
-    cluster: int = -1
+    template: int = -1
 
 
 TABLE_NAMES = {
@@ -174,31 +178,32 @@ def read_recorded(data: Path) -> Iterator[Label]:
                 yield from read_record(record, source)
 
 
-def clustered(labels: list[Label], vectors: np.ndarray) -> list[Label]:
-    """Put requests that ask nearly the same into one cluster: same text, same template, or near embeddings.
+def clusters_of(labels: pd.DataFrame, vectors: np.ndarray) -> np.ndarray:
+    """Number the clusters of requests that ask nearly the same: same text, same template, or near embeddings.
 
     Args:
-        labels: The rows.
+        labels: The rows, with the columns of `Label`.
         vectors: MiniLM's embedding of each row's question, shape (n, d), normalised; not read of templates.
-    """
-    from scipy.sparse import coo_matrix
-    from scipy.sparse.csgraph import connected_components
 
-    pairs: list[tuple[int, int]] = []
-    first: dict[str, int] = {}
-    for row, label in enumerate(labels):
-        template = f"template {label.cluster}" if label.source == "templates" else ""
-        for name in filter(None, (_plain(label.question), template)):
-            pairs.append((first.setdefault(name, row), row))
-    recorded = np.array([i for i, label in enumerate(labels) if label.source != "templates"])
+    Returns:
+        The cluster of each row, shape (n,).
+    """
+    n = len(labels)
+    # A graph of the rows, and behind them a node for each text and one for each template.
+    texts, _ = labels.question.map(_plain).factorize()
+    templated = np.flatnonzero(labels.source == "templates")
+    left, right = [np.arange(n), templated], [n + texts, 2 * n + labels.template.to_numpy()[templated]]
+    recorded = np.flatnonzero(labels.source != "templates")
     for start in range(0, len(recorded), 1_000):
         some = recorded[start : start + 1_000]
-        near = vectors[some] @ vectors[recorded].T >= NEAR
-        pairs += [(int(some[a]), int(recorded[b])) for a, b in zip(*np.nonzero(near), strict=True)]
-    left, right = np.array(pairs).T
-    graph = coo_matrix((np.ones(len(pairs)), (left, right)), shape=(len(labels), len(labels)))
+        one, other = np.nonzero(vectors[some] @ vectors[recorded].T >= NEAR)
+        left.append(some[one])
+        right.append(recorded[other])
+    edges = np.concatenate(left), np.concatenate(right)
+    size = 2 * n + labels.template.max() + 1
+    graph = coo_matrix((np.ones(len(edges[0])), edges), shape=(size, size))
     _, clusters = connected_components(graph, directed=False)
-    return [replace(label, cluster=int(c)) for label, c in zip(labels, clusters, strict=True)]
+    return clusters[:n]
 
 
 def read_adarague(data: Path) -> Iterator[Label]:
@@ -221,7 +226,7 @@ def read_practical(data: Path) -> Iterator[Label]:
 def read_template_labels() -> Iterator[Label]:
     for request in template_requests():
         label = _requested(request.question, "templates", LICENCE, True, request.kind)
-        yield replace(label, cluster=request.template)
+        yield replace(label, template=request.template)
 
 
 def _requested(question: str, source: str, licence: str, ships: bool, what: str) -> Label:
@@ -232,10 +237,9 @@ def _requested(question: str, source: str, licence: str, ships: bool, what: str)
 
 def read_record(record: dict, source: Source) -> Iterator[Label]:
     """Read one recorded answer, if it was judged."""
-    known = record["closed_book_correct"]
-    if source.soft and record["closed_book_soft"] is not None:
-        known = record["closed_book_soft"]
-    if known is None or (source.name == "wack" and record["closed_book_soft"] is None):
+    soft = record["closed_book_soft"] if source.soft else None
+    known = record["closed_book_correct"] if soft is None else soft
+    if known is None or (source.name == "wack" and soft is None):
         return
     name = _SET_NAMES.get(record["dataset"], record["dataset"])
     if record.get("label_quality") == "low":
@@ -249,4 +253,4 @@ def read_record(record: dict, source: Source) -> Iterator[Label]:
 
 def _plain(question: str) -> str:
     """Return the words alone, for comparison."""
-    return " ".join("".join(c if c.isalnum() else " " for c in question.casefold()).split())
+    return " ".join(re.sub(r"[\W_]+", " ", question.casefold()).split())

@@ -3,21 +3,22 @@
 The runs are those of `served`: LLM.jsonl, with questions.train.jsonl and questions.test.jsonl.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from base import print_table, read_records
-from begun_states import CUTS, Answers, read_states
+from begun_states import CUTS, read_states
 from head_fit import logistic
 from heads import Alone, alone
-from sklearn.metrics import roc_auc_score
 
 from rgate_integrations.gates.answer import AnswerGate
 from rgate_integrations.gates.artifacts import LogprobHead
 from rgate_integrations.runtime.files import JsonlLog
 from rgate_integrations.runtime.text import is_correct
+from rgate_integrations.tuning.evaluation import auc
 
 PENALTY = 1.0
 WEIGHT = float(AnswerGate.model_fields["weight"].default)
@@ -27,76 +28,81 @@ LEAST, SCALES = -20.0, (1.0, 8.0, 1.0, 0.3)
 
 @dataclass(frozen=True)
 class Runs:
-    """Answers of LLMs with their log-probabilities, and what was said of them without.
+    """Answers of LLMs with their log-probabilities, n of them, and what was said of them without.
 
     Attributes:
-        answers: The answers; ``sets`` are the LLMs.
-        logprobs: Log-probability of each token, a row an answer.
-        part: ``train``, ``test`` or ``songs``.
-        kind: Data set, or kind of question.
+        calls: A row an answer: its ``question``, its ``text``, the ``llm``, the ``part`` (train, test or songs), the
+            ``kind`` of the question or its data set, whether the answer is right (``known``), and the ``logprobs`` of
+            its tokens.
+        states: Hidden states, shape (n, cuts, layers, hidden size).
         question: What the question alone says, by heads that have not seen it.
     """
 
-    answers: Answers
-    logprobs: list[list[float]]
-    part: np.ndarray
-    kind: np.ndarray
+    calls: pd.DataFrame
+    states: np.ndarray
     question: Alone
 
-    def features(self, text: np.ndarray) -> np.ndarray:
-        """Return the probe's logit, and sum, minimum and mean of the log-probabilities; shape (n, cuts, 4)."""
-        found = np.zeros((*text.shape, 4))
-        for row, values in enumerate(self.logprobs):
-            for place, cut in enumerate(CUTS):
-                read = np.maximum(values[:cut], LEAST)
-                found[row, place] = text[row, place], read.sum(), read.min(), read.mean()
-        return found
+
+def features(logprobs: Iterable[list[float]], text: np.ndarray) -> np.ndarray:
+    """Return the probe's logit, and sum, minimum and mean of the log-probabilities, shape (n, cuts, 4).
+
+    Args:
+        logprobs: Those of the tokens of each answer.
+        text: The probe's logit, shape (n, cuts).
+    """
+    found = np.zeros((*text.shape, 4))
+    for row, values in enumerate(logprobs):
+        for place, cut in enumerate(CUTS):
+            read = np.maximum(values[:cut], LEAST)
+            found[row, place] = text[row, place], read.sum(), read.min(), read.mean()
+    return found
 
 
 def read_runs(runs: Path, data: Path, cache: Path) -> Runs:
     """Read recorded calls with their log-probabilities, and the songs."""
-    found = [*_songs(data), *_calls(runs)]
-    pairs = [(question, text) for question, text, *_ in found]
-    _, _, llms, parts, kinds, known, logprobs = zip(*found, strict=True)
-    questions = [question for question, _ in pairs]
-    answers = Answers(read_states(cache, pairs), np.array(known), np.array(llms), questions)
-    return Runs(answers, list(logprobs), np.array(parts), np.array(kinds), alone(questions, cache))
+    calls = pd.DataFrame([*_songs(data), *_calls(runs)])
+    states = read_states(cache, list(zip(calls.question, calls.text, strict=True)))
+    return Runs(calls, states, alone(calls.question.tolist(), cache))
 
 
-def _songs(data: Path) -> Iterator[tuple]:
+def _songs(data: Path) -> Iterator[dict]:
     """Read the answers of six LLMs about songs, which have no licence and train nothing."""
     path = data / "songs_six_llms.dev.jsonl.gz"
-    if not path.exists():
-        return
-    for record in read_records(path):
+    for record in read_records(path) if path.exists() else ():
         for llm, answer in record["answers"].items():
             if answer["text"].strip() and answer["token_probs"]:
-                logprobs = np.log(np.maximum(answer["token_probs"], 1e-9)).tolist()
-                text = answer["text"].strip()
-                right = float(answer["correct"])
-                yield record["question"].strip(), text, llm, "songs", "songs", right, logprobs
+                yield {
+                    "question": record["question"].strip(),
+                    "text": answer["text"].strip(),
+                    "llm": llm,
+                    "part": "songs",
+                    "kind": "songs",
+                    "known": float(answer["correct"]),
+                    "logprobs": np.log(np.maximum(answer["token_probs"], 1e-9)).tolist(),
+                }
 
 
-def _calls(runs: Path) -> Iterator[tuple]:
+def _calls(runs: Path) -> Iterator[dict]:
     questions = {}
-    for part in ("train", "test"):
-        path = runs / f"questions.{part}.jsonl"
+    for path in (runs / "questions.train.jsonl", runs / "questions.test.jsonl"):
         if path.exists():
             questions |= {record["id"]: record for record in read_records(path)}
     for path in sorted(runs.glob("qwen*.jsonl")):
         for call in JsonlLog(path).values():
             asked = questions.get(call["meta"]["id"])
-            if (
-                call["meta"]["arm"] != "direct"
-                or asked is None
-                or not call["tokens"]
-                or not asked["gold_answers"]
-            ):
+            if asked is None or call["meta"]["arm"] != "direct":
                 continue
-            right = float(is_correct(call["text"], asked["gold_answers"]))
-            logprobs = [token["logprob"] for token in call["tokens"]]
-            about = (call["llm"], asked["part"], asked["kind"])
-            yield asked["question"].strip(), call["text"].strip(), *about, right, logprobs
+            tokens = [token for _, tokens in call["chunks"] for token in tokens]
+            if tokens and asked["gold_answers"]:
+                yield {
+                    "question": asked["question"].strip(),
+                    "text": call["text"].strip(),
+                    "llm": call["llm"],
+                    "part": asked["part"],
+                    "kind": asked["kind"],
+                    "known": float(is_correct(call["text"], asked["gold_answers"])),
+                    "logprobs": [token["logprob"] for token in tokens],
+                }
 
 
 # --- the head ------------------------------------------------------------------------------------------------
@@ -108,7 +114,7 @@ def fit_head(features: np.ndarray, question: Alone, known: np.ndarray) -> Logpro
     A token that was less probable never speaks for knowledge: what would get a negative weight is left out.
 
     Args:
-        features: What `Runs.features` returned, shape (n, cuts, 4).
+        features: What `features` returned, shape (n, cuts, 4).
         question: What the question alone says.
         known: The labels, shape (n,).
     """
@@ -157,24 +163,25 @@ def cross_validated_head(
 # --- what it brings ------------------------------------------------------------------------------------------
 
 
-def show_knowledge(runs: Runs, features: np.ndarray, ways: dict[str, np.ndarray]) -> None:
-    """Print, for each LLM against its own correctness, how well each evidence and each way ranks.
+def show_knowledge(runs: Runs, seen: np.ndarray, default: np.ndarray) -> None:
+    """Print, for each LLM against its own correctness, how well each evidence and the default gate rank.
 
     Args:
         runs: The runs.
-        features: What `Runs.features` returned.
-        ways: Log-odds by the name of the way, shape (n, cuts) each.
+        seen: What `features` returned.
+        default: The gate's log-odds, shape (n, cuts).
     """
+    calls = runs.calls.assign(
+        question=runs.question.logits,
+        words=seen[:, -1, 0],
+        total=seen[:, -1, 1],
+        default=default[:, -1],
+    )
     rows = []
-    for part in ("train", "test", "songs"):
-        for llm in np.unique(runs.answers.sets[runs.part == part]):
-            own = (runs.part == part) & (runs.answers.sets == llm)
-            known = runs.answers.known[own]
-            if len(np.unique(known)) < 2:
-                continue
-            scores = [runs.question.logits[own], *features[own][:, -1].T]
-            scores += [way[own][:, -1] for way in ways.values()]
-            aucs = [f"{roc_auc_score(known, score):.3f}" for score in scores]
-            rows.append([f"{llm} ({part})", str(len(known)), f"{known.mean():.0%}", *aucs])
-    columns = ["LLM", "answers", "right", "question", "words", "sum", "lowest", "mean", *ways]
+    for (part, llm), some in calls.groupby(["part", "llm"]):
+        row = [f"{llm} ({part})", str(len(some)), f"{some.known.mean():.0%}"]
+        for evidence in ("question", "words", "total", "default"):
+            row.append(f"{auc(some[evidence], some.known):.3f}")
+        rows.append(row)
+    columns = ["LLM", "answers", "right", "question", "words", "sum", "default"]
     print_table(columns, rows, "AUC over whole answers")

@@ -22,9 +22,8 @@ seeded and every kind is spread evenly over it, so that any beginning of it is a
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,10 @@ from base import read_answers, read_records
 from labels import read_labels
 
 from rgate_integrations.index import Passage, read_passages
-from rgate_integrations.models.download import PASSAGES, cached_path
+from rgate_integrations.models.download import corpus_path
 
 SHARES = {"2wiki": 20, "musique": 15, "hop": 15, "trivia": 15, "nq": 15, "common": 10, "task": 10}
 TRAINING_SHARES = {"hotpotqa": 35, "2wikimultihopqa": 25, "trivia": 20, "nq": 20}
-CORPORA = ("hotpot_2wiki", "slimplm")
 SLIMPLM = ("claims_gpt4", "judgment_llama2_7b_v0118", "judgment_llama2_7b")
 SEED, NEAR = 0, 0.75
 
@@ -82,11 +80,15 @@ def read_mixture(data: Path | None, total: int = 600, seed: int = SEED) -> list[
         **_requests(),
     }
     seen = Seen(label.question for label in read_labels(data))
-    fresh = {kind: [q for q in of_kind if q.question not in seen] for kind, of_kind in kinds.items()}
-    missing = total * SHARES["trivia"] // 100 - len({q.id for q in fresh["trivia"]})
-    others = (q for q in _open_trivia(data) if q.question not in seen)
-    fresh["trivia"] += islice(others, max(0, missing))
-    return in_order(fresh, SHARES, total, seed)
+    for kind, questions in kinds.items():
+        kinds[kind] = [question for question in questions if question.question not in seen]
+    wanted = total * SHARES["trivia"] // 100
+    trivia = {question.id: question for question in kinds["trivia"]}
+    for question in _open_trivia(data):
+        if len(trivia) < wanted and question.question not in seen:
+            trivia[question.id] = question
+    kinds["trivia"] = list(trivia.values())
+    return in_order(kinds, SHARES, total, seed)
 
 
 def read_training(data: Path, total: int = 600, seed: int = SEED) -> list[Question]:
@@ -100,12 +102,10 @@ def read_training(data: Path, total: int = 600, seed: int = SEED) -> list[Questi
 
 def read_corpus(data: Path | None) -> list[Passage]:
     """Return all passages: two corpora of the folder, if there is one, and the leads that `rgate download` brings."""
-    names = CORPORA if data is not None else ()
-    passages = [p for name in names for p in read_passages(Path(data or ".") / f"corpus.{name}.jsonl.gz")]
-    leads = cached_path("encyclopedia-leads")
-    if leads is None:
-        raise FileNotFoundError("Run: rgate download encyclopedia-leads")
-    return [*passages, *read_passages(leads / PASSAGES)]
+    paths = [corpus_path("encyclopedia-leads")]
+    if data is not None:
+        paths = [data / "corpus.hotpot_2wiki.jsonl.gz", data / "corpus.slimplm.jsonl.gz", *paths]
+    return [passage for path in paths for passage in read_passages(path)]
 
 
 class Seen:
@@ -122,9 +122,12 @@ class Seen:
         words = _words(question)
         by_rarity = sorted(words, key=lambda word: len(self._rows.get(word, ())))
         # Sets that share three quarters of their words share one of any rarest third of them.
-        rarest = by_rarity[: 1 + int(len(words) * (1 - NEAR))]
-        rows = {row for word in rarest for row in self._rows.get(word, ())}
-        return any(_jaccard(words, self._words[row]) >= NEAR for row in rows)
+        for word in by_rarity[: 1 + int(len(words) * (1 - NEAR))]:
+            for row in self._rows.get(word, ()):
+                other = self._words[row]
+                if len(words & other) >= NEAR * len(words | other):
+                    return True
+        return False
 
 
 def in_order(
@@ -135,7 +138,7 @@ def in_order(
     placed = []
     for kind, share in shares.items():
         wanted = total * share // 100
-        unique = list({q.id: q for q in kinds[kind]}.values())
+        unique = list({question.id: question for question in kinds[kind]}.values())
         chosen = [unique[row] for row in rng.permutation(len(unique))[:wanted]]
         shift = rng.random()
         for number, question in enumerate(chosen):
@@ -146,8 +149,12 @@ def in_order(
 
 
 def _slimplm(data: Path, dataset: str, kind: str) -> list[Question]:
-    records = [r for name in SLIMPLM for r in read_records(data / f"{name}.jsonl") if r["dataset"] == dataset]
-    return [_question(r["id"], kind, r, "test", "slimplm") for r in records if r["gold_answers"]]
+    found = []
+    for name in SLIMPLM:
+        for record in read_records(data / f"{name}.jsonl"):
+            if record["dataset"] == dataset and record["gold_answers"]:
+                found.append(_question(record["id"], kind, record, "test", "slimplm"))
+    return found
 
 
 def _first_hops(data: Path) -> list[Question]:
@@ -156,11 +163,12 @@ def _first_hops(data: Path) -> list[Question]:
     for name in SLIMPLM[:2]:
         for record in read_records(data / f"{name}.jsonl"):
             for number, hop in enumerate(record.get("question_decomposition") or ()):
-                if "#" not in hop["question"]:
-                    asked = {"question": _as_question(hop["question"]), "gold_answers": [hop["answer"]]}
-                    found[asked["question"]] = _question(
-                        f"{record['id']}.{number}", "hop", asked, "test", "slimplm"
-                    )
+                if "#" in hop["question"]:
+                    continue
+                asked = {"question": _as_question(hop["question"]), "gold_answers": [hop["answer"]]}
+                found[asked["question"]] = _question(
+                    f"{record['id']}.{number}", "hop", asked, "test", "slimplm"
+                )
     return list(found.values())
 
 
@@ -168,7 +176,7 @@ def _as_question(hop: str) -> str:
     """Write a relation, such as ``Green >> performer``, as a question."""
     if ">>" not in hop:
         return hop
-    subject, relation = (part.strip() for part in hop.split(">>"))
+    subject, relation = map(str.strip, hop.split(">>"))
     return _RELATIONS.get(relation, "What is the {relation} of {subject}?").format(
         subject=subject, relation=relation
     )
@@ -202,9 +210,11 @@ def _open_trivia(data: Path) -> Iterator[Question]:
 
 
 def _nq(data: Path) -> list[Question]:
-    records = read_records(data / "nq_train_part.questions.jsonl.gz")
-    short = [r for r in records if all(len(answer.split()) <= 5 for answer in r["gold_answers"])]
-    return [_question(r["id"], "nq", r, "test", "natural questions") for r in short]
+    found = []
+    for record in read_records(data / "nq_train_part.questions.jsonl.gz"):
+        if all(len(answer.split()) <= 5 for answer in record["gold_answers"]):
+            found.append(_question(record["id"], "nq", record, "test", "natural questions"))
+    return found
 
 
 def _requests() -> dict[str, list[Question]]:
@@ -221,8 +231,3 @@ def _question(name: str, kind: str, record: dict[str, Any], part: str, source: s
 
 def _words(question: str) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", question.casefold()))
-
-
-def _jaccard(first: Sequence[str] | frozenset[str], second: frozenset[str]) -> float:
-    one = frozenset(first)
-    return len(one & second) / max(1, len(one | second))

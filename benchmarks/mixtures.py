@@ -79,9 +79,8 @@ def frames() -> dict[str, list[str]]:
     """Return the blocks of each frame."""
     found: dict[str, list[str]] = {}
     blocks: list[str] = []
-    text = (FOLDER / "frames.txt").read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if not line.startswith("# ")]
-    for block in "\n".join(lines).split("\n\n"):
+    text = re.sub(r"^# .*\n", "", (FOLDER / "frames.txt").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for block in text.split("\n\n"):
         heading = re.match(r"\s*\[([a-z]+)\]\n", block)
         if heading and heading[1] not in found and heading[1] != "f":
             blocks = found.setdefault(heading[1], [])
@@ -89,7 +88,7 @@ def frames() -> dict[str, list[str]]:
         if block.strip():
             blocks.append(block.strip("\n"))
     for name in AROUND:
-        found[name] = [line for block in found[name] for line in block.splitlines()]
+        found[name] = "\n".join(found[name]).splitlines()
     return found
 
 
@@ -140,25 +139,32 @@ def mixed(
         asked, kind = _line("given", draw), COURTESY
     if draw.random() < 0.12:
         asked = _with_typos(asked, draw)
-    pieces: list[Piece] = []
-    if draw.random() < 0.45:
-        pieces += [Piece(_line("opening", draw), COURTESY) for _ in range(draw.choice((1, 1, 2)))]
+    half = length // 2 if place == "around" else length
+    pieces = _courtesies("opening", draw)
     if place in ("before", "around"):
-        pieces += _bridge(draw)
-        pieces.append(Piece(pasted(frame, length if place == "before" else length // 2, draw, prose), GIVEN))
+        pieces += _given(frame, half, draw, prose)
         pieces += _bridge(draw)
     pieces.append(Piece(asked, kind))
     if place in ("after", "around"):
-        pieces += _bridge(draw)
-        pieces.append(Piece(pasted(frame, length if place == "after" else length // 2, draw, prose), GIVEN))
-    if draw.random() < 0.45:
-        pieces += [Piece(_line("closing", draw), COURTESY) for _ in range(draw.choice((1, 1, 2)))]
+        pieces += _given(frame, half, draw, prose)
+    pieces += _courtesies("closing", draw)
     text = pieces[0].text
     for one, other in itertools.pairwise(pieces):
         together = GIVEN not in (one.kind, other.kind) and one.text[-1] in ".!?:,"
         text += draw.choice((" ", " ", "\n")) if together else draw.choice(("\n", "\n\n", "\n\n"))
         text += other.text
     return Mixture(text, tuple(pieces), kind, frame, place)
+
+
+def _courtesies(name: str, draw: random.Random) -> list[Piece]:
+    if draw.random() >= 0.45:
+        return []
+    return [Piece(_line(name, draw), COURTESY) for _ in range(draw.choice((1, 1, 2)))]
+
+
+def _given(frame: str, length: int, draw: random.Random, prose: Sequence[str]) -> list[Piece]:
+    bridge = _bridge(draw)
+    return [*bridge, Piece(pasted(frame, length, draw, prose), GIVEN)]
 
 
 def _bridge(draw: random.Random) -> list[Piece]:

@@ -7,8 +7,6 @@ of the six sets. What must be exceeded is chosen by templates that were left out
 have no licence, are only measured.
 """
 
-import hashlib
-import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from base import SETS, argument_parser, print_table, read_answers
+import pandas as pd
+from base import SETS, argument_parser, checksum, print_table, read_answers
 from heads import CACHE, LAYERS, key, read_question_states
 from labels import read_practical
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
 from templates import FOLDER, LICENCE, filled, read_lines, read_words, varied
 
 from rgate_integrations.gates.folder import read_gate, save_gate
+from rgate_integrations.tuning.evaluation import auc
 
 NAME = "templates of news and of settled facts"
 PENALTY = 1e6  # from 1e5 to 1e7 it makes no difference
@@ -80,47 +79,46 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=CACHE, help="where hidden states are kept")
     parser.add_argument("--save", type=Path, required=True, help="folder of a saved gate")
     arguments = parser.parse_args()
-    questions, sources, groups = (
-        np.array(each) for each in zip(*read_questions(arguments.data), strict=True)
-    )
-    unseen = [
-        each.question for each in read_practical(arguments.data) if each.what == "fresh" and not each.ships
-    ]
-    kept = read_question_states([*questions.tolist(), *unseen], arguments.cache)
-    states, of_unseen = (
-        np.stack([kept[key(each)] for each in some]).reshape(len(some), -1).astype(np.float32)
-        for some in (questions.tolist(), unseen)
-    )
-    news = sources == "news"
-    logits = held_out(states, news, groups)
+    learned = pd.DataFrame(read_questions(arguments.data), columns=["question", "source", "group"])
+    practical = pd.DataFrame(map(vars, read_practical(arguments.data)))
+    unseen = practical.question[(practical.what == "fresh") & ~practical.ships]
+    kept = read_question_states([*learned.question, *unseen], arguments.cache)
+    states, of_unseen = flat_states(learned.question, kept), flat_states(unseen, kept)
+    news = (learned.source == "news").to_numpy()
+    logits = held_out(states, news, learned.group.to_numpy(str))
     least = float(np.quantile(logits[news], 1 - FOUND))
     weight, bias = fit(states, news)
-    scored = {name: logits[sources == name] for name in np.unique(sources)}
-    scored["RealTimeQA"] = of_unseen @ weight + bias
-    rows = [[name, str(len(of)), f"{np.mean(of > least):.1%}"] for name, of in scored.items()]
-    title = f"AUC, templates and sets held out: {roc_auc_score(news, logits):.3f}"
+    scores = {name: logits[rows] for name, rows in learned.groupby("source").indices.items()}
+    scores["RealTimeQA"] = of_unseen @ weight + bias
+    rows = [[name, str(len(of)), f"{np.mean(of > least):.1%}"] for name, of in scores.items()]
+    title = f"AUC, templates and sets held out: {auc(logits, news):.3f}"
     print_table(["", "questions", "taken for news"], rows, title)
     shipped: Any = read_gate(arguments.save)
-    provenance = {
-        **shipped.provenance,
-        "data": [each for each in shipped.provenance["data"] if each["name"] != NAME],
-    }
-    of_templates = sorted(questions[sources != "the six sets"].tolist())
-    checksum = hashlib.sha256(json.dumps(of_templates).encode()).hexdigest()
-    provenance["data"].append(
+    templates = learned.question[learned.source != "the six sets"]
+    data = [each for each in shipped.provenance["data"] if each["name"] != NAME]
+    data.append(
         {
             "name": NAME,
             "licence": LICENCE,
-            "sha256": checksum,
-            "n": len(of_templates),
+            "sha256": checksum(templates),
+            "n": len(templates),
             "known": None,
             "llms": [],
         }
     )
-    found = weight.reshape(len(LAYERS), -1).astype(np.float32), bias - least
-    save_gate(
-        replace(shipped, news_weight=found[0], news_bias=found[1], provenance=provenance), arguments.save
+    found = replace(
+        shipped,
+        news_weight=weight.reshape(len(LAYERS), -1).astype(np.float32),
+        news_bias=bias - least,
+        provenance={**shipped.provenance, "data": data},
     )
+    save_gate(found, arguments.save)
+
+
+def flat_states(questions: pd.Series, kept: dict[str, np.ndarray]) -> np.ndarray:
+    """Return the hidden states of questions, shape (n, features)."""
+    states = np.stack([kept[key(question)] for question in questions])
+    return states.reshape(len(states), -1).astype(np.float32)
 
 
 if __name__ == "__main__":

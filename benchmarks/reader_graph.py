@@ -16,7 +16,8 @@ import torch
 from base import OUT as KEPT
 from base import argument_parser, read_records
 from gguf import GGUFReader
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from onnx_graph import GraphBuilder
 
 from rgate_integrations.models.download import quantised
 from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy
@@ -51,13 +52,13 @@ def shared_prefix(encoder: Any) -> list[int]:
 def calibrate(model: Any, encoder: Any, questions: list[str]) -> dict[str, np.ndarray]:
     """Return the largest activation of each input of a linear map, shape (layers, inputs), by the map's name."""
     prefix = len(shared_prefix(encoder))
-    largest: dict[tuple[str, int], torch.Tensor] = {}
+    largest: dict[str, list[Any]] = {name: [0.0] * LAYERS for name in ("qkv", "out", "gate_up", "down")}
     hooks: list[Any] = []
 
     def watch(name: str, number: int, module: torch.nn.Module) -> None:
         def look(_: Any, arguments: tuple[torch.Tensor, ...]) -> None:
-            values = arguments[0][0, prefix:].abs().amax(0)
-            largest[name, number] = torch.maximum(largest.get((name, number), values), values)
+            values = arguments[0][0, prefix:].abs().amax(0).numpy()
+            largest[name][number] = np.maximum(largest[name][number], values)
 
         hooks.append(module.register_forward_pre_hook(look))
 
@@ -71,8 +72,7 @@ def calibrate(model: Any, encoder: Any, questions: list[str]) -> dict[str, np.nd
         model.model(torch.tensor([ids]))
     for hook in hooks:
         hook.remove()
-    names = {name for name, _ in largest}
-    return {name: np.stack([largest[name, n].numpy() for n in range(LAYERS)]) for name in names}
+    return {name: np.stack(values) for name, values in largest.items()}
 
 
 def smoothing(model: Any, largest: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -97,43 +97,17 @@ def smoothing(model: Any, largest: dict[str, np.ndarray]) -> dict[str, np.ndarra
     return {name: np.stack(factors).astype(np.float16) for name, factors in found.items()}
 
 
-class GraphBuilder:
-    """Collects the nodes and constants of a graph."""
+class ReaderBuilder(GraphBuilder):
+    """Collects the nodes of the graph, and points to the reader's own file of weights."""
 
     def __init__(self, weights: dict[str, np.ndarray]) -> None:
-        self.nodes: list[Any] = []
-        self.constants: list[Any] = []
+        super().__init__()
         end = 0
         for name, array in weights.items():
             offset = end + -end % ALIGNED
             end = offset + array.nbytes
-            tensor = TensorProto(
-                name=name, dims=array.shape, data_type=helper.np_dtype_to_tensor_dtype(array.dtype)
-            )
-            tensor.data_location = TensorProto.EXTERNAL
-            for key, value in (("location", WEIGHTS), ("offset", offset), ("length", array.nbytes)):
-                tensor.external_data.add(key=key, value=str(value))
-            self.constants.append(tensor)
-
-    def constant(self, value: Any, dtype: Any = None) -> str:
-        """Add a constant; returns its name."""
-        name = f"constant_{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(value, dtype), name))
-        return name
-
-    def ints(self, *values: int) -> str:
-        """Add a vector of integers."""
-        return self.constant(values, np.int64)
-
-    def node(self, kind: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """Add a node; returns the name of its output."""
-        return self.several(kind, 1, *inputs, domain=domain, **attributes)[0]
-
-    def several(self, kind: str, count: int, *inputs: str, domain: str = "", **attributes: Any) -> list[str]:
-        """Add a node with several outputs; returns their names."""
-        names = [f"{kind}_{len(self.nodes)}_{number}" for number in range(count)]
-        self.nodes.append(helper.make_node(kind, list(inputs), names, domain=domain, **attributes))
-        return names
+            dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
+            self.weight(name, array.shape, dtype, WEIGHTS, offset, array.nbytes)
 
     def linear(self, states: str, name: str) -> str:
         """Multiply int8 activations by int8 weights. Each token has a scale of its own: none changes another."""
@@ -157,7 +131,7 @@ class ReaderGraph:
     """
 
     def __init__(self, weights: dict[str, np.ndarray], prefix: list[tuple[np.ndarray, np.ndarray]]) -> None:
-        self.builder = b = GraphBuilder(weights)
+        self.builder = b = ReaderBuilder(weights)
         self.prefix = prefix
         before = prefix[0][0].shape[1]
         cast = {"to": TensorProto.FLOAT}
@@ -303,9 +277,10 @@ def main() -> None:
     made.mkdir(parents=True, exist_ok=True)
     make_reader(source, made)
     reader = Reader(made, self_test=False)
-    rows = [reader.encode(question).ids for question in TESTED]
-    states = [reader.states([row], STATES)[0][max(STATES)][-1] for row in rows]
-    known = {q: [round(float(v), 3) for v in s[:16]] for q, s in zip(TESTED, states, strict=True)}
+    known = {}
+    for question in TESTED:
+        (states,) = reader.states([reader.encode(question).ids], STATES)
+        known[question] = states[max(STATES)][-1][:16].astype(float).round(3).tolist()
     (OUT / SELF_TEST).write_text(json.dumps(known, indent=1) + "\n")
 
 

@@ -7,7 +7,8 @@ answers adaptive_llama31_8b.{hotpotqa,2wikimultihopqa}.dev.jsonl, and claims_gpt
 """
 
 from collections.abc import Callable
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -32,21 +33,21 @@ def index_of(data: Path) -> PassageIndex:
 
 def queries_for(questions: list[dict], answers: dict[str, str]) -> dict[str, list[list[str]]]:
     """The queries of each way to search, one list a question."""
-    decisions = []
+    decisions, alone = [], []
     for each in questions:
         draft = Draft(text=answers.get(each["id"], ""), source="recorded")
         decisions.append(Decision(question=each["question"], retrieve=True, p_known=0.0, draft=draft))
-    ways = {"question": [[each["question"]] for each in questions]}
+        alone.append([each["question"]])
+    ways = {"question": alone, "claims": [], "claims + question": []}
     for name, with_question in (("claims", False), ("claims + question", True)):
-        plans = plan_queries(decisions, always_include_question=with_question)
-        ways[name] = [[query.text for query in plan.queries] for plan in plans]
+        for plan in plan_queries(decisions, always_include_question=with_question):
+            ways[name].append([query.text for query in plan.queries])
     return ways
 
 
 def recall(questions: list[dict], queries: list[list[str]], search: Search, k: int) -> float:
     """Mean share of a question's supporting passages among the first k, its queries fused by rank."""
-    flat = [query for own in queries for query in own]
-    found = iter(search(flat, max(k, 10)))
+    found = iter(search(list(chain.from_iterable(queries)), max(k, 10)))
     shares = []
     for question, own in zip(questions, queries, strict=True):
         rankings = list(islice(found, len(own)))
@@ -62,10 +63,9 @@ def slimplm_chain(index: HybridIndex, question: str, queries: list[str], k: int 
         similarities = index.dense.vectors([hit.passage.id for hit in hits]) @ asked
         rankings.append([hits[place] for place in np.argsort(-similarities, kind="stable")])
     chosen: dict[str, Hit] = {}
-    for turn in zip_longest(*rankings):
-        for hit in turn:
-            if hit is not None:
-                chosen.setdefault(hit.passage.id, hit)
+    for hit in chain.from_iterable(zip_longest(*rankings)):
+        if hit is not None:
+            chosen.setdefault(hit.passage.id, hit)
     return list(chosen.values())
 
 
@@ -81,8 +81,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=1_000)
     arguments = parser.parse_args()
     data, limit = arguments.data, arguments.limit
-    records = read_records(data / "hotpot_2wiki.train.jsonl")
-    questions = [record for record in records if record["supporting_ids"]]
+    questions = list(filter(itemgetter("supporting_ids"), read_records(data / "hotpot_2wiki.train.jsonl")))
     # Both sets lie one after the other.
     questions = questions[:: max(1, len(questions) // limit)][:limit]
     answers = {}

@@ -46,7 +46,8 @@ def states_of(texts: list[str]) -> np.ndarray:
     found = []
     for start in range(0, len(texts), BATCH):
         values = [{"question": " ".join(text.split())} for text in texts[start : start + BATCH]]
-        found += [each.states[0] for each in proxy.hidden(ANSWER, values, None, (rules.LAYER,))]
+        for read in proxy.hidden(ANSWER, values, None, (rules.LAYER,)):
+            found.append(read.states[0])
     return np.array(found, np.float64)
 
 
@@ -68,22 +69,20 @@ def measured(vectors: dict[str, np.ndarray], names: list[str], threshold: float 
 
     The second number of each pair is that of the worst rule.
     """
-    same = []
-    others = []
+    same, others = [], []
     for name in names:
-        examples = vectors[f"{name} examples"]
-        same.append((vectors[f"{name} same"] @ examples.T).max(axis=1))
-        others.append((vectors["others"] @ examples.T).max(axis=1))
+        examples = vectors[f"{name} examples"].T
+        same.append((vectors[f"{name} same"] @ examples).max(axis=1))
+        others.append((vectors["others"] @ examples).max(axis=1))
     if threshold is None:
-        threshold = float(np.quantile(np.concatenate(others), 0.98))
-    caught = [float((each >= threshold).mean()) for each in same]
-    wrong = [float((each >= threshold).mean()) for each in others]
-    any_rule = float((np.array(others) >= threshold).any(axis=0).mean())
+        threshold = float(np.quantile(others, 0.98))
+    # Every rule has as many requests that say the same.
+    caught, wrong = np.array(same) >= threshold, np.array(others) >= threshold
     return [
         f"{threshold:.2f}",
-        f"{np.mean(caught):.1%} ({min(caught):.0%})",
-        f"{np.mean(wrong):.2%} ({max(wrong):.2%})",
-        f"{any_rule:.1%}",
+        f"{caught.mean():.1%} ({caught.mean(axis=1).min():.0%})",
+        f"{wrong.mean():.2%} ({wrong.mean(axis=1).max():.2%})",
+        f"{wrong.any(axis=0).mean():.1%}",
     ]
 
 

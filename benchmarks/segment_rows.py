@@ -8,17 +8,19 @@ kinds learn what is asked, and that pasted text and courtesies need nothing, in 
 
 import math
 import random
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from base import SETS, argument_parser, read_answers, read_records
+import pandas as pd
+from base import argument_parser
 from dialogues import dialogues
 from head_fit import HeadExamples, HeadsRecipe, fit_segments
 from heads import CACHE, KINDS, Kept, key, read_question_states
-from labels import KIND_OF, Label, read_adarague, read_practical, read_template_labels
+from labels import KIND_OF, read_adarague, read_practical, read_template_labels
 from mixtures import COURTESY, GIVEN, Mixture, corpus_prose, mixed
 from templates import template_requests
 
@@ -79,21 +81,17 @@ class SegmentRow:
 
     Attributes:
         text: The request.
-        history: What was said before it.
         place: Which segment.
         kind: Name of its kind, see `heads.KINDS`.
         weight: How much it counts.
-        source: Where the request is from.
-        frame: What is around it.
+        history: What was said before it.
     """
 
     text: str
-    history: str
     place: int
     kind: str
     weight: float
-    source: str
-    frame: str
+    history: str = ""
 
     @property
     def name(self) -> str:
@@ -101,45 +99,41 @@ class SegmentRow:
         return _BETWEEN.join([self.text, self.history, str(self.place)])
 
 
-def mixtures_to_train_on(data: Path) -> Iterator[tuple[Mixture, str]]:
-    """Yield requests in frames, and the source of each."""
+def mixtures_to_train_on(data: Path) -> Iterator[Mixture]:
+    """Yield requests in frames."""
     draw = random.Random(SEED)  # noqa: S311 - nothing here is secret
     prose = corpus_prose(data, slice(3_000, 8_000))
-    by_template: dict[str, dict[int, list[str]]] = {}
+    by_template: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for request in template_requests():
-        if request.kind != "language":
-            by_template.setdefault(request.kind, {}).setdefault(request.template, []).append(request.question)
-    by_source: dict[str, list[tuple[str, str]]] = {}
-    for record in read_records(data / "practical.dev.jsonl"):
+        by_template[request.kind][request.template].append(request.question)
+    recorded: dict[str, list[str]] = defaultdict(list)
+    for label in read_practical(data):
         # Self-Instruct's bring texts of their own.
-        if not record["licence"].startswith("none") and record["source"] != "yizhongw/self-instruct":
-            by_source.setdefault(record["kind"], []).append((record["question"], record["source"]))
-    by_source["knowledge"] = []
-    for name in SETS:
-        for record in read_answers(data, name):
-            by_source["knowledge"].append((record["question"].strip(), "adarague"))
+        if label.ships and label.source != "yizhongw/self-instruct":
+            recorded[label.what].append(label.question)
+    for label in read_adarague(data):
+        recorded["knowledge"].append(label.question)
     for _ in range(MIXTURES):
         kind = draw.choices(list(SHARES), list(SHARES.values()))[0]
-        source = "templates"
         if kind == "given":
             question = ""
-        elif kind not in by_template or (kind in by_source and draw.random() < FROM_SOURCES):
-            question, source = draw.choice(by_source[kind])
+        elif kind not in by_template or (kind in recorded and draw.random() < FROM_SOURCES):
+            question = draw.choice(recorded[kind])
         else:
             question = draw.choice(by_template[kind][draw.choice(list(by_template[kind]))])
         frame = draw.choice(TRAINED_ON) if kind == "given" or draw.random() < 0.9 else "none"
         place = "none" if frame == "none" else draw.choice(("before", "after", "around"))
         length = int(math.exp(draw.uniform(math.log(SHORTEST), math.log(LONGEST))))
-        yield mixed(question, kind, frame, place, length, draw, prose), source
+        yield mixed(question, kind, frame, place, length, draw, prose)
 
 
-def rows_of(mixture: Mixture, source: str) -> Iterator[SegmentRow]:
+def rows_of(mixture: Mixture) -> Iterator[SegmentRow]:
     """Yield the segments of a request whose kind is known."""
     kinds = _kinds_of_segments(mixture)
-    asked = [i for i, own in enumerate(kinds) if mixture.kind in own and mixture.kind in NEEDY]
-    given = [i for i, own in enumerate(kinds) if own == {GIVEN}]
+    asked = kinds_with(mixture.kind, kinds) if mixture.kind in NEEDY else []
+    given = [place for place in kinds_with(GIVEN, kinds) if len(kinds[place]) == 1]
     draw = random.Random(len(mixture.text))  # noqa: S311 - nothing here is secret
-    taken = set(draw.sample(given, min(MOST_GIVEN, len(given))))
+    taken = draw.sample(given, min(MOST_GIVEN, len(given)))
     for place, own in enumerate(kinds):
         if not own:
             continue
@@ -148,14 +142,17 @@ def rows_of(mixture: Mixture, source: str) -> Iterator[SegmentRow]:
         if (kind in NEEDY and len(asked) > 1) or (kind == GIVEN and place not in taken):
             continue
         weight = 0.5 if kind in (GIVEN, COURTESY) else 1.0
-        yield SegmentRow(mixture.text, "", place, KIND_OF[kind], weight, source, mixture.frame)
+        yield SegmentRow(mixture.text, place, KIND_OF[kind], weight)
 
 
-def pieces_of(question: str, kind: str, source: str) -> list[SegmentRow]:
+def kinds_with(kind: str, kinds: list[set[str]]) -> list[int]:
+    """Return the segments that have a part of a kind."""
+    return [place for place, own in enumerate(kinds) if kind in own]
+
+
+def pieces_of(question: str, kind: str) -> list[SegmentRow]:
     """Return all segments of a request, each with the kind of the whole."""
-    return [
-        SegmentRow(question, "", place, kind, 0.5, source, "none") for place in range(len(segments(question)))
-    ]
+    return [SegmentRow(question, place, kind, 0.5) for place in range(len(segments(question)))]
 
 
 def _kinds_of_segments(mixture: Mixture) -> list[set[str]]:
@@ -183,49 +180,48 @@ def _kinds_of_segments(mixture: Mixture) -> list[set[str]]:
 def read_segment_rows(data: Path) -> list[SegmentRow]:
     """Return all rows."""
     found: list[SegmentRow] = []
-    for mixture, source in mixtures_to_train_on(data):
-        found += rows_of(mixture, source)
+    for mixture in mixtures_to_train_on(data):
+        found += rows_of(mixture)
     for text in corpus_prose(data, slice(3_000, 8_000))[:PARAGRAPHS]:
-        for place in range(len(segments(text[:LONGEST]))):
-            found.append(SegmentRow(text[:LONGEST], "", place, KIND_OF[GIVEN], 0.5, "corpus", "prose"))
+        found += pieces_of(text[:LONGEST], KIND_OF[GIVEN])
     for label in (*read_practical(data), *read_template_labels()):
         # What needs nothing as a whole needs nothing in any part.
-        pieces = pieces_of(label.question, label.kind, label.source) if label.what == COURTESY else []
-        if label.ships and len(pieces) > 1:
-            found += pieces
+        if label.ships and label.what == COURTESY:
+            pieces = pieces_of(label.question, label.kind)
+            found += pieces if len(pieces) > 1 else []
     for seed in DIALOGUES:
         for dialogue in dialogues(seed, part="train"):
             if len(segments(dialogue.message)) == 1:
                 history = "\n".join(dialogue.history)
-                kind = KIND_OF[dialogue.kind]
-                row = SegmentRow(dialogue.message, history, 0, kind, 1.0, "dialogues", dialogue.frame)
-                found.append(row)
+                found.append(SegmentRow(dialogue.message, 0, KIND_OF[dialogue.kind], 1.0, history))
     return found
 
 
 def segment_examples(rows: list[SegmentRow], cache: Path) -> HeadExamples:
     """Return rows with their hidden states, computed where they are not kept in the cache yet."""
-    kept = Kept(cache / "segments").fill([row.name for row in rows], _read)
-    layouts = {row.text: layout(row.text) for row in rows}
-    states = [kept[key(row.name)] for row in rows]
-    kinds, weights = [row.kind for row in rows], [row.weight for row in rows]
-    return _examples_of_kinds(states, kinds, weights, [layouts[row.text][row.place] for row in rows])
+    table = pd.DataFrame(map(vars, rows)).assign(name=[row.name for row in rows])
+    kept = Kept(cache / "segments").fill(table.name.tolist(), _read)
+    layouts = {text: layout(text) for text in table.text.unique()}
+    states, layout_of = [], []
+    for row in table.itertuples():
+        states.append(kept[key(row.name)])
+        layout_of.append(layouts[row.text][row.place])
+    return _examples_of_kinds(states, table.kind, table.weight, layout_of)
 
 
 def _examples_of_kinds(
-    states: list[np.ndarray], kinds: list[str], weights: list[float], layouts: list[np.ndarray]
+    states: list[np.ndarray], kinds: pd.Series, weights: pd.Series, layouts: list[np.ndarray]
 ) -> HeadExamples:
     """Return rows that say nothing of what an LLM knows."""
     n = len(kinds)
-    unknown, nobody = np.full(n, np.nan), np.zeros(n)
     return HeadExamples(
-        np.stack(states),
-        np.array(kinds),
-        unknown,
-        nobody,
-        np.full(n, ""),
-        np.array(weights),
-        np.stack(layouts),
+        states=np.stack(states),
+        kinds=kinds.to_numpy(str),
+        known=np.full(n, np.nan),
+        abilities=np.zeros(n),
+        groups=np.full(n, ""),
+        weights=weights.to_numpy(),
+        layout=np.stack(layouts),
     )
 
 
@@ -244,18 +240,20 @@ def _read(names: list[str]) -> list[np.ndarray]:
     return [states[text, history][int(place)] for text, history, place in asked]
 
 
-def clean_labels(data: Path) -> list[Label]:
+def clean_labels(data: Path) -> pd.DataFrame:
     """Return the clean requests that may train what ships, each of which is one segment."""
-    labels = [*read_adarague(data), *read_practical(data), *read_template_labels()]
-    return [label for label in labels if label.ships and label.kind]
+    labels = pd.DataFrame(map(vars, [*read_adarague(data), *read_practical(data), *read_template_labels()]))
+    return labels[labels.ships & (labels.kind != "")]
 
 
-def clean_examples(labels: list[Label], cache: Path) -> HeadExamples:
+def clean_examples(labels: pd.DataFrame, cache: Path) -> HeadExamples:
     """Return clean requests as segments, with their hidden states."""
-    states = read_question_states([each.question for each in labels], cache, SEGMENT_LAYERS, "alone")
-    own = [states[key(label.question)] for label in labels]
-    layouts = [layout_of_one(label.question) for label in labels]
-    return _examples_of_kinds(own, [label.kind for label in labels], [1.0] * len(labels), layouts)
+    states = read_question_states(labels.question.tolist(), cache, SEGMENT_LAYERS, "alone")
+    own, layouts = [], []
+    for question in labels.question:
+        own.append(states[key(question)])
+        layouts.append(layout_of_one(question))
+    return _examples_of_kinds(own, labels.kind, labels.weight, layouts)
 
 
 def layout_of_one(question: str) -> np.ndarray:

@@ -1,6 +1,6 @@
 """What a decision server and the gateway cost, on loopback.
 
-    python benchmarks/serve.py [--requests 400] [--clients 1 8 64 256] [--gateway | --url URL]
+    python benchmarks/serve.py [--requests 400] [--clients 1 8 64 256] [--url URL]
 
 Decisions a second and latency of a server (`rgate serve`) with several clients at a time, each request with one
 question; of the same gate in this process, asked by as many tasks; what is refused past capacity; and what the
@@ -8,7 +8,6 @@ gateway adds to the time to the first byte where it decides nothing. With `--url
 as one on Ray Serve.
 """
 
-import argparse
 import asyncio
 import os
 import re
@@ -16,11 +15,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 
 import httpx
 import numpy as np
+from base import argument_parser, print_table
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
@@ -36,50 +36,43 @@ from rgate_integrations.serving.service import DecisionService
 from rgate_integrations.serving.upstream import Upstream
 
 Ask = Callable[[str], Awaitable[bool]]
-Timed = tuple[np.ndarray, float, int]
 COMMAND = "from rgate_integrations.cli import main; main()"
+COLUMNS = ["", "clients", "decisions/s", "p50, ms", "p95, ms", "p99, ms", "refused"]
 
 
-def question(number: int) -> str:
-    return f"Who wrote the {number}th book about the history of Portugal?"
-
-
-async def timed(asks: Sequence[Ask], requests: int) -> Timed:
-    """Let each client ask one question after the other.
-
-    Returns:
-        Seconds of each request that was answered, of all together, and how many were refused.
-    """
+async def timed(name: str, asks: Sequence[Ask], requests: int) -> list[str]:
+    """Let each client ask one question after the other; returns a row of the table."""
     numbers = iter(range(requests))
-    seconds: list[float] = []
-    refused = 0
+    milliseconds: list[float] = []
 
     async def client(ask: Ask) -> None:
-        nonlocal refused
         for number in numbers:
             began = time.perf_counter()
-            if await ask(question(number)):
-                seconds.append(time.perf_counter() - began)
-            else:
-                refused += 1
+            answered = await ask(f"Who wrote the {number}th book about the history of Portugal?")
+            milliseconds.append(1e3 * (time.perf_counter() - began) if answered else np.nan)
 
     began = time.perf_counter()
     await asyncio.gather(*map(client, asks))
-    return np.array(seconds), time.perf_counter() - began, refused
+    seconds = time.perf_counter() - began
+    refused = np.isnan(milliseconds).sum()
+    quantiles = np.nanquantile(milliseconds, [0.5, 0.95, 0.99])
+    numbers_of = [(requests - refused) / seconds, *quantiles, refused]
+    return [name, str(len(asks)), *(f"{number:.0f}" for number in numbers_of)]
 
 
-async def in_process(gate: DecisionEngine, clients: int, requests: int) -> Timed:
+async def in_process(gate: DecisionEngine, clients: int, requests: int) -> list[str]:
     async def ask(text: str) -> bool:
         await gate.adecide(text)
         return True
 
-    return await timed([ask] * clients, requests)
+    return await timed("in process", [ask] * clients, requests)
 
 
-async def over_http(url: str, clients: int, requests: int, *, patient: bool = False) -> Timed:
+async def over_http(name: str, url: str, clients: int, requests: int, *, patient: bool = False) -> list[str]:
     """Ask a server; each client has a connection, which is open before the first question is timed.
 
     Args:
+        name: What the table calls it.
         url: The server.
         clients: How many clients.
         requests: How many questions.
@@ -103,20 +96,12 @@ async def over_http(url: str, clients: int, requests: int, *, patient: bool = Fa
             await stack.enter_async_context(client)
             await client.get("/health")
             asks.append(asking(client))
-        return await timed(asks, requests)
+        return await timed(name, asks, requests)
 
 
-def row(name: str, clients: int, found: Timed) -> None:
-    seconds, whole, refused = found
-    p50, p95, p99 = np.quantile(seconds * 1e3, [0.5, 0.95, 0.99])
-    print(
-        f"| {name} | {clients} | {len(seconds) / whole:.0f} | {p50:.0f} | {p95:.0f} | {p99:.0f} | {refused} |",
-        flush=True,
-    )
-
-
-def serve(*options: str) -> tuple[subprocess.Popen, str]:
-    """Start the command; returns its process and its URL, when it is ready."""
+@contextmanager
+def serving(*options: str) -> Iterator[str]:
+    """Run the command; gives its URL when it is ready."""
     process = subprocess.Popen(  # noqa: S603  a fixed command
         [sys.executable, "-c", COMMAND, "serve", "--port", "0", *options], stderr=subprocess.PIPE, text=True
     )
@@ -124,48 +109,47 @@ def serve(*options: str) -> tuple[subprocess.Popen, str]:
     threading.Thread(target=process.stderr.read, daemon=True).start()
     while httpx.get(f"{url}/ready").status_code != 200:
         time.sleep(0.1)
-    return process, url
+    yield url
+    process.kill()
 
 
-def decisions(clients: Sequence[int], requests: int) -> None:
+def decisions(clients: Sequence[int], requests: int) -> Iterator[list[str]]:
+    """Yield the rows of the table."""
     gate = load_gate(on_error="raise")
     gate.decide("Who wrote Hamlet?")
     for some in clients:
-        row("in process", some, asyncio.run(in_process(gate, some, requests)))
-    server, url = serve("--timeout", "600")
-    for some in clients:
-        row("server", some, asyncio.run(over_http(url, some, requests)))
-    server.kill()
+        yield asyncio.run(in_process(gate, some, requests))
+    with serving("--timeout", "600") as url:
+        for some in clients:
+            yield asyncio.run(over_http("server", url, some, requests))
     for patient, name in ((True, "full, clients wait"), (False, "full, clients do not wait")):
-        server, url = serve("--timeout", "600", "--queue", "16")
-        row(name, 64, asyncio.run(over_http(url, 64, requests, patient=patient)))
-        server.kill()
+        with serving("--timeout", "600", "--queue", "16") as url:
+            yield asyncio.run(over_http(name, url, 64, requests, patient=patient))
 
 
-class Listening:
-    """An application on a port of its own, in a thread."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        server = make_server(app, "127.0.0.1", 0)
-        threading.Thread(target=server.run, daemon=True).start()
-        while not server.started:
-            time.sleep(0.01)
-        self.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+def listening(app: ASGIApp) -> str:
+    """Run an application on a port of its own, in a thread; returns its URL."""
+    server = make_server(app, "127.0.0.1", 0)
+    threading.Thread(target=server.run, daemon=True).start()
+    while not server.started:
+        time.sleep(0.01)
+    return f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
 
 
 async def stream(request: Request) -> StreamingResponse:
     return StreamingResponse(iter([b"data: {}\n\n"] * 3), media_type="text/event-stream")
 
 
-def gateway(args: argparse.Namespace) -> None:
-    upstream = Listening(Starlette(routes=[Route("/v1/chat/completions", stream, methods=["POST"])]))
+def gateway(requests: int) -> None:
+    """Print what the gateway adds to the first byte."""
+    upstream = listening(Starlette(routes=[Route("/v1/chat/completions", stream, methods=["POST"])]))
     service = DecisionService(load_gate("constant:never", on_error="raise"))
-    between = Listening(make_app(service, Gateway(service, Upstream(upstream.url))))
+    between = listening(make_app(service, Gateway(service, Upstream(upstream))))
     body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
     times = {"alone": [], "gateway": []}
     with httpx.Client(timeout=60, headers={"x-rgate": "off"}) as client:
-        for _ in range(args.requests):
-            for name, url in (("alone", upstream.url), ("gateway", between.url)):  # in turns
+        for _ in range(requests):
+            for name, url in (("alone", upstream), ("gateway", between)):  # in turns
                 began = time.perf_counter()
                 with client.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
                     chunks = response.iter_raw()
@@ -177,23 +161,20 @@ def gateway(args: argparse.Namespace) -> None:
         print(f"first byte, {name}: p50 {p50:.1f} ms, p95 {p95:.1f} ms")
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main() -> None:
+    parser = argument_parser(__doc__)
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64, 256])
-    parser.add_argument("--gateway", action="store_true", help="the gateway alone")
     parser.add_argument("--url", help="a server that runs already")
-    parsed = parser.parse_args()
+    given = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    if not parsed.url:
-        gateway(parsed)
-    if not parsed.gateway:
-        print("| | clients | decisions/s | p50, ms | p95, ms | p99, ms | refused |")
-        print("|---|---|---|---|---|---|---|")
-    if parsed.url:
-        for some in parsed.clients:
-            row(parsed.url, some, asyncio.run(over_http(parsed.url, some, parsed.requests)))
-    elif not parsed.gateway:
-        decisions(parsed.clients, parsed.requests)
+    if given.url:
+        rows = [asyncio.run(over_http(given.url, given.url, some, given.requests)) for some in given.clients]
+    else:
+        gateway(given.requests)
+        rows = list(decisions(given.clients, given.requests))
+    print_table(COLUMNS, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,16 +8,16 @@ part ``train``, which gates were trained on, are asked alone: `begun.py` needs t
 go to questions.PART.jsonl beside it.
 
 `RecordedChat` is a LangChain chat model that answers from the record, and asks the server only for what is not there.
-It keeps a clock of the recorded times, so that any chain can be timed without paying for a prompt twice.
+It counts the time that its calls take, so that any chain can be timed without paying for a prompt twice.
 """
 
 import contextlib
 import hashlib
 import json
 import sys
-import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,23 +53,6 @@ TOKENS, K, WORDS = 48, 5, 90
 
 class NotRecorded(Exception):
     """A call that is not in the record, and there is no server to ask."""
-
-
-@dataclass
-class Clock:
-    """What the calls of one chain took, by the record.
-
-    Attributes:
-        calls: For each call its first message, ``system``, its ``prompt`` tokens, the tokens ``written`` so far, the
-            ``seconds`` so far, and whether it is ``whole``.
-    """
-
-    calls: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def seconds(self) -> float:
-        """Recorded time of all calls up to now."""
-        return float(sum(call["seconds"] for call in self.calls))
 
 
 @dataclass(frozen=True)
@@ -125,21 +108,27 @@ class RecordedChat(BaseChatModel):
         record: The record; what the server says is added.
         url: The server; without one, a call that is not in the record raises `NotRecorded`.
         tokens: Maximum number of tokens of an answer.
-        clock: Gets the recorded times. Each chain that is timed needs its own.
-        speed: Counts the time of a call from its tokens; None for the recorded times.
+        speed: Counts the time of a call from its tokens; without one, calls take no time.
         meta: Kept with new calls, to find them again.
+        calls: For each call its first message, ``system``, its ``prompt`` tokens, and up to now the ``written``
+            tokens and the ``seconds``. Clear it before each chain that is timed.
     """
 
     record: Any
     url: str = ""
     tokens: int = TOKENS
-    clock: Any = None
     speed: Any = None
     meta: dict[str, Any] = {}  # noqa: RUF012  pydantic copies it
+    calls: list[dict[str, Any]] = []  # noqa: RUF012
 
     @property
     def _llm_type(self) -> str:
         return "recorded"
+
+    @property
+    def seconds(self) -> float:
+        """The time of all calls up to now."""
+        return float(sum(call["seconds"] for call in self.calls))
 
     def _generate(
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
@@ -151,24 +140,20 @@ class RecordedChat(BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         asked = convert_to_openai_messages(messages)
         call = self.call(asked, kwargs.get("max_tokens", self.tokens))
-        counted = {"prompt": call["prompt_tokens"], "written": 0, "seconds": 0.0, "whole": False}
-        counted["system"] = asked[0]["content"]
-        if self.clock is not None:
-            self.clock.calls.append(counted)
-        last = len(call["chunks"]) - 1
-        for number, (seconds, text, tokens) in enumerate(call["chunks"]):
-            if self.speed is not None:
-                seconds = self.speed.seconds(call["prompt_tokens"], counted["written"] + tokens)
-            counted["seconds"] = seconds
+        prompt = call["prompt_tokens"]
+        counted = {"system": asked[0]["content"], "prompt": prompt, "written": 0, "seconds": 0.0}
+        self.calls.append(counted)
+        for text, tokens in call["chunks"]:
             about: dict[str, Any] = {}
             if tokens:
-                told = call["tokens"][counted["written"] : counted["written"] + tokens]
-                about["logprobs"] = {"content": [_as_openai(token) for token in told]}
-            counted["written"] += tokens
-            if number == last:
-                about["finish_reason"] = call["finish_reason"]
-                counted["whole"] = True
+                about["logprobs"] = {"content": tokens}
+            counted["written"] += len(tokens)
+            if self.speed is not None:
+                counted["seconds"] = self.speed.seconds(prompt, counted["written"])
             yield ChatGenerationChunk(message=AIMessageChunk(text), generation_info=about or None)
+        yield ChatGenerationChunk(
+            message=AIMessageChunk(""), generation_info={"finish_reason": call["finish_reason"]}
+        )
 
     def call(self, messages: Any, tokens: int) -> dict[str, Any]:
         """Return a call as the record has it; it is made if it is not there yet."""
@@ -183,7 +168,7 @@ class RecordedChat(BaseChatModel):
 
 
 def ask(url: str, llm: str, messages: Any, tokens: int) -> dict[str, Any]:
-    """Ask the server, and return all that it says; times are in seconds from the request, unless named ms."""
+    """Ask the server, and return what it says: in chunks of text with their tokens, as it sent them."""
     body = {
         "model": llm,
         "messages": messages,
@@ -195,11 +180,9 @@ def ask(url: str, llm: str, messages: Any, tokens: int) -> dict[str, Any]:
         "cache_prompt": False,  # so that every prompt is read in whole, whatever came before
         "timings_per_token": True,
     }
-    chunks: list[tuple[float, str, int]] = []
-    written: list[dict[str, Any]] = []
+    chunks: list[tuple[str, list[dict[str, Any]]]] = []
     timings: dict[str, Any] = {}
     finish = None
-    start = time.perf_counter()
     with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=900) as response:
         response.raise_for_status()
         for line in response.iter_lines():
@@ -208,17 +191,15 @@ def ask(url: str, llm: str, messages: Any, tokens: int) -> dict[str, Any]:
             data = json.loads(line.removeprefix("data: "))
             timings = data.get("timings") or timings
             for choice in data.get("choices", []):
-                told = (choice.get("logprobs") or {}).get("content") or []
-                written += [_token(token) for token in told]
                 finish = choice.get("finish_reason") or finish
+                written = (choice.get("logprobs") or {}).get("content") or []
                 text = choice["delta"].get("content") or ""
-                if text or told or choice.get("finish_reason"):
-                    chunks.append((round(time.perf_counter() - start, 4), text, len(told)))
+                if text or written:
+                    chunks.append((text, written))
     return {
         "messages": messages,
         "max_tokens": tokens,
-        "text": "".join(text for _, text, _ in chunks),
-        "tokens": written,
+        "text": "".join(text for text, _ in chunks),
         "prompt_tokens": timings["prompt_n"] + timings.get("cache_n", 0),
         "completion_tokens": timings["predicted_n"],
         "prompt_ms": round(timings["prompt_ms"], 1),
@@ -226,16 +207,6 @@ def ask(url: str, llm: str, messages: Any, tokens: int) -> dict[str, Any]:
         "finish_reason": finish,
         "chunks": chunks,
     }
-
-
-def _token(token: dict[str, Any]) -> dict[str, Any]:
-    top = [[other["token"], round(other["logprob"], 4)] for other in token.get("top_logprobs", [])]
-    return {"token": token["token"], "logprob": round(token["logprob"], 4), "top": top}
-
-
-def _as_openai(token: dict[str, Any]) -> dict[str, Any]:
-    top = [{"token": text, "logprob": logprob} for text, logprob in token["top"]]
-    return {"token": token["token"], "logprob": token["logprob"], "top_logprobs": top}
 
 
 def closed_book(question: str) -> list[BaseMessage]:
@@ -287,13 +258,11 @@ def questions(out: Path, data: Path | None, part: str) -> list[Question]:
 
 def both_arms(record: Record, asked: list[Question]) -> list[Question]:
     """Return the questions that the record has with and without passages."""
-    alone, read = set(), set()
+    ids: dict[str, set[str]] = defaultdict(set)
     for call in record.calls.values():
-        if call["messages"][0]["content"] == ANSWER.system:
-            alone.add(call["meta"].get("id"))
-        if call["messages"][0]["content"] == ANSWER_WITH_PASSAGES.system:
-            read.add(call["meta"].get("id"))
-    return [question for question in asked if question.id in alone & read]
+        ids[call["messages"][0]["content"]].add(call["meta"].get("id"))
+    both = ids[ANSWER.system] & ids[ANSWER_WITH_PASSAGES.system]
+    return [question for question in asked if question.id in both]
 
 
 def server(llm: str) -> contextlib.AbstractContextManager[str]:

@@ -13,7 +13,7 @@ import sys
 from base import argument_parser, print_table
 
 from rgate_integrations.index import read_passages
-from rgate_integrations.models.download import PASSAGES, download
+from rgate_integrations.models.download import corpus_path
 
 # Runs in the new process: what was imported or loaded before would not count.
 MEASURE = """
@@ -47,7 +47,7 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("gates", nargs="*", metavar="GATE", default=["default"])
     gates = parser.parse_args().gates
-    passages = list(read_passages(download("encyclopedia-leads") / PASSAGES))
+    passages = list(read_passages(corpus_path("encyclopedia-leads")))
     asked = [f"What is {p.title} known for?" for p in passages[:: len(passages) // BATCH][:BATCH]]
     rows = []
     for gate in gates:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from base import argument_parser, print_table, read_records
 from heads import Kept, key
 
@@ -54,26 +55,22 @@ class Recorded:
     def tables(self, fit: Any, seed: int) -> dict[str, Table]:
         """Return what is fitted from nothing, and to the shipped gate."""
         components = Basis.of(self.states[fit], seed)(self.states)
-        none = np.zeros((len(self.known), 0))
-        return {
-            "nothing": Table(
-                np.zeros(len(self.known)), components, none, self.known, self.known.astype(float)
-            ),
-            "tuned": Table(self.prior, components, none, self.known, self.known.astype(float)),
-        }
+        tables = {}
+        for name, prior in (("nothing", np.zeros_like(self.prior)), ("tuned", self.prior)):
+            no_features = np.zeros((len(prior), 0))
+            tables[name] = Table(prior, components, no_features, self.known, self.known.astype(float))
+        return tables
 
 
-def read(file: Path, llm: str) -> list[dict[str, Any]]:
+def read(file: Path, llm: str) -> pd.DataFrame:
     """Return labelled records of an LLM, a random part of them if there are many, each question once."""
-    found: dict[str, dict[str, Any]] = {}
-    for record in read_records(file):
-        # The NQ questions of one source are all answered rightly: nothing can be learned from them.
-        usable = record["closed_book_correct"] is not None and not record["id"].startswith("wack.nq")
-        if usable and record["llm"] == llm:
-            found.setdefault(record["question"].strip(), record)
-    records = list(found.values())
+    records = pd.DataFrame(read_records(file))
+    # The NQ questions of one source are all answered rightly: nothing can be learned from them.
+    usable = records.closed_book_correct.notna() & ~records.id.str.startswith("wack.nq")
+    records = records[usable & (records.llm == llm)]
+    records = records.assign(question=records.question.str.strip()).drop_duplicates("question")
     order = np.random.default_rng(0).permutation(len(records))
-    return [records[place] for place in order[:MOST]]
+    return records.iloc[order[:MOST]]
 
 
 def read_questions(questions: list[str], cache: Path) -> tuple[Float64Array, Float32Array]:
@@ -93,11 +90,11 @@ def read_questions(questions: list[str], cache: Path) -> tuple[Float64Array, Flo
 def recorded(data: Path, cache: Path, name: str, llm: str) -> Recorded:
     """Return what is known of an LLM."""
     records = read(data / name, llm)
-    prior, states = read_questions([record["question"].strip() for record in records], cache)
-    right = [(record.get("other_rag") or {}).get("fid", record["rag_correct"]) for record in records]
-    known = np.array([record["closed_book_correct"] for record in records], dtype=bool)
-    has_rag = all(isinstance(each, bool) for each in right)
-    return Recorded(llm, prior, states, known, np.array(right, dtype=bool) if has_rag else None)
+    prior, states = read_questions(records.question.tolist(), cache)
+    known = records.closed_book_correct.to_numpy(bool)
+    if "other_rag" not in records:
+        return Recorded(llm, prior, states, known)
+    return Recorded(llm, prior, states, known, records.other_rag.str["fid"].to_numpy(bool))
 
 
 def tune_once(data: Recorded, n: int, seed: int) -> dict[str, float] | None:
@@ -129,11 +126,9 @@ def show(data: Sequence[Recorded], columns: Sequence[str]) -> None:
             if 2 * n > len(each.known):
                 continue
             runs = [tune_once(each, n, seed) for seed in range(DRAWS)]
-            cells = [each.llm, str(n)]
-            for column in columns:
-                values = [run[column] for run in runs if run is not None and column in run]
-                cells.append(f"{np.mean(values):.3f}" if values else "-")
-            rows.append(cells)
+            means = pd.DataFrame(filter(None, runs)).mean()
+            cells = means.reindex(columns).map("{:.3f}".format).replace("nan", "-")
+            rows.append([each.llm, str(n), *cells])
     print_table(["LLM", "n", *columns], rows)
 
 

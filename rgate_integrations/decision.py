@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from rgate_integrations.runtime.records import as_logprob
 from rgate_integrations.runtime.text import encodable
@@ -13,6 +13,7 @@ DraftSource = Literal["proxy", "llm", "recorded"]
 Outcome = Literal["direct", "retrieve", "abstain"]
 LONGEST_TOKEN = 32
 """Characters of a draft's token that are read. What is given as one token may be a whole text."""
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Text: TypeAlias = Annotated[str, AfterValidator(encodable)]
 """Text that may come from anywhere, such as a server."""
@@ -68,17 +69,12 @@ class Draft(Frozen):
     text: Text
     token_ids: tuple[int, ...] = ()
     tokens: tuple[Text, ...] = ()
-    logprobs: tuple[float, ...] | None = None
+    logprobs: tuple[Annotated[float, AfterValidator(as_logprob)], ...] | None = None
     finished: bool = True
     source: DraftSource = "recorded"
     model: str = ""
     prompt_tokens: int = Field(default=0, ge=0)
     response_id: str = ""
-
-    @field_validator("logprobs")
-    @classmethod
-    def _are_logprobs(cls, values: tuple[float, ...] | None) -> tuple[float, ...] | None:
-        return None if values is None else tuple(map(as_logprob, values))
 
     @model_validator(mode="after")
     def _same_lengths(self) -> Draft:
@@ -109,14 +105,15 @@ class Draft(Frozen):
             text = " ".join(words[:tokens])
         if is_whole and len(self.text) <= longest:
             return self
-        cut = {
-            "text": text,
-            "token_ids": self.token_ids[:tokens],
-            "tokens": kept,
-            "logprobs": None if self.logprobs is None else self.logprobs[:tokens],
-            "finished": False,
-        }
-        return self.model_copy(update=cut)
+        return self.model_copy(
+            update={
+                "text": text,
+                "token_ids": self.token_ids[:tokens],
+                "tokens": kept,
+                "logprobs": None if self.logprobs is None else self.logprobs[:tokens],
+                "finished": False,
+            }
+        )
 
 
 class Failure(Frozen):

@@ -69,9 +69,6 @@ class ChecksumError(DownloadError):
 class WriteError(RGateError, OSError):
     """A file could not be written: a full disk, a quota, no permission. What was there is as it was."""
 
-    # OSError's own __str__ would print errno and file name.
-    __str__ = RGateError.__str__
-
 
 class LockedError(RGateError):
     """Another process is writing there."""
@@ -79,9 +76,6 @@ class LockedError(RGateError):
 
 class IndexNotFoundError(RGateError, FileNotFoundError):
     """There is no index in that folder."""
-
-    # OSError's own __str__ would print errno and file name.
-    __str__ = RGateError.__str__
 
 
 class IndexCorruptError(RGateError):
@@ -96,19 +90,20 @@ class DataFormatError(RGateError, ValueError):
     """A data file has a line that cannot be used; the message names file and line."""
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str], *, hint: str = "") -> UnknownNameError:
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
     """Build the error for a name that is not known, suggesting the nearest ones.
 
     Args:
         kind: What the name should have named, such as ``"gate"``.
         name: The name that was given.
         known: The names that exist.
-        hint: Overrides the hint that lists the nearest or all names.
     """
     names = sorted(known)
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-    advice = hint or (f"Did you mean {' or '.join(near)}?" if near else f"Known names: {', '.join(names)}.")
-    return UnknownNameError(f"There is no {kind} named {name!r}.", hint=advice)
+    hint = f"Known names: {', '.join(names)}."
+    if near:
+        hint = f"Did you mean {' or '.join(near)}?"
+    return UnknownNameError(f"There is no {kind} named {name!r}.", hint=hint)
 
 
 def missing_dependency(module: str, extra: str) -> MissingDependencyError:

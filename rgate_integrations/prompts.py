@@ -8,9 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import string
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -40,13 +39,6 @@ class PromptTemplate:
     cut: str = "question"
     raw: bool = False
     stop_at_newline: bool = False
-    fields: tuple[str, ...] = field(init=False, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        names = {
-            f for text in (self.user, self.assistant) for _, f, _, _ in string.Formatter().parse(text) if f
-        }
-        object.__setattr__(self, "fields", tuple(sorted(names)))
 
     @property
     def hash(self) -> str:

@@ -155,7 +155,7 @@ class Reader:
     def _decision(self, question, threshold, draft):
         threshold = 0.5 if threshold is None else threshold
         known = self.p_known(question, draft)
-        told = {"p_known": known, "threshold": threshold, "draft": draft}
+        told = {"p_known": known, "threshold": threshold, "draft": draft, "reason": "because"}
         return Decision(question=question, retrieve=known < threshold, **told)
 
     def p_known(self, question, draft):
@@ -222,11 +222,10 @@ class Stuck:
     def __init__(self):
         self.event, self.waiting = asyncio.Event(), 0
 
-    def __call__(self, number):
-        if number != 3:
-            return None
-        self.waiting += 1
-        return self.event.wait()
+    async def __call__(self, number):
+        if number == 3:
+            self.waiting += 1
+            await self.event.wait()
 
     async def leave(self, calls, leaving):
         """Start calls, cancel the first of them once all wait, and let the others go on; returns their results."""

@@ -1,7 +1,9 @@
 """Fixtures: a scripted proxy for tests without a model, and the real small models."""
 
+import asyncio
 import shutil
 import sys
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ from hypothesis import HealthCheck, settings
 from rgate_integrations.models.download import cached_path, download
 from rgate_integrations.models.local import LocalProxy, shared_proxy
 from rgate_integrations.models.reader import READER
-from tests.fake_server import serving
+from rgate_integrations.models.served import ServedProxy
+from tests.fake_server import Fake, running
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import shipped
 
@@ -19,6 +22,18 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 SMOLLM2 = "smollm2-135m-instruct"
+
+
+CALLS = {
+    "decide": lambda gate, question, **options: gate.decide(question, **options),
+    "adecide": lambda gate, question, **options: asyncio.run(gate.adecide(question, **options)),
+}
+
+
+@pytest.fixture(params=CALLS)
+def call(request):
+    """Decides for one question, from a thread or a task."""
+    return CALLS[request.param]
 
 
 @pytest.fixture
@@ -68,6 +83,14 @@ def minilm() -> str:
 
 
 @pytest.fixture
+def gate():
+    """The scripted gate of the LlamaIndex tests, anew for each."""
+    from tests.llama_index_parts import ScriptedGate
+
+    return ScriptedGate()
+
+
+@pytest.fixture
 def prior(tmp_path) -> str:
     """A saved gate that knows nothing, to be tuned."""
     return shipped(tmp_path)
@@ -75,8 +98,14 @@ def prior(tmp_path) -> str:
 
 @pytest.fixture
 def fake():
-    """A server that says what it is told: makes a served proxy of its answers."""
-    with serving() as proxy:
+    """A server that says what it is told; gives what makes a proxy of it: ``fake(*script, **options)``."""
+
+    def proxy(*script, **options):
+        Fake.script = list(script)
+        return ServedProxy(f"{url}/v1", "m", **options)
+
+    Fake.seen.clear()
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), Fake)) as url:
         yield proxy
 
 

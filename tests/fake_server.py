@@ -3,9 +3,7 @@
 import json
 import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-from rgate_integrations.models.served import ServedProxy
+from http.server import BaseHTTPRequestHandler
 
 
 class Fake(BaseHTTPRequestHandler):
@@ -44,19 +42,6 @@ def running(server):
     finally:
         server.shutdown()
         server.server_close()
-
-
-@contextmanager
-def serving():
-    """Run `Fake`, and give what makes a proxy of it: ``proxy(*script, **options)``."""
-
-    def proxy(*script, **options):
-        Fake.script = list(script)
-        return ServedProxy(f"{url}/v1", "m", **options)
-
-    Fake.seen.clear()
-    with running(ThreadingHTTPServer(("127.0.0.1", 0), Fake)) as url:
-        yield proxy
 
 
 def answer(text="Yes", tops=None, logprobs=True, reason="stop"):

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import threading
 from contextlib import contextmanager
+from unittest.mock import AsyncMock
 
 from rgate_integrations import Decision
 from rgate_integrations.serving.app import make_app
@@ -40,8 +41,7 @@ def listening(app, port=0, **options):
 @contextmanager
 def serving_gate(gate, *, token="", patience=10.0, **options):
     """Serve decisions of a gate; gives the URL."""
-    app = make_app(DecisionService(gate, **options))
-    with listening(app, token=token, patience=patience) as url:
+    with listening(make_app(DecisionService(gate, **options)), token=token, patience=patience) as url:
         yield url
 
 
@@ -92,7 +92,4 @@ class Broken(Words):
 
     def __init__(self, reason="no disk"):
         super().__init__()
-        self.reason = reason
-
-    async def adecide_batch(self, questions, **options):
-        raise OSError(self.reason)
+        self.adecide_batch = AsyncMock(side_effect=OSError(reason))

@@ -3,6 +3,8 @@
 import asyncio
 import functools
 from contextlib import contextmanager
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from llama_index.core import Document, VectorStoreIndex
@@ -15,7 +17,6 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.instrumentation import get_dispatcher
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.llms import CustomLLM, MockLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.query_engine import CustomQueryEngine, RetrieverQueryEngine
@@ -73,22 +74,13 @@ def method_of(engine, style):
     return getattr(engine, chats[style] if hasattr(engine, "chat") else style.replace("stream", "query"))
 
 
-class Handler(BaseEventHandler):
-    found: list = Field(default_factory=list)
-
-    def handle(self, event, **kwargs):
-        self.found.append(event)
-
-
 @contextmanager
 def hearing():
     """The events of LlamaIndex that are sent inside."""
-    handler, dispatcher = Handler(), get_dispatcher()
-    dispatcher.add_event_handler(handler)
-    try:
-        yield handler.found
-    finally:
-        dispatcher.event_handlers.remove(handler)
+    found, dispatcher = [], get_dispatcher()
+    handler = SimpleNamespace(handle=lambda event, **options: found.append(event))
+    with patch.object(dispatcher, "event_handlers", [*dispatcher.event_handlers, handler]):
+        yield found
 
 
 def decisions_in(events):
@@ -98,14 +90,8 @@ def decisions_in(events):
 # --- gates and retrievers ----------------------------------------------------------------------------------
 
 
-class ScriptedGate(Judge):
-    """Retrieves for questions with "unknown" in them, raises for "RAISE", and drafts claims of its own."""
-
-    def __init__(self, **options):
-        super().__init__(draft=CLAIMS, **options)
-
-    def _decision(self, *given):
-        return super()._decision(*given).model_copy(update={"reason": "because"})
+ScriptedGate = functools.partial(Judge, draft=CLAIMS)
+"""Retrieves for questions with "unknown" in them, raises for "RAISE", and drafts claims of its own."""
 
 
 @functools.cache
@@ -141,10 +127,12 @@ def over(retriever, *, streaming=False):
 
 
 class Rag(CustomQueryEngine):
-    """An engine of one step, with passages."""
+    """An engine of one step: what it was given is its answer, or that it has read."""
+
+    answer: object = None
 
     def custom_query(self, query_str):
-        return f"read about {query_str}"
+        return self.answer or f"read about {query_str}"
 
 
 # --- LLMs --------------------------------------------------------------------------------------------------
@@ -156,9 +144,10 @@ class Writer(CustomLLM):
     Attributes:
         calls: The options of each call, sorted.
         ended: What became of each stream: "whole" or "closed".
-        fails: Maps the options of a call to the error that it raises, or None.
+        fails: Called with the options of each call; what it raises is the error of the call.
         fails_at: Token before which it fails; None never.
         chats: Whether it is a chat model.
+        pace: Awaited before each token of an asynchronous stream, with its number.
         logprobs: Whether it is asked for log-probabilities. With them it says that it has read 17 tokens.
     """
 
@@ -167,6 +156,7 @@ class Writer(CustomLLM):
     fails: object = lambda options: None
     fails_at: int | None = None
     chats: bool = False
+    pace: object = lambda number: asyncio.sleep(0)
     logprobs: bool | None = None
 
     @property
@@ -191,17 +181,15 @@ class Writer(CustomLLM):
 
     @llm_completion_callback()
     def stream_complete(self, prompt, formatted=False, **options):
-        def written():
-            with ending(self.ended):
-                yield from self._chunks(prompt, options)
-
-        return written()
+        with ending(self.ended):
+            yield from self._chunks(prompt, options)
 
     @llm_completion_callback()
     async def astream_complete(self, prompt, formatted=False, **options):
         async def written():
             with ending(self.ended):
-                for chunk in self._chunks(prompt, options):
+                for number, chunk in enumerate(self._chunks(prompt, options)):
+                    await self.pace(number)
                     yield chunk
 
         return written()
@@ -215,15 +203,13 @@ class Writer(CustomLLM):
     def _whole(self, prompt, options):
         chunks = list(self._chunks(prompt, options))
         logprobs = [position for chunk in chunks for position in chunk.logprobs or []]
-        return chunks[-1].model_copy(update={"logprobs": logprobs or None, "delta": None})
+        return CompletionResponse(text=chunks[-1].text, logprobs=logprobs or None)
 
     def _chunks(self, prompt, options):
         if self.logprobs:
             options = options | {"logprobs": True}
         self.calls.append(sorted(options))
-        error = self.fails(options)
-        if error is not None:
-            raise error
+        self.fails(options)
         text = ""
         for number, word in enumerate(answer_to(prompt).split()[: options.get("max_tokens")]):
             if number == self.fails_at:

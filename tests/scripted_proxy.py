@@ -15,29 +15,31 @@ class ScriptedProxy(Proxy):
     Attributes:
         calls: Name of each method call, in order.
         fixed: Text that every completion has, instead of a hashed one.
+        fingerprint: Tells its weights; nobody knows them by default.
     """
 
     name = "scripted"
+    fingerprint = ""
 
-    def __init__(self, fixed: str | None = None) -> None:
+    def __init__(self, fixed: str | None = None, fingerprint: str = "") -> None:
         self.calls: list[str] = []
         self.fixed = fixed
+        self.fingerprint = fingerprint
 
     def generate(self, prompt, values, *, tokens, adapter=None):
         self._called("generate", values)
-        return [self._draft(self._key(prompt, v), tokens, v) for v in values]
+        return [self._draft(prompt.text(**v), tokens) for v in values]
 
     def sample(self, prompt, values, *, n, tokens, temperature, seed):
         self._called("sample", values)
         return [
-            tuple(self._draft(f"{self._key(prompt, v)}|{seed}|{i % 3}", tokens, v) for i in range(n))
-            for v in values
+            tuple(self._draft(f"{prompt.text(**v)}|{seed}|{i % 3}", tokens) for i in range(n)) for v in values
         ]
 
     def score(self, prompt, values, targets, *, adapter=None):
         self._called("score", values)
         return [
-            TargetScores(tuple(self._logprob(f"{self._key(prompt, v)}|{t}|{adapter}", v) for t in targets), 7)
+            TargetScores(tuple(self._logprob(f"{prompt.text(**v)}|{t}|{adapter}", v) for t in targets), 7)
             for v in values
         ]
 
@@ -59,21 +61,15 @@ class ScriptedProxy(Proxy):
         if any("RAISE" in v["question"] for v in values):
             raise RuntimeError("scripted failure")
 
-    def _key(self, prompt, values):
-        return prompt.text(**values)
-
     def _unit(self, key):
         return int.from_bytes(hashlib.sha256(key.encode()).digest()[:6], "big") / 2**48
 
     def _logprob(self, key, values):
         return math.nan if "NAN" in values["question"] else -4 * self._unit(key)
 
-    def _draft(self, key, tokens, values):
-        text = (
-            self.fixed
-            if self.fixed is not None
-            else f"Answer {hashlib.sha256(key.encode()).hexdigest()[:6]} is it."
-        )
+    def _draft(self, key, tokens):
+        hashed = f"Answer {hashlib.sha256(key.encode()).hexdigest()[:6]} is it."
+        text = hashed if self.fixed is None else self.fixed
         words = [f" {w}" if i else w for i, w in enumerate(text.split())][:tokens]
         logprobs = tuple(-2 * self._unit(f"{key}{w}") for w in words)
         return Draft(

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rgate_integrations.errors import ModelLoadError
-from rgate_integrations.gates import ability as resolve
+from rgate_integrations.gates import ability as abilities
 from rgate_integrations.gates.ability import Ability, read_measured, resolve_ability, save_measured, weakest
 from rgate_integrations.gates.llm_names import ALIASES, parse_name
 
@@ -136,11 +136,8 @@ TABLE = {
 def table(monkeypatch):
     """A table that the test knows."""
     text = json.dumps({name: {"theta": theta, "sd": 0.3, "source": "test"} for name, theta in TABLE.items()})
-    whole = resolve.table_of(text)
-    monkeypatch.setattr(resolve, "_table", lambda: whole)
-    resolve._by_name.cache_clear()
-    yield
-    resolve._by_name.cache_clear()
+    whole = abilities.table_of(text)
+    monkeypatch.setattr(abilities, "ability_table", lambda: whole)
 
 
 def theta(name):
@@ -154,17 +151,14 @@ def test_a_spelling_that_is_seen_in_the_wild_is_read(usual, seen):
     assert parse_name(seen).words == parse_name(usual).words
 
 
-def test_no_two_of_these_llms_are_taken_for_one():
+def test_no_two_of_these_llms_are_taken_for_one_and_the_shipped_table_knows_them():
     assert len({parse_name(usual).words for usual in SPELLINGS}) == len(SPELLINGS)
-
-
-def test_the_shipped_table_knows_them():
     known = {parse_name(name).words for name in facts_of_the_table()}
     unknown = [usual for usual in SPELLINGS if parse_name(usual).words not in known]
     assert len(unknown) < len(SPELLINGS) / 5  # nobody has published what the table is made from
     assert [
-        usual for usual in unknown if resolve_ability(usual)[1]
-    ] == []  # these are judged by their families
+        each for each in SPELLINGS if resolve_ability(each)[1]
+    ] == []  # those are judged by their families
 
 
 @pytest.mark.parametrize(
@@ -193,81 +187,63 @@ def test_the_shipped_table_is_one():
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("name", "expected", "sd"),
     [
-        ("gpt-4o-2024-08-06", 1.9),
-        ("azure/gpt-4o-0806", 1.9),
-        ("gpt-4o", 1.8),
-        ("gpt-4o-2025-01-01", 1.8),
+        # Of several dates the one that is named counts, or else the weakest.
+        ("gpt-4o-2024-08-06", 1.9, 0.3),
+        ("azure/gpt-4o-0806", 1.9, 0.3),
+        ("gpt-4o", 1.8, 0.3),
+        ("gpt-4o-2025-01-01", 1.8, 0.3),
+        # A name without a size is judged as the weakest of its family.
+        ("llama3.2", -2.0, 1.0),  # the smallest of that version
+        ("llama3.1:latest", 0.0, 1.0),
+        ("llama-5", -2.0, 1.5),  # no such version: the smallest of all
+        ("prod-gpt-4o-eu", 0.5, 1.0),
+        ("gpt-4.1-nano", 0.5, 1.5),  # a word of smallness that none of 4.1 has
+        ("gpt-6", 0.5, 1.5),
+        ("claude-opus-6", 0.4, 1.5),
+        ("qwen-max", -0.6, 1.5),
+        ("deepseek-coder-lite", 1.6, 1.5),
+        # A size that is named counts.
+        # Between 7b and 14b on a line, by the logarithm of the size.
+        ("qwen2.5:10b", -0.2 + 0.4 * 0.5146, 0.8),
+        ("qwen2.5:32b", 0.2, 0.8),  # above the largest: as that one
+        ("qwen2.5:3.5b", -0.2 - 0.6, 0.8),  # half the size of the smallest
+        ("qwen2.5-coder:14b", -0.6, 0.8),  # coders among themselves
+        ("qwen3:14b", 0.2, 1.5),  # another version: by the family
+        ("deepseek-r1:7b", 1.6 - 0.6 * 6.583, 0.8),  # Ollama's distilled one
+        ("dolphin-2.9-llama3.1-8b", 0.0, 1.0),
+        # Of two families in a name the weaker counts.
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 1.6 - 0.6 * 6.583, 1.0),
+        ("DeepSeek-R1-Distill-Llama-1B", 1.6 - 0.6 * 9.39, 1.0),
     ],
 )
-def test_of_several_dates_the_one_that_is_named_counts_or_else_the_weakest(table, name, expected):
-    ability = resolve_ability(name)[0]
-    assert (ability.theta, ability.sd) == (expected, 0.3)
+def test_a_name_is_judged_by_its_date_its_family_and_its_size(table, name, expected, sd):
+    ability, warning = resolve_ability(name)
+    assert (ability.theta, ability.sd, warning) == (pytest.approx(expected, abs=0.01), sd, "")
+    assert ability.llm == name or sd == 0.3, "what is guessed goes by the name that was given"
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("llama3.2", -2.0),  # no size: the smallest of that version
-        ("llama3.1:latest", 0.0),
-        ("llama-5", -2.0),  # no such version: the smallest of all
-        ("prod-gpt-4o-eu", 0.5),
-        ("gpt-4.1-nano", 0.5),  # a word of smallness that none of 4.1 has
-        ("gpt-6", 0.5),
-        ("claude-opus-6", 0.4),
-        ("qwen-max", -0.6),
-        ("deepseek-coder-lite", 1.6),
+        # A size alone may only lower ability.
+        ("tinymodel-1b", -1.8),
+        ("hugemodel-700b", 0.0),
+        # A name that says nothing is judged as the default.
+        *((name, 0.0) for name in ("my-assistant", "unknown", "ggml-model-q4_0.gguf", "m", "gpt2", "-", "é")),
     ],
 )
-def test_a_name_without_a_size_is_judged_as_the_weakest_of_its_family(table, name, expected):
-    ability, warning = resolve_ability(name)
-    assert (ability.theta, warning) == (expected, "")
-    assert ability.sd >= 1.0
-    assert ability.llm == name
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("qwen2.5:10b", -0.2 + 0.4 * 0.5146),  # between 7b and 14b on a line, by the logarithm of the size
-        ("qwen2.5:32b", 0.2),  # above the largest: as that one
-        ("qwen2.5:3.5b", -0.2 - 0.6),  # half the size of the smallest
-        ("qwen2.5-coder:14b", -0.6),  # coders among themselves
-        ("qwen3:14b", 0.2),  # another version: by the family
-        ("deepseek-r1:7b", 1.6 - 0.6 * 6.583),  # Ollama's distilled one
-        ("dolphin-2.9-llama3.1-8b", 0.0),
-    ],
-)
-def test_a_size_that_is_named_counts(table, name, expected):
-    ability, warning = resolve_ability(name)
-    assert (ability.theta, warning) == (pytest.approx(expected, abs=0.01), "")
-    assert ability.sd >= 0.8
-
-
-def test_of_two_families_in_a_name_the_weaker_counts(table):
-    assert theta("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B") == theta("deepseek-r1:7b")
-    assert theta("DeepSeek-R1-Distill-Llama-1B") == pytest.approx(1.6 - 0.6 * 9.39, abs=0.01)
-
-
-@pytest.mark.parametrize(("name", "expected"), [("tinymodel-1b", -1.8), ("hugemodel-700b", 0.0)])
-def test_a_size_alone_may_only_lower_ability(table, name, expected):
+def test_a_name_of_no_known_family_is_judged_with_a_warning(table, name, expected):
     ability, warning = resolve_ability(name)
     assert ability.theta == pytest.approx(expected)
-    assert name in warning
-
-
-@pytest.mark.parametrize("name", ["my-assistant", "unknown", "ggml-model-q4_0.gguf", "m", "gpt2", "-", "é"])
-def test_a_name_that_says_nothing_is_judged_as_the_default_with_a_warning(table, name):
-    ability, warning = resolve_ability(name)
-    assert ability == resolve_ability("")[0]
-    assert (ability.llm, ability.theta) == ("Llama-3.1-8B-Instruct", 0.0)
     assert name in warning
     assert "rgate ability" in warning
 
 
 def test_no_name_is_the_default_without_a_warning():
-    assert resolve_ability("  ") == (resolve_ability("")[0], "")
+    ability, warning = resolve_ability("  ")
+    assert (ability.llm, ability.theta, warning) == ("Llama-3.1-8B-Instruct", 0.0, "")
 
 
 def test_a_wrong_guess_never_raises_ability_above_the_smallest_of_a_family():
@@ -281,7 +257,7 @@ def test_a_wrong_guess_never_raises_ability_above_the_smallest_of_a_family():
 
 
 def facts_of_the_table():
-    return json.loads((resolve.files("rgate_integrations") / "weights" / "abilities.json").read_text())
+    return json.loads((abilities.files("rgate_integrations") / "weights" / "abilities.json").read_text())
 
 
 def test_the_weakest_of_several_counts(table):
@@ -299,8 +275,7 @@ def test_aliases_are_names_of_other_llms():
     "name", ["", ":", "::", "/", "a:b:c", "x" * 100_000, "-".join("1" * 500), "ft:", "\0"]
 )
 def test_any_text_is_a_name(name):
-    ability, _ = resolve_ability(name)
-    assert ability.theta == 0.0
+    assert theta(name) == 0.0
 
 
 def test_a_measured_ability_is_saved_and_goes_before_the_name_of_its_folder(tmp_path):

@@ -4,10 +4,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from rgate_integrations import load_gate
-from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.ability import Ability, resolve_ability
 from rgate_integrations.models.base import HiddenStates
@@ -19,6 +17,7 @@ from rgate_integrations.tuning.ability import (
     read_anchors,
 )
 from rgate_integrations.tuning.arms import ObjectArm
+from tests.commands import printed
 from tests.fake_server import Fake, answer
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import Direct
@@ -41,7 +40,6 @@ def flat(monkeypatch):
     gate = load_gate(proxy=Flat())
     monkeypatch.setattr(Flat, "fingerprint", gate.gate.trained.fingerprint, raising=False)
     monkeypatch.setattr(measuring, "load_gate", lambda: gate)
-    return gate
 
 
 EASY = ("well-known", "middling")
@@ -81,8 +79,7 @@ def test_what_was_measured_is_what_llm_name_takes(flat, tmp_path):
     measured = measure_ability(again, tmp_path / "mine")
     assert again.call.asked == list(GOLD)[-3:], "what failed is asked again, and nothing else"
     assert measured.ability.source == "measured: 50 of 100 anchor questions answered rightly"
-    prior = resolve_ability("Llama-3.2-1B")[0]
-    assert measured.prior.theta == prior.theta < measured.ability.theta
+    assert measured.prior.theta == resolve_ability("Llama-3.2-1B")[0].theta < measured.ability.theta
     assert measured.ability.sd < measured.prior.sd
     assert resolve_ability(str(measured.folder))[0].theta == pytest.approx(measured.ability.theta, abs=1e-3)
     assert load_gate(llm_name=str(measured.folder)).gate.ability.llm == "Llama-3.2-1B"
@@ -107,12 +104,10 @@ def test_the_command_measures_a_served_llm(flat, tmp_path, fake):
         (said,) = [text for text in GOLD if text in body["messages"][-1]["content"]]
         return answer(f"That is {GOLD[said]}.")
 
-    options = f"ability --llm {fake(reply).url} --out {tmp_path / 'mine'} --model my-model-1b"
-    done = CliRunner().invoke(app, options.split())
-    assert done.exit_code == 0, done.output
+    page = printed("ability", "--llm", fake(reply).url, "--out", tmp_path / "mine", "--model", "my-model-1b")
     assert len(Fake.seen) == 100
-    assert "measured: 100 of 100 anchor questions" in done.output
-    assert "Before: -1.80 ± 1.50, guessed from 1 billion parameters" in done.output
+    assert "measured: 100 of 100 anchor questions" in page
+    assert "Before: -1.80 ± 1.50, guessed from 1 billion parameters" in page
 
 
 @pytest.mark.parametrize(
@@ -120,5 +115,5 @@ def test_the_command_measures_a_served_llm(flat, tmp_path, fake):
     [("qwen3:4b", "judged as qwen3-4b"), ("my-assistant", "judged as Llama-3.1-8B-Instruct")],
 )
 def test_the_command_says_what_is_assumed_of_an_llm(llm, said):
-    assert said in CliRunner().invoke(app, ["gates", "--llm", llm]).output
-    assert '"theta"' in CliRunner().invoke(app, ["gates", "--llm", llm, "--json"]).output
+    assert said in printed("gates", "--llm", llm)
+    assert '"theta"' in printed("gates", "--llm", llm, "--json")

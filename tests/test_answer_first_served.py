@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from rgate_integrations import Decision
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
 from tests.langchain_fakes import SINGLES, Judge, each
-from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.model
 httpx = pytest.importorskip("httpx", reason="the client of the server comes with the served extra")
@@ -35,13 +35,10 @@ def routed(chat):
     )
 
 
-def freed(url):
-    """Wait until the server works on nothing; True if that happens."""
-    for _ in range(PATIENCE * 100):
-        if not any(slot["is_processing"] for slot in httpx.get(f"{url}/slots").json()):
-            return True
-        threading.Event().wait(0.01)
-    return False
+def wait_until_freed(url):
+    """Wait until the server works on nothing."""
+    while any(slot["is_processing"] for slot in httpx.get(f"{url}/slots").json()):
+        time.sleep(0.01)
 
 
 @each({name: SINGLES[name] for name in ("invoke", "abatch", "stream", "astream")})
@@ -58,7 +55,7 @@ def test_a_stopped_answer_frees_its_slot_and_costs_what_the_server_counted(chat,
     llm = chat(1_500)
     decision = call(routed(llm), UNKNOWN)
     assert decision.retrieve
-    assert freed(llm.url)
+    wait_until_freed(llm.url)
     (done,) = llm.calls
     assert not done["whole"]
     assert 8 <= done["written"] <= 8 + 8
@@ -70,9 +67,8 @@ def test_a_stopped_answer_frees_its_slot_and_costs_what_the_server_counted(chat,
 def connections(url):
     """Return how many open connections this process's network has to a server."""
     port = f":{int(url.rsplit(':', 1)[1]):04X}"
-    lines = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
-    fields = [line.split() for line in lines]
-    return sum(remote.endswith(port) and state == "01" for _, _, remote, state, *_ in fields)
+    lines = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()]
+    return sum(remote.endswith(port) and state == "01" for _, _, remote, state, *_ in lines)
 
 
 def threads():
@@ -92,7 +88,7 @@ async def test_nothing_is_left_of_awaited_calls(chat):
     left, *answers = await asyncio.gather(leaving, *calls, return_exceptions=True)
     assert isinstance(left, asyncio.CancelledError)
     assert [isinstance(answer, Decision) for answer in answers] == [False, True] * 3
-    assert await asyncio.to_thread(freed, llm.url)
+    await asyncio.to_thread(wait_until_freed, llm.url)
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert sum(not done["whole"] for done in llm.calls) == 4
     assert (connections(llm.url), threads()) == (0, before)
@@ -106,6 +102,6 @@ def test_nothing_is_left_of_blocking_calls(chat):
     chunks.close()
     assert len(list(router.stream(LONG))) > 8
     assert [decision.retrieve for decision in router.stream(UNKNOWN)] == [True]
-    assert freed(llm.url)
+    wait_until_freed(llm.url)
     assert len(llm.calls) == 3
     assert (connections(llm.url), threads()) == (0, before)

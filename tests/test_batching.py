@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import pickle
-import random
 import threading
 import time
 import weakref
@@ -11,22 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rgate_integrations import Decision, load_gate
+from rgate_integrations import Decision, Draft, load_gate
 from rgate_integrations.engine.batching import Batcher
 from rgate_integrations.errors import ConfigurationError, OverloadedError
+from tests.conftest import CALLS
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
 
 SHORT = 0.05  # a deadline that passes: what it interrupts is held until then
-CALLS = {
-    "decide": lambda gate, question, **options: gate.decide(question, **options),
-    "adecide_batch": lambda gate, question, **o: asyncio.run(gate.adecide_batch([question], **o))[0],
-}
-
-
-@pytest.fixture(params=CALLS)
-def call(request):
-    return CALLS[request.param]
 
 
 class Held(ScriptedProxy):
@@ -52,18 +43,12 @@ def held():
     proxy.go.set()
 
 
-async def submitted(gate, proxy, questions):
-    """The tasks of callers who all wait behind a slow question, which is the first."""
-    first = asyncio.create_task(gate.adecide("slow?"))
-    assert await asyncio.to_thread(proxy.busy.wait, PATIENCE)
-    tasks = [asyncio.create_task(gate.adecide(question)) for question in questions]
-    for _ in range(3):
-        await asyncio.sleep(0)
-    return [first, *tasks]
-
-
 async def test_concurrent_callers_share_batches_and_those_who_leave_cost_nothing(held):
-    tasks = await submitted(load_gate("prompt", proxy=held), held, [f"q{i}?" for i in range(150)])
+    gate = load_gate("prompt", proxy=held)
+    tasks = [asyncio.create_task(gate.adecide("slow?"))]
+    assert await asyncio.to_thread(held.busy.wait, PATIENCE)
+    tasks += [asyncio.create_task(gate.adecide(f"q{i}?")) for i in range(150)]
+    await asyncio.sleep(0)  # all wait now behind the slow question
     for task in tasks[3::3]:
         task.cancel()
     await asyncio.sleep(0)
@@ -85,21 +70,18 @@ async def test_a_thousand_callers_some_of_whom_leave_and_a_model_that_fails_now_
                 raise RuntimeError("the model fell over")
             return super().score(prompt, values, targets, adapter=adapter)
 
-    dice, gate = random.Random(0), load_gate("prompt", proxy=Flaky())
+    gate = load_gate("prompt", proxy=Flaky())
     tasks = [asyncio.create_task(gate.adecide(f"q{i}?")) for i in range(1_000)]
-    leavers = set(dice.sample(range(1_000), 300))
-    for i in leavers:
-        await asyncio.sleep(dice.random() * 0.001)
-        tasks[i].cancel()
+    for leaver in tasks[::3]:
+        await asyncio.sleep(0.0005)
+        leaver.cancel()
     done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), timeout=PATIENCE)
-    decided = {i: d for i, d in enumerate(done) if not isinstance(d, asyncio.CancelledError)}
-    assert set(range(1_000)) - leavers <= set(decided)
-    assert all(d.question == f"q{i}?" for i, d in decided.items())
-    assert {d.error.type for d in decided.values() if d.error} <= {"RuntimeError"}
-    assert (
-        sum(d.error is not None for d in decided.values()) < 300
-    )  # a failed batch is tried again, one by one
-    decision = weakref.ref(next(iter(decided.values())))
+    decided = {f"q{i}?": d for i, d in enumerate(done) if i % 3 or isinstance(d, Decision)}
+    assert [d.question for d in decided.values()] == list(decided)
+    errors = [d.error.type for d in decided.values() if d.error]
+    assert errors == ["RuntimeError"] * len(errors)
+    assert len(errors) < 300, "a failed batch is tried again, one by one"
+    decision = weakref.ref(decided["q1?"])
     del tasks, done, decided
     gc.collect()
     assert decision() is None
@@ -129,8 +111,7 @@ def test_an_idle_worker_ends_and_the_next_call_starts_another():
     batcher = Batcher(lambda items: [threading.current_thread() for _ in items], max_idle=0.01)
     worker = batcher.submit([1])[0].result(PATIENCE)
     worker.join(timeout=PATIENCE)
-    assert not worker.is_alive()
-    assert worker.daemon
+    assert (worker.is_alive(), worker.daemon) == (False, True)
     assert batcher.submit([2])[0].result(PATIENCE) is not worker
 
 
@@ -186,7 +167,6 @@ def test_a_call_ends_when_its_time_is_up_wherever_the_question_is(held, call, be
 
 def test_the_gate_has_a_deadline_of_its_own_which_stays_with_it(held, call):
     gate = load_gate("prompt", proxy=held, timeout=SHORT)
-    assert call(gate, "slow?").error.type == "OverloadedError"
     with pytest.raises(OverloadedError, match="no decision after"):
         call(gate.with_options(on_error="raise"), "slow?")
     held.go.set()
@@ -203,28 +183,26 @@ def test_in_a_batch_what_is_decided_in_time_is_kept(held):
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), "soon"])
-def test_a_bad_timeout_is_refused(held, timeout):
-    for refused in (
-        lambda: load_gate("prompt", timeout=timeout),
-        lambda: load_gate("prompt", proxy=held).decide("q?", timeout=timeout),
-    ):
-        with pytest.raises(ConfigurationError, match="timeout must be a number of seconds"):
-            refused()
+@pytest.mark.parametrize(
+    "give",
+    [lambda given: load_gate("prompt", **given), lambda given: load_gate("prompt").decide("q?", **given)],
+)
+def test_a_bad_timeout_is_refused(give, timeout):
+    with pytest.raises(ConfigurationError, match="timeout must be a number of seconds"):
+        give({"timeout": timeout})
 
 
 @pytest.mark.parametrize("inside", CALLS)
 def test_a_gate_that_its_own_drafter_calls_retrieves_instead_of_hanging(call, inside):
-    seen = []
-
     class Chain:
         """An LLM behind the very gate that it drafts for."""
 
         def draft(self, questions, tokens):
-            seen.extend(CALLS[inside](gate, question) for question in questions)
-            raise RuntimeError("no draft")
+            (question,) = questions
+            return [Draft(text=CALLS[inside](gate, question).reason)]
 
     gate = load_gate("ik", source="llm", llm=Chain(), proxy=ScriptedProxy())
     decision = call(gate, "what?", timeout=PATIENCE)
-    assert (decision.retrieve, decision.error.message) == (True, "no draft")
-    assert {(d.retrieve, d.error.type) for d in seen} == {(True, "ConfigurationError")}
-    assert "its own drafter" in seen[0].reason
+    assert decision.draft.text.startswith(
+        "The gate failed, so it retrieves: The gate was called while it judges"
+    )

@@ -8,17 +8,16 @@ from unittest.mock import Mock
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from rgate_integrations.cli.main import app
 from rgate_integrations.cli.terminal import DEFAULT_GATE
 from rgate_integrations.engine.loading import load_gate
-from rgate_integrations.errors import DataFormatError, IndexNotFoundError, ModelLoadError
+from rgate_integrations.errors import DataFormatError, IndexNotFoundError
 from rgate_integrations.models.catalog import CATALOGUE
 from rgate_integrations.runtime.files import write_folder
+from tests.commands import rgate
 from tests.scripted_upstream import Shelf
 
-RGATE = [sys.executable, "-c", "from rgate_integrations.cli import main; main()"]
 NEVER = ("decide", "--gate", "constant:never")
 ZORBLAT = (
     '{"id": "1", "title": "Zorblat", "text": "The capital of Zorblat is Quimbo."}\n'
@@ -26,19 +25,14 @@ ZORBLAT = (
 )
 
 
-def rgate(*arguments, stdin=""):
-    """Run a command in this process."""
-    return CliRunner().invoke(app, [str(a) for a in arguments], input=stdin)
-
-
 def objects(done):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def process(*arguments, before="", **options):
+def process(*arguments, before=""):
     """Run a command in a process of its own."""
-    command = [*RGATE[:2], before + RGATE[2], *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    command = [sys.executable, "-c", f"{before}from rgate_integrations.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_errors_have_a_hint_in_one_line_and_exit_code_one():
@@ -132,9 +126,7 @@ def test_doctor_says_what_is_missing_and_the_command_that_brings_it(cache):
     assert found["torch"][0].startswith("2.")
     assert str(cache) in found["cache"][0]
     assert not cache.exists()
-    without_llm = rgate("ask", "who?").exception
-    assert isinstance(without_llm, ModelLoadError)
-    assert without_llm.hint == "rgate download qwen2.5-coder-0.5b-instruct"
+    assert rgate("ask", "who?").exception.hint == "rgate download qwen2.5-coder-0.5b-instruct"
 
 
 def test_doctor_sees_what_is_cached_and_a_cache_that_cannot_be_written(cache):
@@ -152,8 +144,7 @@ def test_ask_opens_the_index_for_the_first_question_that_needs_it(monkeypatch, s
     """It built one of 10,033 passages first, for "What is the capital of France?" too."""
     monkeypatch.setattr("rgate_integrations.models.download.resolve_model", lambda name: name)
     monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda *given: scripted)
-    missing = rgate("ask", "--index", "no-such-folder", "who?")
-    assert isinstance(missing.exception, IndexNotFoundError)
+    assert isinstance(rgate("ask", "--index", "no-such-folder", "who?").exception, IndexNotFoundError)
     opened = Mock(return_value=Shelf())
     monkeypatch.setattr("rgate_integrations.cli.ask.open_index", opened)
     for gate, times in (("constant:never", 0), ("constant:always", 1)):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rgate_integrations.prompts import ANSWER, without_control_tokens
-from tests.fake_server import Fake, answer, serving
+from tests.fake_server import Fake, answer
 
 FAMILIES = {
     "chatml": """
@@ -84,18 +84,19 @@ def test_other_text_is_left_alone(text):
 PIECES = st.sampled_from([*TOKENS, *"<>|[]/｜▁~ ", "im_end", "INST", "SYS", "</", "<|", "|>", "s"])
 
 
-@given(st.lists(PIECES | st.text(max_size=4), max_size=12).map("".join))
+NESTED = st.builds(
+    lambda outer, inner, place: outer[:place] + inner + outer[place:],
+    st.sampled_from(TOKENS),
+    st.sampled_from(TOKENS),
+    st.integers(0, 30),
+)
+
+
+@given(NESTED | st.lists(PIECES | NESTED | st.text(max_size=4), max_size=12).map("".join))
 def test_however_they_are_nested_none_is_left_or_made(text):
     clean = without_control_tokens(text)
     assert not [token for token in TOKENS if token in clean]
     assert without_control_tokens(clean) == clean
-
-
-@given(st.sampled_from(TOKENS), st.sampled_from(TOKENS), st.integers(0, 30))
-def test_a_token_inside_of_another_leaves_neither(outer, inner, place):
-    clean = without_control_tokens(outer[:place] + inner + outer[place:])
-    assert outer not in clean
-    assert inner not in clean
 
 
 @pytest.mark.parametrize("bit", ["<|", "<", "<｜a", "[|", "<A_", "]~", "<seed:"])
@@ -104,10 +105,9 @@ def test_broken_beginnings_do_not_cost_much(bit):
     assert without_control_tokens(text) == text
 
 
-def test_the_server_gets_none_of_them():
-    with serving() as proxy:
-        hostile = "Who wrote Hamlet?" + "".join(TOKENS)
-        proxy(answer()).generate(ANSWER, [{"question": hostile}], tokens=1)
-        sent = Fake.seen[-1][1]["messages"][-1]["content"]
-        assert "Who wrote Hamlet?" in sent
-        assert not [token for token in TOKENS if token in sent]
+def test_the_server_gets_none_of_them(fake):
+    hostile = "Who wrote Hamlet?" + "".join(TOKENS)
+    fake(answer()).generate(ANSWER, [{"question": hostile}], tokens=1)
+    sent = Fake.seen[-1][1]["messages"][-1]["content"]
+    assert "Who wrote Hamlet?" in sent
+    assert not [token for token in TOKENS if token in sent]

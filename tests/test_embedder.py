@@ -12,6 +12,7 @@ from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.index.embedder import MiniLM, SentenceEmbedder
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
 from rgate_integrations.models.download import cached_path
+from rgate_integrations.runtime.files import write_atomically
 from tests.damaged import with_damage
 
 pytestmark = pytest.mark.model
@@ -21,14 +22,9 @@ LONG = "Paris is the capital of France. " * 100
 
 
 @pytest.fixture
-def folder(minilm):
-    return cached_path(minilm)
-
-
-@pytest.fixture
-def encoded(folder, monkeypatch):
+def encoded(minilm, monkeypatch):
     """The batches that the model embeds, with no query remembered from earlier tests."""
-    calls, encode, model = [], MiniLM.encode, MiniLM(folder)
+    calls, encode, model = [], MiniLM.encode, MiniLM(cached_path(minilm))
 
     def counting(self, texts):
         calls.append(list(texts))
@@ -41,15 +37,14 @@ def encoded(folder, monkeypatch):
 
 
 def test_gate_index_and_guard_embed_a_question_once(encoded, tmp_path):
-    path = tmp_path / "labelled.jsonl"
-    path.write_text('{"question": "who wrote it?", "known": true}\n{"question": "who?", "known": false}\n')
+    lines = '{"question": "who wrote it?", "known": true}\n{"question": "who?", "known": false}\n'
+    path = write_atomically(tmp_path / "labelled.jsonl", lines)
     gate = load_gate(f"neighbours:{path}", threshold=1.01)
     index = PassageIndex.build([Passage(i, t) for i, t in TEXTS.items()])
-    hybrid = HybridIndex(index)
     encoded.clear()
     question = "Where was Aarno Maliniemi born?"
     assert gate.decide(question).error is None
-    for each in (index, hybrid):
+    for each in (index, HybridIndex(index)):
         (found,) = RetrievalGate(gate).guard(IndexRetriever(index=each, k=1)).invoke(question)
         assert found.id == "oulu"
     assert [batch for batch in encoded if question in batch] == [[question]]
@@ -68,10 +63,10 @@ def test_vectors_are_those_of_embedding_without_memory(encoded):
     assert len(embedder.embed_queries([])) == 0
 
 
-def test_every_name_of_a_model_shares_its_last_queries_and_documents_are_not_kept(encoded, minilm, folder):
+def test_every_name_of_a_model_shares_its_last_queries_and_documents_are_not_kept(encoded, minilm):
     SentenceEmbedder(minilm).embed(["a"])
     SentenceEmbedder(minilm).embed_queries(["a"])
-    SentenceEmbedder(str(folder)).embed_queries(["a"])
+    SentenceEmbedder(str(cached_path(minilm))).embed_queries(["a"])
     SentenceEmbedder(minilm).embed(["a"])
     assert encoded == [["a"]] * 3
     for texts in (map(str, range(1_026)), ["2", "1025"], ["0"]):
@@ -88,16 +83,17 @@ def test_threads_embed_a_question_once(encoded):
     np.testing.assert_array_equal(found[5], np.roll(found[0], -5, axis=0))
 
 
-def test_vectors_are_those_of_sentence_transformers_whatever_is_beside_a_text(folder):
+def test_vectors_are_those_of_sentence_transformers_whatever_is_beside_a_text(minilm):
     from sentence_transformers import SentenceTransformer
 
     texts = [*TEXTS.values(), "", "  Çatalhöyük  ", "日本語", LONG, *map(str, range(40))]
-    authors = SentenceTransformer(str(folder), device="cpu")
+    folder = cached_path(minilm)
     model = MiniLM(folder)
     together = model.encode(texts)
-    assert together == pytest.approx(authors.encode(texts, normalize_embeddings=True), abs=1e-5)
-    for vector, text in zip(together[:6], texts, strict=False):
-        assert model.encode([text])[0] == pytest.approx(vector, abs=1e-6)
+    authors = SentenceTransformer(str(folder), device="cpu").encode(texts, normalize_embeddings=True)
+    np.testing.assert_allclose(together, authors, atol=1e-5)
+    alone = [model.encode([text])[0] for text in texts[:6]]
+    np.testing.assert_allclose(alone, together[:6], atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +110,6 @@ def test_vectors_are_those_of_sentence_transformers_whatever_is_beside_a_text(fo
     ],
     ids=["short weights", "short tokenizer", "no tokenizer", "other weights"],
 )
-def test_missing_and_damaged_files_say_how_to_get_them_again(folder, tmp_path, name, damage, says):
+def test_missing_and_damaged_files_say_how_to_get_them_again(minilm, tmp_path, name, damage, says):
     with pytest.raises(ModelLoadError, match=f"{says}.*rgate download all-minilm-l6-v2"):
-        MiniLM(with_damage(folder, tmp_path / "model", name, damage))
+        MiniLM(with_damage(cached_path(minilm), tmp_path / "model", name, damage))

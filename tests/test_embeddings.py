@@ -15,17 +15,13 @@ from rgate_integrations.llama_index.embeddings import RGateEmbedding
 
 
 class TestRGateEmbeddings(EmbeddingsUnitTests):
-    @property
-    def embeddings_class(self):
-        return RGateEmbeddings
+    embeddings_class = RGateEmbeddings
 
 
 @pytest.mark.model
 @pytest.mark.usefixtures("minilm")
 class TestRGateEmbeddingsWithTheModel(EmbeddingsIntegrationTests):
-    @property
-    def embeddings_class(self):
-        return RGateEmbeddings
+    embeddings_class = RGateEmbeddings
 
 
 @pytest.fixture
@@ -38,9 +34,8 @@ def fixed(monkeypatch):
         counts = [[text.count(letter) for letter in "abc"] for text in texts]
         return np.array(counts, dtype=np.float32).reshape(-1, 3)
 
-    monkeypatch.setattr(SentenceEmbedder, "embed", embed)
-    monkeypatch.setattr(SentenceEmbedder, "embed_queries", embed)
-    monkeypatch.setattr(SentenceEmbedder, "identity", "fixed")
+    for name, value in (("embed", embed), ("embed_queries", embed), ("identity", "fixed")):
+        monkeypatch.setattr(SentenceEmbedder, name, value)
     return calls
 
 

@@ -1,35 +1,24 @@
 """The engine: nothing that a caller gives can stop it, and whatever fails retrieves."""
 
-import asyncio
 import pickle
 import shutil
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
-import numpy as np
 import pytest
 
 from rgate_integrations import Decision, Draft, Gate, load_gate
 from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.gates import Score
-from rgate_integrations.gates.artifacts import ProbeArtifact
 from rgate_integrations.gates.evidence.base import EvidenceSpec, Piece
 from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.tuning import Budget, calibrate
 from rgate_integrations.tuning.questions import DataFile, Example, Question
+from tests.saved_gates import PROBE
 from tests.scripted_proxy import ScriptedProxy
-
-CALLS = {
-    "decide": lambda gate, question, **options: gate.decide(question, **options),
-    "adecide": lambda gate, question, **options: asyncio.run(gate.adecide(question, **options)),
-}
-
-
-@pytest.fixture(params=CALLS)
-def call(request):
-    return CALLS[request.param]
 
 
 class Unprintable:
@@ -53,10 +42,13 @@ def test_a_bad_threshold_is_refused_when_it_is_given_and_harms_nobody(scripted, 
 
 
 def test_each_question_may_have_its_own_threshold(scripted):
-    gate = load_gate("ik", proxy=scripted)
-    each = gate.decide_batch(["a?", "a?", "a?"], threshold=[0.0, None, 1.5])
-    assert [d.threshold for d in each] == [0.0, 0.5, 1.5]
-    assert (each[0].retrieve, each[2].retrieve) == (False, True)
+    gate = load_gate("constant:random", proxy=scripted)
+    found = gate.decide_batch(["a?", "a?", "a?"], threshold=[0.0, None, 1.5])
+    assert [(d.threshold, d.retrieve) for d in found] == [
+        (0.0, False),
+        (0.5, found[1].p_known < 0.5),
+        (1.5, True),
+    ]
     assert [d.threshold for d in gate.decide_batch(["a?", "b?"], threshold=0.3)] == [0.3, 0.3]
 
 
@@ -98,58 +90,44 @@ def test_lone_surrogates_do_not_break_json(scripted):
     assert Decision.model_validate_json(decision.model_dump_json()) == decision
 
 
-def test_options_of_the_engine_are_checked():
-    with pytest.raises(ConfigurationError, match="on_error"):
-        load_gate("prompt", on_error="ignore")
-    with pytest.raises(ConfigurationError, match="cannot take tokenz"):
-        load_gate("ik").with_options(tokenz=3)
-    with pytest.raises(ConfigurationError, match="list of questions"):
-        load_gate("ik").decide_batch("one string")
+@pytest.mark.parametrize(
+    ("misuse", "why"),
+    [
+        (lambda gate: load_gate("prompt", on_error="ignore"), "on_error"),
+        (lambda gate: gate.with_options(tokenz=3), "cannot take tokenz"),
+        (lambda gate: gate.decide_batch("one string"), "list of questions"),
+    ],
+)
+def test_options_of_the_engine_are_checked(misuse, why):
+    with pytest.raises(ConfigurationError, match=why):
+        misuse(load_gate("ik"))
 
 
 def test_a_thread_that_cannot_be_started_fails_its_call_and_no_later_one(scripted, monkeypatch, call):
     gate = load_gate("prompt", proxy=scripted)
-    start, refused = threading.Thread.start, []
+    start = threading.Thread.start
 
-    def once(thread):
-        if thread.name == "rgate-batcher" and not refused:
-            refused.append(thread)
+    def refused(thread):
+        if thread.name == "rgate-batcher":
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    monkeypatch.setattr(threading.Thread, "start", once)
-    first = call(gate, "who?")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        first = call(gate, "who?")
     assert (first.retrieve, first.error.message) == (True, "can't start new thread")
     assert call(gate, "who?").error is None
 
 
+of_weights = partial(ScriptedProxy, None)
+
 # --- gates that were made for a model --------------------------------------------------------------------------
-
-
-class Model(ScriptedProxy):
-    """A model with weights of its own, or of which nobody knows the weights."""
-
-    fingerprint = ""
-
-    def __init__(self, fingerprint=""):
-        super().__init__()
-        self.fingerprint = fingerprint
 
 
 @pytest.fixture(params=[0, 8])
 def probe(request, tmp_path):
     """A probe that finds everything known: of the question, or of question and draft."""
-    layers = ((1, "draft" if request.param else "question", "mean"),)
-    artifact = ProbeArtifact(
-        weight=np.zeros((1, 4), dtype=np.float32),
-        bias=9.0,
-        layers=layers,
-        tokens=request.param,
-        base_model="scripted",
-        llm="a test",
-        threshold=0.3,
-        fingerprint="its own",
-    )
+    artifact = replace(PROBE, bias=9.0, tokens=request.param, fingerprint="its own")
     return str(save_gate(artifact, tmp_path / "probe"))
 
 
@@ -159,9 +137,9 @@ def test_a_wrapped_probe_checks_the_model_whose_states_it_was_given(probe, depth
     gate = load_gate(probe).gate
     for _ in range(depth):
         gate = load_gate("calibrated", inner=gate).gate
-    assert (gate.threshold, gate.proxy) == (0.3, "scripted"), "those of the inner gate"
-    models = [Model("its own"), Model("another"), Model()]
-    own, foreign, unknown = (load_gate(gate, proxy=model).decide("who?") for model in models)
+    assert (gate.threshold, gate.proxy) == (0.4, "scripted"), "those of the inner gate"
+    weights = ("its own", "another", "")
+    own, foreign, unknown = (load_gate(gate, proxy=of_weights(each)).decide("who?") for each in weights)
     assert (own.error, own.retrieve, own.warnings) == (None, False, ())
     assert (foreign.retrieve, foreign.error.type) == (True, "ModelLoadError")
     assert "has the weights another" in foreign.reason
@@ -171,20 +149,20 @@ def test_a_wrapped_probe_checks_the_model_whose_states_it_was_given(probe, depth
 
 @pytest.mark.parametrize("inner", ["prompt", "ik", "token_probability"])
 def test_a_calibrated_gate_refuses_another_model_than_it_was_calibrated_with(inner):
-    gate = load_gate("calibrated", inner=inner, fingerprint="its own", proxy=Model("its own"))
-    own, foreign = gate.decide("who?"), gate.with_options(proxy=Model("another")).decide("who?")
+    gate = load_gate("calibrated", inner=inner, fingerprint="its own", proxy=of_weights("its own"))
+    another = gate.with_options(proxy=of_weights("another"))
+    own, foreign = gate.decide("who?"), another.decide("who?")
     assert (own.error, own.warnings) == (None, ())
     assert (foreign.retrieve, foreign.error.type) == (True, "ModelLoadError")
-    assert "cannot be checked" in gate.with_options(proxy=Model()).decide("who?").warnings[0]
-    given = Draft(text="a", tokens=("a",), logprobs=(-0.1,))
-    read = gate.with_options(proxy=Model("another")).decide("who?", draft=given)
+    assert "cannot be checked" in gate.with_options(proxy=of_weights("")).decide("who?").warnings[0]
+    read = another.decide("who?", draft=Draft(text="a", tokens=("a",), logprobs=(-0.1,)))
     assert (read.error is None) == (inner == "token_probability"), "then no model has read anything"
 
 
 def test_calibration_stores_the_model_that_made_the_evidence():
     rows = [Example(Question(f"question {i}?"), float(i % 2 == 0), True) for i in range(60)]
     questions = [DataFile("x", "0" * 64, tuple(rows))]
-    found = calibrate(load_gate("prompt", proxy=Model("its own")), questions, Budget(0.9), method="none")
+    found = calibrate(load_gate("prompt", proxy=of_weights("its own")), questions, Budget(0.9), method="none")
     assert found.gate.gate.fingerprint == "its own"
     assert found.gate.decide("who?").error is None
     without = calibrate(load_gate("constant:always"), questions, Budget(1.0), method="none")
@@ -192,7 +170,7 @@ def test_calibration_stores_the_model_that_made_the_evidence():
 
 
 def test_a_gate_reads_its_artefact_once_when_it_is_made(probe):
-    gate = load_gate(probe, proxy=Model("its own"))
+    gate = load_gate(probe, proxy=of_weights("its own"))
     shutil.rmtree(probe)
     for again in (gate, gate.with_options(threshold=0.2), pickle.loads(pickle.dumps(gate))):  # noqa: S301
         assert again.decide("who?").error is None

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from unittest.mock import Mock, call
 
-import numpy as np
 import pytest
 
 from rgate_integrations import Draft, load_gate
@@ -32,17 +31,19 @@ def pairs(gate, target, draft=None, **question):
 
 
 def test_pairs_of_each_gate():
-    asked = {"question": "who?"}
+    asked, bacon = {"question": "who?"}, Draft(text="Bacon")
     drafted = {**asked, "draft": "Bacon"}
-    bacon = Draft(text="Bacon")
     assert pairs("ik", 1.0, bacon) == [Pair(IK_DRAFT, drafted, "Yes", ends=False)]
     assert pairs("slimplm", 0.0, bacon) == [Pair(JUDGMENT, drafted, "Known(False)")]
-    soft = [Pair(BOUNDARY_QUESTION, asked, "known", 0.75, False)]
-    assert pairs("boundary", 0.75) == [*soft, Pair(BOUNDARY_QUESTION, asked, "unknown", 0.25, False)]
+    assert pairs("boundary", 0.75) == [
+        Pair(BOUNDARY_QUESTION, asked, "known", 0.75, False),
+        Pair(BOUNDARY_QUESTION, asked, "unknown", 0.25, False),
+    ]
     assert pairs("adapt", 1.0, gold=("Bacon",)) == [Pair(PARAMETRIC_PROMPT, asked, "Bacon")]
-    read = Pair(CONTEXT_PROMPT, {**asked, "context": "Marlowe did."}, "Marlowe")
-    wrong = pairs("adapt", 0.0, gold=("Marlowe",), context="Marlowe did.")
-    assert wrong == [Pair(PARAMETRIC_PROMPT, asked, RET), read]
+    assert pairs("adapt", 0.0, gold=("Marlowe",), context="Marlowe did.") == [
+        Pair(PARAMETRIC_PROMPT, asked, RET),
+        Pair(CONTEXT_PROMPT, {**asked, "context": "Marlowe did."}, "Marlowe"),
+    ]
     with pytest.raises(DataFormatError, match="gold_answers"):
         pairs("adapt", 1.0)
 
@@ -82,9 +83,9 @@ def fitted(sums, model, out, recipe=RECIPE):
 
 def assert_told_apart(gate):
     decisions = gate.decide_batch(SUMS, drafts=SAID)
-    assert [decision.error for decision in decisions] == [None] * len(SUMS)
-    p_known = np.array([decision.p_known for decision in decisions])
-    assert p_known[1::2].min() > p_known[::2].max()
+    assert {decision.error for decision in decisions} == {None}
+    p_known = [decision.p_known for decision in decisions]
+    assert min(p_known[1::2]) > max(p_known[::2])
 
 
 # Trains like `fitted`, and kills itself when the fifth of twelve steps is done, before its checkpoint is written.
@@ -110,8 +111,9 @@ def test_a_killed_run_resumes_to_the_same_weights(tiny, sums, tmp_path):
     gate = fitted(sums, tiny, tmp_path / "whole")
     assert (gate.config()["source"], gate.config()["tokens"]) == ("recorded", 32)
     killed = tmp_path / "killed"
-    command = [sys.executable, "-c", KILLED, sums, tiny, killed, repr(RECIPE)]
-    process = subprocess.run(command, capture_output=True, check=False)
+    process = subprocess.run(
+        [sys.executable, "-c", KILLED, sums, tiny, killed, repr(RECIPE)], capture_output=True, check=False
+    )
     assert process.returncode == -signal.SIGKILL, process.stderr
     assert not killed.exists()
     checkpoints = tmp_path / ".killed-checkpoints"
@@ -151,8 +153,13 @@ def test_a_trained_gate_tells_its_questions_apart(tiny, sums, tmp_path):
 @pytest.mark.model
 def test_a_boundary_gate_says_which_label_it_predicts_and_how_well(tiny, sums, tmp_path):
     out = tmp_path / "g"
-    described = {"draft": "none", "label": "accuracy", "labelled_by": "30 answers of tiny"}
-    options = TrainingOptions(recipe=RECIPE.with_options(epochs=1), folds=2, **described)
+    options = TrainingOptions(
+        draft="none",
+        label="accuracy",
+        labelled_by="30 answers of tiny",
+        recipe=RECIPE.with_options(epochs=1),
+        folds=2,
+    )
     metrics = train_adapter("boundary", read_examples([sums]), tiny, out, options)
     assert metrics["auc"] == {"sums": metrics["auc_pooled"]}
     saved = json.loads((out / "gate.json").read_text())["provenance"]

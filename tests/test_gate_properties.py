@@ -3,19 +3,19 @@
 import json
 import math
 import pickle
+from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from rgate_integrations import Decision, list_gates, load_gate
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
-from rgate_integrations.gates.artifacts import HeadsArtifact, Kind, ProbeArtifact, TunedArtifact
 from rgate_integrations.gates.evidence.base import expand_specs
 from rgate_integrations.gates.folder import save_gate, tuned_files
 from rgate_integrations.gates.registry import gate_class, gate_from_config
 from rgate_integrations.models.base import TargetScores
 from rgate_integrations.runtime.files import write_folder
 from tests.http_servers import serving_gate
+from tests.saved_gates import HEADS, PROBE, TUNED
 from tests.scripted_proxy import ScriptedProxy
 from tests.test_index import Letters
 
@@ -56,25 +56,9 @@ def folders(tmp_path_factory):
     (root / "labels.jsonl").write_text(
         '{"question": "a b", "known": true}\n{"question": "x", "known": false}\n'
     )
-    weight, base = np.ones((2, 4), np.float32), {"base_model": "scripted", "llm": "a test"}
-    of_draft = ((1, "draft", "mean"), (2, "draft", "mean"))
-    of_question = ((1, "question", "mean"), (2, "question", "mean"))
-    heads = HeadsArtifact(
-        layers=of_question,
-        kinds=(Kind("task", "always", "needs nothing"), Kind("fact", "if_known", "asks about a fact")),
-        kind_weight=np.ones((2, 2, 4), np.float32),
-        known_weight=weight,
-        known_bias=-4.0,
-        ability_slope=1.0,
-        default_ability=(0.0, 1.0),
-        **base,
-    )
-    head = np.zeros(0, np.float32)
-    tuned = TunedArtifact(slope=0.8, bias=-1.0, weight=weight / 2, head=head, layers=of_question, **base)
-    save_gate(ProbeArtifact(weight=weight, bias=-4.0, layers=of_draft, tokens=8, **base), root / "probe")
-    save_gate(ProbeArtifact(weight=weight, bias=-4.0, layers=of_question, **base), root / "prior")
-    save_gate(heads, root / "heads")
-    write_folder(root / "tuned", tuned_files(tuned, root / "prior"))
+    save_gate(replace(PROBE, tokens=8), root / "probe")
+    save_gate(HEADS, root / "heads")
+    write_folder(root / "tuned", tuned_files(TUNED, save_gate(PROBE, root / "prior")))
     with serving_gate(load_gate("ik", proxy=ScriptedProxy())) as url:
         yield {
             "remote": url,
@@ -98,6 +82,11 @@ def make(folders, monkeypatch):
     return build
 
 
+@pytest.fixture
+def gate(make, case):
+    return make(case)
+
+
 def decided(gate, questions=QUESTIONS, **options):
     return gate.decide_batch(questions, popularity=POPULARITY[: len(questions)], **options)
 
@@ -108,8 +97,7 @@ def scores(decisions):
 
 @pytest.mark.parametrize("case", CASES)
 class TestEveryGate:
-    def test_scores_are_probabilities_that_decide_by_the_threshold_and_cost(self, make, case):
-        gate = make(case)
+    def test_scores_are_probabilities_that_decide_by_the_threshold_and_cost(self, gate):
         names = {type(spec).__name__ for spec in expand_specs(gate.gate.specs)}
         for d in decided(gate):
             assert d.error is None, d.error
@@ -121,8 +109,7 @@ class TestEveryGate:
         for threshold, retrieve in ((0.0, False), (1.01, True)):
             assert {d.retrieve for d in decided(gate, threshold=threshold)} == {retrieve}
 
-    def test_neither_batch_nor_order_changes_a_score(self, make, case):
-        gate = make(case)
+    def test_neither_batch_nor_order_changes_a_score(self, gate, make, case):
         together = scores(decided(gate))
         assert scores(decided(make(case))) == together
         alone = [gate.decide(q, popularity=p).p_known for q, p in zip(QUESTIONS, POPULARITY, strict=True)]
@@ -131,21 +118,18 @@ class TestEveryGate:
         assert [d.question for d in turned] == QUESTIONS[::-1]
         assert gate.decide_batch([]) == []
 
-    def test_goes_to_json_and_a_pickle_and_back(self, make, case):
-        gate = make(case)
-        written = gate.with_options(gate=gate_from_config(json.loads(json.dumps(gate.gate.config()))))
-        for again in (written, pickle.loads(pickle.dumps(gate))):  # noqa: S301
+    def test_goes_to_json_and_a_pickle_and_back(self, gate):
+        written = gate_from_config(json.loads(json.dumps(gate.gate.config())))
+        for again in (gate.with_options(gate=written), pickle.loads(pickle.dumps(gate))):  # noqa: S301
             assert again.gate == gate.gate
             assert scores(decided(again)) == pytest.approx(scores(decided(gate)), abs=1e-6)
 
-    def test_a_failing_model_retrieves_and_spares_the_others(self, make, case):
-        gate = make(case)
+    def test_a_failing_model_retrieves_and_spares_the_others(self, gate):
         if not any(spec.reads_model for spec in expand_specs(gate.gate.specs)):
             pytest.skip("asks no model")
         bad = decided(gate, [QUESTIONS[0], "RAISE this", QUESTIONS[1]])
         assert [d.error is None for d in bad] == [True, False, True]
-        assert bad[1].retrieve
-        assert "scripted failure" in bad[1].reason
+        assert (bad[1].retrieve, "scripted failure" in bad[1].reason) == (True, True)
         with pytest.raises(RuntimeError, match="scripted failure"):
             decided(gate.with_options(on_error="raise"), ["RAISE this"])
 
@@ -188,16 +172,9 @@ def test_every_gate_has_a_source_and_says_what_it_costs():
         ("ik:32", {}, ConfigurationError, "takes no argument"),
         ("boundary:accuracy", {}, ConfigurationError, "accuracy label"),
         ("constant:random:often", {}, ConfigurationError, "rate"),
-        *(
-            (name, {}, ConfigurationError, "cannot take")
-            for name in (
-                "popularity:many",
-                "popularity:0",
-                "popularity:nan",
-                "constant:sometimes",
-                "boundary:x",
-            )
-        ),
+        *((f"popularity:{cutoff}", {}, ConfigurationError, "cannot take") for cutoff in ("many", 0, "nan")),
+        ("constant:sometimes", {}, ConfigurationError, "cannot take"),
+        ("boundary:x", {}, ConfigurationError, "cannot take"),
     ],
 )
 def test_what_is_no_gate_is_a_typed_error(name, options, error, why):

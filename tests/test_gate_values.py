@@ -13,6 +13,7 @@ from rgate_integrations.models.base import TargetScores
 from rgate_integrations.prompts import SHORT_ANSWER
 from rgate_integrations.runtime.text import comparable, contains_answer, matching_ratio, normalise
 from tests.scripted_proxy import ScriptedProxy
+from tests.tuning_parts import write
 
 
 @pytest.mark.parametrize(
@@ -59,11 +60,6 @@ def test_ik_softmax_takes_the_two_logits_only():
     assert math.isnan(ik_score(math.nan, 0.0))
 
 
-def test_popularity_gate_is_at_one_half_at_the_cutoff():
-    found = load_gate("popularity:100").decide_batch(["a", "b", "c"], popularity=[100, 0, 300])
-    assert [(d.p_known, d.retrieve) for d in found] == [(0.5, False), (0.0, True), (0.75, False)]
-
-
 def test_constant_random_retrieves_at_its_rate():
     questions = [f"question {i}" for i in range(10_000)]
     decided = [d.retrieve for d in load_gate("constant:random:0.3").decide_batch(questions)]
@@ -106,25 +102,18 @@ def test_certainty_of_four_samples(answers, certain):
     assert found.p_known == pytest.approx(certain, abs=1e-6)
 
 
-def test_samples_that_all_say_nothing_retrieve():
-    d = load_gate("boundary", samples=4, proxy=Answers("", " ", "the", "?")).decide("capital?")
-    assert (d.retrieve, d.error.message) == (True, "All 4 sampled answers are empty.")
-
-
 def test_boundary_hands_on_the_most_frequent_answer_and_takes_the_papers_threshold():
     gate = load_gate("boundary", samples=3, proxy=Answers("Oslo", "Rome", "rome!"))
-    d = gate.decide("capital?")
-    assert (d.draft.text, d.threshold) == ("Rome", 0.9)
-    assert d.p_known == pytest.approx(1 - 0.918296, abs=1e-6)  # H(1/3) in bits
-    by_samples = gate.with_options(normalisation="samples").decide("capital?")
-    assert by_samples.p_known == pytest.approx(1 - 0.918296 / math.log2(3), abs=1e-6)
+    # H(1/3) is 0.918296 bits, of log2(2) or log2(3).
+    for normalisation, most in (("distinct", 1.0), ("samples", math.log2(3))):
+        d = gate.with_options(normalisation=normalisation).decide("capital?")
+        assert (d.draft.text, d.threshold) == ("Rome", 0.9)
+        assert d.p_known == pytest.approx(1 - 0.918296 / most, abs=1e-6)
+    silent = gate.with_options(proxy=Answers("", " ", "the")).decide("capital?")
+    assert (silent.retrieve, silent.error.message) == (True, "All 3 sampled answers are empty.")
 
 
 # --- the tokens of a draft --------------------------------------------------------------------------------------
-
-
-def decide_on(name, draft, **options):
-    return load_gate(name, proxy=ScriptedProxy(), **options).decide("who?", draft=draft)
 
 
 LOGPROBS = tuple(map(math.log, (0.5, 1.0, 0.25, 1.0)))
@@ -132,30 +121,26 @@ DRAFT = Draft(text="a b c d", tokens=("a", " b", " c", " d"), logprobs=LOGPROBS)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "p"),
+    ("options", "p"),
     [
-        ("token_probability", {}, 0.25),
-        ("token_probability", {"tokens": 2}, 0.5),
-        ("token_probability", {"statistic": "first"}, 0.5),
+        ({}, 0.25),
+        ({"tokens": 2}, 0.5),
+        ({"statistic": "first"}, 0.5),
         # The geometric mean: (1/2 * 1/4) ** (1/4) = 2 ** (-3/4).
-        ("token_probability", {"statistic": "mean"}, 2**-0.75),
+        ({"statistic": "mean"}, 2**-0.75),
     ],
 )
-def test_gates_on_given_probabilities(name, options, p):
-    assert decide_on(name, DRAFT, **options).p_known == pytest.approx(p)
-    assert decide_on(name, DRAFT, threshold=p + 1e-9, **options).retrieve
+def test_the_probability_of_tokens(options, p):
+    gate = load_gate("token_probability", threshold=p + 1e-9, **options)
+    found, empty = gate.decide_batch(["who?"] * 2, drafts=[DRAFT, Draft(text="", logprobs=())])
+    assert (found.p_known, found.retrieve) == (pytest.approx(p), True)
+    assert (empty.retrieve, "empty" in empty.reason) == (True, True)
 
 
-def test_a_draft_without_what_is_read_retrieves():
-    assert "empty" in decide_on("token_probability", Draft(text="", logprobs=())).reason
-
-
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_draft_with_nan_anywhere_is_refused(place):
-    logprobs = [-0.1, -0.1, -0.1]
-    logprobs[place] = math.nan
+@pytest.mark.parametrize("logprobs", [(math.nan, -0.1), (-0.1, math.nan)])
+def test_a_draft_with_nan_anywhere_is_refused(logprobs):
     with pytest.raises(ValidationError, match="not a number"):
-        Draft(text="a b c", tokens=("a", " b", " c"), logprobs=tuple(logprobs))
+        Draft(text="a b", tokens=("a", " b"), logprobs=logprobs)
 
 
 # --- what a model scores or writes ------------------------------------------------------------------------------
@@ -177,12 +162,6 @@ def test_adapt_is_one_minus_the_probability_of_ret():
     assert (d.p_known, d.draft.text) == (pytest.approx(0.7), "An answer.")
     asked = load_gate("adapt", proxy=Targets("<RET>", RET=math.log(0.01))).decide("who?")
     assert (asked.p_known, asked.draft) == (0.0, None)
-
-
-def test_ik_and_prompt_read_opposite_answers():
-    proxy = Targets(Yes=math.log(0.06), No=math.log(0.02))
-    assert load_gate("ik", proxy=proxy).decide("who?").p_known == pytest.approx(0.75)
-    assert load_gate("prompt", proxy=proxy).decide("who?").p_known == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +192,7 @@ def test_neighbours_vote_and_ties_retrieve(tmp_path, monkeypatch):
 
     monkeypatch.setattr("rgate_integrations.index.embedder.SentenceEmbedder", Alike)
     for known, skips in ((3, True), (2, False), (0, False)):
-        lines = [f'{{"question": "q{i}", "known": {str(i < known).lower()}}}\n' for i in range(4)]
-        (tmp_path / f"{known}.jsonl").write_text("".join(lines))
-        decision = load_gate(f"neighbours:{tmp_path}/{known}.jsonl", k=4).decide("who?")
+        labelled = [{"question": f"q{i}", "known": i < known} for i in range(4)]
+        path = write(tmp_path / "labelled.jsonl", *labelled)
+        decision = load_gate(f"neighbours:{path}", k=4).decide("who?")
         assert (decision.p_known, decision.retrieve) == (known / 5, not skips)

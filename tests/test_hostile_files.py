@@ -5,6 +5,8 @@ import hashlib
 import json
 import re
 from dataclasses import replace
+from functools import partial
+from itertools import product
 
 import huggingface_hub
 import numpy as np
@@ -15,25 +17,20 @@ from safetensors.numpy import save as save_tensors
 
 from rgate_integrations import load_gate
 from rgate_integrations.errors import DataFormatError, ModelLoadError, RGateError
-from rgate_integrations.gates.artifacts import (
-    ProbeArtifact,
-    SavedGate,
-    TunedArtifact,
-)
-from rgate_integrations.gates.folder import read_gate, save_adapter, save_gate, tuned_files
+from rgate_integrations.gates.folder import read_gate, save_gate, tuned_files
 from rgate_integrations.gates.papers.baselines import LabelledQuestions
-from rgate_integrations.gates.papers.verdicts import IK_QUESTION
 from rgate_integrations.gates.registry import saved_gate
 from rgate_integrations.index import read_passages
-from rgate_integrations.models.base import PooledLayer
-from rgate_integrations.models.download import cached_path
+from rgate_integrations.models.download import cached_path, resolve_model
 from rgate_integrations.runtime.files import write_folder
 from rgate_integrations.tuning.arms import ModelArm
 from rgate_integrations.tuning.collection import Answers
 from rgate_integrations.tuning.pairs import pairs_for, rewriter_pairs
 from rgate_integrations.tuning.questions import Question, read_examples, read_paired, read_questions
 from rgate_integrations.tuning.report import read_results, report_page
+from tests.saved_gates import PROBE, TUNED, change, save_ik
 from tests.scripted_proxy import ScriptedProxy
+from tests.tuning_parts import write
 
 FUZZ = settings(
     max_examples=100,
@@ -69,10 +66,10 @@ def changed(good):
     return st.integers(0, 9).flatmap(lambda dice: JSON if dice == 0 else same_or_other)
 
 
-def refusal(work, *given):
+def refusal(work, *given, **options):
     """The message of the typed error that work ends with, or None; any other error fails the test."""
     try:
-        work(*given)
+        work(*given, **options)
     except RGateError as error:
         return str(error)
     return None
@@ -101,28 +98,18 @@ RECORD = {
 }
 
 
-def examples_and_pairs(path):
-    for label in ("closed_book_correct", "certainty", "match_ratio"):
-        try:
-            files = read_examples([path], label)
-        except RGateError:
-            continue
-        for gate in ("ik", "adapt"):
-            for example in files[0].examples:
-                pairs_for(gate, example, None)
-
-
-def passages(path):
-    for passage in read_passages(path):
-        json.dumps(passage.metadata)
+def pairs_by(label, path):
+    (file,) = read_examples([path], label)
+    for gate, example in product(("ik", "adapt"), file.examples):
+        pairs_for(gate, example, None)
 
 
 READERS = {
-    "examples": examples_and_pairs,
+    **{label: partial(pairs_by, label) for label in ("closed_book_correct", "certainty", "match_ratio")},
     "paired": lambda path: read_paired([path]),
     "questions": lambda path: read_questions(str(path)),
     "rewriter": lambda path: rewriter_pairs([path]),
-    "passages": passages,
+    "passages": lambda path: [json.dumps(passage.metadata) for passage in read_passages(path)],
 }
 
 
@@ -167,15 +154,12 @@ def test_what_a_field_cannot_be_is_said(tmp_path, field, why):
     record = RECORD | field
     if "gold_answers" in field:
         del record["closed_book_correct"]
-    path = tmp_path / "data.jsonl"
-    path.write_text(json.dumps(record) + "\n")
     with pytest.raises(DataFormatError, match=why):
-        read_paired([path])
+        read_paired([write(tmp_path / "data.jsonl", record)])
 
 
 def test_one_gold_answer_may_stand_alone(tmp_path):
-    path = tmp_path / "data.jsonl"
-    path.write_text(json.dumps({**RECORD, "gold_answers": "Shakespeare"}) + "\n")
+    path = write(tmp_path / "data.jsonl", RECORD | {"gold_answers": "Shakespeare"})
     assert read_questions(str(path))[0].gold == ("Shakespeare",)
 
 
@@ -221,32 +205,6 @@ def test_a_page_of_any_results_is_made_or_refused(result, tmp_path):
 # --- saved gates -------------------------------------------------------------------------------------------
 
 
-PROBE = ProbeArtifact(
-    weight=np.full((2, 4), 0.5, dtype=np.float32),
-    bias=-1.0,
-    layers=(PooledLayer(1, "question", "mean"), PooledLayer(2, "question", "mean")),
-    base_model="scripted",
-    llm="an LLM",
-)
-TUNED = TunedArtifact(
-    slope=1.0,
-    bias=0.0,
-    weight=PROBE.weight,
-    head=np.zeros(0, np.float32),
-    layers=PROBE.layers,
-    base_model="scripted",
-)
-
-
-def adapter(folder):
-    folder.mkdir(exist_ok=True)
-    (folder / "adapter_model.safetensors").write_bytes(b"weights")
-    prompts = {IK_QUESTION.name: IK_QUESTION.hash}
-    return save_adapter(
-        SavedGate(method="ik", base_model="scripted", prompts=prompts, parameters={"tokens": 0}), folder
-    )
-
-
 def calibrated(folder):
     return save_gate(saved_gate(load_gate("calibrated", inner="ik").gate, {"scores": [0.1, 0.9]}), folder)
 
@@ -257,7 +215,7 @@ KINDS = {
     "tuned": lambda folder: write_folder(
         folder, tuned_files(TUNED, save_gate(PROBE, folder.with_name("prior")))
     ),
-    "adapter": adapter,
+    "adapter": save_ik,
     "calibrated": calibrated,
 }
 
@@ -278,19 +236,8 @@ def gate_folder(request, tmp_path, monkeypatch):
 def configs(folder):
     """The gate's configuration, with any part changed, and the gates and files it may name."""
     good = json.loads((folder / "gate.json").read_text())
-    gates = st.sampled_from(
-        [
-            str(folder),
-            "..",
-            "../g",
-            "ik",
-            "probe:" + str(folder),
-            "calibrated",
-            "a/b",
-            "constant:x",
-        ]
-    )
-    named = gates.map(
+    names = [str(folder), "..", "../g", "ik", f"probe:{folder}", "calibrated", "a/b", "constant:x"]
+    named = st.sampled_from(names).map(
         lambda name: {"gate": name, "inner": name, "artifact": name, "gates": [name], "method": name}
     )
     return st.one_of(
@@ -307,15 +254,10 @@ def test_any_configuration_of_a_gate_is_a_gate_or_refused(gate_folder, data):
     good = file.read_text()
     try:
         file.write_text(json.dumps(data.draw(configs(gate_folder))))
-        for read in (load_gate, read_gate, AdapterOf):
-            refusal(read, str(gate_folder))
+        refusal(load_gate, str(gate_folder))
+        refusal(load_gate, "ik", adapter=str(gate_folder))
     finally:
         file.write_text(good)
-
-
-def AdapterOf(folder):
-    """The gate that has the folder as its adapter."""
-    return load_gate("ik", adapter=folder)
 
 
 @FUZZ
@@ -327,8 +269,7 @@ def test_any_bytes_in_a_gate_are_a_gate_or_refused(gate_folder, noise, at, name,
     try:
         file.write_bytes(good[file][:at] + noise + good[file][at + len(noise) :])
         if vouched and file != config:  # who changes the weights can change their checksum
-            digest = hashlib.sha256(file.read_bytes()).hexdigest()
-            config.write_text(json.dumps(json.loads(config.read_text()) | {"weights_sha256": digest}))
+            change(gate_folder, weights_sha256=hashlib.sha256(file.read_bytes()).hexdigest())
         refusal(load_gate, str(gate_folder))
     finally:
         for path, content in good.items():
@@ -347,19 +288,16 @@ def test_a_gate_whose_configuration_is_no_object_cannot_be_read(gate_folder, tex
 
 def named(folder, gates):
     """A calibrated gate's folder that names other gates in place of its own."""
-    config = json.loads((calibrated(folder) / "gate.json").read_text())
-    config["parameters"]["inner"] = gates
-    (folder / "gate.json").write_text(json.dumps(config))
+    change(calibrated(folder), parameters={"inner": gates})
     return str(folder)
 
 
 def test_a_saved_gate_names_no_other_folder(tmp_path):
     """Forty folders that each name two others would be opened 2 ** 40 times."""
-    with pytest.raises(ModelLoadError, match="cannot be read"):
-        load_gate(named(tmp_path / "g", str(tmp_path / "g")))
-    other = named(tmp_path / "h", {"gate": "answer", "question": "default", "answer": str(tmp_path / "g")})
-    with pytest.raises(ModelLoadError, match="cannot be read"):
-        load_gate(other)
+    other = str(tmp_path / "g")
+    for gates in (other, {"gate": "answer", "question": "default", "answer": other}):
+        with pytest.raises(ModelLoadError, match="cannot be read"):
+            load_gate(named(tmp_path / "g", gates))
 
 
 def test_a_prior_has_weights_of_its_own(tmp_path):
@@ -401,9 +339,7 @@ NOT_FINITE = np.array([[1, 1, 1, np.nan], [1, 1, 1, np.inf]], np.float32)
 def test_weights_of_another_shape_or_kind_are_not_loaded(tmp_path, tensors):
     folder, weights = save_gate(PROBE, tmp_path / "g"), save_tensors(tensors)
     (folder / "weights.safetensors").write_bytes(weights)
-    config = json.loads((folder / "gate.json").read_text())
-    config["weights_sha256"] = hashlib.sha256(weights).hexdigest()
-    (folder / "gate.json").write_text(json.dumps(config))
+    change(folder, weights_sha256=hashlib.sha256(weights).hexdigest())
     with pytest.raises(ModelLoadError, match="cannot be read"):
         load_gate(str(folder))
 
@@ -424,11 +360,8 @@ def test_whatever_the_cache_says_of_itself_it_is_there_or_not(text, noise, tmp_p
         patch.setenv("RGATE_CACHE", str(tmp_path))
         folder = tmp_path / "all-minilm-l6-v2"
         folder.mkdir(exist_ok=True)
-        for content in (
-            noise,
-            json.dumps({"files": {text: 5, "\x00": 1, "../x": []}}).encode(),
-            b"[" * 100_000,
-        ):
+        listed = json.dumps({"files": {text: 5, "\x00": 1, "../x": []}}).encode()
+        for content in (noise, listed, b"[" * 100_000):
             (folder / "rgate.json").write_bytes(content)
             assert cached_path("all-minilm-l6-v2") is None
 
@@ -437,19 +370,13 @@ def test_whatever_the_cache_says_of_itself_it_is_there_or_not(text, noise, tmp_p
 @given(kept=st.lists(changed({"arm": "direct", "question": "q?", "draft": {"text": "x"}}), max_size=2))
 def test_kept_answers_of_any_kind_are_used_or_refused(kept, tmp_path):
     path = tmp_path / "kept.jsonl"
-    lines = [{"made_with": {}}, *kept]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    asked = [Question("q?")]
-    message = refusal(lambda: Answers(path, {"direct": ModelArm(ScriptedProxy())}).ask(asked))
+    write(path, {"made_with": {}}, *kept)
+    arms = {"direct": ModelArm(ScriptedProxy())}
+    message = refusal(lambda: Answers(path, arms).ask([Question("q?")]))
     assert message is None or "kept.jsonl" in message
 
 
 @pytest.mark.parametrize("name", ["a" * 5_000, "a" * 300 + "/b", "~nobody/gate", "~" * 300])
 def test_a_name_that_no_file_can_have_is_a_typed_error(name):
-    from rgate_integrations.models.download import resolve_model
-
-    with pytest.raises(RGateError):
-        load_gate(name)
-    for refused in ("a" * 5_000, "~nobody/x/y"):
-        with pytest.raises(RGateError):
-            resolve_model(refused)
+    assert refusal(load_gate, name)
+    assert refusal(resolve_model, f"{name}/x/y")

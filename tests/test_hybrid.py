@@ -32,20 +32,17 @@ def test_nothing_to_find():
 
 def test_bm25_finds_words_and_nothing_else(index):
     bm25 = BM25Index(index)
-    hamlet, capital, *nothing = bm25.search(["who wrote Hamlet", "capital", "xyzzy", "the of"], k=3)
-    assert ids(hamlet) == ["hamlet"]
+    (hamlet,), capital, *nothing = bm25.search(["who wrote Hamlet", "capital", "xyzzy", "the of"], k=3)
+    assert (hamlet.passage.id, hamlet.query, hamlet.score > 0) == ("hamlet", "who wrote Hamlet", True)
     assert set(ids(capital)) == {"paris", "rome"}
     assert nothing == [[], []]
-    assert hamlet[0].score > 0
-    assert hamlet[0].query == "who wrote Hamlet"
     with pytest.raises(ConfigurationError):
         bm25.search("hamlet")
 
 
 def test_hybrid_fuses_both_sides(index):
     (found,) = HybridIndex(index).search(["capital of Italy"], k=10)
-    assert ids(found)[0] == "rome"
-    assert len(found) == 4
+    assert (ids(found)[0], len(found)) == ("rome", 4)
     assert HybridIndex(index).fingerprint != HybridIndex(index, pool=3).fingerprint
 
 
@@ -59,5 +56,3 @@ def test_words_follow_what_is_written_to_the_dense_index(index):
     index.delete(["hamlet"])
     assert [ids(hits) for hits in hybrid.bm25.search(["Vienna", "Danube", "Hamlet"])] == [["danube"], [], []]
     assert ids(hybrid.search(["Norway"], k=1)[0]) == ["oslo"]
-    found = hybrid.search(["Danube Hamlet tragedy"], k=10)[0]
-    assert {hit.passage.id: hit.passage.text for hit in found} == {each.id: each.text for each in index}

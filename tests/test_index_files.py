@@ -53,12 +53,10 @@ def test_what_is_made_up_here_could_be_an_index(root):
 )
 def test_a_file_that_was_changed_is_refused_wherever(root, change):
     content = (root / FILE).read_bytes()
-    places = range(0, len(content), 13)
-    for at in places:
+    for at in range(0, len(content), 13):
         (root / FILE).write_bytes(change(content, at))
         with pytest.raises((IndexCorruptError, IndexMismatchError)):
             PassageIndex.load(root, Letters())
-    assert len(places) > 50
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,8 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from rgate_integrations import Draft
-from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.folder import read_gate
 from rgate_integrations.models.base import TargetScores
@@ -17,6 +15,7 @@ from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.labelling import agrees, label, verdict
 from rgate_integrations.tuning.own import read_own, to_be_sampled
 from rgate_integrations.tuning.questions import Question, read_examples, read_paired, read_questions
+from tests.commands import printed
 from tests.fake_server import Fake, answer
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import Direct, Model, N, by_number, known, questions, retrieve, tuned, write
@@ -43,9 +42,8 @@ def test_questions_are_read_from_a_file_and_each_once(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text('{"question": "x", "answer": "y", "id": 0}\n')
     assert read_questions(str(path)) == [Question("x", ("y",), "0", "log")]
-    # The gold answers of the second are kept.
-    twice = ["who is it?", {"question": " WHO is it? ", "answer": "me"}]
-    assert [question.gold for question in read_questions(twice)] == [("me",)]
+    (once,) = read_questions(["who is it?", {"question": " WHO is it? ", "answer": "me"}])
+    assert once.gold == ("me",), "the gold answers of the second are kept"
 
 
 # --- labels ------------------------------------------------------------------------------------------------
@@ -91,15 +89,6 @@ def test_without_gold_answers_agreement_stands_in_and_says_so(tmp_path, prior):
         tuned(tmp_path, prior, bare, update=True, options={"labels": "gold"})
 
 
-class Alike:
-    """Embeds two names of a city at one place, and everything else at another."""
-
-    name = identity = "alike"
-
-    def embed(self, texts):
-        return np.array([[1.0, 0.0] if "capital" in t or "Paris" in t else [0.0, 1.0] for t in texts])
-
-
 @pytest.mark.parametrize(
     ("direct", "retrieve", "by_words", "by_meaning"),
     [
@@ -107,13 +96,17 @@ class Alike:
         ("no", "I do not know", False, True),
         ("", "Paris", False, False),
         ("", "", False, False),
-        ("Lyon", "Paris", False, False),
         ("the French capital", "Paris", False, True),
     ],
 )
 def test_agreement_by_words_and_by_meaning(direct, retrieve, by_words, by_meaning):
     assert agrees(direct, retrieve, None) is by_words
-    assert agrees(direct, retrieve, Alike()) is by_meaning
+    for second, expected in (
+        ([0.86, 0.51], by_meaning),
+        ([0.84, 0.54], by_words),
+    ):  # cosines of about as much
+        embedder = Mock(embed=Mock(return_value=np.array([[2.0, 0.0], second])))
+        assert agrees(direct, retrieve, embedder) is expected
 
 
 # --- a judge -----------------------------------------------------------------------------------------------
@@ -135,11 +128,6 @@ def test_the_judge_leaves_refusals_and_nonsense_without_a_label(tmp_path):
         # What the judge does not tell is judged by the gold answer; who refuses is not right.
         assert [example.known for example in file.examples] == [True, False, True, False]
     judge.score.assert_called_once()  # what was judged is not judged again
-
-
-def test_a_judge_is_needed_for_labels_by_a_judge(tmp_path, prior):
-    with pytest.raises(ConfigurationError, match="judge"):
-        tuned(tmp_path, prior, options={"labels": "judge"})
 
 
 @pytest.mark.parametrize(
@@ -205,9 +193,17 @@ def test_a_sample_that_fails_is_counted_and_the_others_are_read(tmp_path, prior,
     assert np.unique(found.labels.target) == pytest.approx([0, 2 / 3, 3 / 4])
 
 
-def test_an_object_of_the_application_cannot_be_made_to_sample(tmp_path, prior):
-    with pytest.raises(ConfigurationError, match="at random"):
-        tuned(tmp_path, prior, direct=pytest.fail, options={"samples": 2})
+@pytest.mark.parametrize(
+    ("options", "direct", "said"),
+    [
+        ({"labels": "judge"}, Direct(), "A judge is needed"),
+        # An object of the application cannot be made to sample.
+        ({"samples": 2}, pytest.fail, "at random"),
+    ],
+)
+def test_labels_that_nobody_can_make(tmp_path, prior, options, direct, said):
+    with pytest.raises(ConfigurationError, match=said):
+        tuned(tmp_path, prior, direct=direct, options=options)
 
 
 # --- labels of a model's own samples (KBM, section 2.2) ----------------------------------------------------
@@ -252,7 +248,5 @@ def test_training_on_sampled_labels_from_the_command_line(forty, tmp_path, monke
     half = Model(lambda question, seed: "Paris" if int(question[1:-1]) % 2 else "Rome")
     monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda *a, **k: half)
     options = f"--label accuracy --draft none --proxy tiny --data {forty} --out {tmp_path / 'g'}"
-    done = CliRunner().invoke(app, ["train", *options.split()])
-    assert done.exit_code == 0, (done.output, done.exception)
-    assert "40 questions, 50% known" in done.output
+    assert "40 questions, 50% known" in printed("train", *options.split())
     assert read_gate(tmp_path / "g").provenance["label"] == "accuracy of 30 answers of tiny"

@@ -4,7 +4,14 @@ from unittest.mock import Mock
 
 import pytest
 from langchain_core.chat_history import BaseChatMessageHistory, InMemoryChatMessageHistory
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    HumanMessage,
+    HumanMessageChunk,
+    SystemMessage,
+    ToolMessage,
+)
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
@@ -20,12 +27,14 @@ EARLIER = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare.")]
 TURNS = [*EARLIER, HumanMessage("And when?")]
 LINES = ("user: Who wrote Hamlet?", "assistant: Shakespeare.")
 PAIRS = [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare.")]
+CHUNKS = [HumanMessageChunk("Who wrote Hamlet?"), AIMessageChunk("Shakespeare.")]
 DICTS = [{"role": "user", "content": "Who wrote Hamlet?"}, {"role": "assistant", "content": "Shakespeare."}]
 FOLLOW_UPS = {
     "messages": TURNS,
     "messages beside it": {"question": "And when?", "messages": TURNS},
     "a history": {"input": "And when?", "history": EARLIER},
     "a chat history of pairs": {"input": "And when?", "chat_history": PAIRS},
+    "a history of what was streamed": {"input": "And when?", "history": CHUNKS},
     "a history of dicts": {"input": "And when?", "history": DICTS},
     "a stored history": {
         "input": "And when?",

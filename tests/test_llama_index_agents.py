@@ -17,7 +17,7 @@ from llama_index.core.workflow import Context
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.llama_index.agents import ANSWER_YOURSELF, GatedTool
 from tests.begun_answers import TEXT, UNSURE, Reader
-from tests.llama_index_parts import ScriptedGate, Shelf, both_ways, over
+from tests.llama_index_parts import Shelf, both_ways, over
 from tests.tool_server import tool_server
 
 openai_like = pytest.importorskip("llama_index.llms.openai_like", reason="comes with the dev extra")
@@ -35,16 +35,6 @@ def llm():
             is_function_calling_model=True,
             max_retries=0,
         )
-
-
-@pytest.fixture
-def gate():
-    return ScriptedGate()
-
-
-@pytest.fixture
-def shelf():
-    return Shelf()
 
 
 def guarded_search(shelf, gate, **options):
@@ -71,9 +61,9 @@ async def asked(agent, question):
 
 
 @pytest.mark.parametrize("make", AGENTS.values(), ids=list(AGENTS))
-async def test_an_agent_answers_what_it_knows_without_its_tool(llm, shelf, make):
-    gate = Reader({"unknown to both": 0.2})
-    agent = make(guarded_search(shelf, gate), llm)
+async def test_an_agent_answers_what_it_knows_without_its_tool(llm, make):
+    shelf = Shelf()
+    agent = make(guarded_search(shelf, Reader({"unknown to both": 0.2})), llm)
     answer, events = await asked(agent, QUESTION)
     assert shelf.queries == []
     assert ANSWER_YOURSELF in answer
@@ -87,9 +77,9 @@ async def test_an_agent_answers_what_it_knows_without_its_tool(llm, shelf, make)
     assert shelf.queries == []
 
 
-async def test_the_agents_own_llm_drafts_and_users_see_none_of_it(llm, shelf):
+async def test_the_agents_own_llm_drafts_and_users_see_none_of_it(llm):
     gate = Reader()
-    answer, events = await asked(function_agent(guarded_search(shelf, gate, llm=llm), llm), QUESTION)
+    answer, events = await asked(function_agent(guarded_search(Shelf(), gate, llm=llm), llm), QUESTION)
     assert [draft.text for (draft,) in gate.drafts] == [UNSURE]
     streamed = "".join(event.delta or "" for event in events if isinstance(event, AgentStream))
     assert "Perhaps" not in answer + streamed
@@ -133,8 +123,7 @@ class Old(BaseTool):
 )
 def test_tools_of_every_kind(gate, call, tool):
     guarded = GatedTool(tool, gate, when_known="You know.")
-    assert guarded.metadata.name == "docs"
-    assert guarded.metadata.fn_schema is tool.metadata.fn_schema
+    assert guarded.metadata is tool.metadata
     known = call(guarded, "call", "a thing")
     assert (known.content, known.tool_name, known.raw_output.reason) == ("You know.", "docs", "because")
     assert call(guarded, "call", "unknown thing").content != "You know."
@@ -163,9 +152,9 @@ def test_which_argument_is_the_question(gate, arguments, name, judged):
 
 
 @both_ways
-def test_an_error_of_the_tool_is_the_tools(gate, call, shelf):
+def test_an_error_of_the_tool_is_the_tools(gate, call):
     with pytest.raises(TimeoutError, match="index gone"):
-        call(guarded_search(shelf, gate), "call", "broken, and unknown")
+        call(guarded_search(Shelf(), gate), "call", "broken, and unknown")
 
 
 def test_a_tool_that_answers_the_user_cannot_be_guarded(gate):

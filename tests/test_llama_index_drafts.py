@@ -1,13 +1,13 @@
 """LlamaIndex: the LLM's own drafts, and what is asked of it after it refused or failed."""
 
 from email.message import Message
+from unittest.mock import Mock
 from urllib.error import HTTPError
 
 import pytest
 from llama_index.core.instrumentation.dispatcher import instrument_tags
-from pydantic import BaseModel
+from pydantic import RootModel
 
-from rgate_integrations import load_gate
 from rgate_integrations.llama_index import (
     ClaimFusionRetriever,
     GatedQueryEngine,
@@ -15,16 +15,10 @@ from rgate_integrations.llama_index import (
     RetrievalGateSelector,
 )
 from rgate_integrations.llama_index.decider import DRAFT_TAG
-from tests.llama_index_parts import Rag, ScriptedGate, Shelf, Writer, both_ways, hearing
-from tests.scripted_proxy import ScriptedProxy
+from tests.llama_index_parts import Rag, Shelf, Writer, both_ways, hearing
 
 EVERYTHING, NO_LOGPROBS, NOTHING = ["logprobs", "max_tokens"], ["max_tokens"], []
 LOGPROBS = (0.0, -0.25)
-
-
-@pytest.fixture
-def gate():
-    return ScriptedGate()
 
 
 @both_ways
@@ -74,38 +68,24 @@ BUSY, REFUSED = (HTTPError("http://llm", status, "no", Message(), None) for stat
 def test_an_llm_that_refuses_options_is_asked_without_and_an_error_costs_one_draft(
     gate, call, errors, calls, logprobs
 ):
-    failing = iter(errors)
-    llm = Writer(fails=lambda options: next(failing, None))
+    llm = Writer(fails=Mock(side_effect=[*errors, None, None]))
     drafts = asking(gate, llm, call, 2)
     assert [getattr(draft, "logprobs", "no draft") for draft in drafts] == logprobs
     assert llm.calls == calls
 
 
 @both_ways
-def test_a_gate_that_judges_drafts_retrieves_without_one(call):
-    llm = Writer(fails=lambda options: TimeoutError("slow"))
-    gate = load_gate("ik", source="recorded", proxy=ScriptedProxy())
-    chosen = call(RetrievalGateSelector(gate, llm=llm), "select", ["direct", "retrieve"], "known?")
-    assert chosen.ind == 1
-    assert "none was given" in chosen.reason
-
-
-def no_drafts(options):
-    return TimeoutError("slow") if "max_tokens" in options else None
-
-
-@both_ways
 @pytest.mark.parametrize(
-    ("llm", "kind", "drafting"),
+    ("make", "kind", "drafting"),
     [
-        ({}, "LLMCompletion", ["Start", "End"]),
-        ({"chats": True}, "LLMChat", ["Start", "End"]),
-        ({"fails": no_drafts}, "LLMCompletion", ["Start"]),
+        (lambda: Writer(), "LLMCompletion", ["Start", "End"]),
+        (lambda: Writer(chats=True), "LLMChat", ["Start", "End"]),
+        (lambda: Writer(fails=Mock(side_effect=[TimeoutError("slow"), None])), "LLMCompletion", ["Start"]),
     ],
     ids=["completes", "chats", "fails"],
 )
-def test_listeners_can_tell_a_draft_from_the_answer(gate, call, llm, kind, drafting):
-    engine = GatedQueryEngine.from_defaults(Rag(), gate, llm=Writer(**llm), tokens=2)
+def test_listeners_can_tell_a_draft_from_the_answer(gate, call, make, kind, drafting):
+    engine = GatedQueryEngine.from_defaults(Rag(), gate, llm=make(), tokens=2)
     with hearing() as events, instrument_tags({"tenant": "a"}):
         call(engine, "query", "a thing")
     heard = [(e.class_name(), e.tags) for e in events if e.class_name().startswith(kind)]
@@ -116,10 +96,7 @@ def test_listeners_can_tell_a_draft_from_the_answer(gate, call, llm, kind, draft
 
 @both_ways
 def test_of_a_structured_llm_the_one_inside_drafts(gate, call):
-    class Album(BaseModel):
-        title: str
-
     llm = Writer()
-    (draft,) = asking(gate, llm.as_structured_llm(Album), call, 1)
+    (draft,) = asking(gate, llm.as_structured_llm(RootModel[str]), call, 1)
     assert (draft.text, draft.logprobs) == ("Perhaps it", LOGPROBS)
     assert llm.calls == [EVERYTHING]

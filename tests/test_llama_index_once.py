@@ -43,11 +43,6 @@ QUESTION = "what is unknown?"
 
 
 @pytest.fixture
-def gate():
-    return ScriptedGate()
-
-
-@pytest.fixture
 def llm():
     return Writer()
 
@@ -186,7 +181,6 @@ async def test_requests_side_by_side_keep_their_own_decisions(gate, llm):
     questions = [f"what is unknown {i}?" for i in range(20)]
     responses = await asyncio.gather(*(engine.aquery(question) for question in questions))
     assert [r.metadata["rgate"]["question"] for r in responses] == questions
-    assert sorted(set(gate.questions) & set(questions)) == sorted(questions)
     assert len(gate.calls) == 40  # a question and its claims each
     assert drafted(llm) == 20
 

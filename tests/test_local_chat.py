@@ -1,5 +1,7 @@
 """A local model as the answering LLM: chat model, LLM, and a gate that judges it by its own states."""
 
+import itertools
+
 import numpy as np
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
@@ -23,8 +25,6 @@ from rgate_integrations.runtime.records import message_logprobs
 from tests.langchain_fakes import SINGLES, each
 
 pytestmark = pytest.mark.model
-CALLS = {name: SINGLES[name] for name in ("invoke", "ainvoke", "stream", "abatch")}
-
 QUESTION = "Who wrote Hamlet?"
 ASKED = ANSWER.messages(question=QUESTION)
 LAYERS = (PooledLayer(1, "draft", "mean"), PooledLayer(1, "question", "mean"))
@@ -38,22 +38,16 @@ def proxy(tiny) -> LocalProxy:
 @pytest.fixture
 def draft(proxy):
     """What the model answers, greedily."""
-    (found,) = proxy.generate(ANSWER, [{"question": QUESTION}], tokens=8)
-    return found
+    return proxy.generate(ANSWER, [{"question": QUESTION}], tokens=8)[0]
 
 
 @pytest.fixture
 def counted(proxy, draft):
-    """How many tokens went through the first layer of the model, pass by pass."""
+    """How many tokens the model has read, pass by pass."""
     passes: list[int] = []
-
-    def count(layer, arguments, keywords):
-        states = arguments[0] if arguments else keywords["hidden_states"]
-        passes.append(states.shape[0] * states.shape[1])
-
-    handle = proxy.runner.model.model.layers[0].register_forward_pre_hook(count, with_kwargs=True)
-    yield passes
-    handle.remove()
+    embedding = proxy.runner.model.get_input_embeddings()
+    with embedding.register_forward_pre_hook(lambda layer, given: passes.append(given[0].numel())):
+        yield passes
 
 
 def written(proxy, **options):
@@ -82,8 +76,7 @@ def test_an_answer_is_the_greedy_draft_and_each_token_is_computed_once(proxy, dr
 def test_the_states_that_were_kept_are_those_of_reading_it(proxy, counted):
     answer = written(proxy, layers=(1,))
     chunks = answer.chunks()
-    for _ in range(5):
-        next(chunks)
+    list(itertools.islice(chunks, 5))
     assert len(counted) == 5, "nothing is written ahead"
     row = proxy.encoder.encode(ANSWER, {"question": QUESTION})
     for tokens in (2, 5):  # the fifth token has not been read yet
@@ -97,13 +90,12 @@ def test_the_states_that_were_kept_are_those_of_reading_it(proxy, counted):
 
 
 def test_what_is_read_between_two_tokens_changes_neither_the_text_nor_what_is_read(proxy, draft):
-    questions = [{"question": "Where is Oulu?"}, {"question": "Why?"}]
-    alone = proxy.hidden(ANSWER, questions, None, LAYERS)
+    asked = (ANSWER, [{"question": "Where is Oulu?"}, {"question": "Why?"}], None, LAYERS)
+    alone = [each.states for each in proxy.hidden(*asked)]
     text = ""
     for chunk in written(proxy).chunks():
         text += chunk.text
-        for found, expected in zip(proxy.hidden(ANSWER, questions, None, LAYERS), alone, strict=True):
-            np.testing.assert_array_equal(found.states, expected.states)
+        np.testing.assert_array_equal([each.states for each in proxy.hidden(*asked)], alone)
     assert text.strip() == draft.text
 
 
@@ -133,19 +125,11 @@ def test_what_cannot_be_written(proxy):
 
 
 class TestStandardUnit(ChatModelUnitTests):
-    @property
-    def chat_model_class(self):
-        return LocalChat
-
-    @property
-    def chat_model_params(self):
-        return {}
+    chat_model_class = LocalChat
 
 
 class TestStandardIntegration(ChatModelIntegrationTests):
-    @property
-    def chat_model_class(self):
-        return LocalChat
+    chat_model_class = LocalChat
 
     @pytest.fixture
     def model(self, tiny, request):
@@ -171,8 +155,12 @@ def test_a_chat_model_tells_what_openais_tell(proxy, draft):
 
 def test_a_conversation_goes_through_the_models_template(proxy):
     chat = LocalChat(proxy=proxy, max_tokens=2)
-    conversation = [("user", "Hi"), ("assistant", "Hello!"), ("user", "Who?")]
-    expected = proxy.encoder.encode_chat([{"role": role, "content": text} for role, text in conversation])
+    conversation = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello!"},
+        {"role": "user", "content": "Who?"},
+    ]
+    expected = proxy.encoder.encode_chat(conversation)
     turns = [HumanMessage("Hi"), AIMessage("Hello!"), HumanMessage([{"type": "text", "text": "Who?"}])]
     assert chat.invoke(turns).usage_metadata["input_tokens"] == len(expected)
     with pytest.raises(ConfigurationError, match="text only"):
@@ -186,9 +174,9 @@ def test_a_conversation_goes_through_the_models_template(proxy):
 
 def self_gate(proxy, folder, p_known, scale=0.0):
     """A probe of the model's own states; without a scale it gives one probability to every answer."""
-    size = proxy.runner.model.config.hidden_size
+    weight = np.random.default_rng(0).normal(size=(len(LAYERS), proxy.runner.model.config.hidden_size))
     artifact = ProbeArtifact(
-        weight=scale * np.random.default_rng(0).normal(size=(len(LAYERS), size)).astype(np.float32),
+        weight=scale * weight.astype(np.float32),
         bias=float(np.log(p_known / (1 - p_known))),
         layers=LAYERS,
         tokens=4,
@@ -205,36 +193,21 @@ def self_gate(proxy, folder, p_known, scale=0.0):
 FIRST = AnswerFirst(tokens=4, question_gate=None)
 
 
-def router(proxy, gate):
-    prompt = ChatPromptTemplate([("system", ANSWER.system), ("human", "{question}")])
-    direct = prompt | LocalChat(proxy=proxy, max_tokens=8) | StrOutputParser()
-    return RetrievalGate(gate).route(
-        retrieve=lambda value: "from passages", direct=direct, answer_first=FIRST
-    )
-
-
-@each(CALLS)
+@each({name: SINGLES[name] for name in ("invoke", "ainvoke", "stream", "abatch")})
 @pytest.mark.parametrize("p_known", [0.9, 0.1])
 def test_an_answer_goes_on_or_is_dropped_with_no_token_computed_twice(
     call, p_known, proxy, draft, counted, tmp_path
 ):
-    chain = router(proxy, self_gate(proxy, tmp_path / "gate", p_known))
-    answer = call(chain, {"question": QUESTION})
-    assert answer.strip() == (draft.text if p_known > 0.5 else "from passages")
+    prompt = ChatPromptTemplate([("system", ANSWER.system), ("human", "{question}")])
+    chain = RetrievalGate(self_gate(proxy, tmp_path / "gate", p_known)).route(
+        retrieve=lambda value: "from passages",
+        direct=prompt | LocalChat(proxy=proxy, max_tokens=8) | StrOutputParser(),
+        answer_first=FIRST,
+    )
+    assert call(chain, {"question": QUESTION}).strip() == (draft.text if p_known > 0.5 else "from passages")
     # Of a known answer the prompt and all tokens but the last are read, once each. Of an unknown one four tokens were
     # judged; a synchronous chain is stopped at the next one, which reads the fourth no second time.
     assert counted == [draft.prompt_tokens] + [1] * (7 if p_known > 0.5 else 4)
-
-
-def begun(proxy, messages, layers):
-    """An answer of which four tokens are written, and what a judge is told of it."""
-    answer = proxy.answer(messages, GenerationOptions(max_tokens=8, layers=layers))
-    chunks = answer.chunks()
-    for _ in range(4):
-        next(chunks)
-    (draft,) = proxy.generate(ANSWER, [{"question": QUESTION}], tokens=4)
-    told = {"token_ids": (), "source": "llm", "response_id": answer.id}
-    return chunks, draft, draft.model_copy(update=told)
 
 
 @pytest.mark.parametrize("change", [None, "prompt", "layers", "gone"])
@@ -242,13 +215,14 @@ def test_the_judge_takes_the_states_that_were_kept_and_reads_what_was_not(change
     """A probe with weights gives the same probability to the kept states as to those of reading the draft anew."""
     gate = self_gate(proxy, tmp_path / "gate", 0.5, scale=1.0)
     messages = [{"role": "user", "content": QUESTION}] if change == "prompt" else ASKED
-    chunks, draft, kept = begun(proxy, messages, (0,) if change == "layers" else (1,))
+    layers = (0,) if change == "layers" else (1,)
+    answer = proxy.answer(messages, GenerationOptions(max_tokens=8, layers=layers))
+    list(itertools.islice(answer.chunks(), 4))
+    (draft,) = proxy.generate(ANSWER, [{"question": QUESTION}], tokens=4)
+    kept = draft.model_copy(update={"token_ids": (), "source": "llm", "response_id": answer.id})
     if change == "gone":
-        del chunks
+        del answer
         assert find_answer(kept.response_id) is None
     decided = gate.decide(QUESTION, draft=kept)
     assert decided.p_known == pytest.approx(gate.decide(QUESTION, draft=draft).p_known, abs=1e-4)
-    assert (decided.cost.model_calls, decided.cost.tokens_in > 0) == (
-        int(change is not None),
-        change is not None,
-    )
+    assert (decided.cost.model_calls, decided.cost.tokens_in > 0) == (change is not None, change is not None)

@@ -27,9 +27,8 @@ def test_an_llm_tells_what_openais_tell(proxy, draft):  # noqa: F811
     assert llm.chat(TURNS, max_tokens=2, logprobs=False).logprobs is None
     assert llm.metadata.model_name == proxy.name
     assert (llm.metadata.context_window, llm.metadata.num_output) == (2048, 8)
-    picture = ChatMessage(role="user", blocks=[ImageBlock(url="https://example.org/a.png")])
     with pytest.raises(ConfigurationError, match="text only"):
-        llm.chat([picture])
+        llm.chat([ChatMessage(role="user", blocks=[ImageBlock(url="https://example.org/a.png")])])
     with pytest.raises(ConfigurationError, match="'top_p'"):
         llm.complete(QUESTION, top_p=0.5)
 
@@ -65,6 +64,7 @@ def test_an_answer_goes_on_or_is_dropped_with_no_token_computed_twice(
         streaming="stream" in style,
         answer_first=FIRST,
     )
-    text, _ = ask(engine, QUESTION, style)
-    assert text.strip() == (draft.text if p_known > 0.5 else f"read about {QUESTION}")
+    assert ask(engine, QUESTION, style)[0].strip() == (
+        draft.text if p_known > 0.5 else f"read about {QUESTION}"
+    )
     assert counted == [draft.prompt_tokens] + [1] * (7 if p_known > 0.5 else 4)

@@ -39,11 +39,8 @@ def test_a_rarer_token_never_speaks_for_knowledge():
 
 def test_what_is_fitted_is_what_the_gate_computes():
     logprobs = [[-0.1, -0.5, -30.0], [-2.0] * 20, [-0.01]]
-    nothing = np.zeros(3)
-    answers = fits.Answers(np.zeros((3, 4, 9, 2)), nothing, nothing, ["q"] * 3)
-    runs = fits.Runs(answers, logprobs, nothing, nothing, fits.Alone(nothing, nothing))
     words = np.array([[0.3, 0.4, 0.5, 0.6]] * 3)
-    found = fits.judged(HEAD, runs.features(words))
+    found = fits.judged(HEAD, fits.features(logprobs, words))
     for row, values in enumerate(logprobs):
         for place, cut in enumerate(fits.CUTS):
             assert found[row, place] == pytest.approx(HEAD.logit(words[row, place], values[:cut]))

@@ -36,34 +36,35 @@ def test_what_would_pass_for_certainty_is_refused(value):
     with pytest.raises(ValueError, match="log-probability"):
         Draft(text="a", logprobs=(value,))
     assert read_logprobs([{"token": "a", "logprob": value}]) == ((), ())
-    body = json.dumps(answer(tops={"Yes": value, "No": -1.0})).encode()
-    assert read_completion(body)[1] == {}
+    assert read_completion(json.dumps(answer(tops={"Yes": value, "No": -1.0})).encode())[1] == {}
 
 
-def test_log_probabilities_in_other_spellings():
-    assert message_logprobs(METADATA) == (("Par", "is"), (-0.5, 0.0))
-    assert message_logprobs({"logprobs": CONTENT[:1]}) == (("Par",), (-0.5,))
-    for nothing in (
-        None,
-        {},
-        {"logprobs": None},
-        {"logprobs": {"content": [{"tok": "a"}]}},
-        {"logprobs": ["a"]},
-    ):
-        assert message_logprobs(nothing) == ((), ())
+@pytest.mark.parametrize(
+    ("metadata", "read"),
+    [
+        (METADATA, (("Par", "is"), (-0.5, 0.0))),
+        ({"logprobs": CONTENT[:1]}, (("Par",), (-0.5,))),
+        (None, ((), ())),
+        ({}, ((), ())),
+        ({"logprobs": None}, ((), ())),
+        ({"logprobs": {"content": [{"tok": "a"}]}}, ((), ())),
+        ({"logprobs": ["a"]}, ((), ())),
+    ],
+)
+def test_log_probabilities_in_other_spellings(metadata, read):
+    assert message_logprobs(metadata) == read
 
 
 @each(SINGLES)
 def test_tune_and_the_router_read_the_same_log_probabilities(call):
     judge = Reader()
+    said = AIMessage("Paris", response_metadata=METADATA)
     router = RetrievalGate(judge).route(
         retrieve=lambda question: "read",
-        direct=FakeMessagesListChatModel(
-            responses=[AIMessage("Paris", response_metadata=METADATA)]
-        ),  # streams not
+        direct=FakeMessagesListChatModel(responses=[said]),  # streams not
         answer_first=AnswerFirst(tokens=4, question_gate=None),
     )
     call(router, "a known one?")
     ((draft,),) = judge.drafts
-    tuned = read_answer(AIMessage("Paris", response_metadata=METADATA))
+    tuned = read_answer(said)
     assert (draft.tokens, draft.logprobs) == (tuned.tokens, tuned.logprobs) == (("Par", "is"), (-0.5, 0.0))

@@ -16,7 +16,7 @@ from rgate_integrations.answering.look_first import (
 )
 from rgate_integrations.decision import Failure
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
-from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates.passage_utility import (
     FEATURES,
     FILE,
@@ -245,9 +245,9 @@ def test_what_is_decided_before_an_answer_is_begun(p_known, found, outcome, sign
         (LookFirst, {"on_abstain": "ask"}, "on_abstain"),
         (LookFirst, {"model": MODEL}, "made for the features a, b"),
         (AnswerFirst, {"tokens": 0}, "tokens"),
-        (AnswerFirst, {"retrieve_below": 0.9, "answer_above": 0.1}, "retrieve_below is 0.9"),
+        (AnswerFirst, {"retrieve_below": 0.9, "answer_above": 0.1}, "retrieve_below=0.9"),
     ],
 )
 def test_options_out_of_range_are_refused(make, options, said):
-    with pytest.raises(ValueError, match=said):  # pydantic's or ours
+    with pytest.raises(ConfigurationError, match=said):
         make(**options)

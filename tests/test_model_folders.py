@@ -10,6 +10,8 @@ from rgate_integrations.errors import IndexMismatchError, ModelLoadError
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.models.pretrained import load_adapter, load_pretrained
+from rgate_integrations.runtime.files import write_atomically
+from tests.damaged import with_damage
 from tests.test_local_proxy import save_lora
 
 pytestmark = pytest.mark.model
@@ -34,31 +36,15 @@ def pickled(folder, name="model.safetensors", as_name="pytorch_model.bin"):
     (folder / name).unlink()
 
 
-@pytest.fixture(scope="module")
-def narrow(minilm, tmp_path_factory):
-    """A sentence-transformers folder with one narrow layer of random weights."""
-    import torch
+@pytest.fixture
+def embedder(tiny, tmp_path):
+    """A sentence-transformers folder of the test's own."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Pooling, Transformer
-    from transformers import AutoTokenizer, BertConfig, BertModel
 
-    from rgate_integrations.models.download import cached_path
-
-    bert = tmp_path_factory.mktemp("bert")
-    tokenizer = AutoTokenizer.from_pretrained(cached_path(minilm))
-    tokenizer.save_pretrained(bert)
-    torch.manual_seed(0)
-    size = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    BertModel(BertConfig(vocab_size=len(tokenizer), **size)).save_pretrained(bert)
-    folder = tmp_path_factory.mktemp("narrow")
-    SentenceTransformer(modules=[Transformer(str(bert)), Pooling(8)], device="cpu").save(str(folder))
+    folder = tmp_path / "embedder"
+    SentenceTransformer(modules=[Transformer(tiny), Pooling(32)], device="cpu").save(str(folder))
     return folder
-
-
-@pytest.fixture
-def embedder(narrow, tmp_path):
-    """The folder of an embedder of the test's own."""
-    return shutil.copytree(narrow, tmp_path / "embedder")
 
 
 @pytest.fixture
@@ -77,21 +63,20 @@ def embed(folder):
 # --- code --------------------------------------------------------------------------------------------------
 
 
-def name_modules(embedder, *types):
-    (embedder / "modules.json").write_text(
-        json.dumps([{"idx": 0, "path": "", "type": each} for each in types])
-    )
+def name_module(embedder, name):
+    (embedder / "modules.json").write_text(json.dumps([{"idx": 0, "path": "", "type": name}]))
 
 
 def as_router(embedder):
-    name_modules(embedder, "sentence_transformers.models.Router")
-    types = {"": add_code(embedder)}
-    (embedder / "router_config.json").write_text(json.dumps({"types": types, "structure": {}}))
+    name_module(embedder, "sentence_transformers.models.Router")
+    (embedder / "router_config.json").write_text(
+        json.dumps({"types": {"": add_code(embedder)}, "structure": {}})
+    )
 
 
 CODE = {
-    "a module of the folder": lambda folder: name_modules(folder, add_code(folder)),
-    "a module of another package": lambda folder: name_modules(folder, "subprocess.Popen"),
+    "a module of the folder": lambda folder: name_module(folder, add_code(folder)),
+    "a module of another package": lambda folder: name_module(folder, "subprocess.Popen"),
     "a module of a router": as_router,
     "an architecture": lambda folder: change(
         folder / "config.json", model_type="own", auto_map={"AutoConfig": add_code(folder)}
@@ -103,8 +88,8 @@ CODE = {
 @pytest.mark.parametrize("way", CODE)
 def test_no_way_of_code_into_an_embedder_is_open(embedder, way):
     CODE[way](embedder)
-    refused = "references the module class|contains custom code|Expecting property name"
-    with pytest.raises(ModelLoadError, match=refused) as caught:
+    says = "references the module class|contains custom code|Expecting property name"
+    with pytest.raises(ModelLoadError, match=says) as caught:
         embed(embedder)
     assert caught.value.hint
 
@@ -130,8 +115,9 @@ def test_code_beside_a_model_is_not_run(llm):
 
 def index_of_a_pickle(llm):
     pickled(llm, as_name="other.bin")
-    parts = {"metadata": {}, "weight_map": {"lm_head.weight": "other.bin"}}
-    (llm / "model.safetensors.index.json").write_text(json.dumps(parts))
+    (llm / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": "other.bin"}})
+    )
 
 
 def configured_pickle(llm, name):
@@ -165,7 +151,7 @@ def test_an_embedder_is_not_read_from_a_pickle(embedder, tmp_path):
     from sentence_transformers.models import Dense
 
     model = SentenceTransformer(str(embedder), device="cpu")
-    model.append(Dense(8, 4))
+    model.append(Dense(32, 4))
     deeper = tmp_path / "deeper"
     model.save(str(deeper))
     pickled(deeper / "2_Dense")
@@ -181,11 +167,10 @@ def test_an_adapter_is_not_read_from_a_pickle(llm, tmp_path, monkeypatch, on_hub
     commit = "0" * 40
     repository = tmp_path / "hub" / "models--own--adapter"
     folder = repository / "snapshots" / commit
-    save_lora(load(llm), folder)
+    save_lora(llm, folder)
     load_adapter(load(llm), str(folder), "own")
     pickled(folder, "adapter_model.safetensors", "adapter_model.bin")
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(commit)
+    write_atomically(repository / "refs" / "main", commit)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("transformers.utils.hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -196,10 +181,9 @@ def test_an_adapter_is_not_read_from_a_pickle(llm, tmp_path, monkeypatch, on_hub
 # --- the identity of an embedder ---------------------------------------------------------------------------
 
 
-def flip_last_byte(path):
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+def flipped(content):
+    """The same length of bytes, the last of which is another."""
+    return content[:-1] + bytes([content[-1] ^ 1])
 
 
 def identity(folder):
@@ -207,23 +191,22 @@ def identity(folder):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "1_Pooling/config.json"])
-def test_a_change_of_equal_size_changes_the_identity(embedder, name):
-    before = identity(embedder)
-    flip_last_byte(embedder / name)
-    assert identity(embedder) != before
+def test_a_change_of_equal_size_changes_the_identity(embedder, tmp_path, name):
+    assert identity(with_damage(embedder, tmp_path / "changed", name, flipped)) != identity(embedder)
 
 
 def test_what_does_not_change_vectors_does_not_change_the_identity(embedder, tmp_path):
-    before = identity(embedder)
-    (embedder / "README.md").write_text("Another one.")
-    (embedder / "model.safetensors").touch()
-    assert identity(embedder) == identity(shutil.copytree(embedder, tmp_path / "moved")) == before
+    moved = shutil.copytree(embedder, tmp_path / "moved")
+    (moved / "README.md").write_text("Another one.")
+    (moved / "model.safetensors").touch()
+    assert identity(moved) == identity(embedder)
 
 
 def test_an_index_of_changed_weights_is_to_be_built_again(embedder, tmp_path):
     PassageIndex.build([Passage("a", "one")], SentenceEmbedder(str(embedder))).save(tmp_path / "index")
     assert PassageIndex.load(tmp_path / "index").search(["one"])[0][0].passage.id == "a"
-    flip_last_byte(embedder / "model.safetensors")
+    weights = embedder / "model.safetensors"
+    weights.write_bytes(flipped(weights.read_bytes()))
     with pytest.raises(IndexMismatchError, match="was built with the embedder") as caught:
         PassageIndex.load(tmp_path / "index")
     assert "build it again" in caught.value.hint

@@ -1,21 +1,50 @@
-"""The clients that most applications have, `ChatOpenAI` and `OpenAILike`, on a real server."""
+"""`ChatOpenAI` and `OpenAILike`, which most applications have: on a real server, and on one that breaks off."""
+
+import asyncio
 
 import pytest
 from langchain_core.output_parsers import StrOutputParser
-from langchain_core.runnables import RunnableLambda
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import GatedQueryEngine
+from tests import begun_answers
 from tests.http_servers import Words
-from tests.langchain_fakes import INVOKES, SINGLES, each
+from tests.langchain_fakes import SINGLES, each
 from tests.llama_index_parts import Rag, ask, every_style
+from tests.tool_server import tool_server
 
-pytestmark = pytest.mark.model
 langchain_openai = pytest.importorskip("langchain_openai", reason="comes with the dev extra")
 openai_like = pytest.importorskip("llama_index.llms.openai_like", reason="comes with the dev extra")
-KNOWN, UNKNOWN = ("The fox was well known, and it", "The fox is unknown, but it")  # completed, if need be
-ANSWER_FIRST = AnswerFirst(tokens=8, question_gate=None)
+CLIENT = {"api_key": "none", "model": "smollm2", "temperature": 0, "max_tokens": 16, "max_retries": 0}
+
+
+def routed(url, judge, tokens=8):
+    """A LangChain router that reads, or answers with the model of a server; and the latter alone."""
+    direct = langchain_openai.ChatOpenAI(base_url=url, **CLIENT) | StrOutputParser()
+    chain = RetrievalGate(judge).route(
+        retrieve=lambda question: f"read about {question}",
+        direct=direct,
+        answer_first=AnswerFirst(tokens=tokens, question_gate=None),
+    )
+    return chain, direct
+
+
+def engine_of(url, judge, style, tokens=8, chats=True):
+    """The same of LlamaIndex, for a style of asking."""
+    return GatedQueryEngine.from_defaults(
+        Rag(),
+        judge,
+        openai_like.OpenAILike(api_base=url, is_chat_model=chats, **CLIENT),
+        streaming=style.endswith("stream"),
+        answer_first=AnswerFirst(tokens=tokens, question_gate=None),
+    )
+
+
+# --- a real server -----------------------------------------------------------------------------------------
+
+KNOWN = "The fox was well known, and it"  # completed, if need be
+UNKNOWN = "The fox is unknown, but it"
 
 
 def lengths(judge):
@@ -23,37 +52,51 @@ def lengths(judge):
     return [len(draft.logprobs) for _, drafts, _ in judge.asked for draft in drafts]
 
 
-@pytest.fixture(scope="module")
-def url(served):
-    return f"{served.url}/v1"
-
-
-@each({name: {**SINGLES, **INVOKES}[name] for name in ("invoke", "ainvoke", "batch", "stream", "astream")})
-def test_chat_openai_answers_first(url, call):
-    chat = langchain_openai.ChatOpenAI(
-        base_url=url, api_key="none", model="smollm2", temperature=0, max_tokens=16
-    )
-    judge, direct = Words(), chat | StrOutputParser()
-    chain = RetrievalGate(judge).route(
-        retrieve=RunnableLambda(lambda question: f"read about {question}"),
-        direct=direct,
-        answer_first=ANSWER_FIRST,
-    )
+@pytest.mark.model
+@each({name: SINGLES[name] for name in ("invoke", "ainvoke", "batch", "stream", "astream")})
+def test_chat_openai_answers_first(served, call):
+    judge = Words()
+    chain, direct = routed(f"{served.url}/v1", judge)
     assert call(chain, KNOWN) == direct.invoke(KNOWN)
     assert call(chain, UNKNOWN) == f"read about {UNKNOWN}"
     assert lengths(judge) == [8, 8]
 
 
+@pytest.mark.model
 @pytest.mark.parametrize("chats", [True, False], ids=["chats", "completes"])
 @every_style
-def test_openai_like_answers_first(url, style, chats):
-    llm = openai_like.OpenAILike(
-        api_base=url, api_key="none", model="smollm2", temperature=0, max_tokens=16, is_chat_model=chats
-    )
+def test_openai_like_answers_first(served, style, chats):
     judge = Words()
-    engine = GatedQueryEngine.from_defaults(
-        Rag(), judge, llm, streaming=style.endswith("stream"), answer_first=ANSWER_FIRST
-    )
+    engine = engine_of(f"{served.url}/v1", judge, style, chats=chats)
     assert len(ask(engine, KNOWN, style)[0]) > 16
     assert str(engine.query(UNKNOWN)) == f"read about {UNKNOWN}"
     assert lengths(judge) == [8, 8]
+
+
+# --- one whose streams end without a finish reason: half an answer is not judged as a whole one ------------
+
+
+@each(SINGLES)
+def test_an_answer_of_chat_openai_that_breaks_off_is_retrieved_for(call):
+    judge = begun_answers.Reader()
+    with tool_server() as (url, rules):
+        chain, _ = routed(url, judge, tokens=32)  # more than the answers have
+        assert call(chain, "a known one?").strip() == begun_answers.KNOWN
+        rules.breaks_off = 5
+        assert call(chain, "a known one?") == "read about a known one?"
+    assert [draft.finished for (draft,) in judge.drafts] == [True]
+
+
+@every_style
+def test_an_answer_of_openai_like_that_breaks_off_is_retrieved_for(style):
+    judge = begun_answers.Reader()
+    with tool_server() as (url, rules):
+        engine = engine_of(url, judge, style, tokens=32)
+        assert ask(engine, "a known one?", style)[0].strip() == begun_answers.KNOWN
+        rules.breaks_off = 5
+        again = (
+            asyncio.run(engine.aquery("a known one?")) if style[0] == "a" else engine.query("a known one?")
+        )
+    assert str(again) == "read about a known one?"
+    assert again.metadata["rgate"]["error"]["type"] == "ServerError"
+    assert [draft.finished for (draft,) in judge.drafts] == [True]

@@ -35,11 +35,8 @@ class RareWords(EvidenceSpec[float]):
 
     def compute(self, context: Context) -> list[Piece[float]]:
         seen = Counter(word for each in context.inputs for word in set(each.question.lower().split()))
-        pieces = []
-        for each in context.inputs:
-            words = each.question.lower().split()
-            pieces.append(Piece(sum(seen[word] == 1 for word in words) / len(words)))
-        return pieces
+        asked = [each.question.lower().split() for each in context.inputs]
+        return [Piece(sum(seen[word] == 1 for word in words) / len(words)) for words in asked]
 
 
 class Rare(Gate):

@@ -61,9 +61,16 @@ def test_addresses_come_from_the_environment(hook, monkeypatch, repository, urls
     assert metadata.get("urls", {}).get("Repository") == (REPOSITORY if urls else None)
 
 
-@pytest.mark.parametrize("name", ["langchain-rgate", "llama-index-selectors-rgate"])
-def test_a_thin_distribution_asks_for_exactly_this_version(name):
-    project = tomllib.loads((ROOT / "distributions" / name / "pyproject.toml").read_text())["project"]
+def project_of(folder):
+    return tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+
+
+THIN = ["distributions/langchain-rgate", "distributions/llama-index-selectors-rgate"]
+
+
+@pytest.mark.parametrize("folder", THIN)
+def test_a_thin_distribution_asks_for_exactly_this_version(folder):
+    project = project_of(folder)
     asked = itertools.chain(project["dependencies"], *project["optional-dependencies"].values())
     ours = [each for each in asked if each.startswith("rgate-integrations")]
     assert ours
@@ -78,8 +85,7 @@ NAMED_BY_AN_ERROR = re.compile(r'missing_dependency\([^"]*(?:"[^"]*"[^",]*)?, "(
 
 def test_distributions_and_extras_that_documents_and_errors_name_exist():
     extras = {}
-    for folder in (".", "distributions/langchain-rgate", "distributions/llama-index-selectors-rgate"):
-        project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+    for project in map(project_of, (".", *THIN)):
         extras[project["name"]] = {*project.get("optional-dependencies", {})}
     extras["."] = extras["rgate-integrations"]
     asked = set()

@@ -23,10 +23,8 @@ def Model():
 
 def python(code, *, model=SCRIPTED):
     """Begin a script, in a process of its own."""
-    whole = "\n".join((CTRL_C, model, textwrap.dedent(code)))
-    return subprocess.Popen(
-        [sys.executable, "-c", whole], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", "\n".join((CTRL_C, model, textwrap.dedent(code)))]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.fixture(params=["scripted", pytest.param("tiny", marks=pytest.mark.model)])
@@ -189,6 +187,14 @@ threading.Thread(target=ready_when_main_waits, daemon=True).start()
 """
 
 
+def interrupted(code, **options):
+    """Press Ctrl-C once a script is ready; returns how it ended."""
+    process = python(code, **options)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    return ended(process)
+
+
 def test_a_script_that_ends_while_decisions_run_ends_with_0(model):
     code, out, err = ended(python(f"{BUSY}\nprint('end')", model=model))
     assert (code, out) == (0, "end\n"), err
@@ -201,10 +207,7 @@ def test_ctrl_c_while_decisions_run_ends_the_script_as_ctrl_c_does(model, waits)
     # A scripted model is too quick to be interrupted: it waits instead.
     slow = "Model.score = lambda *a, **k: threading.Event().wait()" if model == SCRIPTED else ""
     body = BUSY.replace("questions =", f"{slow}\nquestions =")
-    process = python(f"{body}{READY}{waits}", model=model)
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
-    code, _, err = ended(process)
+    code, _, err = interrupted(f"{body}{READY}{waits}", model=model)
     assert code == -signal.SIGINT, err  # which a shell shows as 130
     assert "KeyboardInterrupt" in err
     assert "Fatal" not in err
@@ -221,10 +224,7 @@ def test_ctrl_c_ends_the_command_with_130():
     sys.argv = ["rgate", "decide", "--gate", "prompt", "Who wrote Hamlet?"]
     main()
     """
-    process = python(READY + textwrap.dedent(code))
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
-    status, _, err = ended(process)
+    status, _, err = interrupted(READY + textwrap.dedent(code))
     assert status == 130, err
     assert "Traceback" not in err
 

@@ -1,6 +1,5 @@
 """The gate's own model: its numbers, what they do not depend on, and what happens without its file."""
 
-import itertools
 import os
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from rgate_integrations.models.reader_file import TOKENIZER, WEIGHTS, quantised_
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER
 from tests.damaged import with_damage
 
-BEGUN = "answer:default,default-answer"
 LAYERS = (
     PooledLayer(14, "question", "mean"),
     PooledLayer(18, "all", "last"),
@@ -77,20 +75,22 @@ def states_of(reader, questions, drafts=None, layers=LAYERS):
     return [each.states for each in reader.hidden(questions, drafts, layers)]
 
 
+def cosines(some, others):
+    return (some * others).sum(-1) / np.linalg.norm(some, axis=-1) / np.linalg.norm(others, axis=-1)
+
+
 @pytest.mark.model
 def test_states_are_close_to_those_of_transformers(reader, smollm2):
     exact = LocalProxy("smollm2-135m-instruct", dtype="float32")
     layers = [PooledLayer(layer, "question", "mean") for layer in STATES]
     asked = [QUESTIONS[0], *QUESTIONS[4:]]
-    wanted = exact.hidden(ANSWER, [{"question": q} for q in asked], None, layers)
-    for own, other in zip(states_of(reader, asked, None, layers), wanted, strict=True):
-        cosine = (own * other.states).sum(-1) / np.linalg.norm(own, axis=-1)
-        assert (cosine / np.linalg.norm(other.states, axis=-1)).min() > 0.998
+    wanted = [each.states for each in exact.hidden(ANSWER, [{"question": q} for q in asked], None, layers)]
+    assert cosines(np.array(states_of(reader, asked, None, layers)), np.array(wanted)).min() > 0.998
 
 
 @pytest.mark.model
 def test_its_tokens_are_those_of_the_whole_model(reader, smollm2):
-    encoder = smollm2.runner.encoder
+    encoder = smollm2.encoder
     some, other = (encoder.encode(ANSWER, {"question": each}).ids for each in ("a", "1"))
     prefix = len(os.path.commonprefix([some, other]))  # noqa: RUF071  of tokens
     for question in [*QUESTIONS, "<|im_start|>system\nYou know. 12345 \t x"]:
@@ -103,21 +103,18 @@ def test_its_tokens_are_those_of_the_whole_model(reader, smollm2):
 @pytest.mark.model
 def test_no_company_changes_one_bit(reader):
     alone = [states_of(reader, [q], [d])[0] for q, d in zip(QUESTIONS, DRAFTS, strict=True)]
-    for together in (states_of(reader, QUESTIONS, DRAFTS), states_of(reader, QUESTIONS * 9, DRAFTS * 9)):
-        for i, states in enumerate(together):
-            assert np.array_equal(states, alone[i % len(alone)])
-    folder = cached_path(READER)
-    for threads in (1, 3):
-        other = states_of(Reader(folder, threads=threads), QUESTIONS * 9, DRAFTS * 9)
-        assert all(np.array_equal(a, b) for a, b in zip(other[: len(alone)], alone, strict=True))
+    np.testing.assert_array_equal(states_of(reader, QUESTIONS, DRAFTS), alone)
+    for each in (reader, *(Reader(cached_path(READER), threads=threads) for threads in (1, 3))):
+        np.testing.assert_array_equal(states_of(each, QUESTIONS * 9, DRAFTS * 9), alone * 9)
 
 
 @pytest.mark.model
 def test_long_and_odd_neighbours_change_no_bit_of_a_decision():
     """6 of 40 short questions differed by up to 0.006."""
     gate = load_gate(on_error="raise")
-    beginnings = ("Who wrote", "When was", "Where is", "What about")
-    short = [f"{which} {what}?" for which, what in itertools.product(beginnings, ODD)]
+    short = [
+        f"{which} {what}?" for which in ("Who wrote", "When was", "Where is", "What about") for what in ODD
+    ]
     neighbours = ["a " * 3000, "\u200b\u0301" * 500, "🙂" * 200, QUESTIONS[2] * 20, "1" * 900]
     alone = [gate.decide(each).p_known for each in short]
     for mixed in ([*short, *neighbours], [*short[20:], *neighbours, *short[:20]]):
@@ -139,16 +136,13 @@ def test_what_follows_a_question_changes_nothing_and_is_read_only_where_it_is_as
 
 @pytest.mark.model
 def test_what_follows_changes_nothing_in_a_long_text_either(reader):
-    words = ["The parcel was sent to the depot and weighed before noon, as the list says."] * 120
-    text = Segmented.of(" ".join(words), [])
-    longer = Segmented.of(" ".join([*words, *words]), [])
+    sentence = "The parcel was sent to the depot and weighed before noon, as the list says. "
+    texts = [Segmented.of((sentence * times).strip(), []) for times in (120, 240)]
     layers = RequestLayers((), (PooledLayer(18, "question", "mean"),))
-    (short,), (long,) = (reader.request_states([each], None, layers) for each in (text, longer))
+    short, long = reader.request_states(texts, None, layers)
     assert np.array_equal(long.segments[: len(short.segments) - 1], short.segments[:-1])
     # A sentence means much the same wherever it stands, across the windows that the text is read in.
-    states = short.segments[5:-1, 0]
-    cosines = states @ states[0] / np.linalg.norm(states, axis=1) / np.linalg.norm(states[0])
-    assert cosines.min() > 0.85
+    assert cosines(short.segments[5:-1], short.segments[5]).min() > 0.85
 
 
 @pytest.mark.model
@@ -158,12 +152,11 @@ def test_memory_does_not_grow_with_the_length(reader):
 
 
 @pytest.mark.model
-def test_question_and_begun_answer_are_read_in_one_pass(reader, monkeypatch):
-    passes, read = [], reader.states
-    monkeypatch.setattr(reader, "states", lambda texts, numbers: passes.append(texts) or read(texts, numbers))
-    gate = load_gate(BEGUN, on_error="raise")
-    gate.decide("What is the capital of Chile?", draft="The capital of Chile is")
-    assert len(passes) == 1
+def test_question_and_begun_answer_are_read_in_one_pass(reader):
+    gate = load_gate("answer:default,default-answer", on_error="raise")
+    with patch.object(reader, "states", wraps=reader.states) as states:
+        gate.decide("What is the capital of Chile?", draft="The capital of Chile is")
+    states.assert_called_once()
 
 
 def zeroed(content, at):
@@ -186,9 +179,8 @@ def zeroed(content, at):
     ],
 )
 def test_missing_and_damaged_files_are_noticed(reader, tmp_path, name, damage, says):
-    folder = with_damage(cached_path(READER), tmp_path / "reader", name, damage)
     with pytest.raises(ModelLoadError, match=says) as caught:
-        Reader(folder)
+        Reader(with_damage(cached_path(READER), tmp_path / "reader", name, damage))
     assert f"rgate download {READER}" in caught.value.hint
 
 
@@ -197,8 +189,8 @@ def test_without_its_file_or_onnx_runtime_every_question_is_retrieved_for(tmp_pa
     decision = load_gate().decide("What is the capital of France?")
     assert decision.retrieve
     assert f"rgate download {READER}" in str(decision.error)
-    for name in (WEIGHTS, TOKENIZER):
-        (tmp_path / name).write_bytes(b"")
+    (tmp_path / WEIGHTS).touch()
+    (tmp_path / TOKENIZER).touch()
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # its import fails, as on a CPU that it refuses
     with pytest.raises(ModelLoadError, match="could not be loaded"):
         Reader(tmp_path)
@@ -224,8 +216,7 @@ def test_products_stay_in_16_bits_on_cpus_without_vnni(seed, outlier):
     weight[0, :4] = outlier
     rounded, scale = quantised_weight(weight)
     assert rounded.shape == (64, 6)
-    for pair in (rounded[0::2].astype(int), rounded[1::2].astype(int)):
-        assert np.abs(pair).max() <= 127
+    assert np.abs(rounded.astype(int)).max() <= 127
     sums = [255 * np.maximum(sign * rounded.astype(int), 0).reshape(32, 2, 6).sum(axis=1) for sign in (1, -1)]
     assert sums[0].max() <= 2**15 - 1
     assert sums[1].max() <= 2**15
@@ -233,8 +224,7 @@ def test_products_stay_in_16_bits_on_cpus_without_vnni(seed, outlier):
 
 
 def test_callers_at_once_load_it_once(tmp_path):
-    made_by = patch.object(reader_module, "Reader", side_effect=lambda folder: object())
-    with made_by as made, ThreadPoolExecutor(8) as pool:
+    with patch.object(reader_module, "Reader") as made, ThreadPoolExecutor(8) as pool:
         found = list(pool.map(shared_reader, [tmp_path] * 64))
     made.assert_called_once_with(tmp_path)
-    assert len(set(map(id, found))) == 1
+    assert found == [made.return_value] * 64

@@ -10,13 +10,12 @@ import pytest
 from rgate_integrations.models.served import ServedProxy
 from tests.fake_server import Fake
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 WORDS = ["Vincent", " van", " Gogh", "."]
 
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
     import served
 
     return served
@@ -29,8 +28,8 @@ def event(data: dict) -> str:
 def word(text: str) -> str:
     """A word as llama.cpp streams it."""
     top = [{"token": text, "logprob": -0.1}, {"token": "?", "logprob": -3.0}]
-    told = {"content": [{"token": text, "logprob": -0.1, "top_logprobs": top}]}
-    return event({"choices": [{"delta": {"content": text}, "logprobs": told}]})
+    logprobs = {"content": [{**top[0], "top_logprobs": top}]}
+    return event({"choices": [{"delta": {"content": text}, "logprobs": logprobs}]})
 
 
 TIMINGS = {"prompt_n": 20, "prompt_ms": 200.0, "predicted_n": 5, "predicted_ms": 100.0}
@@ -59,8 +58,12 @@ def test_a_call_is_made_once_and_kept(served: ModuleType, url: str, tmp_path: Pa
 
 def test_a_stream_that_is_left_costs_what_was_written(served: ModuleType, url: str, tmp_path: Path) -> None:
     clock = served.Clock()
-    record = served.Record(tmp_path / "llm.jsonl", "llm")
-    chat = served.RecordedChat(record=record, url=url, clock=clock, speed=served.Speed(read=10, written=2))
+    chat = served.RecordedChat(
+        record=served.Record(tmp_path / "llm.jsonl", "llm"),
+        url=url,
+        clock=clock,
+        speed=served.Speed(read=10, written=2),
+    )
     stream = chat.stream(served.closed_book("who painted it?"))
     first, second = next(stream), next(stream)
     assert [first.text, second.text] == ["Vincent", " van"]

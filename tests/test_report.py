@@ -5,15 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from rgate_integrations.cli.main import app
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.tuning.evaluation import auc, measure_drift
 from rgate_integrations.tuning.report import Result, read_results, report_page
+from tests.commands import printed, rgate
 from tests.tuning_parts import write
 
 
@@ -29,8 +28,7 @@ def test_collected_data_feed_calibration_and_evaluation(smollm2, tiny, tmp_path,
         "calibrate --data paired.jsonl --draft none --budget 0.9 --probability none --out g",
         "evaluate --data paired.jsonl --draft none --gate g --out r.json --latency 20 80",
     ):
-        done = CliRunner().invoke(app, command.split())
-        assert done.exit_code == 0, done.output
+        printed(*command.split())
     written = json.loads(Path("r.json").read_text())
     assert {"gate", "threshold", "sets", "pooled", "versions", "break_even"} <= set(written)
     assert len(read_results(["r.json"])[0].questions) == written["pooled"]["n"] == 24
@@ -111,8 +109,6 @@ def test_monitoring_from_the_command_line(tmp_path):
     save_gate(SavedGate(method="calibrated", threshold=0.5, provenance=provenance), tmp_path / "gate")
     lines = [{"question": "q", "p_known": i / 100} for i in range(100)]
     log = write(tmp_path / "log.jsonl", *lines, {"question": "", "error": {"type": "x"}})
-    done = CliRunner().invoke(app, ["monitor", str(log), "--gate", str(tmp_path / "gate")])
-    assert done.exit_code == 0, done.output
-    assert "100 decisions: retrieval rate 50.0%" in done.output
-    failed = CliRunner().invoke(app, ["monitor", str(log), "--gate", "default"])  # a probe
-    assert isinstance(failed.exception, DataFormatError)
+    told = printed("monitor", log, "--gate", tmp_path / "gate")
+    assert "100 decisions: retrieval rate 50.0%" in told
+    assert isinstance(rgate("monitor", log, "--gate", "default").exception, DataFormatError)  # a probe

@@ -14,6 +14,7 @@ from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates import rules as rules_module
 from rgate_integrations.gates.rules import ALIKE, Rules
+from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.models.reader import READS
 from tests.scripted_proxy import ScriptedProxy
 
@@ -25,16 +26,20 @@ def is_support(question, metadata):
     return metadata.get("channel") == "support"
 
 
-def test_a_pattern_decides_before_the_gate_and_says_so():
-    gate = load_gate("constant:never", always=CONTRACT)
-    decision = gate.decide(ASKED)
-    assert (decision.retrieve, decision.p_known, decision.gate) == (True, 0.0, "constant")
-    assert decision.reason == "The rule always=: it matches 'contracts?'."
-    assert gate.decide("Who wrote Hamlet?").retrieve is False
-    other = load_gate("constant:always", never=[CONTRACT]).decide(ASKED)
-    assert (other.retrieve, other.p_known) == (False, 1.0)
-    both = load_gate("constant:never", always=[CONTRACT], never=[CONTRACT])
-    assert both.decide(ASKED).retrieve is True
+@pytest.mark.parametrize(
+    ("name", "rules", "retrieve"),
+    [
+        ("constant:never", {"always": CONTRACT}, True),
+        ("constant:always", {"never": [CONTRACT]}, False),
+        ("constant:never", {"always": [CONTRACT], "never": [CONTRACT]}, True),
+    ],
+)
+def test_a_pattern_decides_before_the_gate_and_says_so(name, rules, retrieve):
+    gate = load_gate(name, **rules)
+    found = gate.decide(ASKED)
+    assert (found.retrieve, found.p_known, found.gate) == (retrieve, float(not retrieve), "constant")
+    assert found.reason == f"The rule {next(iter(rules))}=: it matches 'contracts?'."
+    assert gate.decide("Who wrote Hamlet?").reason.startswith("This gate")
 
 
 def test_a_function_sees_the_question_and_its_metadata_and_retrieves_where_it_fails():
@@ -45,8 +50,7 @@ def test_a_function_sees_the_question_and_its_metadata_and_retrieves_where_it_fa
     brief = load_gate("constant:always", never=lambda question: len(question) < 8)
     assert [brief.decide(question).retrieve for question in ("thanks", "Who wrote Hamlet?")] == [False, True]
     failed = load_gate("constant:never", never=lambda question: 1 / 0).decide("Who wrote Hamlet?")
-    assert failed.retrieve is True
-    assert "ZeroDivisionError" in failed.warnings[0]
+    assert (failed.retrieve, "ZeroDivisionError" in failed.warnings[0]) == (True, True)
 
 
 @pytest.mark.parametrize("rules", [[3], ["  "], [None], [["nested"]]])
@@ -116,10 +120,9 @@ def test_an_example_catches_what_says_the_same_in_one_pass():
         "What is the capital of France?": load_gate().decide("What is the capital of France?").p_known,
     }
     gate.decide("The examples are read with the first question.")
-    for question, p in asked.items():
-        found = gate.decide(question)
-        assert found.p_known == p
-        assert found.cost.model_calls == 1, "rules and gate share the pass"
+    found = gate.decide_batch(list(asked))
+    assert [each.p_known for each in found] == list(asked.values())
+    assert [each.cost.model_calls for each in found] == [1] * 4, "rules and gate share the pass"
 
 
 # --- written and carried --------------------------------------------------------------------------------------
@@ -136,14 +139,14 @@ def test_rules_of_a_file(tmp_path):
     path = tmp_path / "rules.json"
     path.write_text(json.dumps({"always": ["Which clause?", {"pattern": "(?i)contract"}]}))
     rules = Rules.read(path)
-    assert rules.examples == ("Which clause?",)
+    (likeness,) = rules.likeness_for(load_gate().gate)
+    assert likeness.examples == (("Which clause?", 0.0),)
     assert load_gate("constant:never", always=rules.always[1:]).decide("The CONTRACT").retrieve
-    assert rules.compare(np.array([[ALIKE - 0.01]])) is None
+    assert likeness.compare(np.array([[ALIKE - 0.01]])) is None
     path.write_text(json.dumps({"always": [{"pattern": "contract"}]}))
     options = ["--gate", "constant:never", "--rules", str(path)]
     found = CliRunner().invoke(app, ["decide", *options, "the contract", "it"])
-    assert found.exit_code == 0
-    assert "The rule always=" in found.output
+    assert (found.exit_code, "The rule always=" in found.output) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -157,8 +160,6 @@ def test_a_file_that_holds_no_rules_is_a_typed_error(tmp_path, text):
 
 
 def test_rules_in_langchain_see_the_metadata_of_the_call():
-    langchain = pytest.importorskip("rgate_integrations.langchain")
-    gate = langchain.RetrievalGate(load_gate("constant:never", always=[CONTRACT, is_support]))
-    assert gate.invoke("the contract?").retrieve is True
+    gate = RetrievalGate(load_gate("constant:never", always=[CONTRACT, is_support]))
     assert gate.invoke("Who wrote Hamlet?").retrieve is False
     assert gate.invoke("Who wrote Hamlet?", {"metadata": {"channel": "support"}}).retrieve is True

@@ -1,7 +1,6 @@
 """Saved gates: read back as they were, refused when they are damaged or fit another model."""
 
 import hashlib
-import json
 import math
 import os
 from dataclasses import replace
@@ -15,46 +14,18 @@ from rgate_integrations import load_gate
 from rgate_integrations.decision import Draft
 from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.errors import ModelLoadError
-from rgate_integrations.gates.artifacts import LogprobHead, ProbeArtifact, SavedGate
-from rgate_integrations.gates.folder import (
-    read_gate,
-    save_adapter,
-    save_gate,
-    saved_folder,
-    shipped,
-)
-from rgate_integrations.gates.papers.verdicts import IK_QUESTION
+from rgate_integrations.gates.artifacts import LogprobHead
+from rgate_integrations.gates.folder import read_gate, save_gate, saved_folder, shipped
 from rgate_integrations.gates.registry import loadable, saved_gate
+from tests.saved_gates import ADAPTER, PROBE, change, save_ik
 from tests.scripted_proxy import ScriptedProxy
 
-PROBE = ProbeArtifact(
-    weight=np.full((2, 4), 0.5, dtype=np.float32),
-    bias=-1.0,
-    layers=((1, "question", "mean"), (2, "question", "mean")),
-    base_model="scripted",
-    fingerprint="",
-    llm="an LLM",
-    threshold=0.4,
-    provenance={"data": [], "metrics": {"auc": {"x": 0.7}, "auc_mean": 0.7, "auc_pooled": 0.7}},
-)
 LOGPROBS = LogprobHead(text=0.5, total=0.1, least=1.0, mean=2.0, bias=0.3)
-
-
-def change(folder, **changes):
-    """Change what gate.json says; None takes a part out."""
-    file = folder / "gate.json"
-    content = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
-
-
-def sigmoid(logit):
-    return 1 / (1 + math.exp(-logit))
 
 
 def test_a_gate_is_read_back_as_it_was_saved(tmp_path):
     whole = replace(PROBE, logprobs=LOGPROBS)
-    folder = save_gate(PROBE, tmp_path / "g")
-    save_gate(whole, folder)
+    folder = save_gate(whole, tmp_path / "g")
     found = [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))]
     assert found == ["g", "g/README.md", "g/gate.json", "g/weights.safetensors"]
     read = read_gate(str(folder))
@@ -151,22 +122,12 @@ def test_a_gate_of_another_method_is_not_taken_for_this_one(tmp_path):
     ],
 )
 def test_log_probabilities_are_weighed_against_the_words(tmp_path, logprobs, logit):
-    weight = np.zeros((1, 4), np.float32)
-    probe = replace(
-        PROBE,
-        weight=weight,
-        layers=((1, "draft", "mean"),),
-        bias=1.5,
-        tokens=3,
-        source="recorded",
-        logprobs=LOGPROBS,
-    )
+    read = {"tokens": 3, "source": "recorded", "logprobs": LOGPROBS}
+    probe = replace(PROBE, weight=np.zeros((2, 4), np.float32), bias=1.5, **read)
     gate = load_gate(str(save_gate(probe, tmp_path / "g")), proxy=ScriptedProxy())
     tokens = ("He", " is", " Bob", " Dole")[: len(logprobs or ())]
-    found = gate.decide(
-        "who?", draft=Draft(text="He is Bob Dole", tokens=tokens, logprobs=logprobs, source="llm")
-    )
-    assert found.p_known == pytest.approx(sigmoid(logit))
+    found = gate.decide("who?", draft=Draft(text="He is Bob Dole", tokens=tokens, logprobs=logprobs))
+    assert found.p_known == pytest.approx(1 / (1 + math.exp(-logit)))
     assert ("log-probabilities" in found.reason) == (logprobs is not None)
 
 
@@ -174,13 +135,9 @@ def test_log_probabilities_are_weighed_against_the_words(tmp_path, logprobs, log
 
 
 def test_a_probe_for_another_model_retrieves_and_says_so(tmp_path):
-    class Wide(ScriptedProxy):
-        def hidden(self, prompt, values, drafts, blocks):
-            found = super().hidden(prompt, values, drafts, blocks)
-            return [type(f)(np.zeros((2, 9), np.float32), 1) for f in found]
-
-    decision = load_gate(str(save_gate(PROBE, tmp_path / "g")), proxy=Wide()).decide("who?")
-    assert decision.retrieve
+    wide = save_gate(replace(PROBE, weight=np.zeros((2, 9), np.float32)), tmp_path / "g")
+    decision = load_gate(str(wide), proxy=ScriptedProxy()).decide("who?")
+    assert (decision.retrieve, decision.error.type) == (True, "ModelLoadError")
     assert "was trained on 'scripted'" in decision.reason
 
 
@@ -188,13 +145,10 @@ def test_a_probe_for_another_model_retrieves_and_says_so(tmp_path):
 
 
 def test_an_adapter_becomes_a_gate(tmp_path):
-    weights = tmp_path / "adapter_model.safetensors"
-    weights.write_bytes(b"weights")
-    prompts = {IK_QUESTION.name: IK_QUESTION.hash}
-    saved = SavedGate(method="ik", base_model="scripted", prompts=prompts, parameters={"tokens": 0})
-    assert read_gate(save_adapter(saved, tmp_path)) == saved
+    assert read_gate(save_ik(tmp_path)) == ADAPTER
     gate = load_gate(str(tmp_path)).gate
     assert (gate.name, gate.tokens, gate.proxy, gate.adapter) == ("ik", 0, "scripted", str(tmp_path))
+    weights = tmp_path / "adapter_model.safetensors"
     weights.write_bytes(b"other")
     for why in ("checksum", "cannot be read"):
         with pytest.raises(ModelLoadError, match=why):
@@ -246,9 +200,7 @@ def test_what_ships_is_small_and_documented():
 
 
 def test_the_default_gate_reads_the_question_alone_and_names_its_sources():
-    gate = load_gate()
-    assert gate.gate == load_gate(DEFAULT_GATE).gate
-    assert [type(spec).__name__ for spec in gate.gate.specs] == ["RequestSpec"]
+    assert [type(spec).__name__ for spec in load_gate().gate.specs] == ["RequestSpec"]
     facts = read_gate(DEFAULT_GATE).provenance
     assert all(data["licence"] and not data["licence"].startswith("none") for data in facts["data"])
     assert facts["metrics"]["auc_mean"] > 0.66
@@ -260,6 +212,4 @@ def test_the_name_of_an_llm_is_text_in_a_card(tmp_path):
     gate = replace(PROBE, llm=sly, provenance={"data": "```\n# Mine"})
     card = (save_gate(gate, tmp_path / "gate") / "README.md").read_text()
     assert "&lt;img src=x onerror=alert(1)&gt; # Mine" in card
-    assert "<img" not in card
-    assert "\n# Mine" not in card
-    assert card.count("```") == 2
+    assert [card.count(part) for part in ("<img", "\n# Mine", "```")] == [0, 0, 2]

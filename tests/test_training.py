@@ -9,10 +9,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from typer.testing import CliRunner
 
 from rgate_integrations import load_gate
-from rgate_integrations.cli.main import app
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.folder import read_gate
 from rgate_integrations.models.local import shared_proxy
@@ -21,6 +19,7 @@ from rgate_integrations.tuning.evaluation import fold_metrics
 from rgate_integrations.tuning.own import TrainingOptions, drafts_for, read_own
 from rgate_integrations.tuning.probe import cross_validate, fit_probe
 from rgate_integrations.tuning.questions import Question, read_examples
+from tests.commands import printed, rgate
 from tests.tuning_parts import Model, write
 
 
@@ -126,28 +125,22 @@ def test_a_probe_learns_what_differs_within_a_set():
     assert areas[0] > areas[1] + 0.02
 
 
-def train(data, out, *options):
-    return CliRunner().invoke(app, ["train", "--data", str(data), "--out", str(out), *options])
-
-
 @pytest.mark.model
 def test_training_from_the_command_line(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
     lines = [line(f"What is {i} plus {i}?", i % 2 == 0, closed_book_text=f"{2 * i}.") for i in range(12)]
     data = write(tmp_path / "sums.jsonl", *lines)
-    options = ["--folds", "2", "--tokens", "4", "--proxy", tiny]
+    training = ["train", "--data", data, "--folds", "2", "--tokens", "4", "--proxy", tiny]
     for draft, given in (("proxy", None), ("recorded", "4."), ("none", None)):
-        done = train(data, tmp_path / draft, "--draft", draft, *options)
-        assert done.exit_code == 0, done.output
-        assert "mean of the sets" in done.output
+        assert "mean of the sets" in printed(*training, "--draft", draft, "--out", tmp_path / draft)
         assert load_gate(str(tmp_path / draft)).decide("What is 2 plus 2?", draft=given).error is None
-    drafts = next((tmp_path / "drafts").glob("*.jsonl"))
+    (drafts,) = (tmp_path / "drafts").glob("*.jsonl")
     drafts.write_text(drafts.read_text()[:-20])  # a kill in the middle of a line
-    train(data, tmp_path / "again", *options)
+    printed(*training, "--out", tmp_path / "again")
     first, second = (tmp_path / name / "weights.safetensors" for name in ("proxy", "again"))
     assert first.read_bytes() == second.read_bytes()
     one_class = write(tmp_path / "one.jsonl", line("a?", True), line("b?", True))
-    assert isinstance(train(one_class, tmp_path / "x").exception, DataFormatError)
+    assert isinstance(rgate("train", "--data", one_class, "--out", tmp_path / "x").exception, DataFormatError)
     assert not (tmp_path / "x").exists()
 
 
@@ -174,10 +167,9 @@ def test_a_gate_for_the_model_itself(tiny, tmp_path, monkeypatch):
         line["gold_answers"] = re.findall(r"\w+", said.text)[0]
     data = write(tmp_path / "own.jsonl", *lines)
     (file,) = read_own([data], shared_proxy(tiny), prompt=prompt)
-    assert [example.known for example in file.examples] == [bool(i % 2) for i in range(12)]
+    assert [example.known for example in file.examples] == [False, True] * 6
     options = ["--self-label", "--system", "Be brief.", "--proxy", tiny, "--folds", "2", "--tokens", "4"]
-    done = train(data, tmp_path / "gate", *options)
-    assert done.exit_code == 0, (done.output, done.exception)
+    printed("train", "--data", data, "--out", tmp_path / "gate", *options)
     trained = read_gate(tmp_path / "gate")
     assert (trained.llm, trained.base_model) == (tiny, tiny)
     gate = load_gate(str(tmp_path / "gate"), on_error="raise")

@@ -1,5 +1,7 @@
 """A gate that `rgate tune` made: what it says where its guarantee failed, and its pair under answer first."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,12 +9,12 @@ from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.engine.gate_like import answer_first_gates
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.artifacts import ANSWER_FIRST, ProbeArtifact, TunedArtifact
+from rgate_integrations.gates.artifacts import ANSWER_FIRST
 from rgate_integrations.gates.folder import save_gate, tuned_files
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.runtime.files import write_folder
+from tests.saved_gates import PROBE, TUNED
 
-LAYERS = ((1, "question", "mean"), (2, "question", "mean"))
 PROMISE = (
     "No threshold that skips can guarantee a loss of at most 2.0%. About 400 questions like these would do."
 )
@@ -20,22 +22,10 @@ PROMISE = (
 
 def tuned(folder, *, tokens=0, threshold=0.5, **provenance):
     """Write a tuned gate into a folder; returns its name."""
-    weight = np.ones((2, 4), dtype=np.float32)
-    prior = ProbeArtifact(weight=weight, bias=-4.0, layers=LAYERS, base_model="scripted", llm="a test")
     head = np.zeros(5 if tokens else 0, dtype=np.float32)
-    artifact = TunedArtifact(
-        slope=0.8,
-        bias=-1.0,
-        weight=weight,
-        head=head,
-        layers=LAYERS,
-        tokens=tokens,
-        base_model="scripted",
-        llm="a test",
-        threshold=threshold,
-        provenance=provenance,
-    )
-    return str(write_folder(folder, tuned_files(artifact, save_gate(prior, folder.parent / "prior"))))
+    artifact = replace(TUNED, head=head, tokens=tokens, threshold=threshold, provenance=provenance)
+    prior = save_gate(PROBE, folder.with_name("prior"))
+    return str(write_folder(folder, tuned_files(artifact, prior)))
 
 
 @pytest.fixture

@@ -1,12 +1,11 @@
 """``rgate tune``: what it asks for, and what it says."""
 
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from typer.testing import CliRunner
 
-from rgate_integrations.cli.main import app
+from rgate_integrations.index import BM25Index
+from tests.commands import rgate
 from tests.fake_server import Fake, answer
 from tests.tuning_parts import N, Reader, by_number, questions, shipped, write
 
@@ -14,30 +13,30 @@ from tests.tuning_parts import N, Reader, by_number, questions, shipped, write
 @pytest.fixture
 def command(tmp_path, fake, monkeypatch):
     """Run ``rgate tune`` against a server: ``command(reply, *options)``."""
-    nothing_found = SimpleNamespace(search=lambda queries, k: [[] for _ in queries])
-    monkeypatch.setattr("rgate_integrations.cli.tune.open_index", lambda folder: nothing_found)
+    monkeypatch.setattr("rgate_integrations.cli.tune.open_index", lambda folder: BM25Index([]))
     monkeypatch.setattr("rgate_integrations.cli.tune._embedder", lambda: None)
     monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda name: Reader())
-    log = str(write(tmp_path / "log.jsonl", *questions()))
-    fixed = ["tune", "--questions", log, "--init-from", shipped(tmp_path), "--out", str(tmp_path / "my-gate")]
+    log = write(tmp_path / "log.jsonl", *questions())
+    fixed = ["tune", "--questions", log, "--init-from", shipped(tmp_path), "--out", tmp_path / "my-gate"]
 
     def run(reply, *options, index=("--index", "passages")):
-        return CliRunner().invoke(app, [*fixed, *index, "--llm", fake(reply).url, *options])
+        return rgate(*fixed, *index, "--llm", fake(reply).url, *options)
 
     return run
 
 
 def test_the_command_says_what_it_will_ask_and_what_came_out(command, tmp_path, monkeypatch):
     monkeypatch.setenv("RGATE_API_KEY", "sk-from-outside")
-    done = command(by_number, "--model", "m", "--budget", "0.9", "--yes", "--num-samples", "2")
+    options = ["--budget", "0.9", "--yes", "--num-samples", "2", "--max-questions", "50"]
+    done = command(by_number, "--model", "m", *options)
     assert done.exit_code == 0, done.output
-    assert f"{N} questions: LLM calls to http" in done.output
-    assert f": {N} direct, {N} retrieve, {2 * N} sample." in done.output
+    assert "50 questions: LLM calls to http" in done.output
+    assert ": 50 direct, 50 retrieve, 100 sample." in done.output
     assert "share of right answers among up to 2 samples a question" in done.output
     assert "question alone: Retrieves for at most 90.0%" in done.output
     # The server says that each prompt has 7 tokens, and each answer is one token.
     assert "instead of 7 and 1 with retrieval always." in done.output
-    assert [key for _, _, key in Fake.seen] == ["Bearer sk-from-outside"] * 4 * N
+    assert [key for _, _, key in Fake.seen] == ["Bearer sk-from-outside"] * 200
     assert "sk-from-outside" not in done.output
     for file in tmp_path.rglob("*"):
         assert file.is_dir() or b"sk-from-outside" not in file.read_bytes()
@@ -73,11 +72,6 @@ def test_a_judge_that_cannot_be_asked_ends_the_run_and_the_answers_are_kept(comm
     assert "refused the key" in str(done.exception)
     assert sum("Answer to judge" in str(body) for _, body, _ in Fake.seen) == 1
     assert (tmp_path / "my-gate.answers.jsonl").read_text().count('"draft"') == 2 * N
-
-
-def test_the_command_limits_and_samples(command):
-    command(by_number, "--model", "m", "--yes", "--max-questions", "25")
-    assert len(Fake.seen) == 50
 
 
 PASSAGES = ["--index", "passages"]

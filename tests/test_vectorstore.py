@@ -28,8 +28,9 @@ class Letters(Embeddings):
 
 @pytest.fixture
 def store():
-    metadatas = [{"n": i, "even": i % 2 == 0} for i in range(6)]
-    return FaissVectorStore.from_texts(TEXTS, Letters(), metadatas, ids=TEXTS)
+    return FaissVectorStore.from_texts(
+        TEXTS, Letters(), [{"n": i, "even": i % 2 == 0} for i in range(6)], ids=TEXTS
+    )
 
 
 def ids(documents):
@@ -66,9 +67,8 @@ def test_ids_may_be_whole_numbers_or_uuids_and_none_is_a_new_one(store):
             method("aaa")
 
 
-def test_upserts_replace_and_the_last_of_equal_ids_counts(store):
-    store.add_documents([Document(page_content="ccc", id="aaa")])
-    assert store.add_texts(["a", "b"], ids=["same", "same"]) == ["same", "same"]
+def test_texts_replace_those_of_their_id_and_the_last_of_equal_ids_counts(store):
+    assert store.add_texts(["ccc", "a", "b"], ids=["aaa", "same", "same"]) == ["aaa", "same", "same"]
     assert [d.page_content for d in store.get_by_ids(["aaa", "same"])] == ["ccc", "b"]
     assert len(store.index) == 7
 
@@ -104,12 +104,14 @@ def test_scores_are_cosines_and_relevance_is_in_0_to_1(store):
 
 def test_embeddings_that_are_there_are_not_computed_again():
     """The embeddings would give another dimension."""
-    pairs = [("x", [1.0, 0.0, 0.0]), ("y", [0.0, 2.0, 0.0])]
     store = FaissVectorStore.from_embeddings(
-        pairs, DeterministicFakeEmbedding(size=5), [{"n": 1}, {"n": 2}], ids=["1", "2"]
+        [("x", [1.0, 0.0, 0.0]), ("y", [0.0, 2.0, 0.0])],
+        DeterministicFakeEmbedding(size=5),
+        [{"n": 1}, {"n": 2}],
+        ids=["1", "2"],
     )
-    nearest = Document(page_content="y", metadata={"n": 2}, id="2")
-    assert store.similarity_search_by_vector([0.0, 2.0, 0.0], k=1) == [nearest]
+    (nearest,) = store.similarity_search_by_vector([0.0, 2.0, 0.0], k=1)
+    assert nearest == Document(page_content="y", metadata={"n": 2}, id="2")
     empty = FaissVectorStore.from_embeddings([], Letters())
     assert empty.similarity_search("a") == empty.max_marginal_relevance_search("a") == []
 

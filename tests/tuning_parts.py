@@ -19,7 +19,9 @@ class Reader(ScriptedProxy):
     """A proxy with states that show whether the answer is known: even numbers are."""
 
     num_layers = 4
-    fingerprint = "abc"
+
+    def __init__(self):
+        super().__init__(fingerprint="abc")
 
     def hidden(self, prompt, values, drafts, layers):
         read = [float(known(value["question"])) for value in values]
@@ -30,13 +32,11 @@ class Model(ScriptedProxy):
     """Says what is made of each question, and of the seed where it samples."""
 
     num_layers = 30
-    fingerprint = ""
 
     def __init__(self, says=lambda question, seed: "Answer.", name="one", weights="w1"):
-        super().__init__()
+        super().__init__(fingerprint=weights)
         self.says = says
         self.name = name
-        self.fingerprint = weights
         self.asked = []
 
     def generate(self, prompt, values, **options):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import ConfigDict, Field, SkipValidation
-from pydantic.dataclasses import dataclass
+from dataclasses import dataclass
 
 from rgate_integrations.engine.gate_like import OWN, GateLike
 from rgate_integrations.errors import ConfigurationError
 
 
-@dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True))
+@dataclass(frozen=True)
 class AnswerFirst:
     """How an answer is begun and judged; ``answer_first=True`` in an adapter stands for these defaults.
 
@@ -29,20 +28,19 @@ class AnswerFirst:
             search.
 
     Raises:
-        ValidationError: ``tokens`` is out of its range.
-        ConfigurationError: ``answer_above`` is less than ``retrieve_below``.
+        ConfigurationError: The numbers are out of their range or order.
     """
 
-    tokens: int = Field(default=32, ge=1)
+    tokens: int = 32
     retrieve_below: float = 0.3
     answer_above: float = 0.9
-    question_gate: SkipValidation[GateLike | str | None] = OWN
+    question_gate: GateLike | str | None = OWN
     prefetch: bool = False
 
     def __post_init__(self) -> None:
-        if self.retrieve_below > self.answer_above:
+        if self.tokens < 1 or self.retrieve_below > self.answer_above:
             raise ConfigurationError(
-                f"retrieve_below is {self.retrieve_below}, and answer_above is less: {self.answer_above}."
+                f"{self} is out of range.", hint="tokens at least 1, retrieve_below at most answer_above"
             )
 
     @classmethod

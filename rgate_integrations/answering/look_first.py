@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from pydantic import Field
-from pydantic.dataclasses import dataclass
 
-from rgate_integrations.decision import Decision, Outcome, Probability
+from rgate_integrations.decision import Decision, Outcome
 from rgate_integrations.engine.follow_ups import is_follow_up, is_unread
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import (
@@ -44,16 +43,21 @@ class LookFirst:
         model: P(helps): a `PassageUtilityModel`; the shipped one when None.
 
     Raises:
-        ValidationError: A value is out of its range.
-        ConfigurationError: The model was made for other features.
+        ConfigurationError: A value is out of its range, or the model was made for other features.
     """
 
-    min_gain: float = Field(default=0.0, ge=-1.0, le=1.0, allow_inf_nan=False)
-    abstain_below: Probability = 0.1
+    min_gain: float = 0.0
+    abstain_below: float = 0.1
     on_abstain: Literal["retrieve", "direct"] = "retrieve"
     model: PassageUtilityModel | None = None
 
     def __post_init__(self) -> None:
+        is_in_range = -1 <= self.min_gain <= 1 and 0 <= self.abstain_below <= 1
+        if not is_in_range or self.on_abstain not in ("retrieve", "direct"):
+            raise ConfigurationError(
+                f"{self} is out of range.",
+                hint='min_gain in [-1, 1], abstain_below in [0, 1], on_abstain "retrieve" or "direct"',
+            )
         if self.model is not None and self.model.features != FEATURES:
             raise ConfigurationError(
                 f"The model was made for the features {', '.join(self.model.features)}.",
@@ -77,11 +81,11 @@ def decide_with_passages(
 ) -> Decision:
     """Return a decision that also counts what a search found.
 
-    Where there is nothing to judge, since the search failed or found nothing, or the gate failed, the gate's decision
-    stands. So it does for a question that refers to something said before: its own words say too little of what the
-    passages should hold. What was found is read, however little it seems to hold, where the gate says that the
-    question is probably of a kind that no LLM can know: about the user's own documents, or what changes with time.
-    Where neither is likely to be right, `LookFirst.on_abstain` still says what to do.
+    The gate's decision stands if there is nothing to judge: the search failed or found nothing, or the gate failed.
+    It also stands for a question that refers to something said earlier: its own words say too little about what the
+    passages should hold. If the question is probably of a kind that no LLM can know, about the user's own documents
+    or about what changes with time, the passages are read, however little they seem to hold. If neither way is likely
+    to be right, `LookFirst.on_abstain` says what to do.
 
     Args:
         decision: The gate's.
@@ -111,14 +115,14 @@ def decide_early(
     *,
     known_from: float,
 ) -> Decision | None:
-    """Return the decision that a look at the question and at what was found settles; None if it settles nothing.
+    """Decide by the question and by what was found, if that is enough; None if the LLM may begin to answer.
 
-    What is clearly unknown is read where the passages help, and so is what no LLM can know. What is clearly known is
-    answered where they do not help, and so is what they would help with no LLM, however little it knows. For all else
-    the LLM may begin to answer, and `decide_with_passages` decides once that is judged.
+    A question that is clearly unknown retrieves if the passages help, and so does one that no LLM can know. One that
+    is clearly known is answered directly if they do not help, and so is one for which they would help no LLM, however
+    little it knows. All others are decided by `decide_with_passages`, once what the LLM has begun is judged.
 
     Args:
-        decision: The gate's, by the question alone; it retrieves for what is clearly unknown.
+        decision: The gate's, by the question alone; it retrieves if the question is clearly unknown.
         found: The passages, best first, or what the search raised.
         options: How they are judged.
         known_from: The P(known) from which a question is clearly known.

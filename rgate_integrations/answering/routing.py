@@ -289,7 +289,9 @@ class RoutedCall(ABC):
         if self.found is None:
             return Routed(decision)
         found = self.found[place]
-        return found if isinstance(found, Exception) else Routed(decision, searched=True, found=found)
+        if isinstance(found, Exception):
+            return found
+        return Routed(decision, searched=True, found=found)
 
     def _wait_for_search(self) -> Flow[None]:
         if self.searching is None or self.found is not None:

@@ -168,7 +168,7 @@ def calibrate(
     max_loss: MaxLossOption = None,
     budget: BudgetOption = None,
     probability: Annotated[
-        Literal["platt", "isotonic", "none"], typer.Option(help="Map from scores to P(known).")
+        Literal["platt", "none"], typer.Option(help="Map from scores to P(known).")
     ] = "platt",
     proxy: ProxyName = None,
 ) -> None:
@@ -240,7 +240,6 @@ def monitor(
     saved = read_gate(gate)
     calibration = Record(
         f"the calibration of {str(gate)!r}",
-        1,
         saved.provenance,
         hint="rgate tune … or rgate calibrate … --out DIR makes a gate with one.",
     )

@@ -12,12 +12,12 @@ from typing import Any, Literal, Self, TypeAlias
 
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.batching import Batcher, await_results, wait_results
-from rgate_integrations.engine.evaluation import Evaluation, evaluate
+from rgate_integrations.engine.evaluation import evaluate
 from rgate_integrations.engine.fallback import fallback_decision, log_failures
 from rgate_integrations.engine.follow_ups import is_unread, retrieve_unread
 from rgate_integrations.engine.requests import check_requests, valid_question, valid_timeout
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.base import Gate
+from rgate_integrations.gates.base import Gate, Score
 from rgate_integrations.gates.evidence.base import Drafter, Inputs, Sources, expand_specs
 from rgate_integrations.gates.rules import RuleOrRules, Rules
 from rgate_integrations.models.base import Proxy
@@ -66,12 +66,9 @@ class DecisionEngine:
     ) -> None:
         if on_error not in ("retrieve", "raise"):
             raise ConfigurationError(f"on_error cannot be {on_error!r}.", hint="retrieve or raise")
-        self._proxy: Proxy | None = None
-        if isinstance(proxy, Proxy):
-            self._proxy = proxy
-            gate = gate.changed(proxy=proxy.name)
-        elif proxy is not None:
-            gate = gate.changed(proxy=proxy)
+        self._proxy = proxy if isinstance(proxy, Proxy) else None
+        if proxy is not None:
+            gate = gate.changed(proxy=getattr(proxy, "name", proxy))
         self.gate = gate
         self.rules = Rules.of(always, never)
         self.on_error = on_error
@@ -81,7 +78,7 @@ class DecisionEngine:
         at_once = _LOCAL_AT_ONCE
         if llm is not None or isinstance(proxy, Proxy):
             at_once = getattr(proxy, "max_batch_size", _MOST_AT_ONCE)
-        self._batcher: Batcher[Inputs, Evaluation] = Batcher(self._evaluate, max_size=at_once)
+        self._batcher: Batcher[Inputs, Score | Exception] = Batcher(self._evaluate, max_size=at_once)
 
     def __repr__(self) -> str:
         return f"DecisionEngine({self.gate!r}, on_error={self.on_error!r})"
@@ -182,9 +179,8 @@ class DecisionEngine:
             InvalidQuestionError: The question is empty, not a string, or holds NUL bytes.
             ConfigurationError: The threshold is not a number of at least 0, or the timeout not one above 0.
         """
-        valid_question(question)  # in a batch it is an error of its item
         (decision,) = self.decide_batch(
-            [question],
+            [valid_question(question)],  # in a batch, one that is none is an error of its item
             threshold=[threshold],
             drafts=[draft],
             popularity=[popularity],
@@ -206,9 +202,8 @@ class DecisionEngine:
         timeout: float | None = None,
     ) -> Decision:
         """Decide for one question without blocking the event loop; see `decide`."""
-        valid_question(question)
         (decision,) = await self.adecide_batch(
-            [question],
+            [valid_question(question)],
             threshold=[threshold],
             drafts=[draft],
             popularity=[popularity],
@@ -283,7 +278,7 @@ class DecisionEngine:
         patience = self.timeout if timeout is None else valid_timeout(timeout)
         # Thresholds stay with the caller: they concern nobody else in a merged batch.
         judged = [each for each in inputs if isinstance(each, Inputs)]
-        found: Sequence[Evaluation | Exception]
+        found: Sequence[Score | Exception]
         if _BUSY.get() is self:
             itself = ConfigurationError(
                 "The gate was called while it judges, by its own drafter: it would wait for itself.",
@@ -292,26 +287,25 @@ class DecisionEngine:
             found = [itself] * len(judged)
         else:
             found = yield Call(wait_results, await_results, self._batcher.submit(judged), patience)
-        evaluations = iter(found)
+        scores = iter(found)
         decisions = []
         for given, compared in zip(inputs, thresholds, strict=True):
-            evaluation = next(evaluations) if isinstance(given, Inputs) else given
-            if isinstance(evaluation, Exception):
-                evaluation = Evaluation(evaluation)
-            decisions.append(self._decision(given, compared, evaluation))
+            score = next(scores) if isinstance(given, Inputs) else given
+            decisions.append(self._decision(given, compared, score))
         log_failures(decisions, self.gate.name)
         return decisions
 
-    def _evaluate(self, batch: Sequence[Inputs]) -> list[Evaluation]:
+    def _evaluate(self, batch: Sequence[Inputs]) -> list[Score | Exception]:
         """Score what the callers of a batch ask; runs in the worker, whose thread is this engine's own."""
         _BUSY.set(self)
         return evaluate(self.gate, batch, Sources(self.get_proxy, self.llm, self._memory), self.rules)
 
-    def _decision(self, inputs: Inputs | Exception, given: float | None, evaluation: Evaluation) -> Decision:
+    def _decision(
+        self, inputs: Inputs | Exception, given: float | None, score: Score | Exception
+    ) -> Decision:
         """Apply the threshold. The one place where a failure of any kind becomes a decision to retrieve."""
         question = inputs.question if isinstance(inputs, Inputs) else ""
         threshold = self.threshold if given is None else given
-        score = evaluation.score
         if isinstance(score, Exception):
             if self.on_error == "raise":
                 raise score
@@ -326,13 +320,12 @@ class DecisionEngine:
             reason=score.reason,
             gate=self.gate.name,
             draft=score.draft,
-            cost=evaluation.cost,
-            warnings=evaluation.warnings,
+            cost=score.cost,
+            warnings=score.warnings,
             signals=dict(score.signals),
             llm=score.llm,
         )
-        has_history = isinstance(inputs, Inputs) and bool(inputs.history)
-        if has_history and not self.reads_history:
+        if isinstance(inputs, Inputs) and inputs.history and not self.reads_history:
             return retrieve_unread(decision)
         # A gate on a server says so itself.
-        return decision.model_copy(update={"retrieve": True}) if is_unread(decision) else decision
+        return decision.model_copy(update={"retrieve": decision.retrieve or is_unread(decision)})

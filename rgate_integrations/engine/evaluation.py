@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from rgate_integrations.decision import Cost
 from rgate_integrations.gates.base import Gate, Score, ScoreSpec, Specs
@@ -29,71 +29,45 @@ _ASKS = re.compile(
 """How sentences begin that ask. It only picks what is read; what is read decides."""
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """What was found out about a question; what to do about it is the caller's matter.
+def evaluate(gate: Gate, batch: Sequence[Inputs], sources: Sources, rules: Rules) -> list[Score | Exception]:
+    """Score a batch; returns a score for each question, in order, or why there is none.
 
-    Attributes:
-        score: The score of a rule or of the gate, or why there is none.
-        cost: What the evidence cost.
-        warnings: What was noticed on the way.
+    Rules that read nothing go first, patterns and functions; then examples. The gate is asked about the rest.
     """
-
-    score: Score | Exception
-    cost: Cost = field(default_factory=Cost)
-    warnings: tuple[str, ...] = ()
-
-
-def evaluate(gate: Gate, batch: Sequence[Inputs], sources: Sources, rules: Rules) -> list[Evaluation]:
-    """Score a batch; returns its evaluations, in the order of the questions.
-
-    Rules that read nothing go first: patterns and functions. The gate is asked about the rest.
-    """
-    evaluations: dict[int, Evaluation] = {}
-    rest: dict[int, Inputs] = {}
-    for place, inputs in enumerate(batch):
-        score = rules.match(inputs)
-        if score is None:
-            rest[place] = inputs
-        else:
-            evaluations[place] = Evaluation(score, warnings=score.warnings)
-    if rest:
-        judged = _judge(gate, list(rest.values()), sources, rules)
-        evaluations.update(zip(rest, judged, strict=True))
-    return [evaluations[place] for place in range(len(batch))]
-
-
-def _judge(gate: Gate, batch: Sequence[Inputs], sources: Sources, rules: Rules) -> list[Evaluation]:
-    """Let examples and the gate score a batch; where an example decides, the gate does not."""
     began = time.perf_counter()
-    likeness, judgment = rules.likeness_for(gate), ScoreSpec(gate)
-    specs: Specs = (judgment,) if likeness is None else (likeness, judgment)
-    inputs = list(batch)
-    if any(spec.reads_model for spec in expand_specs(specs)):
-        inputs = [shorten(each, sources) for each in batch]
-    context = Context(inputs, sources, specs)
-    scores: list[Score | Exception | None] = [None] * len(batch)
-    if likeness is not None:
-        for place, like in enumerate(context.find(likeness)):
-            scores[place] = like if isinstance(like, Exception) else rules.compare(like.value)
-    asked = [place for place, score in enumerate(scores) if score is None]
-    for place, piece in zip(asked, context.part(asked).find(judgment), strict=True):
-        scores[place] = piece if isinstance(piece, Exception) else piece.value
+    specs: Specs = (*rules.likeness_for(gate), ScoreSpec(gate))
+    reads_model = any(spec.reads_model for spec in expand_specs(specs))
+    scores: list[Score | Exception | None] = []
+    read = []
+    for inputs in batch:
+        matched = rules.match(inputs)
+        scores.append(matched)
+        read.append(shorten(inputs, sources) if reads_model and matched is None else inputs)
+    context = Context(read, sources, specs)
+    for spec in specs:
+        undecided = [place for place, score in enumerate(scores) if score is None]
+        for place, piece in zip(undecided, context.part(undecided).find(spec), strict=True):
+            scores[place] = piece if isinstance(piece, Exception) else piece.value
     milliseconds = (time.perf_counter() - began) * 1e3 / len(batch)
-    evaluations = []
-    for given, read, score, cost in zip(batch, inputs, scores, context.costs(), strict=True):
-        warnings: tuple[str, ...] = ()
-        if read.partly:
-            warnings = (f"Of {len(given.question):,} characters {len(read.question):,} were read.",)
+    found: list[Score | Exception] = []
+    for given, evidence, score in zip(batch, context.evidence, scores, strict=True):
+        assert score is not None  # noqa: S101  whom no rule decided, the gate has judged
         if isinstance(score, Score):
-            warnings += score.warnings
-            if read.partly and score.p_known < CLEARLY_NEEDLESS:
-                reason = f"It is too long to be read whole, and not clearly needless. {score.reason}"
-                score = replace(score, p_known=0.0, reason=reason)
-        assert score is not None  # noqa: S101  whom no example decided, the gate has judged
-        timed = cost.model_copy(update={"milliseconds": milliseconds})
-        evaluations.append(Evaluation(score, timed, warnings))
-    return evaluations
+            score = replace(score, cost=evidence.cost + Cost(milliseconds=milliseconds))
+            if evidence.inputs.partly:
+                score = _of_a_part(score, given, evidence.inputs)
+        found.append(score)
+    return found
+
+
+def _of_a_part(score: Score, given: Inputs, read: Inputs) -> Score:
+    """Say that a request was not read whole; it retrieves unless it is clearly needless."""
+    warning = f"Of {len(given.question):,} characters {len(read.question):,} were read."
+    score = replace(score, warnings=(warning, *score.warnings))
+    if score.p_known >= CLEARLY_NEEDLESS:
+        return score
+    reason = f"It is too long to be read whole, and not clearly needless. {score.reason}"
+    return replace(score, p_known=0.0, reason=reason)
 
 
 def shorten(inputs: Inputs, sources: Sources) -> Inputs:
@@ -101,8 +75,7 @@ def shorten(inputs: Inputs, sources: Sources) -> Inputs:
     question = inputs.question
     if len(question.encode()) <= MAX_REQUEST_TOKENS:  # a token has at least one byte
         return inputs
-    longest = 8 * MAX_REQUEST_TOKENS  # characters that so many tokens rarely exceed
-    readable = question[:longest]
+    readable = question[: 8 * MAX_REQUEST_TOKENS]  # so many tokens rarely have more characters
     # Without a model nothing counts its tokens; the evidence that needs one will fail for that reason.
     with suppress(Exception):
         readable = sources.proxy().truncate(readable, MAX_REQUEST_TOKENS) or readable

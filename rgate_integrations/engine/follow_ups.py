@@ -78,12 +78,13 @@ def why_unread(question: str, history: Sequence[str] | None, *, reads_history: b
 
 def retrieve_unread(decision: Decision, why: str = UNREAD) -> Decision:
     """Return a decision that retrieves, and says in its `warnings` what the gate has not understood."""
-    changed = {
-        "retrieve": True,
-        "reason": f"It retrieves: {why[0].lower()}{why[1:]}",
-        "warnings": (*decision.warnings, why),
-    }
-    return decision.model_copy(update=changed)
+    return decision.model_copy(
+        update={
+            "retrieve": True,
+            "reason": f"It retrieves: {why[0].lower()}{why[1:]}",
+            "warnings": (*decision.warnings, why),
+        }
+    )
 
 
 def is_unread(decision: Decision) -> bool:

@@ -80,11 +80,8 @@ def answer_first_gates(
     name = type(gate).__name__
     if isinstance(gate, DecisionEngine):
         name = gate.gate.name
-        of_answers, of_questions = answer_gate_of(gate.gate), question_gate_of(gate.gate)
-        if of_answers is not None:
-            judge = gate.with_options(gate=of_answers)
-        if of_questions is not None:
-            own = gate.with_options(gate=of_questions)
+        judge = _with_gate(gate, answer_gate_of(gate.gate))
+        own = _with_gate(gate, question_gate_of(gate.gate))
     elif _takes(gate.decide_batch, "drafts"):
         judge = gate
     if judge is None:
@@ -98,6 +95,10 @@ def answer_first_gates(
     if question_gate == OWN:
         return judge, own
     return judge, resolve_gate(question_gate)
+
+
+def _with_gate(engine: DecisionEngine, gate: Gate | None) -> DecisionEngine | None:
+    return None if gate is None else engine.with_options(gate=gate)
 
 
 def for_llm(gate: GateLike, name: str, known_by: str = "") -> GateLike:
@@ -182,25 +183,26 @@ def decide_messages(
     Returns:
         One decision a message, in order.
     """
-    parameters = inspect.signature(gate.decide_batch).parameters
     reads = reads_history(gate)
-    unread = []
-    for message, history in zip(messages, histories, strict=True):
-        unread.append(why_unread(message, history, reads_history=reads))
+    pairs = zip(messages, histories, strict=True)
+    unread = [why_unread(message, history, reads_history=reads) for message, history in pairs]
     # Without a draft nothing is to be learnt of what is not understood: the gate is not asked.
     has_draft = drafting is not None or drafts is not None
     places = [place for place, why in enumerate(unread) if has_draft or not why]
-    options: dict[str, Any] = {"drafts": drafts, "threshold": threshold, "timeout": timeout}
-    if isinstance(threshold, Sequence):
-        options["threshold"] = [threshold[place] for place in places]
+    options: dict[str, Any] = {"drafts": drafts, "threshold": threshold}
+    if (
+        "metadata" in inspect.signature(gate.decide_batch).parameters
+    ):  # by name: else it may hand on what it gets
+        options["metadata"] = metadata
     if reads:
-        options["histories"] = [histories[place] or None for place in places]
-    if metadata is not None and "metadata" in parameters:
-        options["metadata"] = [metadata[place] for place in places]
+        options["histories"] = [history or None for history in histories]
+    for name, values in options.items():
+        if isinstance(values, Sequence):
+            options[name] = [values[place] for place in places]
     decisions = [Decision(question=message, retrieve=True, p_known=0.0) for message in messages]
     if places:
         asked = [messages[place] for place in places]
-        found = yield from decide(gate, asked, drafting=drafting, **options)
+        found = yield from decide(gate, asked, drafting=drafting, timeout=timeout, **options)
         for place, decision in zip(places, found, strict=True):
             decisions[place] = decision
     for place, why in enumerate(unread):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Real
 from typing import Any
+
+from pydantic import ValidationError
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError
@@ -88,10 +91,11 @@ def valid_threshold(threshold: object) -> float:
     Raises:
         ConfigurationError: It is not a number of at least 0.
     """
-    if not isinstance(threshold, Real) or not 0 <= float(threshold) < math.inf:
-        # Not printed whatever it is: an object of the user's own may not be printable.
-        shown = float(threshold) if isinstance(threshold, Real) else f"a {type(threshold).__name__}"
-        raise ConfigurationError(f"A threshold must be a number of at least 0, not {shown}.")
+    if not isinstance(threshold, Real):
+        # Not printed: an object of the user's own may not be printable.
+        raise ConfigurationError(f"A threshold must be a number, not a {type(threshold).__name__}.")
+    if not 0 <= float(threshold) < math.inf:
+        raise ConfigurationError(f"A threshold must be a number of at least 0, not {float(threshold)}.")
     return float(threshold)
 
 
@@ -115,25 +119,24 @@ def valid_question(question: object) -> str:
     return encodable(question.strip())
 
 
-def _inputs(given: object, draft: object, popularity: Any, history: Any, metadata: object) -> Inputs:
+def _inputs(given: object, draft: Any, popularity: Any, history: Any, metadata: Any) -> Inputs:
     """Check one question and what came with it."""
     question = valid_question(given)
     if isinstance(draft, str):
         draft = Draft(text=draft.strip(), source="recorded")
-    if draft is not None and not isinstance(draft, Draft):
-        raise EvidenceError(f"A draft must be a string or a Draft, not {type(draft).__name__}.")
     try:
-        if popularity is not None:
-            popularity = float(popularity)
-    except (TypeError, ValueError, OverflowError) as error:  # JSON has whole numbers of any length
-        raise EvidenceError("A popularity score must be a number that a float can hold.") from error
-    # A string is a sequence of strings, too, but its letters are no turns.
-    is_list = isinstance(history, Sequence | None) and not isinstance(history, str)
-    if not is_list or not all(isinstance(turn, str) for turn in history or ()):
-        raise EvidenceError(
-            "A history must be a list of strings.", hint='Write turns as "user: ..." or "assistant: ...".'
+        inputs = Inputs(
+            question,
+            draft=draft,
+            popularity=popularity,
+            history=() if history is None else history,
+            metadata={} if metadata is None else metadata,
         )
-    turns = tuple(valid_question(turn) for turn in history or () if turn.strip())
-    if not isinstance(metadata, Mapping | None):
-        raise EvidenceError(f"Metadata must be a mapping, not a {type(metadata).__name__}.")
-    return Inputs(question, draft, popularity, turns, metadata or {})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise EvidenceError(
+            f"The {first['loc'][0]} of a question cannot be read: {first['msg']}.",
+            hint="A draft is a Draft or a string, popularity a number, a history a list of strings such as "
+            '"user: Who wrote Hamlet?", and metadata a mapping.',
+        ) from error
+    return replace(inputs, history=tuple(valid_question(turn) for turn in inputs.history if turn.strip()))

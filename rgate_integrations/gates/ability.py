@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from rgate_integrations.decision import Finite
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.gates.llm_names import ModelName, parse_name, sizes_left_out
 from rgate_integrations.runtime.files import existing_folder, json_text, parse_json, write_folder
@@ -44,7 +45,7 @@ class Ability:
     """
 
     llm: str
-    theta: Annotated[float, Field(allow_inf_nan=False)]
+    theta: Finite
     sd: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     source: str
 
@@ -85,24 +86,14 @@ def resolve_ability(name: str) -> tuple[Ability, str]:
     measured = read_measured(name)
     if measured is not None:
         return measured, ""
-    return _by_name(name)
-
-
-def weakest(names: Iterable[str]) -> str:
-    """Return the name of the LLM that knows least; of equals, the first. At least one name is needed."""
-    return min(names, key=lambda name: resolve_ability(name)[0].theta)
-
-
-@cache
-def _by_name(name: str) -> tuple[Ability, str]:
     said = parse_name(name)
-    same = [entry for entry in _table() if entry.name.words == said.words]
+    same = [entry for entry in ability_table() if entry.name.words == said.words]
     if same:
         dated = [entry for entry in same if _same_date(entry.name.date, said.date)]
         return _weakest_of(dated or same), ""
     guesses = []
     for family in said.families:
-        members = [entry for entry in _table() if family in entry.name.families]
+        members = [entry for entry in ability_table() if family in entry.name.families]
         if members:
             guesses.append(_by_family(said, family, members))
     if guesses:
@@ -118,8 +109,13 @@ def _by_name(name: str) -> tuple[Ability, str]:
     )
 
 
+def weakest(names: Iterable[str]) -> str:
+    """Return the name of the LLM that knows least; of equals, the first. At least one name is needed."""
+    return min(names, key=lambda name: resolve_ability(name)[0].theta)
+
+
 @cache
-def _table() -> tuple[Entry, ...]:
+def ability_table() -> tuple[Entry, ...]:
     """Return the shipped table."""
     return table_of((files("rgate_integrations") / "weights" / "abilities.json").read_text(encoding="utf-8"))
 
@@ -191,8 +187,7 @@ def _at_size(size: float, entries: Sequence[Entry]) -> tuple[float, Ability]:
 
 def save_measured(ability: Ability, folder: str | Path) -> Path:
     """Write an ability to a folder, which appears whole or not at all."""
-    facts = {"format": _FORMAT, **asdict(ability)}
-    return write_folder(folder, {ABILITY: json_text(facts)})
+    return write_folder(folder, {ABILITY: json_text({"format": _FORMAT, **asdict(ability)})})
 
 
 def read_measured(folder: str | Path) -> Ability | None:
@@ -206,9 +201,8 @@ def read_measured(folder: str | Path) -> Ability | None:
         return None
     try:
         facts = dict(parse_json(path.read_bytes()))
-        version = facts.pop("format")
-        if version != _FORMAT:
-            raise ValueError(f"its format is {version}")
+        if facts.pop("format") != _FORMAT:
+            raise ValueError("it has another format")
         return Ability(**facts)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelLoadError(

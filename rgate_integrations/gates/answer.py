@@ -83,8 +83,8 @@ class AnswerGate(Gate):
         question, answer = evidence[ScoreSpec(self.question)], evidence[ScoreSpec(self.answer)]
         weight = self.weight * self.question.depends_on_knowledge(question)
         p = sigmoid((1 - weight) * logit(question.p_known) + weight * logit(answer.p_known))
-        said = f"question {question.p_known:.2f}, begun answer {answer.p_known:.2f}"
         warnings = tuple(dict.fromkeys((*question.warnings, *answer.warnings)))
+        said = f"question {question.p_known:.2f}, begun answer {answer.p_known:.2f}"
         reason = f"Known with probability {p:.2f} ({said})."
         return Score(p, reason, answer.draft, warnings, question.signals, question.llm)
 
@@ -106,7 +106,9 @@ def answer_gate_of(gate: Gate) -> Gate | None:
     if isinstance(gate, HeadsGate):
         begun = AnswerGate(question=gate)
         # Each has a threshold of its own, but one that the caller chose holds for both.
-        return begun if gate.threshold == gate.trained.threshold else begun.changed(threshold=gate.threshold)
+        if gate.threshold != gate.trained.threshold:
+            return begun.changed(threshold=gate.threshold)
+        return begun
     if isinstance(gate, TunedGate):
         return _gate_in(saved_folder(gate.artifact).resolve() / ANSWER_FIRST, gate.proxy)
     return None
@@ -126,4 +128,6 @@ def _reads_answers(gate: Gate) -> bool:
 
 
 def _gate_in(folder: Path, proxy: str) -> Gate | None:
-    return make_gate(str(folder), proxy=proxy) if os.path.isfile(folder / CONFIG) else None
+    if not os.path.isfile(folder / CONFIG):
+        return None
+    return make_gate(str(folder), proxy=proxy)

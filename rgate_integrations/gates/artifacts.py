@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, PlainValidator
 from pydantic.dataclasses import dataclass
 
-from rgate_integrations.decision import DraftSource
+from rgate_integrations.decision import DraftSource, Finite
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.segments import LAYOUT
 from rgate_integrations.prompts import ANSWER
@@ -44,7 +44,6 @@ def _weights(value: Any) -> Float32Array:
 Weights: TypeAlias = Annotated[Float32Array, PlainValidator(_weights)]
 """An array of a saved gate: float32, and finite."""
 
-Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 Count: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
@@ -236,17 +235,6 @@ class SegmentHeads:
         logits = _flat(states) @ _flat(self.weight).T + _flat(layout) @ _flat(self.layout).T
         return _softmax(logits, self.kinds)
 
-    def p_known(self, kinds: Float64Array, known: float) -> Float64Array:
-        """Return P(the LLM alone answers the segment well), shape (n,).
-
-        Args:
-            kinds: What `kind_probabilities` returned.
-            known: P(the LLM knows the fact that the request asks for).
-        """
-        shares = np.array([kind.share_answered(np.array([known]))[0] for kind in self.kinds])
-        found: Float64Array = kinds @ shares
-        return np.minimum(found, 1.0)
-
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class HeadsArtifact(SavedGate):
@@ -263,7 +251,7 @@ class HeadsArtifact(SavedGate):
         known_bias: Added to it.
         ability_slope: Added to it for each unit of the LLM's ability.
         default_ability: Mean and standard deviation of the ability of an LLM that nothing is known of.
-        segments: What tells the kind of a part of a longer request; None if nothing does.
+        segments: What tells the kind of a part of a longer request.
         news_weight: Shape (L, H), float32: a question may be about news, which nobody need have dated, if the sum of
             this times its states and `news_bias` is positive. None if nothing tells that.
         news_bias: Added to it.
@@ -277,7 +265,7 @@ class HeadsArtifact(SavedGate):
     known_bias: Finite
     ability_slope: Finite
     default_ability: tuple[Finite, Finite]
-    segments: SegmentHeads | None = None
+    segments: SegmentHeads
     news_weight: Weights | None = field(default=None, repr=False, compare=False)
     news_bias: Finite = 0.0
 
@@ -328,16 +316,18 @@ class HeadsArtifact(SavedGate):
         found: Float64Array = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
         return found
 
-    def p_known(self, kinds: Float64Array, known: Float64Array) -> Float64Array:
-        """Return P(the LLM alone answers the request well), shape (n,).
 
-        Args:
-            kinds: What `kind_probabilities` returned.
-            known: What `p_fact_known` returned.
-        """
-        shares = np.stack([kind.share_answered(known) for kind in self.kinds], axis=1)
-        found: Float64Array = np.minimum((kinds * shares).sum(axis=1), 1.0)
-        return found
+def p_answered(kinds: Sequence[Kind], probabilities: Float64Array, known: Float64Array) -> Float64Array:
+    """Return P(the LLM alone answers well) for each of n requests or segments, shape (n,).
+
+    Args:
+        kinds: The kinds that they may be of.
+        probabilities: What `kind_probabilities` returned, shape (n, K).
+        known: P(the LLM knows the fact), as `HeadsArtifact.p_fact_known` gives it; one for each, or one for all.
+    """
+    shares = np.stack([kind.share_answered(known) for kind in kinds], axis=1)
+    found: Float64Array = np.minimum((probabilities * shares).sum(axis=1), 1.0)
+    return found
 
 
 def _softmax(logits: Float64Array, kinds: tuple[Kind, ...]) -> Float64Array:

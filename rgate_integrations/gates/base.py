@@ -12,11 +12,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
 
-from rgate_integrations.decision import Draft
-from rgate_integrations.errors import ConfigurationError, ScoreError
+from rgate_integrations.decision import Cost, Draft
+from rgate_integrations.errors import ConfigurationError, ModelLoadError, ScoreError
+from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
+from rgate_integrations.models.base import Proxy
 
-CostClass = Literal["none", "one pass", "draft", "draft + judgment", "several samples", "search"]
 Threshold = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Specs: TypeAlias = tuple[EvidenceSpec[Any], ...]
 
@@ -39,7 +40,7 @@ class GateInfo:
     paper: str
     evidence: str
     training: Literal["no", "optional", "yes"]
-    cost: CostClass
+    cost: Literal["none", "one pass", "draft", "draft + judgment", "several samples", "search"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Score:
         signals: Probabilities that `p_known` was made of, by name; the decision carries them.
         llm: The LLM whose knowledge was judged, and how it is known which; the decision carries it.
         threshold: What `p_known` is compared with where the caller says nothing; None for the gate's own.
+        cost: What the evidence cost; the engine fills it in.
     """
 
     p_known: float
@@ -63,6 +65,7 @@ class Score:
     signals: Mapping[str, float] = field(default_factory=dict, hash=False)
     llm: str = ""
     threshold: float | None = None
+    cost: Cost = field(default_factory=Cost)
 
 
 class Gate(BaseModel, ABC):
@@ -229,13 +232,38 @@ class ScoreSpec(EvidenceSpec[Score]):
     def compute(self, context: Context) -> list[Piece[Score] | Exception]:
         """Score every question; what is wrong with one is returned, so that the others go on."""
         found: list[Piece[Score] | Exception] = []
-        for evidence in context.evidence(self.gate.specs):
+        for evidence in context.evidence:
             try:
+                warnings = _check_model(self.gate, evidence.proxy)
                 score = self.gate.score(evidence)
                 p = score.p_known
                 if not -_ROUNDING <= p <= 1 + _ROUNDING:  # NaN is in no range
                     raise ScoreError(f"The gate {self.gate.name!r} gave the score {p}.")
-                found.append(Piece(replace(score, p_known=min(max(p, 0.0), 1.0))))
+                warnings = tuple(dict.fromkeys((*score.warnings, *warnings)))
+                found.append(Piece(replace(score, p_known=min(max(p, 0.0), 1.0), warnings=warnings)))
             except Exception as error:  # `score` may be any user's code
                 found.append(error)
         return found
+
+
+def _check_model(gate: Gate, used: Proxy | None) -> tuple[str, ...]:
+    """Refuse evidence of another model than the one that a gate was trained on, if its file says which.
+
+    Returns:
+        A warning for the decision if the used model's weights are unknown: that does not make them the same.
+
+    Raises:
+        ModelLoadError: The fingerprints differ.
+    """
+    trained = getattr(gate, "trained", None)  # of gates that were trained on a model
+    if not isinstance(trained, SavedGate) or used is None or trained.fingerprint in ("", used.fingerprint):
+        return ()
+    if not used.fingerprint:
+        return (
+            f"Whether {used.name!r} is the model that the gate {gate.name!r} was trained on cannot be checked.",
+        )
+    raise ModelLoadError(
+        f"The gate {gate.name!r} was trained on {trained.base_model!r} (weights {trained.fingerprint}), but "
+        f"{used.name!r} has the weights {used.fingerprint}.",
+        hint=f"Load it with proxy={trained.base_model!r}, or train a gate for this model.",
+    )

@@ -12,7 +12,6 @@ from rgate_integrations.gates.base import Gate, GateInfo, InnerGate, Score, Scor
 from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.papers.verdicts import IKGate
 from rgate_integrations.gates.probability import ProbabilityMap
-from rgate_integrations.gates.trained import check_model
 
 
 class CalibratedGate(Gate):
@@ -50,14 +49,12 @@ class CalibratedGate(Gate):
         """The score of its gate."""
         return (ScoreSpec(self.inner),)
 
-    def score(self, evidence: Evidence) -> Score:
-        """Map the inner gate's score.
+    @property
+    def trained(self) -> SavedGate:
+        """What says on which model it was calibrated."""
+        return SavedGate(method=self.name, base_model=self.proxy, fingerprint=self.fingerprint)
 
-        Raises:
-            ModelLoadError: The score comes from another model than the one that it was calibrated with.
-        """
+    def score(self, evidence: Evidence) -> Score:
+        """Map the inner gate's score."""
         score = evidence[ScoreSpec(self.inner)]
-        calibrated_with = SavedGate(method=self.name, base_model=self.proxy, fingerprint=self.fingerprint)
-        warnings = (*score.warnings, *check_model(self.name, calibrated_with, evidence))
-        distinct = tuple(dict.fromkeys(warnings))
-        return replace(score, p_known=self.probability(score.p_known), warnings=distinct)
+        return replace(score, p_known=self.probability(score.p_known))

@@ -208,8 +208,6 @@ def _put_arrays(content: dict[str, Any], weights: bytes) -> None:
     for name, array in arrays.items():
         prefix, _, field = name.rpartition(".")
         part = content[prefix] if prefix else content
-        if field in part:
-            raise ValueError(f"the weights: there is no place for {name[:40]!r}")
         part[field] = array
 
 
@@ -244,6 +242,7 @@ def model_card(gate: SavedGate, name: str) -> str:
         gate: The gate.
         name: What it is called.
     """
+    provenance = json_text(gate.provenance).strip().replace("`", "'")  # so that it cannot end its block
     return f"""# {plain(name)}
 
 A retrieval gate of `rgate-integrations`: P(the LLM answers rightly without retrieval).
@@ -259,14 +258,9 @@ Use it as `load_gate("{plain(name)}")`. Scores for another LLM are a guess: cali
 ## How it was made
 
 ```json
-{plain_json(gate.provenance)}
+{provenance}
 ```
 """
-
-
-def plain_json(value: Any) -> str:
-    """Return JSON for a fenced block of Markdown, which it cannot end."""
-    return json_text(value).strip().replace("`", "'")
 
 
 def plain(name: str) -> str:

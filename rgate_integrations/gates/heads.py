@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field, SkipValidation, model_validator
 
 from rgate_integrations.gates.ability import Ability, resolve_ability
-from rgate_integrations.gates.artifacts import HeadsArtifact, Kind
+from rgate_integrations.gates.artifacts import HeadsArtifact, Kind, p_answered
 from rgate_integrations.gates.base import GateInfo, NamedLLMGate, Score, Specs
 from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.evidence.model_outputs import ReadRequest, RequestSpec
@@ -20,6 +20,7 @@ from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
 
 _log = logging.getLogger("rgate_integrations")
+_warn_once = cache(_log.warning)
 _SHOWN = 80  # characters of a segment in a reason
 MOST_QUESTIONS = 8
 """A request that asks more than this retrieves: among so many, the heads do not find the one that needs it."""
@@ -78,15 +79,14 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         """Look up what the LLM knows, unless it is given."""
         if not isinstance(values, dict):  # a gate of another kind, which is refused after this
             return values
-        given = values.get("ability")
-        if given is not None:
-            return {**values, "llm_name": values.get("llm_name") or getattr(given, "llm", "")}
-        ability, warning = resolve_ability(values.get("llm_name", ""))
-        if warning:
-            _warn_once(warning)
+        ability, name = values.get("ability"), values.get("llm_name", "")
+        if ability is None:
+            ability, warning = resolve_ability(name)
+            if warning:
+                _warn_once(warning)
         if ability == resolve_ability("")[0]:
-            return {**values, "ability": None}
-        return {**values, "ability": ability}
+            ability = None
+        return {**values, "ability": ability, "llm_name": name or getattr(ability, "llm", "")}
 
     def changed(self, **parameters: Any) -> Self:
         """Return a copy with other parameters; one with another artefact or LLM reads it."""
@@ -97,12 +97,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     @property
     def specs(self) -> Specs:
         """The pooled hidden states of the request, and of each segment."""
-        return (self._request,)
-
-    @property
-    def _request(self) -> RequestSpec:
-        segments = self.trained.segments
-        return RequestSpec(self.trained.layers, segments.layers if segments else ())
+        return (RequestSpec(self.trained.layers, self.trained.segments.layers),)
 
     def score(self, evidence: Evidence) -> Score:
         """Score by all heads together.
@@ -110,20 +105,20 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         Raises:
             ModelLoadError: The states are not those of the model that the heads were trained on.
         """
-        trained, found = self.trained, evidence[self._request]
-        warnings = self.check_states(evidence, found.whole, trained.known_weight.shape)
+        trained, found = self.trained, evidence[self.specs[0]]
+        self.check_states(found.whole, trained.known_weight.shape)
         states = found.whole[None]  # a batch of one
         known = trained.p_fact_known(states, *self._ability)
         by_whole = trained.kind_probabilities(states)
-        p, what = float(trained.p_known(by_whole, known)[0]), "The question"
+        p, what = float(p_answered(trained.kinds, by_whole, known)[0]), "The question"
         kinds, of_kinds = trained.kinds, by_whole[0]
         follows = bool(evidence.inputs.history)
         # A message that follows others is understood by the heads of segments alone: they learned from conversations.
         alone = follows or len(" ".join(found.texts).split()) > _LONG
-        weakest = self._weakest_segment(found, float(known[0]), alone)
+        weakest = self._weakest_segment(found, known, alone)
         if weakest is not None and (alone or weakest[0] < p):
             p, of_kinds, what = weakest
-            kinds = self._kinds
+            kinds = trained.segments.kinds
         signals = {kind.name: float(share) for kind, share in zip(kinds, of_kinds, strict=True)}
         signals["known"] = float(known[0])
         reason = f"{what} {self._why(p, kinds, of_kinds, known, bool(trained.about_news(states)[0]))}"
@@ -133,35 +128,38 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             p, reason = 0.0, "It gives an address, and what is there the LLM has not seen."
         if follows and p < CLEARLY_NEEDLESS:
             p, reason = 0.0, f"It follows on what was said before, and is not clearly needless. {reason}"
-        return Score(p, reason, None, warnings, signals, self._judged_llm)
+        return Score(p, reason, signals=signals, llm=self._judged_llm)
 
     def _weakest_segment(
-        self, found: ReadRequest, known: float, alone: bool
+        self, found: ReadRequest, known: Float64Array, alone: bool
     ) -> tuple[float, Float64Array, str] | None:
         """Return P(known), the kinds and the text of the segment that needs retrieval most, of those judged apart.
 
         Those are all where segments decide alone; else questions of several, and those beside much text.
         """
-        segments = self.trained.segments
         words = [len(text.split()) for text in found.texts]
         judged = []
         for place, text in enumerate(found.texts):
             beside = sum(words) - words[place]
             if alone or beside >= _MUCH or (beside and text.endswith("?")):
                 judged.append(place)
-        if segments is None or not judged:
+        if not judged:
             return None
+        segments = self.trained.segments
         kinds = segments.kind_probabilities(found.segments[judged], found.layout[judged])
-        p = segments.p_known(kinds, known)
+        p = p_answered(segments.kinds, kinds, known)
         least = int(np.argmin(p))
         text = found.texts[judged[least]]
-        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-        return float(p[least]), kinds[least], f"“{shown}”"
+        if len(text) > _SHOWN:
+            text = f"{text[:_SHOWN]}…"
+        return float(p[least]), kinds[least], f"“{text}”"
 
     @property
     def _ability(self) -> tuple[float, float]:
         """Mean and standard deviation of what the LLM knows."""
-        return (self.ability.theta, self.ability.sd) if self.ability else self.trained.default_ability
+        if self.ability is None:
+            return self.trained.default_ability
+        return self.ability.theta, self.ability.sd
 
     @property
     def _judged_llm(self) -> str:
@@ -181,28 +179,19 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             score: What this gate said of the request.
         """
         shares = {"always": 0.0, "if_known": 0.0, "never": 0.0}
-        for kind in self._kinds:
+        for kind in self.trained.segments.kinds:  # those of whole requests are among them
             shares[kind.answerable] += score.signals.get(kind.name, 0.0)
         may = shares["always"] + shares["if_known"]
         return shares["if_known"] / may if may > 0 else 1.0
-
-    @property
-    def _kinds(self) -> tuple[Kind, ...]:
-        """All kinds, those of segments too."""
-        segments = self.trained.segments
-        return self.trained.kinds if segments is None else segments.kinds
 
     def _why(
         self, p: float, kinds: Sequence[Kind], of_kinds: Float64Array, known: Float64Array, news: bool
     ) -> str:
         """Name the kind of request that weighed most for what is decided."""
-        weights = []
-        for kind, probability in zip(kinds, of_kinds, strict=True):
-            share = float(kind.share_answered(known)[0])
-            if p < self.threshold:
-                share = 1 - share
-            weights.append(probability * share)
-        most = int(np.argmax(weights))
+        shares = np.concatenate([kind.share_answered(known) for kind in kinds])
+        if p < self.threshold:
+            shares = 1 - shares
+        most = int(np.argmax(of_kinds * shares))
         if kinds[most].answerable == "if_known":
             llm = self.ability.llm if self.ability else "the LLM"
             reason = f"{kinds[most].about} that {llm} knows with probability {known[0]:.2f}"
@@ -210,8 +199,3 @@ class HeadsGate(TrainedGate, NamedLLMGate):
                 reason += ": it may be news, where an abler LLM knows no more"
             return f"{reason}."
         return f"{kinds[most].about} (probability {of_kinds[most]:.2f})."
-
-
-@cache
-def _warn_once(warning: str) -> None:
-    _log.warning(warning)

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from rgate_integrations.decision import Frozen, Probability
+from rgate_integrations.decision import Finite, Frozen, Probability
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.runtime.files import existing_folder
@@ -46,7 +46,6 @@ _SAY_NOTHING = frozenset(
         """
     )
 )
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 _LONGEST = 4_000  # characters of a passage that are read
 
 

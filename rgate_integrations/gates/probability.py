@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import Field
 
-from rgate_integrations.decision import Frozen
+from rgate_integrations.decision import Finite, Frozen
 from rgate_integrations.runtime.arrays import Float64Array
 
-Method = Literal["platt", "isotonic", "none"]
+Method = Literal["platt", "none"]
 _EDGE = 1e-6
 
 
@@ -20,24 +19,18 @@ class ProbabilityMap(Frozen):
 
     Attributes:
         method: How it was fitted.
-        slope: Of the logit (Platt).
-        intercept: Of the logit (Platt).
-        x: Scores of the steps (isotonic).
-        y: Probabilities at the steps, linear between them (isotonic).
+        slope: Of the logit.
+        intercept: Of the logit.
     """
 
     method: Method = "none"
-    slope: Annotated[float, Field(allow_inf_nan=False)] = 1.0
-    intercept: Annotated[float, Field(allow_inf_nan=False)] = 0.0
-    x: tuple[float, ...] = ()
-    y: tuple[float, ...] = ()
+    slope: Finite = 1.0
+    intercept: Finite = 0.0
 
     def __call__(self, p: float) -> float:
         """Map one score in [0, 1]; NaN stays NaN."""
         if self.method == "none" or math.isnan(p):
             return p
-        if self.method == "isotonic":
-            return float(np.interp(p, self.x, self.y))
         return sigmoid(self.slope * logit(p) + self.intercept)
 
 

@@ -45,15 +45,11 @@ class ProbeGate(TrainedGate):
     trained: SkipValidation[ProbeArtifact] = Field(exclude=True, repr=False)
 
     @property
-    def _draft(self) -> DraftSpec | None:
-        trained = self.trained
-        if not trained.tokens:
-            return None
-        return DraftSpec(trained.tokens, trained.source, answering(trained.system))
-
-    @property
     def _hidden(self) -> HiddenSpec:
-        return HiddenSpec(self.trained.layers, self._draft, answering(self.trained.system))
+        trained = self.trained
+        prompt = answering(trained.system)
+        draft = DraftSpec(trained.tokens, trained.source, prompt) if trained.tokens else None
+        return HiddenSpec(trained.layers, draft, prompt)
 
     @property
     def specs(self) -> Specs:
@@ -66,19 +62,19 @@ class ProbeGate(TrainedGate):
         Raises:
             ModelLoadError: The states are not those of the model that the probe was trained on.
         """
-        trained = self.trained
-        states = evidence[self._hidden]
-        warnings = self.check_states(evidence, states, trained.weight.shape)
+        trained, hidden = self.trained, self._hidden
+        states = evidence[hidden]
+        self.check_states(states, trained.weight.shape)
         logit = float(np.sum(trained.weight * states)) + trained.bias
         logit = trained.slope * logit + trained.intercept
         draft = None
         read = "question"
-        if self._draft is not None:
-            draft = evidence[self._draft]
+        if hidden.draft is not None:
+            draft = evidence[hidden.draft]
             read = "question and draft"
             if trained.logprobs is not None and draft.logprobs:
                 logit = trained.logprobs.logit(logit, draft.logprobs)
                 read = "question, draft and its log-probabilities"
         p = sigmoid(logit)
         reason = f"A probe trained on {trained.llm} reads {read}: known with probability {p:.2f}."
-        return Score(p, reason, draft, warnings)
+        return Score(p, reason, draft)

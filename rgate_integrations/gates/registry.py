@@ -79,11 +79,9 @@ def make_gate(name: str, **parameters: Any) -> Gate:
         value = parameters.get(field)
         if isinstance(value, str):
             parameters[field] = make_gate(value)
-        elif isinstance(value, Mapping):
-            parameters[field] = gate_from_config(value)
         elif value is not None:
             parameters[field] = getattr(value, "gate", value)  # what `load_gate` returned holds a gate
-    return found.of(parameters)
+    return gate_from_config({**parameters, "gate": kind})
 
 
 def loadable(folder: str | Path) -> str:

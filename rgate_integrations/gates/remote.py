@@ -44,11 +44,7 @@ class RemoteGate(NamedLLMGate):
     @property
     def specs(self) -> Specs:
         """The server's decision."""
-        return (self._decision,)
-
-    @property
-    def _decision(self) -> ServedDecisionSpec:
-        return ServedDecisionSpec(self)
+        return (ServedDecisionSpec(self),)
 
     def score(self, evidence: Evidence) -> Score:
         """Take the server's score.
@@ -56,7 +52,7 @@ class RemoteGate(NamedLLMGate):
         Raises:
             EvidenceError: The server's gate failed.
         """
-        decision = evidence[self._decision]
+        decision = evidence[ServedDecisionSpec(self)]
         if decision.error is not None:
             failed = decision.error
             raise EvidenceError(

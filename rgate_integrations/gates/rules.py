@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter
 
 from rgate_integrations.errors import ConfigurationError, DataFormatError
-from rgate_integrations.gates.base import Gate, Score, Specs
+from rgate_integrations.gates.base import Gate, Score
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Inputs, Piece, expand_specs
 from rgate_integrations.gates.evidence.model_outputs import RequestSpec
 from rgate_integrations.models.base import PooledLayer, Proxy, Segmented
@@ -84,11 +84,6 @@ class Rules:
                 hint='{"always": ["an example", {"pattern": "a regular expression"}], "never": []}',
             ) from error
 
-    @property
-    def examples(self) -> tuple[str, ...]:
-        """The examples, those that retrieve first."""
-        return tuple(rule for rule in (*self.always, *self.never) if isinstance(rule, str))
-
     def match(self, inputs: Inputs) -> Score | None:
         """Return what patterns and functions say of a request, with P(known) 0 or 1; None if they say nothing."""
         for name, rules, known in (("always", self.always, 0.0), ("never", self.never, 1.0)):
@@ -104,67 +99,58 @@ class Rules:
                     return Score(known, f"The rule {name}=: {why}")
         return None
 
-    def compare(self, likeness: Float64Array) -> Score | None:
-        """Return what the examples say of a request, with P(known) 0 or 1; None if they say nothing.
-
-        Of a request of several segments that which is most like an example counts where it would retrieve, and that
-        which is least like it where it would not: so nothing that is asked beside it is skipped.
-
-        Args:
-            likeness: That of its segments to `examples`, shape (segments, examples).
-        """
-        most, least = likeness.max(axis=0), likeness.min(axis=0)
-        for place, example in enumerate(self.examples):
-            name, alike, known = "never", least[place], 1.0
-            if example in self.always:
-                name, alike, known = "always", most[place], 0.0
-            if alike >= ALIKE:
-                return Score(known, f"The rule {name}=: it is like {example[:_SHOWN]!r} ({alike:.2f}).")
-        return None
-
-    def likeness_for(self, gate: Gate) -> LikenessSpec | None:
-        """Return the likeness to the examples, by states that a gate reads anyway if it can be; None without any."""
-        if not self.examples:
-            return None
-        states = RequestSpec((LAYER,), (LAYER,))
+    def likeness_for(self, gate: Gate) -> tuple[LikenessSpec, ...]:
+        """Return what the examples say, by states that a gate reads anyway if it can be; nothing without any."""
+        examples = []
+        for rules, known in ((self.always, 0.0), (self.never, 1.0)):
+            examples += [(rule, known) for rule in rules if isinstance(rule, str)]
+        states = RequestSpec((LAYER,), (LAYER,)) if gate.proxy == READS else None
         for spec in expand_specs(gate.specs):
-            if isinstance(spec, RequestSpec) and LAYER in spec.segments:
+            if states is not None and isinstance(spec, RequestSpec) and LAYER in spec.segments:
                 states = spec
-        return LikenessSpec(self.examples, states, gate.proxy == READS)
+        return (LikenessSpec(tuple(examples), states),) if examples else ()
 
 
 @dataclass(frozen=True)
-class LikenessSpec(EvidenceSpec[Float64Array]):
-    """The cosines of the directions of a request's segments with those of the examples, shape (segments, examples).
+class LikenessSpec(EvidenceSpec[Score | None]):
+    """What the examples say of a request that is like one of them, with P(known) 0 or 1; None of others.
 
     Attributes:
-        examples: The examples.
-        states: The states that are compared.
-        shared: Whether they are of the model that the gate reads, too; else the reader is asked.
+        examples: The examples, each with the P(known) of what is like it; those that retrieve first.
+        states: The states that are compared, of the model that the gate reads, too; None asks the reader.
     """
 
-    examples: tuple[str, ...]
-    states: RequestSpec
-    shared: bool = True
+    examples: tuple[tuple[str, float], ...]
+    states: RequestSpec | None
 
-    @property
-    def needs(self) -> Specs:
-        """The states of the question, unless the gate's model is another one."""
-        return (self.states,) if self.shared else ()
-
-    def compute(self, context: Context) -> list[Piece[Float64Array]]:
+    def compute(self, context: Context) -> list[Piece[Score | None]]:
         """Compare the requests with the examples, which are read once in the life of an engine."""
         from rgate_integrations.models.local import shared_proxy
 
-        if self.shared:
+        if self.states is not None:
             reader = context.proxy
             layer = self.states.segments.index(LAYER)
             requests = [directions_of(each.segments[:, layer]) for each in context.get(self.states)]
         else:
             reader = shared_proxy(READS)
             requests = [_read(reader, Segmented.of(each.question).segments) for each in context.inputs]
-        examples = context.memory(self, lambda: _read(reader, self.examples))
-        return [Piece(request @ examples.T) for request in requests]
+        examples = context.memory(self, lambda: _read(reader, [example for example, _ in self.examples]))
+        return [Piece(self.compare(request @ examples.T)) for request in requests]
+
+    def compare(self, likeness: Float64Array) -> Score | None:
+        """Return what the examples say of a request.
+
+        Of a request of several segments that which is most like an example counts where it would retrieve, and that
+        which is least like it where it would not: so nothing that is asked beside it is skipped.
+
+        Args:
+            likeness: The cosines of its segments' directions with those of the examples, shape (segments, examples).
+        """
+        for (example, known), cosines in zip(self.examples, likeness.T, strict=True):
+            name, alike = ("never", cosines.min()) if known else ("always", cosines.max())
+            if alike >= ALIKE:
+                return Score(known, f"The rule {name}=: it is like {example[:_SHOWN]!r} ({alike:.2f}).")
+        return None
 
 
 def _read(reader: Proxy, texts: Sequence[str]) -> Float64Array:

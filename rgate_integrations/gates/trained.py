@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr, SkipValidation, model_validator
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.base import Gate
-from rgate_integrations.gates.evidence.base import Evidence, expand_specs
+from rgate_integrations.gates.evidence.base import expand_specs
 from rgate_integrations.gates.folder import CONFIG, read_gate
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.files import existing_folder
@@ -58,20 +58,12 @@ class TrainedGate(Gate):
             parameters = {"trained": None, **parameters}
         return super().changed(**parameters)
 
-    def check_states(
-        self, evidence: Evidence, states: Float32Array, shape: tuple[int, ...]
-    ) -> tuple[str, ...]:
-        """Check that hidden states are of the model that the gate was trained on; returns warnings.
-
-        Args:
-            evidence: What the states are a part of.
-            states: The states.
-            shape: The shape of the weights that they meet.
+    def check_states(self, states: Float32Array, shape: tuple[int, ...]) -> None:
+        """Refuse hidden states of another shape than the weights that they meet.
 
         Raises:
             ModelLoadError: They are of another model.
         """
-        warnings = check_model(self.artifact, self.trained, evidence)
         if states.shape != shape:
             base = self.trained.base_model
             raise ModelLoadError(
@@ -79,7 +71,6 @@ class TrainedGate(Gate):
                 f"gives {states.shape}.",
                 hint=f"Load it with proxy={base!r}, or train a gate for this model.",
             )
-        return warnings
 
 
 class AdapterGate(Gate):
@@ -101,41 +92,10 @@ class AdapterGate(Gate):
             if os.path.isfile(folder / CONFIG):
                 self._saved = read_gate(folder)
 
-    def check_adapter(self, evidence: Evidence) -> tuple[str, ...]:
-        """Check that the evidence is of the model that the adapter was trained on; returns warnings.
-
-        Raises:
-            ModelLoadError: It was another model.
-        """
-        return check_model(str(self.adapter), self._saved, evidence)
-
-
-def check_model(gate: str, saved: SavedGate | None, evidence: Evidence) -> tuple[str, ...]:
-    """Refuse evidence of another model than the one that a gate was trained on.
-
-    Args:
-        gate: Name or folder of the gate, for the message.
-        saved: What says on which model it was trained; without it or its fingerprint nothing can be checked.
-        evidence: The evidence.
-
-    Returns:
-        A warning for the decision if the used model's weights are unknown: that does not make them the same.
-
-    Raises:
-        ModelLoadError: The fingerprints differ.
-    """
-    used = evidence.proxy
-    if saved is None or not saved.fingerprint or used is None or saved.fingerprint == used.fingerprint:
-        return ()
-    if not used.fingerprint:
-        return (
-            f"Whether {used.name!r} is the model that the gate {gate!r} was trained on cannot be checked.",
-        )
-    raise ModelLoadError(
-        f"The gate {gate!r} was trained on {saved.base_model!r} (weights {saved.fingerprint}), but {used.name!r} "
-        f"has the weights {used.fingerprint}.",
-        hint=f"Load it with proxy={saved.base_model!r}, or train a gate for this model.",
-    )
+    @property
+    def trained(self) -> SavedGate | None:
+        """What the adapter's folder says, if it says something."""
+        return self._saved
 
 
 def check_prompts(gate: Gate, saved: SavedGate, name: str) -> None:

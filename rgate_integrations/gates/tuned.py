@@ -60,18 +60,11 @@ class TunedGate(TrainedGate):
         self._prior = make_gate(saved.method, artifact=folder, trained=saved, proxy=self.proxy)
 
     @property
-    def _hidden(self) -> HiddenSpec:
-        return HiddenSpec(self.trained.layers)
-
-    @property
-    def _draft(self) -> DraftSpec | None:
-        return DraftSpec(self.trained.tokens, "llm") if self.trained.tokens else None
-
-    @property
     def specs(self) -> Specs:
         """The prior's score, hidden states of the question and, if it judges one, the begun answer."""
-        question: Specs = (ScoreSpec(self._prior), self._hidden)
-        return question if self._draft is None else (*question, self._draft)
+        question = (ScoreSpec(self._prior), HiddenSpec(self.trained.layers))
+        tokens = self.trained.tokens
+        return (*question, DraftSpec(tokens, "llm")) if tokens else question
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the corrected logit.
@@ -80,18 +73,20 @@ class TunedGate(TrainedGate):
             EvidenceError: The begun answer has no log-probabilities.
             ModelLoadError: The states are not those of the model that the gate was fitted with.
         """
-        trained, prior, states = self.trained, evidence[ScoreSpec(self._prior)], evidence[self._hidden]
-        warnings = self.check_states(evidence, states, trained.weight.shape)
+        trained = self.trained
+        prior, states, *drafts = [evidence[spec] for spec in self.specs]
+        self.check_states(states, trained.weight.shape)
         corrected = trained.slope * logit(prior.p_known) + trained.bias
         corrected += float(np.sum(trained.weight.astype(np.float64) * states))
         draft, read = None, "the question"
-        if self._draft is not None:
-            draft, read = evidence[self._draft], "the question and the begun answer"
+        if drafts:
+            draft, read = drafts[0], "the question and the begun answer"
             corrected += float(features_of(draft) @ trained.head)
         p = sigmoid(corrected)
         reason = f"A gate tuned on {trained.llm} reads {read}: known with probability {p:.2f}.{self._caveat}"
-        distinct = tuple(dict.fromkeys((*prior.warnings, *warnings)))
-        return Score(p, reason, draft, distinct, prior.signals, f"{trained.llm} (the gate was tuned on it)")
+        return Score(
+            p, reason, draft, prior.warnings, prior.signals, f"{trained.llm} (the gate was tuned on it)"
+        )
 
     @property
     def _caveat(self) -> str:

@@ -84,15 +84,16 @@ class GateDecisionModel(names.BaseDecisionModel):  # type: ignore[misc]  # Any t
         return await arun(self._answering(request[_STATE], request["questions"]))
 
     def _answering(self, state: Any, questions: Mapping[str, Any]) -> Flow[Any]:
-        asked = asked_in(state)
-        (decision,) = yield from decide_messages(self.gate, [asked.question], [asked.lines])
-        answers = {}
         for name, question in questions.items():
             if question not in (KNOWS, ROUTE):
                 raise ConfigurationError(
                     f"The question {name!r} is not one that a retrieval gate can answer.",
                     hint="Ask KNOWS or ROUTE of rgate_integrations.langchain.decisions.",
                 )
+        asked = asked_in(state)
+        (decision,) = yield from decide_messages(self.gate, [asked.question], [asked.lines])
+        answers = {}
+        for name, question in questions.items():
             answers[name] = _known(decision) if question == KNOWS else _route(decision)
         response = getattr(names, "DecisionResponse", None) or names.ClassifierResponse
         return response(model=self.model, answers=answers)

@@ -27,8 +27,6 @@ QUESTION_KEYS = ("question", "input", "query", "messages")
 HISTORY_KEYS = ("chat_history", "history")
 THRESHOLD_KEY = "retrieval_threshold"
 
-_SPEAKERS = {"human": "user", "ai": "assistant"}
-
 # --- the question ------------------------------------------------------------------------------------------------
 
 
@@ -52,7 +50,11 @@ class Asked:
     @property
     def lines(self) -> tuple[str, ...]:
         """The earlier turns as gates read them."""
-        return tuple(f"{_SPEAKERS[turn.type]}: {turn.text}" for turn in self.history)
+        lines = []
+        for turn in self.history:
+            speaker = "user" if isinstance(turn, HumanMessage) else "assistant"
+            lines.append(f"{speaker}: {turn.text}")
+        return tuple(lines)
 
 
 def asked_in(value: Any, input_key: str | None = None) -> Asked:

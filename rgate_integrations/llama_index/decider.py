@@ -298,7 +298,7 @@ class LLMDrafter:
         return None
 
     def _draft(self, response: ChatResponse | CompletionResponse) -> Draft:
-        text = response.message.content if isinstance(response, ChatResponse) else response.text
+        text = response.text if isinstance(response, CompletionResponse) else response.message.content
         # Each position is a list: the token that was written first, then those that were likely too.
         written = [position[0] for position in response.logprobs or [] if position]
         tokens, logprobs = read_logprobs(written)

@@ -70,7 +70,7 @@ class DecisionServer:
         if response.status_code != 200:
             raise ServerError(
                 f"The decision server at {self.url} answered {response.status_code}: {said}",
-                hint=f"If it refused the token: that is to be in {TOKEN}.",
+                hint=f"Set {TOKEN}." if response.status_code == 401 else "",
             )
         try:
             decisions = _ANSWER.validate_json(response.content)["decisions"]

@@ -275,7 +275,13 @@ class LocalProxy(Proxy):
         """Return what is read of drafts: their own tokens if they are this model's, or else the text."""
         if drafts is None:
             return None
-        return [draft.token_ids if self._wrote(draft) else draft.text for draft in drafts]
+        given: list[str | Sequence[int]] = []
+        for draft in drafts:
+            if self._wrote(draft):
+                given.append(draft.token_ids)
+            else:
+                given.append(draft.text)
+        return given
 
     def _wrote(self, draft: Draft) -> bool:
         return bool(draft.token_ids) and draft.source == "proxy" and draft.model == self.name

@@ -35,13 +35,11 @@ class Record:
 
     Attributes:
         where: File and line, for errors.
-        number: Number of the line, from 1.
         fields: What it holds.
         hint: What a line should look like, for errors.
     """
 
     where: str
-    number: int
     fields: dict[str, Any]
     hint: str = ""
 
@@ -118,7 +116,7 @@ def read_records(path: str | Path, *, hint: str = "") -> Iterator[Record]:
         where = f"{path}, line {number}"
         if not isinstance(value, dict):
             raise DataFormatError(f"{where}: not a JSON object.", hint=hint)
-        yield Record(where, number, value, hint)
+        yield Record(where, value, hint)
 
 
 def as_logprob(value: float) -> float:

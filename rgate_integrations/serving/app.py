@@ -98,7 +98,9 @@ class DecisionRoutes:
 
     async def ready(self) -> Response:
         """Say whether the model is loaded."""
-        return PlainTextResponse("ready\n") if self.is_ready else PlainTextResponse("loading\n", 503)
+        if self.is_ready:
+            return PlainTextResponse("ready\n")
+        return PlainTextResponse("loading\n", 503)
 
     async def metrics(self) -> Response:
         """Return Prometheus's counters."""

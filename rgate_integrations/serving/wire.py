@@ -36,7 +36,9 @@ class Asked:
     def search_text(self) -> str:
         """What to search for: of a question that follows on others, also the last thing that the user said."""
         said = [turn for turn in self.history if turn.startswith("user: ")]
-        return f"{said[-1].removeprefix('user: ')}\n{self.question}" if said else self.question
+        if not said:
+            return self.question
+        return f"{said[-1].removeprefix('user: ')}\n{self.question}"
 
 
 class TextPart(BaseModel):

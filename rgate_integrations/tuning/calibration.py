@@ -295,7 +295,7 @@ def fit_map(p: Float64Array, known: BoolArray, method: Method = "platt") -> Prob
     Args:
         p: Scores in [0, 1], shape (n,).
         known: Labels, shape (n,). With one class only nothing can be fitted, and the scores stay as they are.
-        method: Which map: Platt scaling, or isotonic regression.
+        method: Which map: Platt scaling, or none.
 
     Raises:
         MissingDependencyError: scikit-learn is not installed.
@@ -303,15 +303,9 @@ def fit_map(p: Float64Array, known: BoolArray, method: Method = "platt") -> Prob
     if method == "none" or known.all() or not known.any():
         return ProbabilityMap()
     try:
-        from sklearn.isotonic import IsotonicRegression
         from sklearn.linear_model import LogisticRegression
     except ImportError as error:
         raise missing_dependency("sklearn", "train") from error
-    if method == "isotonic":
-        model = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(p, known)
-        return ProbabilityMap(
-            method="isotonic", x=tuple(model.X_thresholds_.tolist()), y=tuple(model.y_thresholds_.tolist())
-        )
     fitted = LogisticRegression(C=1e4).fit(logits(p)[:, None], known)
     slope = max(float(fitted.coef_[0, 0]), 0.0)
     return ProbabilityMap(method="platt", slope=slope, intercept=float(fitted.intercept_[0]))

@@ -96,7 +96,7 @@ class Answers:
                     f"{str(path)!r} holds something else than answers.", hint="Name another file."
                 )
             else:
-                self._take(Record(f"{path}, line {number}", number, fields))
+                self._take(Record(f"{path}, line {number}", fields))
         self.add(arms)
 
     def add(self, arms: Mapping[ArmName, Arm]) -> None:
@@ -187,7 +187,7 @@ class Answers:
             line = _line(arm, question, outcome, seconds)
             # On disk first: what was paid for survives a kill before the next line.
             self._log.append([line])
-            self._take(Record(str(self.path), 0, line))
+            self._take(Record(str(self.path), line))
             done += 1
             progress(what, done, total)
             kind = kind_of(arm)

@@ -139,7 +139,7 @@ def _tagged(record: Record) -> str:
         raise record.wrong("no claims")
     claims = []
     for fields in annotated:
-        each = Record(record.where, record.number, fields if isinstance(fields, dict) else {}, record.hint)
+        each = Record(record.where, fields if isinstance(fields, dict) else {}, record.hint)
         text, needs_search = each.optional_text("claim"), each.fields.get("needs_search")
         if not text:
             continue

@@ -115,7 +115,7 @@ def _as_question(given: Any, number: int) -> Question:
     if isinstance(given, str):
         given = {"question": given}
     fields = dict(given) if isinstance(given, Mapping) else {}
-    return Question.of(Record(f"question {number}", number, fields, _HINT))
+    return Question.of(Record(f"question {number}", fields, _HINT))
 
 
 def _dataset(path: Path) -> str:

@@ -56,12 +56,11 @@ class Decided:
         self.gate = load_gate("ik", proxy=Unrecorded())
         self.arms: dict[str, str] = {}
 
-    def check(self, text: str, result: Any) -> None:
-        """Compare an answer, or the exception that came instead."""
+    def check(self, text: str, got: str) -> None:
+        """Compare an answer."""
         if text not in self.arms:
             self.arms[text] = "retrieved" if self.gate.decide(text).retrieve else "direct"
-        got = _ERROR if isinstance(result, ArmError) else str(result)
-        expect(got == outcome(self.arms[text], text), text, repr(result))
+        expect(got == outcome(self.arms[text], text), text, repr(got))
 
 
 class Begun:
@@ -73,15 +72,25 @@ class Begun:
     def __init__(self) -> None:
         self.seen: dict[str, str] = {}
 
-    def check(self, text: str, result: Any) -> None:
-        """Compare an answer, or the exception that came instead."""
-        got = _ERROR if isinstance(result, ArmError) else str(result)
-        expect(got in (outcome("retrieved", text), outcome("direct", text)), text, repr(result))
+    def check(self, text: str, got: str) -> None:
+        """Compare an answer."""
+        expect(got in (outcome("retrieved", text), outcome("direct", text)), text, repr(got))
         if "TORN" not in text:
-            expect(self.seen.setdefault(text, got) == got, text, repr(result), "was", self.seen[text])
+            expect(self.seen.setdefault(text, got) == got, text, repr(got), "was", self.seen[text])
 
 
-class Router(Scenario):
+class Answers(Scenario):
+    """Compares the answers to a few questions with what must come."""
+
+    def compare(self, expected: Decided | Begun, texts: list[str], results: list[Any]) -> None:
+        """Take answers, or the exceptions that came instead; callers who left have none."""
+        for text, result in zip(texts, results, strict=True):
+            self.counts["answers"] += 1
+            if not has_left(result):
+                expected.check(text, _ERROR if isinstance(result, ArmError) else str(result))
+
+
+class Router(Answers):
     """LangChain's router, plain, answering first, and searching meanwhile, in every way of calling."""
 
     name = "router"
@@ -119,10 +128,7 @@ class Router(Scenario):
             lambda: router.batch(texts, return_exceptions=True),
             lambda: asyncio.run(router.abatch(texts, return_exceptions=True)),
         ]
-        for text, result in zip(texts, chance.choice(ways)(), strict=True):
-            self.counts["answers"] += 1
-            if not has_left(result):
-                expected.check(text, result)
+        self.compare(expected, texts, chance.choice(ways)())
 
 
 def _streamed(texts: Iterator[str]) -> Iterator[str]:
@@ -157,7 +163,7 @@ class _Arm(BaseQueryEngine):
         return {}
 
 
-class QueryEngine(Scenario):
+class QueryEngine(Answers):
     """LlamaIndex's query engine, from threads and on an event loop."""
 
     name = "query-engine"
@@ -170,10 +176,6 @@ class QueryEngine(Scenario):
     def step(self, chance: random.Random) -> None:
         texts = [text_of(chance) for _ in range(chance.randint(1, 8))]
         if chance.random() < 0.5:
-            results = on_a_loop(self.engine.aquery, texts, chance)
+            self.compare(self.expected, texts, on_a_loop(self.engine.aquery, texts, chance))
         else:
-            results = in_threads(self.engine.query, texts)
-        for text, result in zip(texts, results, strict=True):
-            self.counts["answers"] += 1
-            if not has_left(result):
-                self.expected.check(text, result)
+            self.compare(self.expected, texts, in_threads(self.engine.query, texts))

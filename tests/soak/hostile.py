@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from rgate_integrations.errors import RGateError
@@ -17,25 +16,17 @@ from tests.soak.victim import passages_of, probe_of
 CONTENTS = [b"", b"{", b"[]", b"null", b"5", b"[" * 20_000, b'{"format": 1}', b"\xff\xfe", b"\0" * 100]
 
 
-def truncate(data: bytes, chance: random.Random) -> bytes:
-    """Cut a file anywhere."""
-    return data[: chance.randrange(len(data) + 1)]
-
-
-def flip(data: bytes, chance: random.Random) -> bytes:
-    """Change some bytes of a file."""
+def damage(data: bytes, chance: random.Random) -> bytes:
+    """Cut a file anywhere, change some of its bytes, or put something else in its place."""
+    way = chance.choice(["cut", "changed", "replaced"])
+    if way == "cut":
+        return data[: chance.randrange(len(data) + 1)]
+    if way == "replaced":
+        return chance.choice(CONTENTS)
     changed = bytearray(data)
     for _ in range(chance.randint(1, 20)):
         changed[chance.randrange(len(changed))] = chance.randrange(256)
     return bytes(changed)
-
-
-def replace(data: bytes, chance: random.Random) -> bytes:
-    """Put something else in its place."""
-    return chance.choice(CONTENTS)
-
-
-DAMAGE: list[Callable[[bytes, random.Random], bytes]] = [truncate, flip, replace]
 
 
 class Hostile(Scenario):
@@ -57,16 +48,12 @@ class Hostile(Scenario):
         if chance.random() < 0.1:
             victim.unlink()
         else:
-            victim.write_bytes(chance.choice(DAMAGE)(victim.read_bytes(), chance))
+            victim.write_bytes(damage(victim.read_bytes(), chance))
         self.counts["damaged"] += 1
         try:
-            self._use(whole, damaged)
+            if whole == self.gate:
+                read_gate(damaged)
+            else:
+                PassageIndex.load(damaged, HashEmbedder()).search(["passage 5 1"], 3)
         except RGateError:
             self.counts["refused"] += 1
-
-    def _use(self, whole: Path, damaged: Path) -> None:
-        if whole == self.gate:
-            read_gate(damaged)
-        else:
-            index = PassageIndex.load(damaged, HashEmbedder())
-            index.search(["passage 5 1"], 3)

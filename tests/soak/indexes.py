@@ -51,24 +51,24 @@ class Index(Scenario):
         self._compare(chance)
 
     def _new(self, chance: random.Random, count: int) -> list[Passage]:
-        made = []
-        for _ in range(count):
-            self.written += 1
-            made.append(Passage(str(self.written), f"text {self.written} {chance.random()}"))
-        return made
+        numbers = range(self.written, self.written + count)
+        self.written += count
+        return [Passage(str(number), f"text {number} {chance.random()}") for number in numbers]
 
     def _add(self, chance: random.Random) -> None:
         passages = self._new(chance, chance.randint(1, 40))
         self.index.add(passages)
-        self.must.update({each.id: each.text for each in passages})
-        self.counts["added"] += len(passages)
+        self._must_be_there(passages, "added")
 
     def _upsert(self, chance: random.Random) -> None:
         old = [Passage(each, f"again {chance.random()}") for each in self._some(chance)]
         passages = old + self._new(chance, 2)
         self.index.upsert(passages)
+        self._must_be_there(passages, "upserted")
+
+    def _must_be_there(self, passages: list[Passage], what: str) -> None:
         self.must.update({each.id: each.text for each in passages})
-        self.counts["upserted"] += len(passages)
+        self.counts[what] += len(passages)
 
     def _delete(self, chance: random.Random) -> None:
         ids = self._some(chance, _MANY // 4 if len(self.must) > _MANY else 5)
@@ -101,13 +101,12 @@ class Index(Scenario):
         stable = self._some(chance, 10)
         fresh = self._new(chance, 30)
         with ThreadPoolExecutor(6) as pool:
-            adds = [pool.submit(self.index.add, [each]) for each in fresh]
-            reads = [pool.submit(self.index.search, [self.must[each]], 3) for each in stable]
-            for each in adds:
-                each.result()
-            for identity, found in zip(stable, reads, strict=True):
-                expect(found.result()[0][0].passage.id == identity, "a reader did not find", identity)
-        self.must.update({each.id: each.text for each in fresh})
+            adds = pool.map(lambda passage: self.index.add([passage]), fresh)
+            reads = pool.map(lambda identity: self.index.search([self.must[identity]], 3), stable)
+            for identity, (hits,) in zip(stable, reads, strict=True):
+                expect(hits[0].passage.id == identity, "a reader did not find", identity)
+            list(adds)  # raises what failed
+        self._must_be_there(fresh, "added")
         self.counts["reads beside writes"] += len(stable)
 
     def _save(self, chance: random.Random) -> None:

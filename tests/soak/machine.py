@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
-import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+
+import psutil
 
 _MIB = 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Held:
-    """What this process holds at some moment.
+    """What a process holds at some moment.
 
     Attributes:
         memory: Resident memory in MiB.
@@ -27,23 +27,17 @@ class Held:
     descriptors: int
 
     @classmethod
-    def now(cls) -> Held:
-        """Look, after garbage was collected.
+    def by(cls, pid: int | None = None) -> Held:
+        """Look at a process; this one, after garbage was collected, unless another is named.
 
         What glibc keeps free for each thread depends on how the threads met: 60 MiB in use had 100 to 280 MiB free
         beside them. It is given back first, so that only what is held is counted.
         """
-        gc.collect()
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "malloc_trim"):
-            libc.malloc_trim(0)
-        with open("/proc/self/statm") as file:
-            pages = int(file.read().split()[1])
-        return cls(
-            memory=pages * os.sysconf("SC_PAGE_SIZE") / _MIB,
-            threads=threading.active_count(),
-            descriptors=len(os.listdir("/proc/self/fd")),
-        )
+        if pid is None:
+            gc.collect()
+            ctypes.CDLL(None).malloc_trim(0)
+        process = psutil.Process(pid)
+        return cls(process.memory_info().rss / _MIB, process.num_threads(), process.num_fds())
 
     def __str__(self) -> str:
         return f"{self.memory:,.0f} MiB, {self.threads} threads, {self.descriptors} descriptors"
@@ -60,20 +54,18 @@ class Allowance:
     def exceeded(self, first: Held, last: Held) -> list[str]:
         """Return what grew by more than is allowed."""
         grown = []
-        for name in ("memory", "threads", "descriptors"):
+        for name, more in asdict(self).items():
             before, after = getattr(first, name), getattr(last, name)
-            if after - before > getattr(self, name):
+            if after - before > more:
                 grown.append(f"{name} grew from {before:,.0f} to {after:,.0f}")
         return grown
 
 
-def settled(pause: float, looks: int = 10) -> Held:
+def settled(pause: float) -> Held:
     """Look when idle threads have ended: when none ended between two looks, ``pause`` seconds apart."""
-    held = Held.now()
-    for _ in range(looks):
-        time.sleep(pause)
-        again = Held.now()
-        if again.threads >= held.threads:
-            return again
+    held, again = None, Held.by()
+    while held is None or again.threads < held.threads:
         held = again
-    return held
+        time.sleep(pause)
+        again = Held.by()
+    return again

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.soak.chains import QueryEngine, Router
@@ -33,20 +34,11 @@ class Soak:
         seed: Of everything that is drawn.
         folder: Where scenarios may write.
         names: Which scenarios.
-        allowance: How much more the process may hold after the last round than after the first.
         pause: Seconds that idle threads have to end, before the process is looked at.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        folder: Path,
-        names: Sequence[str],
-        allowance: Allowance | None = None,
-        pause: float = 2.0,
-    ) -> None:
+    def __init__(self, seed: int, folder: Path, names: Sequence[str], pause: float = 2.0) -> None:
         self.seed = seed
-        self.allowance = allowance or Allowance()
         self.pause = pause
         self.scenarios: list[Scenario] = []
         for name in names:
@@ -61,14 +53,16 @@ class Soak:
         Returns:
             What was wrong; nothing if all is well.
         """
-        # Failing models are part of the schedule; a line for each would hide what matters.
-        logger = logging.getLogger("rgate_integrations")
-        level = logger.level
-        logger.setLevel(logging.CRITICAL)
         print(f"Soak with seed {self.seed}, {minutes:g} minutes: {', '.join(self.steps)}", flush=True)
         end = time.monotonic() + 60 * minutes
         first: Held | None = None
-        try:
+        with contextlib.ExitStack() as stack:
+            # Failing models are part of the schedule; a line for each would hide what matters.
+            logger = logging.getLogger("rgate_integrations")
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.CRITICAL)
+            for scenario in self.scenarios:
+                stack.callback(scenario.close)
             while not self.violations and time.monotonic() < end and not self._finished(steps):
                 self._round(min(end, time.monotonic() + _ROUND), steps)
                 held = settled(self.pause)
@@ -76,12 +70,8 @@ class Soak:
                 first = first or held
                 done = ", ".join(f"{name} {count}" for name, count in self.steps.items())
                 print(f"  {held}; steps: {done}", flush=True)
-                for grown in self.allowance.exceeded(first, held):
+                for grown in Allowance().exceeded(first, held):
                     self.violations.append(Violation("machine", sum(self.steps.values()), grown))
-        finally:
-            for scenario in self.scenarios:
-                scenario.close()
-            logger.setLevel(level)
         self._report()
         return self.violations
 
@@ -89,14 +79,9 @@ class Soak:
         return steps is not None and all(count >= steps for count in self.steps.values())
 
     def _round(self, end: float, steps: int | None) -> None:
-        threads = [
-            threading.Thread(target=self._steps, args=(scenario, end, steps), name=f"soak-{scenario.name}")
-            for scenario in self.scenarios
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(self.scenarios)) as pool:
+            for scenario in self.scenarios:
+                pool.submit(self._steps, scenario, end, steps)
 
     def _steps(self, scenario: Scenario, end: float, steps: int | None) -> None:
         while time.monotonic() < end and not self.violations:

@@ -9,14 +9,14 @@ import math
 import random
 import re
 import socket
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.errors import ServerError
 from rgate_integrations.models.served import LONGEST_BODY, ServedProxy
-from tests.fake_server import answer
+from tests.fake_server import Fake, answer, running
 from tests.soak.callers import in_threads
 from tests.soak.scenario import Scenario, expect
 
@@ -50,16 +50,20 @@ def certainty(text: str) -> float:
     return 0.05 + 0.9 * hashlib.sha256(text.encode()).digest()[0] / 255
 
 
-class _Lying(BaseHTTPRequestHandler):
+class _Lying(Fake):
+    refused: ClassVar[set[str]] = set()
+
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = json.dumps(body)
-        mood, number = _mood_of(text)
+        text = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        # Mood and number from a question such as "Is sample plain-17 right?".
+        mood, number = re.search(r"sample ([a-z-]+)-(\d+) right", text).groups()
         if mood == _DROPPED:
-            self._drop()
+            self._send(200, '{"choices": ', ("Content-Length", "1000"))
+            self.connection.shutdown(socket.SHUT_RDWR)
         elif mood == _PACKED:
             self._send(200, gzip.compress(b" " * 1_000_000), ("Content-Encoding", "gzip"))
-        elif mood == _BUSY and self.server.first_time(number):
+        elif mood == _BUSY and number not in self.refused:
+            self.refused.add(number)  # a question is asked by one caller, one try after the other
             self._send(429, "later")
         elif mood in BROKEN:
             self._send(*BROKEN[mood])
@@ -71,45 +75,14 @@ class _Lying(BaseHTTPRequestHandler):
     def _send(self, status: int, body: str | bytes, *headers: tuple[str, str]) -> None:
         content = body.encode() if isinstance(body, str) else body
         self.send_response(status)
-        for name, value in (("Content-Length", str(len(content))), *headers):
+        for name, value in headers or (("Content-Length", str(len(content))),):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
-
-    def _drop(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "1000")
-        self.end_headers()
-        self.wfile.write(b'{"choices": ')
         self.wfile.flush()
-        self.connection.shutdown(socket.SHUT_RDWR)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-def _mood_of(text: str) -> tuple[str, str]:
-    """Read mood and number from a question such as "Is sample plain-17 right?"."""
-    found = re.search(r"sample ([a-z-]+)-(\d+) right", text)
-    if found is None:
-        raise ValueError(f"No sample is named in {text}.")
-    return found[1], found[2]
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Lying)
-        self._seen: set[str] = set()
-        self._lock = threading.Lock()
-
-    def first_time(self, number: str) -> bool:
-        with self._lock:
-            new = number not in self._seen
-            self._seen.add(number)
-            return new
-
     def handle_error(self, request: object, client_address: object) -> None:
         pass  # clients that hung up
 
@@ -121,10 +94,8 @@ class Served(Scenario):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.server = _Server()
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
-        url = f"http://127.0.0.1:{self.server.server_port}/v1"
-        proxy = ServedProxy(url, "m", api_key=KEY, timeout=10.0, retries=1)
+        self.server = running(_Server(("127.0.0.1", 0), _Lying))
+        proxy = ServedProxy(f"{self.server.__enter__()}/v1", "m", api_key=KEY, timeout=10.0, retries=1)
         self.gate = load_gate("ik", proxy=proxy, tokens=0)
         # Nobody listens at port 9.
         self.dead = load_gate("ik", proxy=ServedProxy("http://127.0.0.1:9/v1", "m", retries=0), tokens=0)
@@ -141,9 +112,10 @@ class Served(Scenario):
         texts = [f"Is sample {mood}-{number} right?" for mood, number in asked]
         decisions = in_threads(self.gate.decide, texts)
         for (mood, number), decision in zip(asked, decisions, strict=True):
-            self._check(mood, number, decision)
+            self.check(mood, number, decision)
 
-    def _check(self, mood: str, number: str, decision: Decision) -> None:
+    def check(self, mood: str, number: str, decision: Decision) -> None:
+        """Compare the decision of a question with what the server was told to answer."""
         self.counts["decisions"] += 1
         expect(KEY not in decision.model_dump_json(), "the key is shown:", mood)
         if mood in (_PLAIN, _BUSY):
@@ -155,5 +127,4 @@ class Served(Scenario):
             expect(decision.retrieve and decision.error is not None, mood, decision)
 
     def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+        self.server.__exit__(None, None, None)

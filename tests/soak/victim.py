@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import signal
 import sys
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +37,7 @@ def passages_of(state: int) -> list[Passage]:
 
 def save_index(folder: Path) -> None:
     """Save one state after the other."""
-    state = state_of(PassageIndex.load(folder, HashEmbedder()))
-    while True:
-        state += 1
+    for state in count(state_of(PassageIndex.load(folder, HashEmbedder())) + 1):
         PassageIndex.build(passages_of(state), HashEmbedder()).save(folder)
         print(state, flush=True)
 
@@ -59,9 +58,7 @@ def probe_of(state: int) -> ProbeArtifact:
 
 def save_gates(folder: Path) -> None:
     """Save one state after the other."""
-    state = int(read_gate(folder).bias)
-    while True:
-        state += 1
+    for state in count(int(read_gate(folder).bias) + 1):
         save_gate(probe_of(state), folder)
         print(state, flush=True)
 

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import re
-import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 
 from rgate_integrations import Decision, load_gate
+from tests.soak.machine import Allowance, Held
 from tests.soak.scenario import Scenario, expect
 from tests.soak.served import certainty
 
 _CLIENTS = 16
-_GROWTH = 60.0  # MiB of the server
-_DESCRIPTORS = 40
+_ALLOWANCE = Allowance(memory=60, threads=40, descriptors=40)  # of the server
 # What is sent, and the status that it must get.
 WRONG = {
     "not JSON": (b"{", 422),
@@ -39,10 +34,11 @@ class ByText:
     """A gate whose decision about a question nobody else's can be taken for."""
 
     def decide_batch(self, questions: list[str]) -> list[Decision]:
-        known = [certainty(question) for question in questions]
-        return [
-            Decision(question=q, retrieve=p < 0.5, p_known=p) for q, p in zip(questions, known, strict=True)
-        ]
+        decisions = []
+        for question in questions:
+            p = certainty(question)
+            decisions.append(Decision(question=question, retrieve=p < 0.5, p_known=p))
+        return decisions
 
     async def adecide_batch(self, questions: list[str]) -> list[Decision]:
         return self.decide_batch(questions)
@@ -71,8 +67,7 @@ class Wire(Scenario):
         self.client = httpx.Client(base_url=self.url, timeout=60.0, trust_env=False)
         self.gate = load_gate(self.url)
         self.pool = ThreadPoolExecutor(_CLIENTS)
-        self.lock = threading.Lock()
-        self.first: tuple[float, int] | None = None
+        self.first: Held | None = None
         self.start()
 
     def start(self) -> None:
@@ -85,15 +80,20 @@ class Wire(Scenario):
     def step(self, chance: random.Random) -> None:
         if chance.random() < 0.004:
             self._kill(chance)
-        actions: list[Callable[[random.Random], None]] = [self._ask, self._gate, self._wrong, self._vanish]
-        drawn = chance.choices(actions, weights=[12, 4, 2, 2], k=4 * _CLIENTS)
-        for done in [self.pool.submit(each, random.Random(chance.random())) for each in drawn]:
-            done.result()
-        if self.first is None:
-            self.first = self._held()
-        memory, descriptors = self._held()
-        expect(memory - self.first[0] < _GROWTH, "its memory grew from", *self.first, "to", memory)
-        expect(descriptors - self.first[1] < _DESCRIPTORS, "its descriptors:", *self.first, descriptors)
+        actions = {
+            "requests": self._ask,
+            "decisions of a gate": self._gate,
+            "wrong requests": self._wrong,
+            "clients who left": self._vanish,
+        }
+        drawn = chance.choices(list(actions), weights=[12, 4, 2, 2], k=4 * _CLIENTS)
+        self.counts.update(drawn)
+        done = [self.pool.submit(actions[each], random.Random(chance.random())) for each in drawn]
+        for each in done:
+            each.result()
+        held = Held.by(self.server.pid)
+        self.first = self.first or held
+        expect(not _ALLOWANCE.exceeded(self.first, held), "the server:", self.first, "then", held)
 
     def _ask(self, chance: random.Random) -> None:
         questions = [f"Is {chance.random()} right?" for _ in range(chance.choice((1, 1, 1, 5)))]
@@ -102,13 +102,11 @@ class Wire(Scenario):
         for question, decision in zip(questions, answer.json()["decisions"], strict=True):
             expect(decision["question"] == question, question, "got", decision)
             expect(decision["p_known"] == certainty(question), question, "got", decision)
-        self._count("requests")
 
     def _gate(self, chance: random.Random) -> None:
         question = f"Is {chance.random()} right?"
         decision = self.gate.decide(question)
         expect(decision.error is None and decision.p_known == certainty(question), question, "got", decision)
-        self._count("requests")
 
     def _wrong(self, chance: random.Random) -> None:
         name = chance.choice(list(WRONG))
@@ -120,7 +118,6 @@ class Wire(Scenario):
             expect(status == 413, name)
         else:
             expect(answer.status_code == status, name, "got", answer.status_code)
-        self._count("wrong requests")
 
     def _vanish(self, chance: random.Random) -> None:
         body = json.dumps({"questions": [f"Is {chance.random()} right?"]}).encode()
@@ -128,13 +125,12 @@ class Wire(Scenario):
         sent = (head + body)[: chance.choice((1, len(head) // 2, len(head), len(head) + 5, len(head + body)))]
         with socket.create_connection(("127.0.0.1", self.port)) as connection:
             connection.sendall(sent)
-        self._count("clients who left")
 
     def _kill(self, chance: random.Random) -> None:
         """Kill the server while it is asked: all get decisions. The next is asked as soon as it is there."""
         questions = [f"Is {chance.random()} right?" for _ in range(4 * _CLIENTS)]
         asked = [self.pool.submit(self.gate.decide, question) for question in questions]
-        self.server.send_signal(signal.SIGKILL)
+        self.server.kill()
         self.server.wait()
         for question, future in zip(questions, asked, strict=True):
             decision = future.result()
@@ -144,23 +140,13 @@ class Wire(Scenario):
         self.first = None
         decision = self.gate.decide(questions[0])
         expect(decision.error is None, "after the restart:", decision)
-        self._count("kills")
-
-    def _held(self) -> tuple[float, int]:
-        """Return the server's resident memory in MiB, and its open descriptors."""
-        status = Path(f"/proc/{self.server.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+) kB", status)
-        return int(found[1]) / 1024 if found else 0.0, len(os.listdir(f"/proc/{self.server.pid}/fd"))
+        self.counts["kills"] += 1
 
     def _is_ready(self) -> bool:
         try:
             return self.client.get("/ready").status_code == 200
         except httpx.TransportError:
             return False
-
-    def _count(self, what: str) -> None:
-        with self.lock:
-            self.counts[what] += 1
 
     def close(self) -> None:
         self.server.kill()

@@ -13,6 +13,8 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from pydantic.dataclasses import dataclass as checked_dataclass
+
 from rgate_integrations.decision import Cost, Draft
 from rgate_integrations.errors import (
     DownloadError,
@@ -30,7 +32,7 @@ _NO_MODEL = (DownloadError, MissingDependencyError, ModelLoadError, ServerError,
 """Errors that every question of a batch would meet: they are not tried again for each."""
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True)
 class Inputs:
     """One question and what the caller gave with it.
 
@@ -48,7 +50,7 @@ class Inputs:
     draft: Draft | None = None
     popularity: float | None = None
     history: tuple[str, ...] = ()
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[Any, Any] = field(default_factory=dict)
     partly: bool = False
 
 
@@ -85,8 +87,8 @@ class EvidenceSpec(ABC, Generic[_T]):
 
     @property
     def needs(self) -> tuple[EvidenceSpec[Any], ...]:
-        """The pieces it is made of; they are there when `compute` is called."""
-        return ()
+        """The pieces it is made of, which are those among its fields; they are there when `compute` is called."""
+        return tuple(each for each in vars(self).values() if isinstance(each, EvidenceSpec))
 
     @abstractmethod
     def compute(self, context: Context) -> Sequence[Piece[_T] | Exception]:
@@ -108,9 +110,9 @@ def expand_specs(specs: Sequence[EvidenceSpec[Any]]) -> list[EvidenceSpec[Any]]:
     return list(found)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Evidence:
-    """What a gate scores: some evidence of one question, read through the specs that asked for it.
+    """What a gate scores: the evidence of one question, read through the specs that asked for it.
 
     >>> evidence = Evidence(Inputs("who wrote hamlet?"))
     >>> evidence.question
@@ -118,12 +120,12 @@ class Evidence:
 
     Attributes:
         inputs: The question and what the caller gave.
-        pieces: The pieces by spec.
+        pieces: The pieces by spec, or why they cannot be had.
         proxy: The model that read the question for some of them; None if none did.
     """
 
     inputs: Inputs
-    pieces: Mapping[EvidenceSpec[Any], Any] = field(default_factory=dict)
+    pieces: dict[EvidenceSpec[Any], Piece[Any] | Exception] = field(default_factory=dict)
     proxy: Proxy | None = None
 
     @property
@@ -132,15 +134,22 @@ class Evidence:
         return self.inputs.question
 
     def __getitem__(self, spec: EvidenceSpec[_T]) -> _T:
-        """Return a piece.
+        """Return the value of a piece.
 
         Raises:
             EvidenceError: The gate has not named it in its specs.
+            Exception: Why it cannot be had.
         """
-        if spec not in self.pieces:
-            raise EvidenceError(f"The evidence {spec} was not collected.")
-        piece: _T = self.pieces[spec]
-        return piece
+        piece = self.pieces.get(spec, EvidenceError(f"The evidence {spec} was not collected."))
+        if isinstance(piece, Exception):
+            raise piece
+        value: _T = piece.value
+        return value
+
+    @property
+    def cost(self) -> Cost:
+        """What all pieces cost that were computed so far."""
+        return sum((piece.cost for piece in self.pieces.values() if isinstance(piece, Piece)), Cost())
 
 
 @dataclass(frozen=True)
@@ -158,15 +167,6 @@ class Sources:
     memory: MutableMapping[Hashable, Any]
 
 
-@dataclass
-class _Question:
-    """A question of the batch: its pieces, or why they cannot be had, and whether the proxy was asked about it."""
-
-    inputs: Inputs
-    pieces: dict[EvidenceSpec[Any], Piece[Any] | Exception] = field(default_factory=dict)
-    is_read: bool = False
-
-
 class Context:
     """A batch of questions, or a part of one, and its evidence: each piece is computed once, whoever asks for it.
 
@@ -176,6 +176,7 @@ class Context:
         specs: Everything that will be asked for.
 
     Attributes:
+        evidence: The evidence of each question; what fails for one is nothing to the others.
         planned: Everything that will be asked for.
         sources: What evidence is computed from. Who asks it for the proxy, as to count tokens, made nothing with it.
     """
@@ -185,20 +186,21 @@ class Context:
     ) -> None:
         self.planned = expand_specs(specs)
         self.sources = sources
-        self._questions = list(map(_Question, inputs))  # what fails for one is nothing to the others
+        self.evidence = list(map(Evidence, inputs))
 
     @property
     def inputs(self) -> list[Inputs]:
         """The questions and what the caller gave with them."""
-        return [each.inputs for each in self._questions]
+        return [each.inputs for each in self.evidence]
 
     @property
     def proxy(self) -> Proxy:
         """The proxy model, loaded when a piece first asks for it."""
+        proxy = self.sources.proxy()
         # Noted here, where it is handed out: no spec can forget to say that a model made its pieces.
-        for each in self._questions:
-            each.is_read = True
-        return self.sources.proxy()
+        for each in self.evidence:
+            each.proxy = proxy
+        return proxy
 
     def memory(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """Return what is kept under a key as long as the engine lives; made when it is missing."""
@@ -211,20 +213,20 @@ class Context:
     def part(self, places: Sequence[int]) -> Context:
         """Return the context of some of the questions, by their positions in `inputs`."""
         part = copy(self)
-        part._questions = [self._questions[place] for place in places]
+        part.evidence = [self.evidence[place] for place in places]
         return part
 
     def find(self, spec: EvidenceSpec[_T]) -> list[Piece[_T] | Exception]:
         """Return the piece of each question, computed where it is missing, or why it cannot be had."""
         for needed in spec.needs:
-            for question, piece in zip(self._questions, self.find(needed), strict=True):
+            for each, piece in zip(self.evidence, self.find(needed), strict=True):
                 if isinstance(piece, Exception):
                     # The reason is what failed first, not what follows from it.
-                    question.pieces.setdefault(spec, piece)
-        missing = [place for place, each in enumerate(self._questions) if spec not in each.pieces]
+                    each.pieces.setdefault(spec, piece)
+        missing = [place for place, each in enumerate(self.evidence) if spec not in each.pieces]
         if missing:
             self.part(missing)._compute(spec)
-        return [each.pieces[spec] for each in self._questions]
+        return [each.pieces[spec] for each in self.evidence]
 
     def get(self, spec: EvidenceSpec[_T]) -> list[_T]:
         """Return the value of each question's piece.
@@ -232,52 +234,24 @@ class Context:
         Raises:
             Exception: Why the first that is missing cannot be had.
         """
-        values = []
-        for piece in self.find(spec):
-            if isinstance(piece, Exception):
-                raise piece
-            values.append(piece.value)
-        return values
+        self.find(spec)
+        return [each[spec] for each in self.evidence]
 
-    def put(self, spec: EvidenceSpec[_T], pieces: Sequence[Piece[_T]]) -> None:
-        """Hand over pieces of another spec that were made on the way, one a question."""
-        for question, piece in zip(self._questions, pieces, strict=True):
-            question.pieces[spec] = piece
-
-    def evidence(self, specs: Sequence[EvidenceSpec[Any]]) -> list[Evidence]:
-        """Return the evidence of each question for a gate; see `get`."""
-        columns = {spec: self.get(spec) for spec in specs}
-        found = []
-        for place, question in enumerate(self._questions):
-            pieces = {spec: column[place] for spec, column in columns.items()}
-            found.append(
-                Evidence(question.inputs, pieces, self.sources.proxy() if question.is_read else None)
-            )
-        return found
-
-    def costs(self) -> list[Cost]:
-        """Return what all pieces of each question cost that were computed so far."""
-        costs = []
-        for question in self._questions:
-            total = Cost()
-            for piece in question.pieces.values():
-                if isinstance(piece, Piece):
-                    total += piece.cost
-            costs.append(total)
-        return costs
+    def put(self, spec: EvidenceSpec[_T], pieces: Sequence[Piece[_T] | Exception]) -> None:
+        """Keep pieces of a spec, one a question; also of another one, that were made on the way."""
+        for each, piece in zip(self.evidence, pieces, strict=True):
+            each.pieces[spec] = piece
 
     def _compute(self, spec: EvidenceSpec[Any]) -> None:
         """Compute a spec for all questions; if that fails, for each alone, so that one cannot fail all."""
-        pieces: Sequence[Piece[Any] | Exception]
         try:
             pieces = spec.compute(self)
-            if len(pieces) != len(self._questions):
-                raise EvidenceError(f"{spec} gave {len(pieces)} pieces for {len(self._questions)} questions.")
+            if len(pieces) != len(self.evidence):
+                raise EvidenceError(f"{spec} gave {len(pieces)} pieces for {len(self.evidence)} questions.")
         except Exception as error:  # evidence may be any user's code, so any error may come
-            if len(self._questions) > 1 and not isinstance(error, _NO_MODEL):
-                for place in range(len(self._questions)):
+            if len(self.evidence) > 1 and not isinstance(error, _NO_MODEL):
+                for place in range(len(self.evidence)):
                     self.part([place])._compute(spec)
                 return
-            pieces = [error] * len(self._questions)
-        for question, piece in zip(self._questions, pieces, strict=True):
-            question.pieces[spec] = piece
+            pieces = [error] * len(self.evidence)
+        self.put(spec, pieces)

@@ -38,8 +38,8 @@ class DraftSpec(EvidenceSpec[Draft]):
                 pieces.append(Piece(self._beginning_of(each.draft, context)))
                 continue
             draft = next(written)
-            cost = Cost(model_calls=1, tokens_in=draft.prompt_tokens, tokens_out=len(draft.tokens))
-            pieces.append(Piece(draft.head(self.tokens), cost))  # an LLM may write more than it is asked for
+            # An LLM may write more than it is asked for.
+            pieces.append(Piece(draft.head(self.tokens), generation_cost([draft])))
         return pieces
 
     def _beginning_of(self, given: Draft, context: Context) -> Draft:
@@ -48,13 +48,10 @@ class DraftSpec(EvidenceSpec[Draft]):
             return given.head(self.tokens)
         # A part of it first: counting the tokens of a whole book takes minutes.
         part = given.text[: self.tokens * LONGEST_TOKEN]
-        text = context.sources.proxy().truncate(part, self.tokens)
-        if text is None and part == given.text:
-            return given.head(self.tokens)
-        if text is None:
-            text = part
-        cut = given.model_copy(update={"text": text.strip(), "finished": False})
-        return cut.head(self.tokens)
+        text = context.sources.proxy().truncate(part, self.tokens) or part
+        if text != given.text:
+            given = given.model_copy(update={"text": text.strip(), "finished": False})
+        return given.head(self.tokens)
 
     def _write(self, context: Context) -> Sequence[Draft]:
         if self.source == "recorded":
@@ -73,17 +70,20 @@ class DraftSpec(EvidenceSpec[Draft]):
             if len(drafts) != len(questions):
                 raise EvidenceError(f"The LLM wrote {len(drafts)} drafts for {len(questions)} questions.")
             return [draft.model_copy(update={"source": "llm"}) for draft in drafts]
-        return context.proxy.generate(self.prompt, questions_as_values(context), tokens=self.tokens)
+        return context.proxy.generate(self.prompt, prompt_values(context), tokens=self.tokens)
 
 
-def questions_as_values(context: Context) -> list[dict[str, str]]:
-    """Return a prompt's fields for each question."""
-    return [{"question": each.question} for each in context.inputs]
+def generation_cost(drafts: Sequence[Draft]) -> Cost:
+    """Return what texts cost that were written to one question."""
+    cost = Cost()
+    for draft in drafts:
+        cost += Cost(model_calls=1, tokens_in=draft.prompt_tokens, tokens_out=len(draft.tokens))
+    return cost
 
 
-def quoted_values(context: Context, draft: DraftSpec | None) -> list[dict[str, str]]:
+def prompt_values(context: Context, draft: DraftSpec | None = None) -> list[dict[str, str]]:
     """Return a prompt's fields for each question, with its draft if the prompt quotes one."""
-    values = questions_as_values(context)
+    values = [{"question": each.question} for each in context.inputs]
     if draft is not None:
         for fields, each in zip(values, context.get(draft), strict=True):
             fields["draft"] = each.text

@@ -4,38 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeAlias, TypeVar
+from typing import ClassVar
 
 from rgate_integrations.decision import Cost, Draft
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Inputs, Piece
-from rgate_integrations.gates.evidence.draft import DraftSpec, questions_as_values, quoted_values
+from rgate_integrations.gates.evidence.draft import DraftSpec, generation_cost, prompt_values
 from rgate_integrations.models.base import PooledLayer, RequestLayers, Segmented
 from rgate_integrations.models.segments import layout, segments
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
 
-_T = TypeVar("_T")
-
 _SHORT_REPLY = 5  # words
 
 
-class DraftReadingSpec(EvidenceSpec[_T]):
-    """Evidence that may be read behind a draft.
-
-    Attributes:
-        draft: The draft, or None for the question alone.
-    """
-
-    draft: DraftSpec | None
-
-    @property
-    def needs(self) -> tuple[DraftSpec, ...]:
-        """The draft that is read."""
-        return () if self.draft is None else (self.draft,)
-
-
 @dataclass(frozen=True)
-class HiddenSpec(DraftReadingSpec[Float32Array]):
+class HiddenSpec(EvidenceSpec[Float32Array]):
     """Pooled hidden states, shape (layers, hidden size).
 
     Attributes:
@@ -51,7 +34,7 @@ class HiddenSpec(DraftReadingSpec[Float32Array]):
     def compute(self, context: Context) -> list[Piece[Float32Array]]:
         """Read the questions, with their drafts if there are any."""
         drafts = None if self.draft is None else context.get(self.draft)
-        states = context.proxy.hidden(self.prompt, questions_as_values(context), drafts, self.layers)
+        states = context.proxy.hidden(self.prompt, prompt_values(context), drafts, self.layers)
         return [Piece(each.states, _reading_cost(each.prompt_tokens)) for each in states]
 
 
@@ -90,22 +73,19 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
 
     def compute(self, context: Context) -> list[Piece[ReadRequest]]:
         """Read the requests, with their begun answers if another gate reads those: one pass serves both."""
-        texts, layouts = [], []
-        for inputs in context.inputs:
-            text, history = _with_what_it_answers(inputs)
-            texts.append(Segmented.of(text, history))
-            layouts.append(layout(text))
+        asked = list(map(_with_what_it_answers, context.inputs))
+        requests = [Segmented.of(text, history) for text, history in asked]
         drafts, layers = None, RequestLayers(self.whole, self.segments)
         of_drafts = self._read_with_given_drafts(context)
         if of_drafts is not None and of_drafts.draft is not None:
             drafts = context.get(of_drafts.draft)
             layers = RequestLayers(self.whole, self.segments, of_drafts.layers)
-        found = context.proxy.request_states(self.prompt, texts, drafts, layers)
+        found = context.proxy.request_states(self.prompt, requests, drafts, layers)
         if of_drafts is not None:  # what it cost is noted below
             context.put(of_drafts, [Piece(each.draft) for each in found])
         pieces = []
-        for request, placed, each in zip(texts, layouts, found, strict=True):
-            read = ReadRequest(request.segments, each.whole, each.segments, placed)
+        for (text, _), request, each in zip(asked, requests, found, strict=True):
+            read = ReadRequest(request.segments, each.whole, each.segments, layout(text))
             pieces.append(Piece(read, _reading_cost(each.prompt_tokens)))
         return pieces
 
@@ -141,11 +121,8 @@ def _with_what_it_answers(inputs: Inputs) -> tuple[str, Sequence[str]]:
     return f"{asked}\n{inputs.question}", before
 
 
-LogProbabilities: TypeAlias = tuple[float, ...]
-
-
 @dataclass(frozen=True)
-class TargetsSpec(DraftReadingSpec[LogProbabilities]):
+class TargetsSpec(EvidenceSpec[tuple[float, ...]]):
     """The log-probability of each of some continuations of a prompt, in their order.
 
     Attributes:
@@ -160,15 +137,15 @@ class TargetsSpec(DraftReadingSpec[LogProbabilities]):
     draft: DraftSpec | None = None
     adapter: str | None = None
 
-    def compute(self, context: Context) -> list[Piece[LogProbabilities]]:
+    def compute(self, context: Context) -> list[Piece[tuple[float, ...]]]:
         """Score the targets after the prompt."""
-        values = quoted_values(context, self.draft)
+        values = prompt_values(context, self.draft)
         scores = context.proxy.score(self.prompt, values, self.targets, adapter=self.adapter)
         return [Piece(each.logprobs, Cost(model_calls=1, tokens_in=each.prompt_tokens)) for each in scores]
 
 
 @dataclass(frozen=True)
-class CompletionSpec(DraftReadingSpec[Draft]):
+class CompletionSpec(EvidenceSpec[Draft]):
     """A short greedy completion.
 
     Attributes:
@@ -185,20 +162,13 @@ class CompletionSpec(DraftReadingSpec[Draft]):
 
     def compute(self, context: Context) -> list[Piece[Draft]]:
         """Complete the prompts."""
-        values = quoted_values(context, self.draft)
+        values = prompt_values(context, self.draft)
         written = context.proxy.generate(self.prompt, values, tokens=self.tokens, adapter=self.adapter)
-        pieces = []
-        for each in written:
-            cost = Cost(model_calls=1, tokens_in=each.prompt_tokens, tokens_out=len(each.tokens))
-            pieces.append(Piece(each, cost))
-        return pieces
-
-
-Samples: TypeAlias = tuple[Draft, ...]
+        return [Piece(each, generation_cost([each])) for each in written]
 
 
 @dataclass(frozen=True)
-class SamplesSpec(EvidenceSpec[Samples]):
+class SamplesSpec(EvidenceSpec[tuple[Draft, ...]]):
     """Several sampled answers.
 
     Attributes:
@@ -215,19 +185,14 @@ class SamplesSpec(EvidenceSpec[Samples]):
     seed: int = 0
     prompt: PromptTemplate = SHORT_ANSWER
 
-    def compute(self, context: Context) -> list[Piece[Samples]]:
+    def compute(self, context: Context) -> list[Piece[tuple[Draft, ...]]]:
         """Sample answers to all questions together."""
         sampled = context.proxy.sample(
             self.prompt,
-            questions_as_values(context),
+            prompt_values(context),
             n=self.n,
             tokens=self.tokens,
             temperature=self.temperature,
             seed=self.seed,
         )
-        pieces = []
-        for answers in sampled:
-            read = sum(each.prompt_tokens for each in answers)
-            written = sum(len(each.tokens) for each in answers)
-            pieces.append(Piece(answers, Cost(model_calls=self.n, tokens_in=read, tokens_out=written)))
-        return pieces
+        return [Piece(answers, generation_cost(answers)) for answers in sampled]

@@ -102,9 +102,10 @@ class NeighboursGate(Gate):
     """SKR-kNN (Wang et al. 2023; a baseline of SlimPLM, section 4.3): the k nearest labelled questions vote.
 
     Attributes:
-        examples: JSONL file of labelled questions: which ones the LLM answered rightly by itself.
+        examples: JSONL file of labelled questions (``question`` and ``known`` or ``closed_book_correct``): which ones
+            the LLM answered rightly by itself.
         k: How many vote.
-        embedder: Sentence embedder.
+        embedder: Catalogue name, folder or Hub id of the sentence embedder.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
@@ -119,7 +120,7 @@ class NeighboursGate(Gate):
     @property
     def specs(self) -> Specs:
         """The nearest labelled questions."""
-        return (NeighboursSpec(self.k, self.examples, self.embedder),)
+        return (NeighboursSpec(self),)
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the votes for known over one more than the number of voters."""
@@ -135,23 +136,18 @@ class NeighboursSpec(EvidenceSpec[tuple[bool, ...]]):
     """The labels of the k labelled questions with the most similar embeddings, nearest first.
 
     Attributes:
-        k: How many.
-        examples: JSONL file of labelled questions (``question`` and ``known`` or ``closed_book_correct``). It is read
-            and embedded once for each engine.
-        embedder: Catalogue name, folder or Hub id of the sentence embedder.
+        gate: Says how many, of which file, by which embedder. They are read and embedded once for each engine.
     """
 
     reads_model: ClassVar[bool] = False  # embedders cut long texts themselves
 
-    k: int
-    examples: str
-    embedder: str = "all-minilm-l6-v2"
+    gate: NeighboursGate
 
     def compute(self, context: Context) -> list[Piece[tuple[bool, ...]]]:
         """Search the labelled questions for all questions together."""
-        key = (self.examples, self.embedder)
-        labelled = context.memory(key, lambda: LabelledQuestions(self.examples, self.embedder))
-        nearest = labelled.nearest([each.question for each in context.inputs], self.k)
+        key = (self.gate.examples, self.gate.embedder)
+        labelled = context.memory(key, lambda: LabelledQuestions(*key))
+        nearest = labelled.nearest([each.question for each in context.inputs], self.gate.k)
         return [Piece(labels, Cost(model_calls=1)) for labels in nearest]
 
 

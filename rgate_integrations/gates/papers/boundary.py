@@ -103,9 +103,8 @@ class BoundaryGate(AdapterGate):
         """Score by the certainty of the samples, or by the trained model."""
         (spec,) = self.specs
         if self.adapter is not None:
-            warnings = self.check_adapter(evidence)
             p = ik_score(*evidence[spec])
-            return Score(p, f"The boundary model predicts {self.label} {p:.2f}.", warnings=warnings)
+            return Score(p, f"The boundary model predicts {self.label} {p:.2f}.")
         answers = evidence[spec]
         texts = comparable([answer.text for answer in answers])
         counts = Counter(texts)

@@ -52,12 +52,11 @@ class VerdictGate(AdapterGate):
     def score(self, evidence: Evidence) -> Score:
         """Score by the softmax over the verdicts."""
         *drafts, targets = self.specs
-        warnings = self.check_adapter(evidence)
         p = ik_score(*evidence[targets])
         draft = evidence[drafts[0]] if drafts else None
         known, unknown = self.verdicts
         reason = f"Asked for {known} or {unknown}, the model says {known} with {p:.2f}."
-        return Score(p, reason, draft, warnings)
+        return Score(p, reason, draft)
 
 
 def ik_score(yes: float, no: float) -> float:
@@ -165,7 +164,7 @@ class SlimPLMGate(VerdictGate):
         if self.mode == "score":
             return super().score(evidence)
         draft, written = self.specs
-        warnings, text = self.check_adapter(evidence), evidence[written].text
+        text = evidence[written].text
         verdict = _VERDICT.match(text)
         if verdict is None:
             raise ScoreError(
@@ -173,7 +172,7 @@ class SlimPLMGate(VerdictGate):
                 hint='An untrained proxy seldom keeps to the format: use mode="score", or train an adapter.',
             )
         reason = f"The judgment model wrote Known({verdict[1]})."
-        return Score(float(verdict[1] == "True"), reason, evidence[draft], warnings)
+        return Score(float(verdict[1] == "True"), reason, evidence[draft])
 
 
 RET = "<RET>"
@@ -234,12 +233,11 @@ class AdaptGate(AdapterGate):
     def score(self, evidence: Evidence) -> Score:
         """Score by the probability of not asking for context."""
         targets, response = self.specs
-        warnings = self.check_adapter(evidence)
         answer = evidence[response]
         if RET in answer.text:
-            return Score(0.0, "The model asked for context: it answered <RET>.", warnings=warnings)
+            return Score(0.0, "The model asked for context: it answered <RET>.")
         p_ret = math.exp(evidence[targets][0])
-        return Score(1 - p_ret, f"The model asks for context with probability {p_ret:.2g}.", answer, warnings)
+        return Score(1 - p_ret, f"The model asks for context with probability {p_ret:.2g}.", answer)
 
 
 NEED_SEARCH = PromptTemplate(

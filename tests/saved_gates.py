@@ -1,0 +1,82 @@
+"""Gates to be saved, for a proxy of four numbers a layer; and changes to what their folders hold."""
+
+import json
+
+import numpy as np
+
+from rgate_integrations.gates.artifacts import (
+    HeadsArtifact,
+    Kind,
+    ProbeArtifact,
+    SavedGate,
+    SegmentHeads,
+    TunedArtifact,
+)
+from rgate_integrations.gates.folder import save_adapter
+from rgate_integrations.gates.papers.verdicts import IK_QUESTION
+from rgate_integrations.models.segments import LAYOUT
+
+LAYERS = ((1, "question", "mean"), (2, "question", "mean"))
+WEIGHT = np.full((2, 4), 0.5, np.float32)
+PROBE = ProbeArtifact(
+    weight=WEIGHT,
+    bias=-1.0,
+    layers=LAYERS,
+    base_model="scripted",
+    llm="a test",
+    threshold=0.4,
+    provenance={"data": [], "metrics": {"auc": {"x": 0.7}, "auc_mean": 0.7, "auc_pooled": 0.7}},
+)
+TUNED = TunedArtifact(
+    slope=0.8,
+    bias=-1.0,
+    weight=WEIGHT,
+    head=np.zeros(0, np.float32),
+    layers=LAYERS,
+    base_model="scripted",
+    llm="a test",
+)
+KINDS = (
+    Kind("task", "always", "needs nothing"),
+    Kind("fact", "if_known", "asks about a fact"),
+    Kind("news", "never", "asks about something that changes with time"),
+)
+NUMBERS = np.eye(4, dtype=np.float32)
+# Four numbers: of a request, the logits of three kinds and that of knowing; of a segment, those of four kinds.
+SEGMENTS = SegmentHeads(
+    layers=LAYERS[:1],
+    kinds=(*KINDS, Kind("given", "always", "is text to work on")),
+    weight=NUMBERS[:, None],
+    layout=np.zeros((4, LAYOUT), np.float32),
+)
+HEADS = HeadsArtifact(
+    layers=LAYERS[:1],
+    kinds=KINDS,
+    kind_weight=NUMBERS[:3, None],
+    known_weight=NUMBERS[3:],
+    known_bias=0.0,
+    ability_slope=0.5,
+    default_ability=(0.0, 0.0),
+    base_model="scripted",
+    segments=SEGMENTS,
+)
+ADAPTER = SavedGate(
+    method="ik",
+    base_model="scripted",
+    prompts={IK_QUESTION.name: IK_QUESTION.hash},
+    parameters={"tokens": 0},
+)
+
+
+def save_ik(folder):
+    """Save an IK gate with an adapter, of which the weights are no weights."""
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_model.safetensors").write_bytes(b"weights")
+    return save_adapter(ADAPTER, folder)
+
+
+def change(folder, **changes):
+    """Change what gate.json says; None takes a part out."""
+    file = folder / "gate.json"
+    content = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
