@@ -93,7 +93,9 @@ def valid_threshold(threshold: object) -> float:
     """
     if not isinstance(threshold, Real):
         # Not printed: an object of the user's own may not be printable.
-        raise ConfigurationError(f"A threshold must be a number, not a {type(threshold).__name__}.")
+        raise ConfigurationError(
+            f"A threshold must be a number of at least 0, not a {type(threshold).__name__}."
+        )
     if not 0 <= float(threshold) < math.inf:
         raise ConfigurationError(f"A threshold must be a number of at least 0, not {float(threshold)}.")
     return float(threshold)
