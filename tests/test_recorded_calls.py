@@ -51,27 +51,22 @@ def test_a_call_is_made_once_and_kept(served: ModuleType, url: str, tmp_path: Pa
     (line, _) = (tmp_path / "llm.jsonl").read_text().splitlines()
     call = json.loads(line)
     assert call["meta"] == {"id": "q1", "arm": "direct"}
-    assert [token["token"] for token in call["tokens"]] == WORDS
-    assert call["tokens"][0]["top"] == [["Vincent", -0.1], ["?", -3.0]]
+    assert [text for text, _ in call["chunks"]] == WORDS
+    assert [call["chunks"][0][1][0][key] for key in ("token", "logprob")] == ["Vincent", -0.1]
     assert (call["prompt_tokens"], call["completion_tokens"], call["finish_reason"]) == (20, 5, "stop")
 
 
 def test_a_stream_that_is_left_costs_what_was_written(served: ModuleType, url: str, tmp_path: Path) -> None:
-    clock = served.Clock()
-    chat = served.RecordedChat(
-        record=served.Record(tmp_path / "llm.jsonl", "llm"),
-        url=url,
-        clock=clock,
-        speed=served.Speed(read=10, written=2),
-    )
+    record = served.Record(tmp_path / "llm.jsonl", "llm")
+    chat = served.RecordedChat(record=record, url=url, speed=served.Speed(read=10, written=2))
     stream = chat.stream(served.closed_book("who painted it?"))
     first, second = next(stream), next(stream)
     assert [first.text, second.text] == ["Vincent", " van"]
     assert first.response_metadata["logprobs"]["content"][0]["logprob"] == -0.1
     stream.close()
-    (call,) = clock.calls
-    assert (call["prompt"], call["written"], call["whole"]) == (20, 2, False)
-    assert clock.seconds == pytest.approx(20 / 10 + 2 / 2)
+    (call,) = chat.calls
+    assert (call["prompt"], call["written"]) == (20, 2)
+    assert chat.seconds == pytest.approx(20 / 10 + 2 / 2)
 
 
 def test_without_a_server_only_the_record_answers(served: ModuleType, tmp_path: Path) -> None:
