@@ -80,7 +80,7 @@ def test_many_at_once_take_turns_also_after_an_error(tmp_path):
             raise ZeroDivisionError
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(40)))
+        list(pool.map(work, range(400)))
     assert list((tmp_path / "new").iterdir()) == []
 
 

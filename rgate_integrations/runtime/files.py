@@ -144,8 +144,9 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
     lock = FileLock(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and path.stat().st_size > 0:  # some versions of filelock would empty it
-            raise OSError(errno.EEXIST, f"{path.name} is no lock file")
+        with suppress(FileNotFoundError):  # whoever has the lock may give it back, and its file is gone
+            if path.stat().st_size > 0:  # some versions of filelock would empty it
+                raise OSError(errno.EEXIST, f"{path.name} is no lock file")
         lock.acquire(blocking=False)
     except Timeout as error:
         if waiting is None:
