@@ -12,12 +12,6 @@ dialogues = pytest.importorskip("dialogues")
 TRAIN, TEST = dialogues.dialogues(part="train"), dialogues.dialogues(part="test")
 
 
-def test_there_are_enough_and_a_seed_repeats_them():
-    assert (len(TRAIN) >= 600, len(TEST) >= 400) == (True, True)
-    assert dialogues.dialogues(part="test") == TEST
-    assert dialogues.dialogues(1, part="test") != TEST
-
-
 def test_frames_are_of_one_part_and_have_both_labels():
     assert not {each.frame for each in TRAIN} & {each.frame for each in TEST}
     for name in {each.frame for each in TRAIN + TEST}:

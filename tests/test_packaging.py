@@ -42,11 +42,9 @@ def test_links_to_files_become_addresses(hook, link, made):
 
 def test_every_link_of_the_readme_leads_to_an_address(hook):
     text = hook.with_addresses((ROOT / "README.md").read_text(encoding="utf-8"), REPOSITORY)
-    own = []
-    for target in re.findall(r"\]\(([^)\s]+)", text):
-        assert target.startswith(("https://", "#"))
-        if target.startswith(REPOSITORY):
-            own.append(target.partition("/main/")[2].partition("#")[0])
+    targets = re.findall(r"\]\(([^)\s#]+)", text)
+    assert [target for target in targets if not target.startswith("https://")] == []
+    own = [target.partition("/main/")[2] for target in targets if target.startswith(REPOSITORY)]
     assert own
     assert [path for path in own if not (ROOT / path).exists()] == []
 
