@@ -18,7 +18,6 @@ OUT = Path(__file__).parent / "out"
 SETS = ("nq", "trivia", "squad", "hotpotqa", "musique", "2wikimultihopqa")
 """The question sets that have recorded answers of an 8B LLM."""
 CONSOLE = Console(width=200, highlight=False)
-RESAMPLES = 10_000
 
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:
@@ -56,6 +55,6 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
 def mean_interval(values: np.ndarray) -> tuple[float, float]:
     """Return the 95 % interval of a mean, by bootstrap; of paired differences, that of the difference."""
     rng = np.random.default_rng(0)
-    rows = rng.integers(0, len(values), (RESAMPLES, len(values)))
+    rows = rng.integers(0, len(values), (10_000, len(values)))
     low, high = np.percentile(values[rows].mean(axis=1), [2.5, 97.5])
     return float(low), float(high)

@@ -24,7 +24,7 @@ from labels import KIND_OF, read_adarague, read_practical, read_template_labels
 from mixtures import COURTESY, GIVEN, Mixture, corpus_prose, mixed
 from templates import template_requests
 
-from rgate_integrations.gates.artifacts import Kind, SegmentHeads
+from rgate_integrations.gates.artifacts import Kind
 from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.models.base import PooledLayer, RequestLayers, Segmented
 from rgate_integrations.models.download import download
@@ -252,21 +252,11 @@ def clean_examples(labels: pd.DataFrame, cache: Path) -> HeadExamples:
     own, layouts = [], []
     for question in labels.question:
         own.append(states[key(question)])
-        layouts.append(layout_of_one(question))
+        # Of a request that is judged as one segment, however many sentences it has.
+        found = layout(" ".join(question.split()))[0]
+        of_one = np.concatenate([np.log1p([1, 1]), [1, 1], found[4:9], np.log1p([1]), [1]])
+        layouts.append(of_one.astype(np.float32))
     return _examples_of_kinds(own, labels.kind, labels.weight, layouts)
-
-
-def layout_of_one(question: str) -> np.ndarray:
-    """Return the layout of a request that is judged as one segment, however many sentences it has."""
-    found = layout(" ".join(question.split()))[0]
-    return np.concatenate([np.log1p([1, 1]), [1, 1], found[4:9], np.log1p([1]), [1]]).astype(np.float32)
-
-
-def fit_on(*parts: HeadExamples) -> SegmentHeads:
-    """Fit the heads of segments."""
-    columns = zip(*(part.columns for part in parts), strict=True)
-    examples = HeadExamples(*(np.concatenate(column) for column in columns))
-    return fit_segments(examples, SEGMENT_LAYERS, SEGMENT_KINDS, HeadsRecipe())
 
 
 def main() -> None:
@@ -277,7 +267,10 @@ def main() -> None:
     parser.add_argument("--save", type=Path, required=True, help="folder of a saved gate")
     arguments = parser.parse_args()
     clean = clean_examples(clean_labels(arguments.data), arguments.cache)
-    found = fit_on(clean, segment_examples(read_segment_rows(arguments.data), arguments.cache))
+    segments = segment_examples(read_segment_rows(arguments.data), arguments.cache)
+    columns = zip(clean.columns, segments.columns, strict=True)
+    examples = HeadExamples(*map(np.concatenate, columns))
+    found = fit_segments(examples, SEGMENT_LAYERS, SEGMENT_KINDS, HeadsRecipe())
     shipped: Any = read_gate(arguments.save)
     save_gate(replace(shipped, segments=found), arguments.save)
 

@@ -46,24 +46,34 @@ BATCH = 64
 def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("gates", nargs="*", metavar="GATE", default=["default"])
-    gates = parser.parse_args().gates
     passages = list(read_passages(corpus_path("encyclopedia-leads")))
     asked = [f"What is {p.title} known for?" for p in passages[:: len(passages) // BATCH][:BATCH]]
     rows = []
-    for gate in gates:
+    for gate in parser.parse_args().gates:
         command = [sys.executable, "-c", MEASURE, gate]
         done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, check=True)  # noqa: S603
         first, single, long, rate, memory = json.loads(done.stdout.splitlines()[-1])
-        times = [f"{first:.1f} s", f"{single:.1f} ms", f"{long:.0f} ms", f"{rate:.0f} decisions/s"]
-        rows.append([gate, *times, f"{memory:.0f} MB"])
-    measured = [
-        "first decision",
-        "one decision, median",
-        "a request of 1,050 tokens",
-        "batches of 64",
-        "resident memory",
-    ]
-    print_table(["gate", *measured], rows)
+        rows.append(
+            [
+                gate,
+                f"{first:.1f} s",
+                f"{single:.1f} ms",
+                f"{long:.0f} ms",
+                f"{rate:.0f} decisions/s",
+                f"{memory:.0f} MB",
+            ]
+        )
+    print_table(
+        [
+            "gate",
+            "first decision",
+            "one decision, median",
+            "a request of 1,050 tokens",
+            "batches of 64",
+            "resident memory",
+        ],
+        rows,
+    )
 
 
 if __name__ == "__main__":
