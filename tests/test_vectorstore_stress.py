@@ -28,7 +28,7 @@ def work(store, folder, number):
     """
     chance = random.Random(number)
     mine = {}
-    for step in range(12):
+    for step in range(6):
         names = [*chance.sample(sorted(mine), min(2, len(mine))), f"{number}-{step}"]
         for name in names:
             text = "".join(chance.choices("0123456789", k=8))
