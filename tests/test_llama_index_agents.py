@@ -18,9 +18,10 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.llama_index.agents import ANSWER_YOURSELF, GatedTool
 from tests.begun_answers import TEXT, UNSURE, Reader
 from tests.llama_index_parts import Shelf, both_ways, over
-from tests.tool_server import tool_server
 
 openai_like = pytest.importorskip("llama_index.llms.openai_like", reason="comes with the dev extra")
+pytest.importorskip("fastapi", reason="the server that the agents ask comes with the serve extra")
+tool_server = pytest.importorskip("tests.tool_server").tool_server
 QUESTION = "an unknown one?"  # the LLM calls its tool for it, whatever the gate says
 
 
