@@ -15,7 +15,6 @@ from rgate_integrations.serving.gateway import Gateway
 from rgate_integrations.serving.service import DecisionService
 from rgate_integrations.serving.upstream import Upstream
 from rgate_integrations.tuning.questions import read_questions
-from tests.begun_answers import Reader
 from tests.http_servers import Blocking, Broken, Words, listening, serving_gateway
 from tests.patience import PATIENCE
 from tests.scripted_upstream import ANSWER, CALL, ScriptedUpstream, Shelf
@@ -76,6 +75,19 @@ def told(response):
     """Return the gateway's own headers."""
     own = "x-rgate-"
     return {name.removeprefix(own): value for name, value in response.headers.items() if name.startswith(own)}
+
+
+class Unsure(Words):
+    """Reads nothing out of questions, so that each answer is begun; known is one that has "42" in it."""
+
+    def decide_batch(self, questions, *, drafts=None, histories=None):
+        if drafts is None:
+            return [Decision(question=each, retrieve=False, p_known=0.5) for each in questions]
+        decisions = []
+        for question, draft in zip(questions, drafts, strict=True):
+            known = draft is not None and "42" in draft.text
+            decisions.append(Decision(question=question, retrieve=not known, p_known=0.9 * known))
+        return decisions
 
 
 # --- question -----------------------------------------------------------------------------------------------------
@@ -184,7 +196,7 @@ def test_looking_first_compares_what_is_known_with_what_is_found():
 @pytest.mark.parametrize("deltas", [ANSWER, [{"tool_calls": [CALL]}]])
 def test_a_begun_answer_that_is_known_and_a_call_of_a_tool_go_on_byte_for_byte(deltas):
     upstream = ScriptedUpstream(deltas)
-    with gateway(Reader(), upstream, answer_first=AnswerFirst(tokens=4)) as between:
+    with gateway(Unsure(), upstream, answer_first=AnswerFirst(tokens=4)) as between:
         alone, through = between.both(stream=True, tools=[{"type": "function", "function": {"name": "f"}}])
         assert through.content == alone.content
         assert (told(through)["decision"], through.headers["x-own"]) == ("direct", "kept")
@@ -196,7 +208,7 @@ def test_a_begun_answer_that_is_known_and_a_call_of_a_tool_go_on_byte_for_byte(d
 
 def test_a_begun_answer_that_is_not_known_ends_at_the_upstream_and_is_asked_again_with_passages():
     upstream = ScriptedUpstream([{"content": "Perhaps not. "}] * 4, endless=True)
-    with gateway(Reader(), upstream, answer_first=BEGUN) as between, between.left_early(HAMLET) as response:
+    with gateway(Unsure(), upstream, answer_first=BEGUN) as between, between.left_early(HAMLET) as response:
         assert told(response)["decision"] == "retrieve"
         assert len(upstream.requests) == 2
         assert "Shakespeare" in between.sent
@@ -252,7 +264,7 @@ def test_a_search_that_fails_leaves_the_question_as_it_is(look_first, caplog):
 @pytest.mark.parametrize("answer_first", [False, BEGUN])
 @pytest.mark.parametrize("question", ["known", HAMLET])
 def test_what_the_upstream_refuses_is_refused_in_its_words(answer_first, question):
-    with gateway(Reader(), ScriptedUpstream(status=429), answer_first=answer_first) as between:
+    with gateway(Unsure(), ScriptedUpstream(status=429), answer_first=answer_first) as between:
         alone, through = between.both(question, stream=True)
     assert (through.status_code, through.content) == (429, alone.content)
     assert through.headers["x-own"] == "kept"
@@ -262,7 +274,7 @@ def test_what_the_upstream_refuses_is_refused_in_its_words(answer_first, questio
 @pytest.mark.parametrize("path", ["chat/completions", "audio"])
 def test_an_upstream_that_is_down_is_a_bad_gateway(answer_first, path):
     body = {"messages": [{"role": "user", "content": "known"}], "stream": True}
-    with serving_gateway(Reader(), "http://127.0.0.1:9/v1", key=TOKEN, answer_first=answer_first) as url:
+    with serving_gateway(Unsure(), "http://127.0.0.1:9/v1", key=TOKEN, answer_first=answer_first) as url:
         response = CLIENT.post(f"{url}/v1/{path}", json=body)
     assert response.status_code == 502
     assert response.json()["error"]["type"] == "UpstreamError"
