@@ -101,7 +101,7 @@ def dialogues(seed: int = 0, part: str = "train", each: int = EACH) -> list[Dial
     for frame in frames():
         if frame.part != part:
             continue
-        draw = random.Random(f"{seed} {frame.name}")  # noqa: S311 - nothing here is secret
+        draw = random.Random(f"{seed} {frame.name}")
         for group in (NEEDY, OTHERS):
             kinds = [kind for kind in group if frame.choices(kind)]
             for i in range(each):

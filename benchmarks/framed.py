@@ -27,7 +27,7 @@ AT_ONCE = 16
 
 def framed(data: Path, n: int) -> list[Mixture]:
     """Return requests in frames, ``n`` a frame."""
-    draw = random.Random(7)  # noqa: S311 - nothing here is secret
+    draw = random.Random(7)
     asked: dict[str, list[str]] = defaultdict(list)
     for record in read_records(data / "practical.dev.jsonl"):
         if record["source"] != "yizhongw/self-instruct":  # they bring texts of their own

@@ -36,14 +36,14 @@ def read_questions(data: Path) -> Iterator[tuple[str, str, str]]:
     """Yield questions to learn from: each with its source, and a group that folds keep together."""
     for source in ("news", "settled"):
         for number, template in enumerate(read_lines(FOLDER / f"{source}.txt")):
-            draw = random.Random(template)  # noqa: S311 - nothing here is secret
+            draw = random.Random(template)
             texts = [varied(filled(template, read_words(), draw), draw) for _ in range(2 * EACH)]
             for text in list(dict.fromkeys(texts))[:EACH]:
                 yield text, source, f"{source} {number}"
     for name in SETS:
         for record in read_answers(data, name):
             # In as many styles as the templates, so that none of them looks like news.
-            draw = random.Random(record["question"])  # noqa: S311 - nothing here is secret
+            draw = random.Random(record["question"])
             yield varied(record["question"].strip(), draw), "the six sets", name
 
 

@@ -54,7 +54,7 @@ def states_of(texts: list[str]) -> np.ndarray:
 def write_directions() -> None:
     """Make the directions in which template requests differ most."""
     requests = [each.question for each in template_requests() if each.kind != "language"]
-    random.Random(0).shuffle(requests)  # noqa: S311 - nothing here is secret
+    random.Random(0).shuffle(requests)
     states = states_of(requests[:REQUESTS])
     mean = states.mean(axis=0)
     variances, directions = np.linalg.eigh(np.cov((states - mean).T))

@@ -101,7 +101,7 @@ class SegmentRow:
 
 def mixtures_to_train_on(data: Path) -> Iterator[Mixture]:
     """Yield requests in frames."""
-    draw = random.Random(SEED)  # noqa: S311 - nothing here is secret
+    draw = random.Random(SEED)
     prose = corpus_prose(data, slice(3_000, 8_000))
     by_template: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for request in template_requests():
@@ -132,7 +132,7 @@ def rows_of(mixture: Mixture) -> Iterator[SegmentRow]:
     kinds = _kinds_of_segments(mixture)
     asked = kinds_with(mixture.kind, kinds) if mixture.kind in NEEDY else []
     given = [place for place in kinds_with(GIVEN, kinds) if len(kinds[place]) == 1]
-    draw = random.Random(len(mixture.text))  # noqa: S311 - nothing here is secret
+    draw = random.Random(len(mixture.text))
     taken = draw.sample(given, min(MOST_GIVEN, len(given)))
     for place, own in enumerate(kinds):
         if not own:

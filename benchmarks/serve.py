@@ -102,7 +102,7 @@ async def over_http(name: str, url: str, clients: int, requests: int, *, patient
 @contextmanager
 def serving(*options: str) -> Iterator[str]:
     """Run the command; gives its URL when it is ready."""
-    process = subprocess.Popen(  # noqa: S603  a fixed command
+    process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, "serve", "--port", "0", *options], stderr=subprocess.PIPE, text=True
     )
     url = next(found[0] for line in process.stderr if (found := re.search(r"http://[\d.:]+", line)))

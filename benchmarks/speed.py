@@ -51,7 +51,7 @@ def main() -> None:
     rows = []
     for gate in parser.parse_args().gates:
         command = [sys.executable, "-c", MEASURE, gate]
-        done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, check=True)  # noqa: S603
+        done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, check=True)
         first, single, long, rate, memory = json.loads(done.stdout.splitlines()[-1])
         rows.append(
             [

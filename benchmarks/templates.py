@@ -70,7 +70,7 @@ def template_requests(seed: int = 0) -> list[TemplateRequest]:
     number = 0
     for kind in KINDS:
         for template in read_lines(FOLDER / f"{kind}.txt"):
-            draw = random.Random(f"{seed} {template}")  # noqa: S311 - nothing here is secret
+            draw = random.Random(f"{seed} {template}")
             # Twice as many tries as requests: many templates have fewer fillings than that.
             texts = set()
             for _ in range(2 * _EACH[kind]):

@@ -38,7 +38,7 @@ async def at_once():
 start = time.perf_counter()
 one_by_one = [gate.decide(q) for q in questions]
 middle = time.perf_counter()
-together = await at_once()  # noqa: F704  a notebook has a running loop
+together = await at_once()
 print(f"together in {(time.perf_counter() - middle) / (middle - start):.0%} of the time of one by one")
 print(max(abs(a.p_known - b.p_known) for a, b in zip(one_by_one, together, strict=True)) < 1e-3)
 

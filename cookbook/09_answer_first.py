@@ -92,8 +92,8 @@ async def events(question):
             print(event["data"]["retrieve"], event["data"]["partial_answer"])
 
 
-await events("What is the capital of France?")  # noqa: F704
-await events("What is the atomic number of rhenium?")  # noqa: F704
+await events("What is the capital of France?")
+await events("What is the atomic number of rhenium?")
 
 # %% [markdown]
 # ## Fewer tokens, and a search that runs meanwhile

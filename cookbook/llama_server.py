@@ -52,7 +52,7 @@ def serving(model: Path, *, slots: int = 4, context: int = 8192, threads: int = 
     """
     saved = f"{tempfile.gettempdir()}/"  # nothing is saved, but without a folder no slot can be erased
     command = [sys.executable, "-c", SERVE, str(model), str(slots), str(context), saved, str(threads)]
-    process = subprocess.Popen(  # noqa: S603  a fixed command
+    process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     try:

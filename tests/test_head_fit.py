@@ -9,17 +9,12 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from rgate_integrations.gates.artifacts import Kind
 from rgate_integrations.models.base import PooledLayer
+from tests.saved_gates import KINDS
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 head_fit = pytest.importorskip("head_fit")
 
-KINDS = (
-    Kind("task", "always", "needs nothing"),
-    Kind("fact", "if_known", "asks about a fact"),
-    Kind("news", "never", "asks about something that changes with time"),
-)
 NAMES = np.array([kind.name for kind in KINDS])
 LAYERS = (PooledLayer(1, "question", "mean"), PooledLayer(2, "all", "last"))
 RECIPE = head_fit.HeadsRecipe(6, 6, 1.0, 1.0)
