@@ -101,7 +101,7 @@ def decide_with_passages(
         return _warn(decision, "The search found nothing to judge: the gate alone decided.")
     try:
         p_helps = p_helps_of(decision.question, found, decision.p_known, options)
-    except Exception as error:
+    except Exception as error:  # a failing judge reads what was found, whatever went wrong
         _log.warning("Judging what was found failed: %s: %s", type(error).__name__, error)
         noted = _warn(decision, f"Judging what was found failed ({type(error).__name__}): it is read.")
         return noted.model_copy(update={"retrieve": True})

@@ -217,7 +217,7 @@ class RoutedCall(ABC):
             screened = self.screened.get(place)
             try:
                 draft = self.answers[place].draft()
-            except Exception as error:
+            except Exception as error:  # whatever the application's arm raised: the question is retrieved for
                 _log.warning("The direct arm wrote no answer: %s: %s", type(error).__name__, error)
                 outcomes[place] = fallback_decision(error, question=self.question(place))
                 continue
@@ -298,7 +298,7 @@ class RoutedCall(ABC):
             return
         try:
             self.found = yield self.searching
-        except Exception as error:
+        except Exception as error:  # raised for those questions alone that are to be retrieved for
             self.found = [error] * len(self.thresholds)
 
     def _passages(self, place: int) -> Sequence[FoundPassage] | Exception:
