@@ -164,7 +164,7 @@ class BufferedAnswer(ABC):
                 return
             try:
                 chunk = yield Call(self.source.pull, self.source.apull)
-            except Exception as error:  # kept for the decision: an answer that fails while it is held retrieves
+            except Exception as error:  # an answer that fails while it is held retrieves
                 if self.fallback is None or self.chunks or not says_unsupported(error):
                     self.error = error
                 else:
