@@ -1,11 +1,17 @@
-"""What a gate returns: an immutable `Decision`, the `Draft` it was made from, and what it cost."""
+"""What goes into a gate, a `Request`, and what comes out, a `Decision`. Both are immutable."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict, Unpack
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError
 from rgate_integrations.runtime.records import as_logprob
 from rgate_integrations.runtime.text import encodable
 
@@ -158,17 +164,184 @@ class PartialAnswerInfo(Frozen):
     first_token: float | None = Field(default=None, ge=0.0)
 
 
+class RequestFields(TypedDict, total=False):
+    """What may be said of a question; see `Request`."""
+
+    history: Sequence[str] | None
+    draft: Draft | str | None
+    metadata: Mapping[str, Any] | None
+    threshold: float | None
+    popularity: float | None
+    timeout: float | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """A question, and everything that a gate may look at beside it.
+
+    >>> Request("And when?", history=["user: Who wrote Hamlet?", "assistant: Shakespeare."]).question
+    'And when?'
+
+    Attributes:
+        question: What the user asks.
+        history: The turns before it, oldest first: lines such as ``user: Who wrote Hamlet?`` and
+            ``assistant: Shakespeare.`` A gate that does not read them retrieves.
+        draft: The beginning of an answer, to judge instead of writing one: a `Draft`, or recorded text.
+        metadata: What the application knows of the request, for rules that are functions.
+        threshold: Used instead of the gate's own, at least 0.
+        popularity: Popularity score of what is asked about, for gates that use one.
+        timeout: How long the caller waits, in seconds; None for the gate's own limit.
+
+    Raises:
+        InvalidQuestionError: The question is empty, not a string, or holds NUL bytes.
+        EvidenceError: The draft, the history, the metadata or the popularity has the wrong type.
+        ConfigurationError: The threshold is not a number of at least 0, or the timeout not one above 0.
+    """
+
+    question: str
+    history: Sequence[str] = ()
+    draft: Draft | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    threshold: float | None = None
+    popularity: float | None = None
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        checked = {
+            "question": valid_question(self.question),
+            "history": _valid_history(self.history),
+            "draft": _valid_draft(self.draft),
+            "metadata": _valid_metadata(self.metadata),
+            "threshold": None if self.threshold is None else valid_threshold(self.threshold),
+            "popularity": _valid_popularity(self.popularity),
+            "timeout": valid_timeout(self.timeout),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def coerce(cls, question: str | Request, **fields: Unpack[RequestFields]) -> Request:
+        """Return a question as a request; one that is a request already, with some fields replaced."""
+        if isinstance(question, cls):
+            return replace(question, **fields) if fields else question  # type: ignore[arg-type]  # checked there
+        return cls(question, **fields)  # type: ignore[arg-type]
+
+
+def valid_question(question: object) -> str:
+    """Return a question without surrounding white space.
+
+    Raises:
+        InvalidQuestionError: It is not a string, is empty, or holds NUL bytes.
+    """
+    if not isinstance(question, str):
+        raise InvalidQuestionError(
+            f"A question must be a string, not {type(question).__name__}.",
+            hint="Pass the text of the question.",
+        )
+    if not question.strip():
+        raise InvalidQuestionError("The question is empty.", hint="Pass at least one word.")
+    if "\0" in question:
+        raise InvalidQuestionError(
+            "The question holds NUL bytes.", hint="Is this text, and in the right encoding?"
+        )
+    return encodable(question.strip())
+
+
+def valid_threshold(threshold: object) -> float:
+    """Return a threshold as a number.
+
+    Raises:
+        ConfigurationError: It is not a number of at least 0.
+    """
+    if not isinstance(threshold, Real):
+        # Not printed: an object of the user's own may not be printable.
+        raise ConfigurationError(
+            f"A threshold must be a number of at least 0, not a {type(threshold).__name__}."
+        )
+    if not 0 <= float(threshold) < math.inf:
+        raise ConfigurationError(f"A threshold must be a number of at least 0, not {float(threshold)}.")
+    return float(threshold)
+
+
+def valid_timeout(timeout: object) -> float | None:
+    """Return a time in seconds, or None for no limit.
+
+    Raises:
+        ConfigurationError: It is not a number above 0.
+    """
+    if timeout is None or timeout == math.inf:
+        return None
+    if not isinstance(timeout, Real) or not float(timeout) > 0:  # NaN is above nothing
+        raise ConfigurationError(f"A timeout must be a number of seconds above 0, not {timeout!r}.")
+    return min(float(timeout), threading.TIMEOUT_MAX)
+
+
+def _valid_history(history: object) -> tuple[str, ...]:
+    if history is None:
+        return ()
+    is_list = isinstance(history, Sequence) and not isinstance(history, str | bytes)
+    if not is_list or not all(isinstance(turn, str) for turn in history):
+        raise EvidenceError(
+            "The history of a question must be a list of strings.",
+            hint='history=["user: Who wrote Hamlet?", "assistant: Shakespeare."]',
+        )
+    return tuple(valid_question(turn) for turn in history if turn.strip())
+
+
+def _valid_draft(draft: object) -> Draft | None:
+    if isinstance(draft, str):
+        return Draft(text=draft.strip(), source="recorded")
+    if draft is None or isinstance(draft, Draft):
+        return draft
+    raise EvidenceError(f"A draft must be a Draft or a string, not {type(draft).__name__}.")
+
+
+def _valid_metadata(metadata: object) -> Mapping[str, Any]:
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping):
+        raise EvidenceError(f"The metadata of a question must be a mapping, not {type(metadata).__name__}.")
+    return metadata
+
+
+def _valid_popularity(popularity: object) -> float | None:
+    if popularity is None:
+        return None
+    try:
+        if isinstance(popularity, Real):
+            return float(popularity)
+    except OverflowError:
+        pass
+    raise EvidenceError("The popularity of a question must be a number.")
+
+
+class Override(Frozen):
+    """A named reason to retrieve, or not to, whatever P(known) is.
+
+    Attributes:
+        retrieve: What it decides.
+        reason: Why, as a sentence for a person.
+    """
+
+    retrieve: bool
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{'retrieve' if self.retrieve else 'direct'}: {self.reason}"
+
+
 class Decision(Frozen):
     """Whether to retrieve for a question, and why.
 
     Attributes:
         question: The question as it was judged.
-        retrieve: Whether to retrieve: ``p_known < threshold``, or the gate failed. After a look at what was found, as
-            `outcome` says.
+        retrieve: Whether to retrieve: ``p_known < threshold``, unless there is an `override` or an `error`. After a
+            look at what was found, as `outcome` says.
         p_known: Probability in [0, 1] that the LLM answers rightly without retrieval. Higher means skip.
-            0.0 when the gate failed; `error` then says why.
+            0.0 when the gate failed; `error` then says why. Where a rule decided, the gate was not asked: 0.0 or 1.0.
         threshold: What `p_known` was compared with.
-        reason: One sentence for a person.
+        reason: Why, in a sentence or two for a person.
+        override: What decided in place of the threshold; None where the threshold did.
         gate: Name of the gate.
         draft: The draft that was judged, if the gate used one.
         cost: What the decision cost.
@@ -188,6 +361,7 @@ class Decision(Frozen):
     p_known: Probability
     threshold: float = Field(default=0.5, ge=0.0, allow_inf_nan=False)
     reason: str = ""
+    override: Override | None = None
     gate: str = ""
     draft: Draft | None = None
     cost: Cost = Cost()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rgate_integrations.engine.gate_like import OWN, GateLike
+from rgate_integrations.engine.loading import OWN
+from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
 
 
@@ -44,7 +45,7 @@ class AnswerFirst:
             )
 
     @classmethod
-    def of(cls, value: bool | AnswerFirst) -> AnswerFirst | None:
+    def coerce(cls, value: bool | AnswerFirst) -> AnswerFirst | None:
         """Return what an adapter's ``answer_first=`` stands for; None for False."""
         if isinstance(value, cls):
             return value

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from rgate_integrations.decision import Decision, Outcome
-from rgate_integrations.engine.follow_ups import is_follow_up, is_unread
+from rgate_integrations.engine.follow_ups import is_follow_up
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import (
     FEATURES,
@@ -65,7 +65,7 @@ class LookFirst:
             )
 
     @classmethod
-    def of(cls, value: bool | LookFirst) -> LookFirst | None:
+    def coerce(cls, value: bool | LookFirst) -> LookFirst | None:
         """Return what an adapter's ``look_first=`` stands for; None for False."""
         if isinstance(value, cls):
             return value
@@ -74,116 +74,95 @@ class LookFirst:
 
 def decide_with_passages(
     decision: Decision,
-    found: Sequence[FoundPassage] | Exception,
+    passages: Sequence[FoundPassage] | Exception,
     options: LookFirst,
     *,
-    known_from: float | None = None,
+    direct_threshold: float | None = None,
 ) -> Decision:
     """Return a decision that also counts what a search found.
 
     The gate's decision stands if there is nothing to judge: the search failed or found nothing, or the gate failed.
-    It also stands for a question that refers to something said earlier: its own words say too little about what the
-    passages should hold. If the question is probably of a kind that no LLM can know, about the user's own documents
-    or about what changes with time, the passages are read, however little they seem to hold. If neither way is likely
-    to be right, `LookFirst.on_abstain` says what to do.
+    It also stands if something overrides P(known), such as a rule, and for a question that refers to something said
+    earlier: its own words say too little about what the passages should hold. If the question is probably of a kind
+    that no LLM can know, about the user's own documents or about what changes with time, the passages are read,
+    however little they seem to hold. If neither way is likely to be right, `LookFirst.on_abstain` says what to do.
 
     Args:
         decision: The gate's.
-        found: The passages, best first, or what the search raised.
+        passages: The passages, best first, or what the search raised.
         options: How they are judged.
-        known_from: A P(known) that is enough whatever was found: the threshold, where the caller gave one.
+        direct_threshold: A P(known) that is enough whatever was found: the threshold, where the caller gave one.
     """
-    if isinstance(found, Exception):
-        return _warn(decision, f"The search failed ({type(found).__name__}): the gate alone decided.")
-    if decision.error is not None or is_unread(decision) or is_follow_up(decision.question):
+    if isinstance(passages, Exception):
+        return _warn(decision, f"The search failed ({type(passages).__name__}): the gate alone decided.")
+    if decision.error is not None or decision.override is not None or is_follow_up(decision.question):
         return decision
-    if not found:
+    if not passages:
         return _warn(decision, "The search found nothing to judge: the gate alone decided.")
     try:
-        p_helps = p_helps_of(decision.question, found, decision.p_known, options)
+        p_helps = estimate_p_helps(decision.question, passages, decision.p_known, options)
     except Exception as error:  # a failing judge reads what was found, whatever went wrong
-        _log.warning("Judging what was found failed: %s: %s", type(error).__name__, error)
+        _log.warning("Judging what was found failed: %s", type(error).__name__)
         noted = _warn(decision, f"Judging what was found failed ({type(error).__name__}): it is read.")
         return noted.model_copy(update={"retrieve": True})
-    return compare(decision, p_helps, options, known_from=known_from)
-
-
-def decide_early(
-    decision: Decision,
-    found: Sequence[FoundPassage] | Exception,
-    options: LookFirst,
-    *,
-    known_from: float,
-) -> Decision | None:
-    """Decide by the question and by what was found, if that is enough; None if the LLM may begin to answer.
-
-    A question that is clearly unknown retrieves if the passages help, and so does one that no LLM can know. One that
-    is clearly known is answered directly if they do not help, and so is one for which they would help no LLM, however
-    little it knows. All others are decided by `decide_with_passages`, once what the LLM has begun is judged.
-
-    Args:
-        decision: The gate's, by the question alone; it retrieves if the question is clearly unknown.
-        found: The passages, best first, or what the search raised.
-        options: How they are judged.
-        known_from: The P(known) from which a question is clearly known.
-    """
-    look = decide_with_passages(decision, found, options)
-    known = decision.p_known >= known_from and not look.retrieve
-    if isinstance(found, Exception) or look.p_helps is None:
-        return look if decision.retrieve or known else None
-    if known or is_never_known(decision) or (decision.retrieve and look.retrieve):
-        return look
-    # The less an LLM knows, the more passages help it. One that knows still less has no answer to begin with.
-    least = options.abstain_below
-    most = p_helps_of(decision.question, found, least, options)
-    return look if most - options.min_gain <= least else None
+    return compare(decision, p_helps, options, direct_threshold=direct_threshold)
 
 
 def is_never_known(decision: Decision) -> bool:
-    """Whether it is more likely than not that no LLM can know what the question asks for."""
+    """Return whether it is more likely than not that no LLM can know what the question asks for."""
     return sum(decision.signals.get(name, 0.0) for name in _NEVER_KNOWN) >= 0.5
 
 
-def p_helps_of(question: str, found: Sequence[FoundPassage], p_known: float, options: LookFirst) -> float:
+def help_no_llm(question: str, passages: Sequence[FoundPassage], options: LookFirst) -> bool:
+    """Return whether passages would not be read even for an LLM that knows next to nothing.
+
+    The less an LLM knows, the more passages help it. One that knows still less has no answer to begin with.
+    """
+    least = options.abstain_below
+    return estimate_p_helps(question, passages, least, options) - options.min_gain <= least
+
+
+def estimate_p_helps(
+    question: str, passages: Sequence[FoundPassage], p_known: float, options: LookFirst
+) -> float:
     """Return P(the LLM answers rightly with these passages).
 
     Args:
         question: The question.
-        found: The passages, best first; at least one.
+        passages: The passages, best first; at least one.
         p_known: P(it answers rightly without them).
         options: Whose model is used.
     """
     model = options.model or read_utility_model()
-    holds = model.p_contains_answer(search_features(question, found)[None])
+    holds = model.p_contains_answer(search_features(question, passages)[None])
     return float(model.p_helps(holds, np.array([p_known]))[0])
 
 
 def compare(
-    decision: Decision, p_helps: float, options: LookFirst, *, known_from: float | None = None
+    decision: Decision, p_helps: float, options: LookFirst, *, direct_threshold: float | None = None
 ) -> Decision:
     """Return a decision with the outcome of comparing P(known) and P(helps); see `decide_with_passages`."""
     p_known = decision.p_known
     outcome: Outcome
-    if known_from is not None and p_known >= known_from:
-        outcome, needed = "direct", known_from
-        reason = f"P(known) {p_known:.2f} is at least the threshold of {known_from:.2f}."
+    if direct_threshold is not None and p_known >= direct_threshold:
+        outcome, threshold = "direct", direct_threshold
+        reason = f"P(known) {p_known:.2f} is at least the threshold of {threshold:.2f}."
     elif max(p_known, p_helps) < options.abstain_below:
-        outcome, needed = "abstain", options.abstain_below
+        outcome, threshold = "abstain", options.abstain_below
         reason = (
             f"Neither the LLM (P(known) {p_known:.2f}) nor what was found ({p_helps:.2f}) is likely to do."
         )
     elif is_never_known(decision):
-        outcome, needed = "retrieve", 1.0
+        outcome, threshold = "retrieve", 1.0
         reason = "What was found is read, since no LLM can know that."
     else:
-        needed = max(0.0, p_helps - options.min_gain)
-        outcome = "retrieve" if p_known < needed else "direct"
+        threshold = max(0.0, p_helps - options.min_gain)
+        outcome = "retrieve" if p_known < threshold else "direct"
         compared = "helps more than" if outcome == "retrieve" else "adds too little to"
         reason = f"What was found ({p_helps:.2f}) {compared} what the LLM knows ({p_known:.2f})."
-    retrieve = outcome == "retrieve" or (outcome == "abstain" and options.on_abstain == "retrieve")
     changed = {
-        "retrieve": retrieve,
-        "threshold": needed,
+        "retrieve": outcome == "retrieve" or (outcome == "abstain" and options.on_abstain == "retrieve"),
+        "threshold": threshold,
         "p_helps": p_helps,
         "outcome": outcome,
         "reason": " ".join((decision.reason, reason)).strip(),

@@ -5,8 +5,9 @@
     answer first          screen            -> begin (and search) -> judge           -> run
     both                  screen and search -> begin -> judge     -> compare         -> run
 
-`RoutedCall` is that flow over a batch of questions. A framework adds how a gate is asked, how the retrieve arm
-searches, and how the direct arm begins to write.
+`RoutedCall` is that flow over the inputs of one call; each carries what is known of it, a `RoutedInput`. A framework
+adds how a gate is asked, how the retrieve arm searches, and how the direct arm begins to write. Which questions need
+no begun answer is a table: `rgate_integrations.answering.screening`.
 """
 
 from __future__ import annotations
@@ -15,23 +16,19 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.answering.look_first import LookFirst, decide_early, decide_with_passages
+from rgate_integrations.answering.look_first import LookFirst, decide_with_passages
 from rgate_integrations.answering.partial_answer import BufferedAnswer
-from rgate_integrations.decision import Cost, Decision, Draft, PartialAnswerInfo
-from rgate_integrations.engine.fallback import fallback_decision
-from rgate_integrations.engine.follow_ups import is_unread
-from rgate_integrations.engine.gate_like import decide_messages
+from rgate_integrations.answering.screening import settle
+from rgate_integrations.decision import Cost, Decision, Draft, PartialAnswerInfo, Request
+from rgate_integrations.engine.decider import Decider, Failed
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.runtime.flow import Call, Flow, Gather, Start, Step, Task, arun, run
 
 _log = logging.getLogger("rgate_integrations")
-
-Outcomes: TypeAlias = dict[int, Decision | Exception]
-"""By the place of an input in its batch: what was decided, or why it is no question."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +57,31 @@ class Strategy:
         return self.look_first is not None or (self.answer_first is not None and self.answer_first.prefetch)
 
 
+@dataclass
+class RoutedInput:
+    """One input of a router's call, and what is known of it so far.
+
+    Attributes:
+        question: The question, as far as it is known.
+        threshold: The threshold that the caller gave; None for the gate's own.
+        screened: What the gate says of the question alone, where the direct arm answers first.
+        answer: What the direct arm has begun.
+        draft: The text of that, as it is judged; None for a tool call or a form, or why there is none.
+        found: What the retrieve arm's search returned or raised; None before.
+        outcome: What is decided, or why it is no question; None before.
+    """
+
+    question: str = ""
+    threshold: float | None = None
+    screened: Decision | None = None
+    answer: BufferedAnswer | None = None
+    draft: Draft | Exception | None = None
+    found: Any = None
+    outcome: Decision | Exception | None = None
+
+
 @dataclass(frozen=True)
-class Routed:
+class RouteResult:
     """What was decided for an input, and what is there already of its answer.
 
     Attributes:
@@ -77,42 +97,44 @@ class Routed:
     found: Any = None
 
 
-class RoutedCall(ABC):
+_Input = TypeVar("_Input", bound=RoutedInput)
+
+
+class RoutedCall(ABC, Generic[_Input]):
     """One call of a router.
 
     Args:
         strategy: What is looked at.
-        thresholds: The threshold that the caller gave for each input; None for the gate's own.
+        inputs: The inputs.
 
     Attributes:
-        screened: What the gate that screens says of each input; empty where nobody was asked.
-        answers: The answers that were begun, by place.
-        found: What was searched, one result or exception an input; None before.
         searching: The search, once it is under way.
     """
 
-    def __init__(self, strategy: Strategy, thresholds: Sequence[float | None]) -> None:
+    def __init__(self, strategy: Strategy, inputs: Sequence[_Input]) -> None:
         self.strategy = strategy
-        self.thresholds = thresholds
-        self.screened: Outcomes = {}
-        self.answers: dict[int, BufferedAnswer] = {}
-        self.found: list[Any] | None = None
+        self.inputs = inputs
         self.searching: Task | None = None
+        self._is_searched = False
         self._began = time.perf_counter()
         self._screening = 0.0  # milliseconds
 
     # --- what a framework adds -----------------------------------------------------------------------------------
 
     @abstractmethod
-    def decide(self) -> Flow[list[Decision | Exception]]:
+    def decide(self) -> Flow[Sequence[Decision | Exception]]:
         """Ask the gate about every input, by the question alone; only without answer first."""
 
     @abstractmethod
-    def ask(self, gate: Any, drafts: dict[int, Draft | None] | None = None) -> Flow[Outcomes]:
-        """Ask a gate once: about every question alone, or about begun answers; without text it reads the question."""
+    def screen(self, gate: Any) -> Flow[Sequence[Decision | Exception]]:
+        """Ask the gate that screens about every input, before an answer is begun."""
 
     @abstractmethod
-    def begin(self, place: int) -> BufferedAnswer:
+    def judge(self, gate: Any, inputs: Sequence[_Input]) -> Flow[Sequence[Decision | Exception]]:
+        """Ask the gate for begun answers about some inputs; of one without a draft it reads the question."""
+
+    @abstractmethod
+    def begin(self, each: _Input) -> BufferedAnswer:
         """Let the direct arm begin an answer that is to be judged."""
 
     @abstractmethod
@@ -120,21 +142,16 @@ class RoutedCall(ABC):
         """Return the step that searches for every input; its result is one result or exception an input."""
 
     @abstractmethod
-    def passages(self, place: int, found: Any) -> Sequence[FoundPassage]:
+    def passages(self, each: _Input) -> Sequence[FoundPassage]:
         """Return what a search found for an input as it is judged."""
 
-    def announce(self, place: int, decision: Decision) -> Flow[None]:
-        """Tell listeners what was decided; without any, nobody."""
+    def announce(self, each: _Input, decision: Decision) -> Flow[None]:
+        """Emit what was decided to listeners."""
         yield from ()
-
-    def question(self, place: int) -> str:
-        """Return the question, as far as it is known."""
-        screened = self.screened.get(place)
-        return screened.question if isinstance(screened, Decision) else ""
 
     # --- the flow ------------------------------------------------------------------------------------------------
 
-    def route(self) -> Flow[list[Routed | Exception]]:
+    def route(self) -> Flow[list[RouteResult | Exception]]:
         """Decide for every input; whatever fails retrieves. What was begun and is not needed is stopped.
 
         Returns:
@@ -145,121 +162,119 @@ class RoutedCall(ABC):
             if self.strategy.look_first is not None:
                 self.searching = yield Start(self.search())
             if self.strategy.answer_first is not None:
-                decided = yield from self._answer_first(self.strategy.answer_first)
+                yield from self._answer_first(self.strategy.answer_first)
             else:
-                asked = yield from self.decide()
-                decided = yield from self._compare(dict(enumerate(asked)))
-            routed = []
-            for place in range(len(self.thresholds)):
-                routed.append((yield from self._routed(place, decided[place])))
-            return routed
+                outcomes = yield from self.decide()
+                for each, outcome in zip(self.inputs, outcomes, strict=True):
+                    each.outcome = outcome
+                yield from self._compare(self.inputs)
+            results = []
+            for each in self.inputs:
+                results.append((yield from self._finish(each)))
+            return results
         except BaseException as error:
-            if not isinstance(error, GeneratorExit):  # then there is nobody to do another step
-                for answer in self.answers.values():
-                    yield from answer.close()
+            if not isinstance(error, GeneratorExit):  # then nobody drives another step
+                for each in self.inputs:
+                    if each.answer is not None:
+                        yield from each.answer.close()
             raise
         finally:
             self.drop_search()
 
     def drop_search(self) -> None:
-        """Let go of a search that nobody needs; one that is done is left alone."""
+        """Drop a search that is not needed; one that is done is left alone."""
         if self.searching is not None:
             self.searching.drop()
 
-    def _answer_first(self, options: AnswerFirst) -> Flow[Outcomes]:
+    def _answer_first(self, options: AnswerFirst) -> Flow[None]:
         """Screen the questions, begin to answer those that are not clear by that, and judge the answers."""
-        if self.strategy.question_gate is not None:
-            self.screened = yield from self.ask(self.strategy.question_gate)
+        gate = self.strategy.question_gate
+        if gate is not None:
+            for each, outcome in zip(self.inputs, (yield from self.screen(gate)), strict=True):
+                if isinstance(outcome, Exception):  # it is no question
+                    each.outcome = outcome
+                else:
+                    each.screened = outcome
         yield from self._wait_for_search()
-        if self.screened:
+        if gate is not None:
             self._screening = _milliseconds(self._began)
-        decided: Outcomes = {}
-        waiting = []
-        for place in range(len(self.thresholds)):
-            early = self.screened.get(place)
-            if isinstance(early, Decision):
-                early = yield from self._settle_early(place, early, options)
-            if early is None:
-                waiting.append(place)
-                self.answers[place] = self.begin(place)
-            else:
-                decided[place] = early
-        if options.prefetch and self.searching is None and waiting and len(self.thresholds) == 1:
+        begun = []
+        for each in self.inputs:
+            if each.screened is not None:
+                each.outcome = yield from self._settle(each, each.screened, options)
+            if each.outcome is None:
+                each.answer = self.begin(each)
+                begun.append(each)
+        if options.prefetch and self.searching is None and begun and len(self.inputs) == 1:
             self.searching = yield Start(self.search())
-        return decided | (yield from self._judge_answers(waiting, options.tokens))
+        if begun:
+            yield from self._judge_answers(begun, options.tokens)
 
-    def _settle_early(self, place: int, screened: Decision, options: AnswerFirst) -> Flow[Decision | None]:
-        """Return the decision of a question that is clearly unknown or clearly known; None if it is neither."""
-        unknown_below = min(options.retrieve_below, screened.threshold)
-        known_from = max(options.answer_above, screened.threshold)
-        changed = {
-            "retrieve": screened.error is not None or is_unread(screened) or screened.p_known < unknown_below,
-            "threshold": unknown_below,
-            "partial_answer": PartialAnswerInfo(first_look=self._screening),
-        }
-        early = screened.model_copy(update=changed)
+    def _settle(self, each: _Input, screened: Decision, options: AnswerFirst) -> Flow[Decision | None]:
+        """Return what is decided without a begun answer; None if the LLM is to begin."""
         look = self.strategy.look_first
-        if look is not None:  # reading what was found takes a while: not on the event loop
-            passages = self._passages(place)
-            settled: Decision | None = yield Call(
-                decide_early, None, early, passages, look, known_from=known_from
-            )
-            return settled
-        return early if early.retrieve or early.p_known >= known_from else None
+        settled: Decision | None
+        if look is None:
+            settled = settle(screened, (), options, None)
+        else:  # judging passages takes a while: not on the event loop
+            settled = yield Call(settle, None, screened, self._passages(each), options, look)
+        if settled is None:
+            return None
+        info = PartialAnswerInfo(first_look=self._screening)
+        return settled.model_copy(update={"partial_answer": info})
 
-    def _judge_answers(self, places: list[int], tokens: int) -> Flow[Outcomes]:
+    def _judge_answers(self, begun: Sequence[_Input], tokens: int) -> Flow[None]:
         """Hold answers back until so many tokens are written, judge all in one call, and stop those that retrieve."""
-        yield Gather([Call(run, arun, self.answers[place].buffer(tokens)) for place in places])
+        buffering = []
+        for each in begun:
+            assert each.answer is not None  # noqa: S101  it was begun
+            buffering.append(Call(run, arun, each.answer.buffer(tokens)))
+        yield Gather(buffering)
         began = time.perf_counter()
-        outcomes: Outcomes = {}
-        drafts: dict[int, Draft | None] = {}
-        for place in places:
-            screened = self.screened.get(place)
-            try:
-                draft = self.answers[place].draft()
-            except Exception as error:  # whatever the application's arm raised: the question is retrieved for
-                _log.warning("The direct arm wrote no answer: %s: %s", type(error).__name__, error)
-                outcomes[place] = fallback_decision(error, question=self.question(place))
-                continue
-            if draft is None and isinstance(screened, Decision):
+        unjudged = []
+        for each in begun:
+            each.draft = _read_draft(each)
+            if each.draft is None and each.screened is not None:
                 reason = "The direct arm calls a tool or fills in a form, so the question decides."
-                changed = {"reason": f"{screened.reason} {reason}".strip(), "cost": Cost()}  # counted once
-                outcomes[place] = screened.model_copy(update=changed)
+                changed = {"reason": f"{each.screened.reason} {reason}".strip(), "cost": Cost()}  # counted once
+                each.outcome = each.screened.model_copy(update=changed)
             else:
-                drafts[place] = draft
-        if drafts:
-            outcomes |= yield from self.ask(self.strategy.judge, drafts)
-        outcomes = yield from self._compare(outcomes)
+                unjudged.append(each)
+        if unjudged:
+            judged = yield from self.judge(self.strategy.judge, unjudged)
+            for each, outcome in zip(unjudged, judged, strict=True):
+                each.outcome = outcome
+        yield from self._compare(begun)
         judging = _milliseconds(began)
-        for place, decision in outcomes.items():
-            if isinstance(decision, Decision):
-                outcomes[place] = decision = self._record(place, decision, drafts.get(place), judging)
-            if isinstance(decision, Exception) or decision.retrieve:
-                yield from self.answers[place].cancel()
-        return outcomes
+        for each in begun:
+            if isinstance(each.outcome, Decision):
+                each.outcome = self._record(each, each.outcome, judging)
+            if each.answer is not None and (isinstance(each.outcome, Exception) or _retrieves(each)):
+                yield from each.answer.cancel()
 
-    def _compare(self, decided: Outcomes) -> Flow[Outcomes]:
+    def _compare(self, inputs: Sequence[_Input]) -> Flow[None]:
         """Compare what the gate says with what was found, if that is looked at."""
         look = self.strategy.look_first
         if look is None:
-            return decided
+            return
         yield from self._wait_for_search()
-        compared: Outcomes = {}
-        for place, decision in decided.items():
-            if isinstance(decision, Decision):
+        for each in inputs:
+            if isinstance(each.outcome, Decision):
                 # A threshold that the caller gave is enough, whatever was found.
-                known_from = None if self.thresholds[place] is None else decision.threshold
-                passages = self._passages(place)
-                decision = yield Call(
-                    decide_with_passages, None, decision, passages, look, known_from=known_from
+                enough = None if each.threshold is None else each.outcome.threshold
+                each.outcome = yield Call(
+                    decide_with_passages,
+                    None,
+                    each.outcome,
+                    self._passages(each),
+                    look,
+                    direct_threshold=enough,
                 )
-            compared[place] = decision
-        return compared
 
-    def _record(self, place: int, decision: Decision, draft: Draft | None, judging: float) -> Decision:
+    def _record(self, each: _Input, decision: Decision, judging: float) -> Decision:
         """Add to a decision what became of the begun answer, and what was spent and thrown away for it."""
-        partial = self.answers[place].partial
-        screened = self.screened.get(place)
+        assert each.answer is not None  # noqa: S101  it was begun
+        partial = each.answer.partial
         count = partial.count
         info = PartialAnswerInfo(
             tokens_held=count,
@@ -271,85 +286,95 @@ class RoutedCall(ABC):
         cost, warnings = decision.cost, decision.warnings
         if decision.retrieve:  # an answer that goes on is the caller's, and no cost of deciding
             cost += Cost(model_calls=1, tokens_in=partial.prompt_tokens, tokens_out=count)
-        if isinstance(screened, Decision):
-            cost += screened.cost
-            warnings = tuple(dict.fromkeys((*screened.warnings, *warnings)))
-        drafted = decision.draft or draft
-        changed = {"partial_answer": info, "cost": cost, "warnings": warnings, "draft": drafted}
+        if each.screened is not None:
+            cost += each.screened.cost
+            warnings = tuple(dict.fromkeys((*each.screened.warnings, *warnings)))
+        draft = decision.draft
+        if draft is None and isinstance(each.draft, Draft):
+            draft = each.draft
+        changed = {"partial_answer": info, "cost": cost, "warnings": warnings, "draft": draft}
         return decision.model_copy(update=changed)
 
-    def _routed(self, place: int, decision: Decision | Exception) -> Flow[Routed | Exception]:
-        """Tell what was decided, and return what is left to run."""
+    def _finish(self, each: _Input) -> Flow[RouteResult | Exception]:
+        """Announce what was decided, and return what is left to run."""
+        decision = each.outcome
+        assert decision is not None  # noqa: S101  every input has one by now
         if isinstance(decision, Exception):
             return decision
-        yield from self.announce(place, decision)
+        yield from self.announce(each, decision)
         if not decision.retrieve:
-            return Routed(decision, self.answers.get(place))
+            return RouteResult(decision, each.answer)
         yield from self._wait_for_search()
-        if self.found is None:
-            return Routed(decision)
-        found = self.found[place]
-        if isinstance(found, Exception):
-            return found
-        return Routed(decision, searched=True, found=found)
+        if not self._is_searched:
+            return RouteResult(decision)
+        if isinstance(each.found, Exception):
+            return each.found
+        return RouteResult(decision, searched=True, found=each.found)
 
     def _wait_for_search(self) -> Flow[None]:
-        if self.searching is None or self.found is not None:
+        if self.searching is None or self._is_searched:
             return
         try:
-            self.found = yield self.searching
+            results: Sequence[Any] = yield self.searching
         except Exception as error:  # raised for those questions alone that are to be retrieved for
-            self.found = [error] * len(self.thresholds)
+            results = [error] * len(self.inputs)
+        for each, found in zip(self.inputs, results, strict=True):
+            each.found = found
+        self._is_searched = True
 
-    def _passages(self, place: int) -> Sequence[FoundPassage] | Exception:
-        found = None if self.found is None else self.found[place]
-        return found if isinstance(found, Exception) else self.passages(place, found)
+    def _passages(self, each: _Input) -> Sequence[FoundPassage] | Exception:
+        if isinstance(each.found, Exception):
+            return each.found
+        try:
+            return self.passages(each)
+        except Exception as error:  # a retriever may return anything; the arm gets it as without a look
+            _log.warning("What was found cannot be judged: %s", type(error).__name__)
+            return []
 
 
-class QuestionCall(RoutedCall):
-    """One question, about which gates are asked as they are.
+class QuestionCall(RoutedCall[RoutedInput]):
+    """One question, about which the gates of a strategy are asked directly.
 
     Args:
-        strategy: What is looked at.
-        question: The question.
-        history: The turns before it.
-        threshold: The threshold that the caller gave; None for the gate's own.
-        timeout: How long a gate may take, in seconds; None for its own.
+        strategy: What is looked at; its gates are `Decider` objects.
+        request: The question.
     """
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        question: str,
-        history: Sequence[str] = (),
-        *,
-        threshold: float | None = None,
-        timeout: float | None = None,
-    ) -> None:
-        super().__init__(strategy, [threshold])
-        self._question = question
-        self._history = history
-        self._timeout = timeout
+    def __init__(self, strategy: Strategy, request: Request) -> None:
+        super().__init__(strategy, [RoutedInput(request.question, request.threshold)])
+        self.request = request
 
-    def decide(self) -> Flow[list[Decision | Exception]]:
+    def decide(self) -> Flow[Sequence[Decision | Exception]]:
         """Ask the gate about the question."""
-        return list((yield from self.ask(self.strategy.question_gate)).values())
+        return (yield from self.screen(self.strategy.question_gate))
 
-    def ask(self, gate: Any, drafts: dict[int, Draft | None] | None = None) -> Flow[Outcomes]:
-        """Ask a gate about the question, or about what was begun."""
-        found = yield from decide_messages(
-            gate,
-            [self._question],
-            [self._history],
-            drafts=None if drafts is None else list(drafts.values()),
-            threshold=self.thresholds[0],
-            timeout=self._timeout,
-        )
-        return dict(enumerate(found))
+    def screen(self, gate: Decider) -> Flow[Sequence[Decision | Exception]]:
+        """Ask a gate about the question."""
+        return (yield from gate.flow([self.request]))
 
-    def question(self, place: int) -> str:
-        """Return the question."""
-        return self._question
+    def judge(self, gate: Decider, inputs: Sequence[RoutedInput]) -> Flow[Sequence[Decision | Exception]]:
+        """Ask a gate about what was begun."""
+        items: list[Request | Failed] = []
+        for each in inputs:
+            if isinstance(each.draft, Exception):
+                items.append(Failed(each.draft, each.question))
+            else:
+                items.append(replace(self.request, draft=each.draft))
+        return (yield from gate.flow(items))
+
+
+def _read_draft(each: RoutedInput) -> Draft | Exception | None:
+    """Return what was begun as it is judged, or what the application's arm raised."""
+    assert each.answer is not None  # noqa: S101  it was begun
+    try:
+        return each.answer.draft()
+    except Exception as error:  # any error may come from an arm: the question is retrieved for
+        _log.warning("The direct arm wrote no answer: %s", type(error).__name__)
+        return error
+
+
+def _retrieves(each: RoutedInput) -> bool:
+    return isinstance(each.outcome, Decision) and each.outcome.retrieve
 
 
 def _milliseconds(began: float) -> float:

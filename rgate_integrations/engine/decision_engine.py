@@ -1,29 +1,23 @@
-"""The engine: owns the models and the queue, asks a gate, and turns its scores into decisions.
-
-What `load_gate` returns. Everything that can go wrong with a request goes wrong here, in one place: `_decision`.
-"""
+"""The engine: owns the models and the queue, asks a gate, and turns its scores into decisions. `load_gate` makes it."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Self
 
-from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.decision import Decision, Request, valid_timeout
 from rgate_integrations.engine.batching import Batcher, await_results, wait_results
+from rgate_integrations.engine.decider import Decider, OnError
 from rgate_integrations.engine.evaluation import evaluate
-from rgate_integrations.engine.fallback import fallback_decision, log_failures
-from rgate_integrations.engine.follow_ups import is_unread, retrieve_unread
-from rgate_integrations.engine.requests import check_requests, valid_question, valid_timeout
 from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.gates.answer import answer_gate_of, question_gate_of
 from rgate_integrations.gates.base import Gate, Score
-from rgate_integrations.gates.evidence.base import Drafter, Inputs, Sources, expand_specs
+from rgate_integrations.gates.evidence.base import Drafter, Sources, expand_specs
 from rgate_integrations.gates.rules import RuleOrRules, Rules
 from rgate_integrations.models.base import Proxy
-from rgate_integrations.runtime.flow import Call, Flow, arun, run
-
-OnError: TypeAlias = Literal["retrieve", "raise"]
+from rgate_integrations.runtime.flow import Call, Flow
 
 _LOCAL_AT_ONCE = 16  # rows that a local model reads in one pass
 _MOST_AT_ONCE = 64
@@ -31,7 +25,7 @@ _BUSY: ContextVar[DecisionEngine | None] = ContextVar("_BUSY", default=None)
 """The engine whose worker is busy with what this is a part of."""
 
 
-class DecisionEngine:
+class DecisionEngine(Decider):
     """Decides with a gate for each question whether to retrieve. Concurrent callers share model batches.
 
     Making one loads nothing: weights are loaded by the first decision that needs them. It is immutable;
@@ -78,7 +72,7 @@ class DecisionEngine:
         at_once = _LOCAL_AT_ONCE
         if llm is not None or isinstance(proxy, Proxy):
             at_once = getattr(proxy, "max_batch_size", _MOST_AT_ONCE)
-        self._batcher: Batcher[Inputs, Score | Exception] = Batcher(self._evaluate, max_size=at_once)
+        self._batcher: Batcher[Request, Score | Exception] = Batcher(self._evaluate, max_size=at_once)
 
     def __repr__(self) -> str:
         return f"DecisionEngine({self.gate!r}, on_error={self.on_error!r})"
@@ -86,6 +80,11 @@ class DecisionEngine:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle gate, options and a given proxy or LLM; not the worker, nor what it remembers."""
         return partial(type(self), **self._options), (self.gate,)
+
+    @property
+    def name(self) -> str:
+        """The gate's name."""
+        return self.gate.name
 
     @property
     def threshold(self) -> float:
@@ -116,7 +115,7 @@ class DecisionEngine:
         Args:
             gate: Another gate.
             **changes: Options of the engine, such as ``timeout``, and parameters of the gate, such as ``threshold``.
-                An option that is None stays as it is.
+                ``timeout=None`` removes the limit.
 
         Raises:
             ConfigurationError: The gate has no such parameter.
@@ -125,10 +124,10 @@ class DecisionEngine:
             return self
         options, parameters = self._options, {}
         for name, value in changes.items():
-            if name not in options:
-                parameters[name] = value
-            elif value is not None:
+            if name in options:
                 options[name] = value
+            else:
+                parameters[name] = value
         changed = (gate or self.gate).changed(**parameters)
         if changed.proxy != self.gate.proxy and changes.get("proxy") is None:
             options["proxy"] = None
@@ -145,6 +144,25 @@ class DecisionEngine:
             "never": self.rules.never,
         }
 
+    def answer_gate(self) -> DecisionEngine | None:
+        """Return what judges begun answers; see `Decider.answer_gate`."""
+        gate = answer_gate_of(self.gate)
+        return None if gate is None else self.with_options(gate=gate)
+
+    def question_gate(self) -> DecisionEngine | None:
+        """Return what reads the question alone; see `Decider.question_gate`."""
+        gate = question_gate_of(self.gate)
+        return None if gate is None else self.with_options(gate=gate)
+
+    def for_llm(self, name: str, name_source: str = "") -> Self:
+        """Return a copy that judges what an LLM knows; see `Decider.for_llm`."""
+        return self.with_options(gate=self.gate.for_llm(name, name_source)) if name else self
+
+    def decides_like(self, other: Decider) -> bool:
+        """Return whether another engine was made alike: each ``gate=None`` loads a gate of its own."""
+        is_engine = isinstance(other, DecisionEngine)
+        return is_engine and self.config() == other.config() and self.llm is other.llm
+
     def config(self) -> dict[str, Any]:
         """Return the gate's name and parameters, and the options: engines that decide alike have equal ones."""
         options = {"on_error": self.on_error, "timeout": self.timeout, "rules": self.rules}
@@ -152,172 +170,45 @@ class DecisionEngine:
 
     # --- decisions -----------------------------------------------------------------------------------------
 
-    def decide(
-        self,
-        question: str,
-        *,
-        threshold: float | None = None,
-        draft: Draft | str | None = None,
-        popularity: float | None = None,
-        history: Sequence[str] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-    ) -> Decision:
-        """Decide for one question.
-
-        Args:
-            question: The user's question.
-            threshold: Used instead of the gate's own, at least 0.
-            draft: A draft to judge instead of writing one: the LLM's own first tokens, or recorded text.
-            popularity: Popularity score of the question's entity, for gates that use one.
-            history: What was said before, oldest first: lines such as ``user: Who wrote Hamlet?`` and
-                ``assistant: Shakespeare.`` A gate that does not read it retrieves; see `reads_history`.
-            metadata: What rules that are functions may look at.
-            timeout: Used instead of the gate's own, in seconds: without a decision by then it retrieves.
-
-        Raises:
-            InvalidQuestionError: The question is empty, not a string, or holds NUL bytes.
-            ConfigurationError: The threshold is not a number of at least 0, or the timeout not one above 0.
-        """
-        (decision,) = self.decide_batch(
-            [valid_question(question)],  # in a batch, one that is none is an error of its item
-            threshold=[threshold],
-            drafts=[draft],
-            popularity=[popularity],
-            histories=[history],
-            metadata=[metadata],
-            timeout=timeout,
-        )
-        return decision
-
-    async def adecide(
-        self,
-        question: str,
-        *,
-        threshold: float | None = None,
-        draft: Draft | str | None = None,
-        popularity: float | None = None,
-        history: Sequence[str] | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-    ) -> Decision:
-        """Decide for one question without blocking the event loop; see `decide`."""
-        (decision,) = await self.adecide_batch(
-            [valid_question(question)],
-            threshold=[threshold],
-            drafts=[draft],
-            popularity=[popularity],
-            histories=[history],
-            metadata=[metadata],
-            timeout=timeout,
-        )
-        return decision
-
-    def decide_batch(
-        self,
-        questions: Sequence[str],
-        *,
-        threshold: float | Sequence[float | None] | None = None,
-        drafts: Sequence[Draft | str | None] | None = None,
-        popularity: Sequence[float | None] | None = None,
-        histories: Sequence[Sequence[str] | None] | None = None,
-        metadata: Sequence[Mapping[str, Any] | None] | None = None,
-        timeout: float | None = None,
-    ) -> list[Decision]:
-        """Decide for a batch of questions.
-
-        A bad question or a failing model affects its own item alone: that decision retrieves and carries
-        the `error` (with ``on_error="raise"`` the first such error is raised).
-
-        Args:
-            questions: The questions.
-            threshold: Used instead of the gate's own: one for all, or one a question; at least 0.
-            drafts: Drafts to judge instead of writing them, one a question; None where there is none.
-            popularity: Popularity scores, one a question.
-            histories: What was said before each question; None where it is the first.
-            metadata: What rules that are functions may look at, one mapping a question.
-            timeout: Used instead of the gate's own, in seconds, for all questions together: those without a
-                decision by then retrieve.
-
-        Returns:
-            One decision a question, in order.
-
-        Raises:
-            ConfigurationError: A threshold is not a number of at least 0, the timeout is not one above 0, or the
-                numbers of items differ.
-        """
-        return run(self._decide(questions, threshold, drafts, popularity, histories, metadata, timeout))
-
-    async def adecide_batch(
-        self,
-        questions: Sequence[str],
-        *,
-        threshold: float | Sequence[float | None] | None = None,
-        drafts: Sequence[Draft | str | None] | None = None,
-        popularity: Sequence[float | None] | None = None,
-        histories: Sequence[Sequence[str] | None] | None = None,
-        metadata: Sequence[Mapping[str, Any] | None] | None = None,
-        timeout: float | None = None,
-    ) -> list[Decision]:
-        """Decide for a batch without blocking the event loop; see `decide_batch`."""
-        decide = self._decide(questions, threshold, drafts, popularity, histories, metadata, timeout)
-        return await arun(decide)
-
-    def _decide(
-        self,
-        questions: Sequence[str],
-        threshold: float | Sequence[float | None] | None,
-        drafts: Sequence[Draft | str | None] | None,
-        popularity: Sequence[float | None] | None,
-        histories: Sequence[Sequence[str] | None] | None,
-        metadata: Sequence[Mapping[str, Any] | None] | None,
-        timeout: float | None,
-    ) -> Flow[list[Decision]]:
-        """Check what a caller gives, queue what can be judged, wait for it, and decide."""
-        inputs, thresholds = check_requests(questions, threshold, drafts, popularity, histories, metadata)
-        patience = self.timeout if timeout is None else valid_timeout(timeout)
-        # Thresholds stay with the caller: they concern nobody else in a merged batch.
-        judged = [each for each in inputs if isinstance(each, Inputs)]
-        found: Sequence[Score | Exception]
+    def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
+        """Queue the requests, wait for their scores, and compare those with the threshold."""
         if _BUSY.get() is self:
-            itself = ConfigurationError(
+            raise ConfigurationError(
                 "The gate was called while it judges, by its own drafter: it would wait for itself.",
                 hint="Give llm= the model that answers, not a chain with the gate in it.",
             )
-            found = [itself] * len(judged)
-        else:
-            found = yield Call(wait_results, await_results, self._batcher.submit(judged), patience)
-        scores = iter(found)
-        decisions = []
-        for given, compared in zip(inputs, thresholds, strict=True):
-            score = next(scores) if isinstance(given, Inputs) else given
-            decisions.append(self._decision(given, compared, score))
-        log_failures(decisions, self.gate.name)
-        return decisions
+        limits = [self.timeout if request.timeout is None else request.timeout for request in requests]
+        # They are returned together, so the most patient of them counts.
+        patience = None if None in limits else max(limits, default=None)  # type: ignore[type-var]  # no None
+        scores = yield Call(wait_results, await_results, self._batcher.submit(requests), patience)
+        outcomes: list[Decision | Exception] = []
+        for request, score in zip(requests, scores, strict=True):
+            outcomes.append(score if isinstance(score, Exception) else self._decision(request, score))
+        return outcomes
 
-    def _evaluate(self, batch: Sequence[Inputs]) -> list[Score | Exception]:
+    def _evaluate(self, requests: Sequence[Request]) -> list[Score | Exception]:
         """Score what the callers of a batch ask; runs in the worker, whose thread is this engine's own."""
         _BUSY.set(self)
-        return evaluate(self.gate, batch, Sources(self.get_proxy, self.llm, self._memory), self.rules)
+        return evaluate(self.gate, requests, Sources(self.get_proxy, self.llm, self._memory), self.rules)
 
-    def _decision(
-        self, inputs: Inputs | Exception, given: float | None, score: Score | Exception
-    ) -> Decision:
-        """Apply the threshold. The one place where a failure of any kind becomes a decision to retrieve."""
-        question = inputs.question if isinstance(inputs, Inputs) else ""
-        threshold = self.threshold if given is None else given
-        if isinstance(score, Exception):
-            if self.on_error == "raise":
-                raise score
-            return fallback_decision(score, question=question, threshold=threshold, gate=self.gate.name)
-        if given is None and score.threshold is not None:
+    def _decision(self, request: Request, score: Score) -> Decision:
+        """Apply an override, or else the threshold: that of the request, of the score, or of the gate."""
+        threshold, override, reason = self.threshold, score.override, score.reason
+        if request.threshold is not None:
+            threshold = request.threshold
+        elif score.threshold is not None:
             threshold = score.threshold
-        decision = Decision(
-            question=question,
-            retrieve=score.p_known < threshold,
+        retrieve = score.p_known < threshold
+        if override is not None:
+            retrieve = override.retrieve
+            reason = f"{override.reason} {reason}".strip()
+        return Decision(
+            question=request.question,
+            retrieve=retrieve,
             p_known=score.p_known,
             threshold=threshold,
-            reason=score.reason,
+            reason=reason,
+            override=override,
             gate=self.gate.name,
             draft=score.draft,
             cost=score.cost,
@@ -325,7 +216,3 @@ class DecisionEngine:
             signals=dict(score.signals),
             llm=score.llm,
         )
-        if isinstance(inputs, Inputs) and inputs.history and not self.reads_history:
-            return retrieve_unread(decision)
-        # A gate on a server says so itself.
-        return decision.model_copy(update={"retrieve": decision.retrieve or is_unread(decision)})

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from rgate_integrations.decision import Cost
-from rgate_integrations.gates.base import Gate, Score, ScoreSpec, Specs
-from rgate_integrations.gates.evidence.base import Context, Inputs, Sources, expand_specs
+from rgate_integrations.decision import Cost, Request
+from rgate_integrations.gates.base import Gate, Score, ScoreSpec
+from rgate_integrations.gates.evidence.base import Context, Evidence, Piece, Sources, expand_specs
 from rgate_integrations.gates.rules import Rules
 from rgate_integrations.models.segments import segments
 
 MAX_REQUEST_TOKENS = 2_048
 """A request is read whole up to this length; of longer ones the beginning, the end, and what asks between them."""
-CLEARLY_NEEDLESS = 0.9
+MIN_P_KNOWN_IF_TRUNCATED = 0.9
 """A request that was not read whole retrieves below this P(known)."""
 _MOST_CHARACTERS = 200_000  # of the middle of a request that are looked through for what asks
 _AT_EACH_END, _BETWEEN = 0.45, 0.1  # shares of the tokens that are read of a longer request
@@ -29,58 +29,65 @@ _ASKS = re.compile(
 """How sentences begin that ask. It only picks what is read; what is read decides."""
 
 
-def evaluate(gate: Gate, batch: Sequence[Inputs], sources: Sources, rules: Rules) -> list[Score | Exception]:
-    """Score a batch; returns a score for each question, in order, or why there is none.
+def evaluate(
+    gate: Gate, requests: Sequence[Request], sources: Sources, rules: Rules
+) -> list[Score | Exception]:
+    """Score a batch; returns a score for each request, in order, or why there is none.
 
     Rules that read nothing go first, patterns and functions; then examples. The gate is asked about the rest.
     """
     began = time.perf_counter()
-    specs: Specs = (*rules.likeness_for(gate), ScoreSpec(gate))
-    reads_model = any(spec.reads_model for spec in expand_specs(specs))
-    scores: list[Score | Exception | None] = []
-    read = []
-    for inputs in batch:
-        matched = rules.match(inputs)
-        scores.append(matched)
-        read.append(shorten(inputs, sources) if reads_model and matched is None else inputs)
-    context = Context(read, sources, specs)
-    for spec in specs:
-        undecided = [place for place, score in enumerate(scores) if score is None]
-        for place, piece in zip(undecided, context.part(undecided).find(spec), strict=True):
-            scores[place] = piece if isinstance(piece, Exception) else piece.value
-    milliseconds = (time.perf_counter() - began) * 1e3 / len(batch)
-    found: list[Score | Exception] = []
-    for given, evidence, score in zip(batch, context.evidence, scores, strict=True):
-        assert score is not None  # noqa: S101  whom no rule decided, the gate has judged
-        if isinstance(score, Score):
-            score = replace(score, cost=evidence.cost + Cost(milliseconds=milliseconds))
-            if evidence.inputs.partly:
-                score = _of_a_part(score, given, evidence.inputs)
-        found.append(score)
-    return found
+    verdict = ScoreSpec(gate)
+    likeness = rules.likeness_for(gate)
+    planned = expand_specs((*likeness, verdict))
+    reads_model = any(spec.reads_model for spec in planned)
+    evidence = []
+    for request in requests:
+        ruled = rules.match(request)
+        each = read_request(request, sources) if reads_model and ruled is None else Evidence(request)
+        if ruled is not None:
+            each.pieces[verdict] = Piece(ruled)
+        evidence.append(each)
+    context = Context(evidence, sources, planned)
+    for spec in likeness:
+        undecided = [each for each in evidence if verdict not in each.pieces]
+        for each, piece in zip(undecided, context.part(undecided).find(spec), strict=True):
+            if isinstance(piece, Exception):
+                each.pieces[verdict] = piece
+            elif piece.value is not None:
+                each.pieces[verdict] = Piece(piece.value)
+    pieces = context.find(verdict)
+    milliseconds = (time.perf_counter() - began) * 1e3 / len(requests)
+    scores: list[Score | Exception] = []
+    for request, each, piece in zip(requests, evidence, pieces, strict=True):
+        if isinstance(piece, Exception):
+            scores.append(piece)
+            continue
+        score = replace(piece.value, cost=each.cost + Cost(milliseconds=milliseconds))
+        scores.append(_score_truncated(score, request, each.request) if each.truncated else score)
+    return scores
 
 
-def _of_a_part(score: Score, given: Inputs, read: Inputs) -> Score:
+def _score_truncated(score: Score, request: Request, read: Request) -> Score:
     """Say that a request was not read whole; it retrieves unless it is clearly needless."""
-    warning = f"Of {len(given.question):,} characters {len(read.question):,} were read."
+    warning = f"Of {len(request.question):,} characters {len(read.question):,} were read."
     score = replace(score, warnings=(warning, *score.warnings))
-    if score.p_known >= CLEARLY_NEEDLESS:
+    if score.p_known >= MIN_P_KNOWN_IF_TRUNCATED:
         return score
-    reason = f"It is too long to be read whole, and not clearly needless. {score.reason}"
-    return replace(score, p_known=0.0, reason=reason)
+    return score.overridden("Too long to be read whole, and not clearly needless.")
 
 
-def shorten(inputs: Inputs, sources: Sources) -> Inputs:
-    """Leave the beginning, the end and what asks between them of a request that no model should read whole."""
-    question = inputs.question
+def read_request(request: Request, sources: Sources) -> Evidence:
+    """Return a request as a model reads it: of a very long one the beginning, the end and what asks between them."""
+    question = request.question
     if len(question.encode()) <= MAX_REQUEST_TOKENS:  # a token has at least one byte
-        return inputs
+        return Evidence(request)
     readable = question[: 8 * MAX_REQUEST_TOKENS]  # so many tokens rarely have more characters
     # Without a model nothing counts its tokens; the evidence that needs one will fail for that reason.
     with suppress(Exception):
         readable = sources.proxy().truncate(readable, MAX_REQUEST_TOKENS) or readable
     if len(readable) == len(question):
-        return inputs
+        return Evidence(request)
     at_end, left = int(_AT_EACH_END * len(readable)), int(_BETWEEN * len(readable))
     parts = [question[:at_end]]
     for sentence in segments(question[at_end:-at_end][:_MOST_CHARACTERS]):
@@ -89,4 +96,4 @@ def shorten(inputs: Inputs, sources: Sources) -> Inputs:
             parts.append(sentence)
             left -= len(sentence)
     parts.append(question[-at_end:])
-    return replace(inputs, question="\n".join(parts), partly=True)
+    return Evidence(replace(request, question="\n".join(parts)), truncated=True)

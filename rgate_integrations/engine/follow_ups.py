@@ -7,9 +7,8 @@ it does not read, it retrieves; without any, a message that refers back retrieve
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
-from rgate_integrations.decision import Decision
+from rgate_integrations.decision import Request
 
 REFERS_BACK = "The question refers to something that was said before, which the gate did not see."
 UNREAD = "The question follows earlier turns, which the gate does not read: condense it first."
@@ -26,22 +25,22 @@ _PRONOUN = re.compile(
 _DEMONSTRATIVES = frozenset(["this", "that", "these", "those"])
 # Auxiliaries and prepositions: what a pronoun right after them stands for is not in its clause.
 _AUXILIARY = r"is|was|are|were|be|been|does|do|did|has|have|had|can|could|will|would|should|may|might|must"
-_AFTER_ONE = re.compile(
+_AFTER_AUXILIARY = re.compile(
     rf"\b(?:{_AUXILIARY}|about|after|against|at|before|between|by|for|from|in|of|on|than|to|with)\W*$",
     re.IGNORECASE,
 )
 # "Why do people lie to their friends?": a plural is rather in the same clause.
 _PLURALS = frozenset(["they", "them", "their", "theirs"])
-_PLURAL_AFTER_ONE = re.compile(rf"\b(?:{_AUXILIARY}|about|by|of)\W*$", re.IGNORECASE)
+_PLURAL_AFTER_AUXILIARY = re.compile(rf"\b(?:{_AUXILIARY}|about|by|of)\W*$", re.IGNORECASE)
 # "What do cats eat and why do they purr?": an earlier clause has the word.
 _EARLIER_CLAUSE = re.compile(
     r"(?:\w+\W+){3,}?(?:and|but|or|so|if|when|while|because)\b|(?:\w+\s+){2,}\w+[,;:.?!]\s", re.IGNORECASE
 )
 # "How long does it take to …", "Is it true that …", "Why does it rain?": here "it" stands for nothing.
 _DUMMY = re.compile(r"^\W*\w+\s+(?:to|that|for|if|when)\b|^\W*(?:rain|snow|hail|storm)", re.IGNORECASE)
-_CLOCK = re.compile(r"\b(?:time|day|date|month|year|season)\s+(?:is|was)\s*$", re.IGNORECASE)
+_TIME_EXPRESSION = re.compile(r"\b(?:time|day|date|month|year|season)\s+(?:is|was)\s*$", re.IGNORECASE)
 # "What do they speak in Brazil?": people in general.
-_SOMEWHERE = re.compile(r"\b(?:in|at|on)\s+(?:the\s+)?[A-Z]")
+_PLACE = re.compile(r"\b(?:in|at|on)\s+(?:the\s+)?[A-Z]")
 _NAME = re.compile(r"[\"“\d]|(?<=\s)(?!I\b)[A-Z]")  # quoted, a number, or a capital that begins no sentence
 
 
@@ -58,41 +57,24 @@ def is_follow_up(question: str) -> bool:
         return False
     if _AFTERTHOUGHT.search(text):
         return True
-    return any(_is_open(text, pronoun) for pronoun in _PRONOUN.finditer(text))
+    return any(_is_unresolved(text, pronoun) for pronoun in _PRONOUN.finditer(text))
 
 
-def why_unread(question: str, history: Sequence[str] | None, *, reads_history: bool) -> str:
-    """Return why a gate cannot understand a message; empty if it can.
+def missing_context(request: Request, *, reads_history: bool) -> str:
+    """Return why a gate cannot understand a question; empty if it can.
 
     Args:
-        question: The message.
-        history: The turns before it, if they are known.
+        request: The question, with the turns before it if they are known.
         reads_history: Whether the gate reads them.
     """
-    if history and not reads_history:
+    if request.history and not reads_history:
         return UNREAD
-    if not history and is_follow_up(question):
+    if not request.history and is_follow_up(request.question):
         return REFERS_BACK
     return ""
 
 
-def retrieve_unread(decision: Decision, why: str = UNREAD) -> Decision:
-    """Return a decision that retrieves, and says in its `warnings` what the gate has not understood."""
-    return decision.model_copy(
-        update={
-            "retrieve": True,
-            "reason": f"It retrieves: {why[0].lower()}{why[1:]}",
-            "warnings": (*decision.warnings, why),
-        }
-    )
-
-
-def is_unread(decision: Decision) -> bool:
-    """Whether a decision retrieves since the gate has not understood the question."""
-    return not {UNREAD, REFERS_BACK}.isdisjoint(decision.warnings)
-
-
-def _is_open(text: str, pronoun: re.Match[str]) -> bool:
+def _is_unresolved(text: str, pronoun: re.Match[str]) -> bool:
     """Whether nothing in the question says whom or what a pronoun stands for."""
     word = pronoun.group().lower()
     before, after = text[: pronoun.start()], text[pronoun.end() :]
@@ -101,9 +83,9 @@ def _is_open(text: str, pronoun: re.Match[str]) -> bool:
     is_last = not re.search(r"\w", after)
     if word in _DEMONSTRATIVES:
         return is_last
-    if word == "it" and (_DUMMY.search(after) or _CLOCK.search(before)):
+    if word == "it" and (_DUMMY.search(after) or _TIME_EXPRESSION.search(before)):
         return False
-    if word == "they" and _SOMEWHERE.search(after):
+    if word == "they" and _PLACE.search(after):
         return False
-    after_one = _PLURAL_AFTER_ONE if word in _PLURALS else _AFTER_ONE
-    return is_last or not before or after_one.search(before) is not None
+    after_auxiliary = _PLURAL_AFTER_AUXILIARY if word in _PLURALS else _AFTER_AUXILIARY
+    return is_last or not before or after_auxiliary.search(before) is not None

@@ -1,10 +1,12 @@
-"""`load_gate`: from a name to an engine that decides."""
+"""From what a user gives, a name, a gate or an object of their own, to what decides."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rgate_integrations.engine.decision_engine import DecisionEngine, OnError
+from rgate_integrations.engine.decider import Decider, OnError
+from rgate_integrations.engine.decision_engine import DecisionEngine
+from rgate_integrations.engine.own_gate import GateLike, OwnGate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.evidence.base import Drafter
@@ -86,3 +88,61 @@ def set_llm(gate: Gate, llm_name: str) -> Gate:
             hint="Gates with heads do, such as the default one.",
         )
     return gate.for_llm(llm_name)
+
+
+def resolve_gate(gate: Any = None, llm_name: str = "") -> Decider:
+    """Return what an adapter's ``gate=`` argument stands for.
+
+    Args:
+        gate: A gate, `load_gate`'s argument, an object with `decide_batch` and `adecide_batch`, or None.
+        llm_name: The LLM whose knowledge is judged; see `load_gate`.
+
+    Raises:
+        ConfigurationError: It is none of these, or it judges no LLM by its name.
+        UnknownNameError: No gate has that name.
+    """
+    if gate is None or isinstance(gate, str | Gate):
+        return load_gate(gate, llm_name=llm_name)
+    if not isinstance(gate, GateLike):
+        raise ConfigurationError(
+            f"A gate needs the methods decide_batch and adecide_batch; {type(gate).__name__} lacks one of them.",
+            hint='Pass a name such as "ik", a folder, a Gate, or an object with both methods.',
+        )
+    decider = gate if isinstance(gate, Decider) else OwnGate(gate)
+    if not llm_name:
+        return decider
+    if not isinstance(decider, DecisionEngine):
+        raise ConfigurationError(f"{decider.name} judges no LLM by its name.", hint="Omit llm_name=.")
+    return decider.with_options(gate=set_llm(decider.gate, llm_name))
+
+
+OWN = "own"
+"""Stands for the question gate that belongs to the judging gate; see `answer_first_gates`."""
+
+
+def answer_first_gates(
+    gate: Decider, question_gate: Decider | GateLike | str | None = OWN
+) -> tuple[Decider, Decider | None]:
+    """Return what judges begun answers, and what takes the first look at questions.
+
+    Args:
+        gate: What an adapter was given. If it reads the question alone, the gate for begun answers that belongs to
+            it judges.
+        question_gate: Takes the first look: a gate, or what `load_gate` takes; None for no first look; `OWN` for the
+            one that belongs to the gate, if there is one. Another gate would overrule a gate of the user's own.
+
+    Raises:
+        ConfigurationError: The gate cannot see an answer, and no gate for begun answers belongs to it.
+    """
+    judge = gate.answer_gate()
+    if judge is None:
+        raise ConfigurationError(
+            f"The gate {gate.name!r} reads the question alone: it cannot judge an answer that was begun.",
+            hint="Leave the judging to the default gate, and let yours take the first look: "
+            "AnswerFirst(question_gate=...). A gate of your own that judges says reads_drafts = True.",
+        )
+    if question_gate is None:
+        return judge, None
+    if question_gate == OWN:
+        return judge, gate.question_gate()
+    return judge, resolve_gate(question_gate)

@@ -86,7 +86,8 @@ class AnswerGate(Gate):
         warnings = tuple(dict.fromkeys((*question.warnings, *answer.warnings)))
         said = f"question {question.p_known:.2f}, begun answer {answer.p_known:.2f}"
         reason = f"Known with probability {p:.2f} ({said})."
-        return Score(p, reason, answer.draft, warnings, question.signals, question.llm)
+        override = question.override or answer.override
+        return Score(p, reason, answer.draft, warnings, question.signals, question.llm, override=override)
 
     def for_llm(self, name: str, known_by: str = "") -> Self:
         """Return a copy whose heads judge what this LLM knows; itself where they do not change."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
 
-from rgate_integrations.decision import Cost, Draft
+from rgate_integrations.decision import Cost, Draft, Override
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, ScoreError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
@@ -55,6 +55,7 @@ class Score:
         signals: Probabilities that `p_known` was made of, by name; the decision carries them.
         llm: The LLM whose knowledge was judged, and how it is known which; the decision carries it.
         threshold: What `p_known` is compared with where the caller says nothing; None for the gate's own.
+        override: What decides in place of the threshold; None where the threshold does.
         cost: What the evidence cost; the engine fills it in.
     """
 
@@ -65,7 +66,17 @@ class Score:
     signals: Mapping[str, float] = field(default_factory=dict, hash=False)
     llm: str = ""
     threshold: float | None = None
+    override: Override | None = None
     cost: Cost = field(default_factory=Cost)
+
+    def overridden(self, reason: str, *, retrieve: bool = True) -> Score:
+        """Return this score with a reason to retrieve, or not to, that counts before the threshold.
+
+        A reason to retrieve stays what it is; the first one that was found is kept.
+        """
+        if self.override is not None and self.override.retrieve >= retrieve:
+            return self
+        return replace(self, override=Override(retrieve=retrieve, reason=reason))
 
 
 class Gate(BaseModel, ABC):

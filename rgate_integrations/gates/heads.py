@@ -32,7 +32,7 @@ _LONG = 60
 _ADDRESS = re.compile(r"\b(?:https?://|www\.)\w", re.IGNORECASE)
 _FEW = 8
 """Words of a request up to which an address is what it is about. Among more it may stand in a log or in code."""
-CLEARLY_NEEDLESS = 0.8
+MIN_P_KNOWN_FOR_FOLLOW_UP = 0.8
 """A message that follows others retrieves below this P(known): what it refers to may have been misunderstood."""
 
 
@@ -112,7 +112,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         by_whole = trained.kind_probabilities(states)
         p, what = float(p_answered(trained.kinds, by_whole, known)[0]), "The question"
         kinds, of_kinds = trained.kinds, by_whole[0]
-        follows = bool(evidence.inputs.history)
+        follows = bool(evidence.request.history)
         # A message that follows others is understood by the heads of segments alone: they learned from conversations.
         alone = follows or len(" ".join(found.texts).split()) > _LONG
         weakest = self._weakest_segment(found, known, alone)
@@ -122,13 +122,14 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         signals = {kind.name: float(share) for kind, share in zip(kinds, of_kinds, strict=True)}
         signals["known"] = float(known[0])
         reason = f"{what} {self._why(p, kinds, of_kinds, known, bool(trained.about_news(states)[0]))}"
+        score = Score(p, reason, signals=signals, llm=self._judged_llm)
         if sum(text.endswith("?") for text in found.texts) > MOST_QUESTIONS:
-            p, reason = 0.0, f"It asks more than {MOST_QUESTIONS} questions, so it retrieves."
+            return score.overridden(f"Asks more than {MOST_QUESTIONS} questions.")
         if len(evidence.question.split(None, _FEW)) <= _FEW and _ADDRESS.search(evidence.question):
-            p, reason = 0.0, "It gives an address, and what is there the LLM has not seen."
-        if follows and p < CLEARLY_NEEDLESS:
-            p, reason = 0.0, f"It follows on what was said before, and is not clearly needless. {reason}"
-        return Score(p, reason, signals=signals, llm=self._judged_llm)
+            return score.overridden("Contains a URL, which the LLM cannot have read.")
+        if follows and p < MIN_P_KNOWN_FOR_FOLLOW_UP:
+            return score.overridden("Follow-up that may need the earlier turns.")
+        return score
 
     def _weakest_segment(
         self, found: ReadRequest, known: Float64Array, alone: bool

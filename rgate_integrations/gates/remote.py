@@ -66,6 +66,7 @@ class RemoteGate(NamedLLMGate):
             decision.signals,
             decision.llm,
             decision.threshold,
+            decision.override,
         )
 
 
@@ -88,6 +89,6 @@ class ServedDecisionSpec(EvidenceSpec[Decision]):
         server = context.memory(
             ("decision server", gate.url), lambda: DecisionServer(gate.url, gate.token, gate.request_seconds)
         )
-        items = [to_jsonable_python(each, include=_SENT) for each in context.inputs]
+        items = [to_jsonable_python(each, include=_SENT) for each in context.requests]
         decisions = server.decide(items, gate.llm_name, gate.llm_known_by)
         return [Piece(decision, decision.cost) for decision in decisions]

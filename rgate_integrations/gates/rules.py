@@ -20,9 +20,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter
 
+from rgate_integrations.decision import Request
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.base import Gate, Score
-from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Inputs, Piece, expand_specs
+from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece, expand_specs
 from rgate_integrations.gates.evidence.model_outputs import RequestSpec
 from rgate_integrations.models.base import PooledLayer, Proxy, Segmented
 from rgate_integrations.models.reader import READS
@@ -84,19 +85,19 @@ class Rules:
                 hint='{"always": ["an example", {"pattern": "a regular expression"}], "never": []}',
             ) from error
 
-    def match(self, inputs: Inputs) -> Score | None:
-        """Return what patterns and functions say of a request, with P(known) 0 or 1; None if they say nothing."""
+    def match(self, request: Request) -> Score | None:
+        """Return what patterns and functions say of a request, as an override; None if they say nothing."""
         for name, rules, known in (("always", self.always, 0.0), ("never", self.never, 1.0)):
             for rule in rules:
                 try:
-                    why = _why(rule, inputs)
+                    why = _why(rule, request)
                 except Exception as error:  # whatever a user's function raises
                     problem = (
                         f"A function of {name}= failed, so it retrieves: {type(error).__name__}: {error}"
                     )
-                    return Score(0.0, problem, warnings=(problem,))
+                    return Score(0.0, "", warnings=(problem,)).overridden(problem)
                 if why:
-                    return Score(known, f"The rule {name}=: {why}")
+                    return _ruled(name, known, why)
         return None
 
     def likeness_for(self, gate: Gate) -> tuple[LikenessSpec, ...]:
@@ -128,12 +129,12 @@ class LikenessSpec(EvidenceSpec[Score | None]):
         from rgate_integrations.models.local import shared_proxy
 
         if self.states is not None:
-            reader = context.proxy
+            reader = context.use_proxy()
             layer = self.states.segments.index(LAYER)
             requests = [directions_of(each.segments[:, layer]) for each in context.get(self.states)]
         else:
             reader = shared_proxy(READS)
-            requests = [_read(reader, Segmented.of(each.question).segments) for each in context.inputs]
+            requests = [_read(reader, Segmented.of(each.question).segments) for each in context.requests]
         examples = context.memory(self, lambda: _read(reader, [example for example, _ in self.examples]))
         return [Piece(self.compare(request @ examples.T)) for request in requests]
 
@@ -149,7 +150,7 @@ class LikenessSpec(EvidenceSpec[Score | None]):
         for (example, known), cosines in zip(self.examples, likeness.T, strict=True):
             name, alike = ("never", cosines.min()) if known else ("always", cosines.max())
             if alike >= ALIKE:
-                return Score(known, f"The rule {name}=: it is like {example[:_SHOWN]!r} ({alike:.2f}).")
+                return _ruled(name, known, f"it is like {example[:_SHOWN]!r} ({alike:.2f}).")
         return None
 
 
@@ -175,12 +176,17 @@ def _checked(name: str, given: RuleOrRules) -> tuple[Rule, ...]:
     return tuple(given)
 
 
-def _why(rule: Rule, inputs: Inputs) -> str:
+def _ruled(name: str, known: float, why: str) -> Score:
+    """Return what a rule decides, without asking the gate."""
+    return Score(known, "").overridden(f"The rule {name}=: {why}", retrieve=not known)
+
+
+def _why(rule: Rule, request: Request) -> str:
     """Return why a pattern or a function holds for a request; empty if it does not."""
-    if isinstance(rule, re.Pattern) and rule.search(inputs.question):
+    if isinstance(rule, re.Pattern) and rule.search(request.question):
         return f"it matches {rule.pattern!r}."
     if callable(rule):
-        given: tuple[Any, ...] = (inputs.question, inputs.metadata)
+        given: tuple[Any, ...] = (request.question, request.metadata)
         takes = len(inspect.signature(rule).parameters)
         name = getattr(rule, "__name__", type(rule).__name__)
         if rule(*given[:takes]):

@@ -84,9 +84,8 @@ class TunedGate(TrainedGate):
             corrected += float(features_of(draft) @ trained.head)
         p = sigmoid(corrected)
         reason = f"A gate tuned on {trained.llm} reads {read}: known with probability {p:.2f}.{self._caveat}"
-        return Score(
-            p, reason, draft, prior.warnings, prior.signals, f"{trained.llm} (the gate was tuned on it)"
-        )
+        llm = f"{trained.llm} (the gate was tuned on it)"
+        return Score(p, reason, draft, prior.warnings, prior.signals, llm, override=prior.override)
 
     @property
     def _caveat(self) -> str:

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from pydantic.dataclasses import dataclass as checked_dataclass
-
-from rgate_integrations.decision import Cost, Draft
+from rgate_integrations.decision import Cost, Draft, Request
 from rgate_integrations.errors import (
     DownloadError,
     EvidenceError,
@@ -30,28 +27,6 @@ _T = TypeVar("_T")
 
 _NO_MODEL = (DownloadError, MissingDependencyError, ModelLoadError, ServerError, UnknownNameError)
 """Errors that every question of a batch would meet: they are not tried again for each."""
-
-
-@checked_dataclass(frozen=True)
-class Inputs:
-    """One question and what the caller gave with it.
-
-    Attributes:
-        question: The question, validated and cut to the allowed length.
-        draft: A given draft, or None.
-        popularity: A popularity score, or None.
-        history: What was said before, oldest first: lines such as ``user: Who wrote Hamlet?`` and
-            ``assistant: Shakespeare.``
-        metadata: What the caller knows of the request, for rules of the user's own.
-        partly: Whether the question was too long to be read whole, and parts of its middle are left out.
-    """
-
-    question: str
-    draft: Draft | None = None
-    popularity: float | None = None
-    history: tuple[str, ...] = ()
-    metadata: Mapping[Any, Any] = field(default_factory=dict)
-    partly: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,7 +54,7 @@ class EvidenceSpec(ABC, Generic[_T]):
 
     Attributes:
         reads_model: Whether a model reads the question, which is then cut to a length that models take.
-        reads_history: Whether it is computed in the light of `Inputs.history`.
+        reads_history: Whether it is computed in the light of `Request.history`.
     """
 
     reads_model: ClassVar[bool] = True
@@ -112,26 +87,27 @@ def expand_specs(specs: Sequence[EvidenceSpec[Any]]) -> list[EvidenceSpec[Any]]:
 
 @dataclass
 class Evidence:
-    """What a gate scores: the evidence of one question, read through the specs that asked for it.
+    """What a gate scores: a request, and its pieces of evidence by the spec that asked for each.
 
-    >>> evidence = Evidence(Inputs("who wrote hamlet?"))
-    >>> evidence.question
+    >>> Evidence(Request("who wrote hamlet?")).question
     'who wrote hamlet?'
 
     Attributes:
-        inputs: The question and what the caller gave.
+        request: The request, as it is read.
+        truncated: Whether the question was too long to be read whole, so that parts of its middle are left out.
         pieces: The pieces by spec, or why they cannot be had.
-        proxy: The model that read the question for some of them; None if none did.
+        proxy: The model that read the request for some of them; None if none did.
     """
 
-    inputs: Inputs
+    request: Request
+    truncated: bool = False
     pieces: dict[EvidenceSpec[Any], Piece[Any] | Exception] = field(default_factory=dict)
     proxy: Proxy | None = None
 
     @property
     def question(self) -> str:
-        """The question."""
-        return self.inputs.question
+        """The question, as it is read."""
+        return self.request.question
 
     def __getitem__(self, spec: EvidenceSpec[_T]) -> _T:
         """Return the value of a piece.
@@ -167,37 +143,33 @@ class Sources:
     memory: MutableMapping[Hashable, Any]
 
 
+@dataclass(frozen=True)
 class Context:
-    """A batch of questions, or a part of one, and its evidence: each piece is computed once, whoever asks for it.
-
-    Args:
-        inputs: The questions and what the caller gave with them.
-        sources: What evidence is computed from.
-        specs: Everything that will be asked for.
+    """A batch of requests and its evidence: each piece is computed once, whoever asks for it.
 
     Attributes:
-        evidence: The evidence of each question; what fails for one is nothing to the others.
+        evidence: The evidence of each request; what fails for one does not concern the others.
+        sources: What evidence is computed from. `use_proxy` is for what a model reads; whoever asks ``sources`` for
+            the proxy, as to count tokens, makes no evidence with it.
         planned: Everything that will be asked for.
-        sources: What evidence is computed from. Who asks it for the proxy, as to count tokens, made nothing with it.
     """
 
-    def __init__(
-        self, inputs: Sequence[Inputs], sources: Sources, specs: Sequence[EvidenceSpec[Any]] = ()
-    ) -> None:
-        self.planned = expand_specs(specs)
-        self.sources = sources
-        self.evidence = list(map(Evidence, inputs))
+    evidence: Sequence[Evidence]
+    sources: Sources
+    planned: Sequence[EvidenceSpec[Any]] = ()
 
     @property
-    def inputs(self) -> list[Inputs]:
-        """The questions and what the caller gave with them."""
-        return [each.inputs for each in self.evidence]
+    def requests(self) -> list[Request]:
+        """The requests, as they are read."""
+        return [each.request for each in self.evidence]
 
-    @property
-    def proxy(self) -> Proxy:
-        """The proxy model, loaded when a piece first asks for it."""
+    def use_proxy(self) -> Proxy:
+        """Return the proxy model, loaded when first asked for, and note on each request that it is read by it.
+
+        A gate that was trained on one model refuses evidence that another one made. It is noted here, where the
+        model is handed out, so that no spec can forget it.
+        """
         proxy = self.sources.proxy()
-        # Noted here, where it is handed out: no spec can forget to say that a model made its pieces.
         for each in self.evidence:
             each.proxy = proxy
         return proxy
@@ -207,29 +179,27 @@ class Context:
         kept = self.sources.memory
         if key not in kept:
             kept.setdefault(key, make())  # of two that are made at once, by two threads, one is kept
-        found: _T = kept[key]
-        return found
+        value: _T = kept[key]
+        return value
 
-    def part(self, places: Sequence[int]) -> Context:
-        """Return the context of some of the questions, by their positions in `inputs`."""
-        part = copy(self)
-        part.evidence = [self.evidence[place] for place in places]
-        return part
+    def part(self, evidence: Sequence[Evidence]) -> Context:
+        """Return the context of some of the requests."""
+        return Context(evidence, self.sources, self.planned)
 
     def find(self, spec: EvidenceSpec[_T]) -> list[Piece[_T] | Exception]:
-        """Return the piece of each question, computed where it is missing, or why it cannot be had."""
+        """Return the piece of each request, computed where it is missing, or why it cannot be had."""
         for needed in spec.needs:
             for each, piece in zip(self.evidence, self.find(needed), strict=True):
                 if isinstance(piece, Exception):
                     # The reason is what failed first, not what follows from it.
                     each.pieces.setdefault(spec, piece)
-        missing = [place for place, each in enumerate(self.evidence) if spec not in each.pieces]
+        missing = [each for each in self.evidence if spec not in each.pieces]
         if missing:
             self.part(missing)._compute(spec)
         return [each.pieces[spec] for each in self.evidence]
 
     def get(self, spec: EvidenceSpec[_T]) -> list[_T]:
-        """Return the value of each question's piece.
+        """Return the value of each request's piece.
 
         Raises:
             Exception: Why the first that is missing cannot be had.
@@ -238,20 +208,20 @@ class Context:
         return [each[spec] for each in self.evidence]
 
     def put(self, spec: EvidenceSpec[_T], pieces: Sequence[Piece[_T] | Exception]) -> None:
-        """Keep pieces of a spec, one a question; also of another one, that were made on the way."""
+        """Keep pieces of a spec, one a request; also of another one, that were made on the way."""
         for each, piece in zip(self.evidence, pieces, strict=True):
             each.pieces[spec] = piece
 
     def _compute(self, spec: EvidenceSpec[Any]) -> None:
-        """Compute a spec for all questions; if that fails, for each alone, so that one cannot fail all."""
+        """Compute a spec for all requests; if that fails, for each alone, so that one cannot fail all."""
         try:
             pieces = spec.compute(self)
             if len(pieces) != len(self.evidence):
                 raise EvidenceError(f"{spec} gave {len(pieces)} pieces for {len(self.evidence)} questions.")
         except Exception as error:  # evidence may be any user's code, so any error may come
             if len(self.evidence) > 1 and not isinstance(error, _NO_MODEL):
-                for place in range(len(self.evidence)):
-                    self.part([place])._compute(spec)
+                for each in self.evidence:
+                    self.part([each])._compute(spec)
                 return
             pieces = [error] * len(self.evidence)
         self.put(spec, pieces)

@@ -30,10 +30,10 @@ class DraftSpec(EvidenceSpec[Draft]):
 
     def compute(self, context: Context) -> list[Piece[Draft]]:
         """Take given drafts and write the others."""
-        unwritten = [place for place, each in enumerate(context.inputs) if each.draft is None]
+        unwritten = [each for each in context.evidence if each.request.draft is None]
         written = iter(self._write(context.part(unwritten)) if unwritten else ())
         pieces = []
-        for each in context.inputs:
+        for each in context.requests:
             if each.draft is not None:
                 pieces.append(Piece(self._beginning_of(each.draft, context)))
                 continue
@@ -65,12 +65,12 @@ class DraftSpec(EvidenceSpec[Draft]):
                     "This gate judges the LLM's own first tokens, and it has no LLM.",
                     hint="Load it with llm=..., pass drafts=[...], or load it with source='proxy'.",
                 )
-            questions = [each.question for each in context.inputs]
+            questions = [each.question for each in context.requests]
             drafts = context.sources.llm.draft(questions, self.tokens)
             if len(drafts) != len(questions):
                 raise EvidenceError(f"The LLM wrote {len(drafts)} drafts for {len(questions)} questions.")
             return [draft.model_copy(update={"source": "llm"}) for draft in drafts]
-        return context.proxy.generate(self.prompt, prompt_values(context), tokens=self.tokens)
+        return context.use_proxy().generate(self.prompt, prompt_values(context), tokens=self.tokens)
 
 
 def generation_cost(drafts: Sequence[Draft]) -> Cost:
@@ -83,7 +83,7 @@ def generation_cost(drafts: Sequence[Draft]) -> Cost:
 
 def prompt_values(context: Context, draft: DraftSpec | None = None) -> list[dict[str, str]]:
     """Return a prompt's fields for each question, with its draft if the prompt quotes one."""
-    values = [{"question": each.question} for each in context.inputs]
+    values = [{"question": each.question} for each in context.requests]
     if draft is not None:
         for fields, each in zip(values, context.get(draft), strict=True):
             fields["draft"] = each.text

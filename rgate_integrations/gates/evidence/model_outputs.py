@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rgate_integrations.decision import Cost, Draft
-from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Inputs, Piece
+from rgate_integrations.decision import Cost, Draft, Request
+from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.gates.evidence.draft import DraftSpec, generation_cost, prompt_values
 from rgate_integrations.models.base import PooledLayer, RequestLayers, Segmented
 from rgate_integrations.models.segments import layout, segments
@@ -34,7 +34,7 @@ class HiddenSpec(EvidenceSpec[Float32Array]):
     def compute(self, context: Context) -> list[Piece[Float32Array]]:
         """Read the questions, with their drafts if there are any."""
         drafts = None if self.draft is None else context.get(self.draft)
-        states = context.proxy.hidden(self.prompt, prompt_values(context), drafts, self.layers)
+        states = context.use_proxy().hidden(self.prompt, prompt_values(context), drafts, self.layers)
         return [Piece(each.states, _reading_cost(each.prompt_tokens)) for each in states]
 
 
@@ -73,14 +73,14 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
 
     def compute(self, context: Context) -> list[Piece[ReadRequest]]:
         """Read the requests, with their begun answers if another gate reads those: one pass serves both."""
-        asked = list(map(_with_what_it_answers, context.inputs))
+        asked = list(map(_with_what_it_answers, context.requests))
         requests = [Segmented.of(text, history) for text, history in asked]
         drafts, layers = None, RequestLayers(self.whole, self.segments)
         of_drafts = self._read_with_given_drafts(context)
         if of_drafts is not None and of_drafts.draft is not None:
             drafts = context.get(of_drafts.draft)
             layers = RequestLayers(self.whole, self.segments, of_drafts.layers)
-        found = context.proxy.request_states(self.prompt, requests, drafts, layers)
+        found = context.use_proxy().request_states(self.prompt, requests, drafts, layers)
         if of_drafts is not None:  # what it cost is noted below
             context.put(of_drafts, [Piece(each.draft) for each in found])
         pieces = []
@@ -91,7 +91,7 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
 
     def _read_with_given_drafts(self, context: Context) -> HiddenSpec | None:
         """Return the evidence for which the same requests are read with given drafts, if there is one."""
-        if any(each.draft is None or each.history for each in context.inputs):
+        if any(each.draft is None or each.history for each in context.requests):
             return None
         for other in context.planned:
             if isinstance(other, HiddenSpec) and other.draft is not None and other.prompt == self.prompt:
@@ -104,21 +104,21 @@ def _reading_cost(prompt_tokens: int) -> Cost:
     return Cost(model_calls=int(prompt_tokens > 0), tokens_in=prompt_tokens)
 
 
-def _with_what_it_answers(inputs: Inputs) -> tuple[str, Sequence[str]]:
+def _with_what_it_answers(request: Request) -> tuple[str, Sequence[str]]:
     """Return a message and the turns before it as they are read.
 
     A short reply to a question is read behind that question: "Yes, please" asks for what was offered.
     """
-    if not inputs.history or len(inputs.question.split()) > _SHORT_REPLY:
-        return inputs.question, inputs.history
-    *before, last = inputs.history
+    if not request.history or len(request.question.split()) > _SHORT_REPLY:
+        return request.question, request.history
+    *before, last = request.history
     speaker, _, said = last.partition(":")
     if speaker != "assistant" or not said.rstrip().endswith("?"):
-        return inputs.question, inputs.history
+        return request.question, request.history
     *rest, asked = segments(said)
     if rest:
         before.append(f"assistant: {' '.join(rest)}")
-    return f"{asked}\n{inputs.question}", before
+    return f"{asked}\n{request.question}", before
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class TargetsSpec(EvidenceSpec[tuple[float, ...]]):
     def compute(self, context: Context) -> list[Piece[tuple[float, ...]]]:
         """Score the targets after the prompt."""
         values = prompt_values(context, self.draft)
-        scores = context.proxy.score(self.prompt, values, self.targets, adapter=self.adapter)
+        scores = context.use_proxy().score(self.prompt, values, self.targets, adapter=self.adapter)
         return [Piece(each.logprobs, Cost(model_calls=1, tokens_in=each.prompt_tokens)) for each in scores]
 
 
@@ -163,7 +163,7 @@ class CompletionSpec(EvidenceSpec[Draft]):
     def compute(self, context: Context) -> list[Piece[Draft]]:
         """Complete the prompts."""
         values = prompt_values(context, self.draft)
-        written = context.proxy.generate(self.prompt, values, tokens=self.tokens, adapter=self.adapter)
+        written = context.use_proxy().generate(self.prompt, values, tokens=self.tokens, adapter=self.adapter)
         return [Piece(each, generation_cost([each])) for each in written]
 
 
@@ -187,7 +187,7 @@ class SamplesSpec(EvidenceSpec[tuple[Draft, ...]]):
 
     def compute(self, context: Context) -> list[Piece[tuple[Draft, ...]]]:
         """Sample answers to all questions together."""
-        sampled = context.proxy.sample(
+        sampled = context.use_proxy().sample(
             self.prompt,
             prompt_values(context),
             n=self.n,

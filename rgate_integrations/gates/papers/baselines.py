@@ -87,7 +87,7 @@ class PopularityGate(Gate):
         Raises:
             EvidenceError: No popularity was given, or one below 0.
         """
-        value = evidence.inputs.popularity
+        value = evidence.request.popularity
         if value is None or not value >= 0:
             raise EvidenceError(
                 f"A popularity score must be given, and be at least 0, not {value}.",
@@ -147,7 +147,7 @@ class NeighboursSpec(EvidenceSpec[tuple[bool, ...]]):
         """Search the labelled questions for all questions together."""
         key = (self.gate.examples, self.gate.embedder)
         labelled = context.memory(key, lambda: LabelledQuestions(*key))
-        nearest = labelled.nearest([each.question for each in context.inputs], self.gate.k)
+        nearest = labelled.nearest([each.question for each in context.requests], self.gate.k)
         return [Piece(labels, Cost(model_calls=1)) for labels in nearest]
 
 

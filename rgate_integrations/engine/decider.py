@@ -1,0 +1,178 @@
+"""`Decider`: what every adapter asks. Requests in, decisions out, whatever goes wrong on the way."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Self, TypeAlias, Unpack
+
+from rgate_integrations.decision import Decision, Override, Request, RequestFields
+from rgate_integrations.engine.fallback import fallback_decision, log_failures
+from rgate_integrations.engine.follow_ups import missing_context
+from rgate_integrations.errors import ConfigurationError, RGateError
+from rgate_integrations.runtime.flow import Flow, arun, run
+
+OnError: TypeAlias = Literal["retrieve", "raise"]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A question that cannot be judged, and why; it stands for a request among others.
+
+    Attributes:
+        error: What went wrong.
+        question: The question, as far as it is known.
+    """
+
+    error: Exception
+    question: str = ""
+
+
+class Decider(ABC):
+    """Decides for each request whether to retrieve.
+
+    There are two: `DecisionEngine` for the gates of this package, and `OwnGate` around an object of the user's.
+
+    Attributes:
+        on_error: ``"retrieve"``: a failure yields a decision that retrieves and says why; ``"raise"``: it is raised.
+    """
+
+    on_error: OnError = "retrieve"
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name of the gate, for decisions and logs."""
+
+    @property
+    @abstractmethod
+    def threshold(self) -> float:
+        """The gate's threshold: retrieve iff p_known is below it."""
+
+    @property
+    @abstractmethod
+    def reads_history(self) -> bool:
+        """Whether the gate judges a question in the light of the turns before it."""
+
+    @abstractmethod
+    def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
+        """Return a decision for each request, in order, or why there is none; may raise what concerns all."""
+
+    @abstractmethod
+    def answer_gate(self) -> Decider | None:
+        """Return what judges begun answers: itself, or what belongs to it; None if it reads questions alone."""
+
+    @abstractmethod
+    def question_gate(self) -> Decider | None:
+        """Return what reads the question alone and belongs to it; None without one."""
+
+    @abstractmethod
+    def decides_like(self, other: Decider) -> bool:
+        """Return whether another one would decide the same, so that its decision may be reused."""
+
+    def for_llm(self, name: str, name_source: str = "") -> Self:
+        """Return a copy that judges what an LLM knows; itself where that changes nothing.
+
+        Args:
+            name: Name of the LLM; empty for none.
+            name_source: Where the name was found; empty if the user gave it. A given name overrides a found one.
+        """
+        return self
+
+    def decide(self, question: str | Request, **fields: Unpack[RequestFields]) -> Decision:
+        """Decide for one question.
+
+        Args:
+            question: The question, or a `Request`.
+            **fields: What is known beside the question: ``history``, ``draft``, ``metadata``, ``threshold``,
+                ``popularity`` and ``timeout``; see `Request`.
+
+        Raises:
+            InvalidQuestionError: The question is empty, not a string, or holds NUL bytes.
+            EvidenceError: A field has the wrong type.
+            ConfigurationError: The threshold is not a number of at least 0, or the timeout not one above 0.
+        """
+        return run(self.flow([Request.coerce(question, **fields)]))[0]
+
+    async def adecide(self, question: str | Request, **fields: Unpack[RequestFields]) -> Decision:
+        """Decide for one question without blocking the event loop; see `decide`."""
+        return (await arun(self.flow([Request.coerce(question, **fields)])))[0]
+
+    def decide_batch(self, requests: Iterable[str | Request]) -> list[Decision]:
+        """Decide for a batch of questions.
+
+        A bad question or a failing model affects its own item alone: that decision retrieves and carries
+        the `error` (with ``on_error="raise"`` the first such error is raised).
+
+        Args:
+            requests: The questions, each a string or a `Request`.
+
+        Returns:
+            One decision a question, in order.
+        """
+        return run(self.flow(_as_list(requests)))
+
+    async def adecide_batch(self, requests: Iterable[str | Request]) -> list[Decision]:
+        """Decide for a batch without blocking the event loop; see `decide_batch`."""
+        return await arun(self.flow(_as_list(requests)))
+
+    def flow(self, items: Sequence[str | Request | Failed]) -> Flow[list[Decision]]:
+        """Decide for questions of which some may have failed already.
+
+        The one place where a failure of any kind becomes a decision to retrieve.
+        """
+        checked = [_check(item) for item in items]
+        requests = [each for each in checked if isinstance(each, Request)]
+        outcomes: Sequence[Decision | Exception]
+        try:
+            outcomes = (yield from self.judge(requests)) if requests else []
+            if len(outcomes) != len(requests):
+                raise ConfigurationError(
+                    f"The gate {self.name!r} returned {len(outcomes)} decisions for {len(requests)} questions."
+                )
+        except Exception as error:  # a gate may be any user's code, so any error may come
+            outcomes = [error] * len(requests)
+        remaining = iter(outcomes)
+        decisions = []
+        for each in checked:
+            outcome = next(remaining) if isinstance(each, Request) else each.error
+            if isinstance(outcome, Exception):
+                if self.on_error == "raise":
+                    raise outcome
+                outcome = self._fall_back(each, outcome)
+            elif isinstance(each, Request):
+                outcome = self._check_context(each, outcome)
+            decisions.append(outcome)
+        log_failures(decisions, self.name)
+        return decisions
+
+    def _fall_back(self, item: Request | Failed, error: Exception) -> Decision:
+        given = item.threshold if isinstance(item, Request) else None
+        threshold = self.threshold if given is None else given
+        return fallback_decision(error, question=item.question, threshold=threshold, gate=self.name)
+
+    def _check_context(self, request: Request, decision: Decision) -> Decision:
+        """Retrieve for a question that cannot be understood without turns that the gate does not read."""
+        missing = missing_context(request, reads_history=self.reads_history)
+        if not missing or (decision.override is not None and decision.override.retrieve):
+            return decision
+        override = Override(retrieve=True, reason=missing)
+        reason = f"{missing} {decision.reason}".strip()
+        return decision.model_copy(update={"retrieve": True, "override": override, "reason": reason})
+
+
+def _as_list(requests: Iterable[str | Request]) -> list[str | Request]:
+    if isinstance(requests, str | Request):
+        raise ConfigurationError("decide_batch takes a list of questions.", hint="Use decide() for one.")
+    return list(requests)
+
+
+def _check(item: str | Request | Failed) -> Request | Failed:
+    """Return an item as a request; what is no question is an error of its own, not of its batch."""
+    if isinstance(item, Request | Failed):
+        return item
+    try:
+        return Request(item)
+    except RGateError as error:
+        return Failed(error)

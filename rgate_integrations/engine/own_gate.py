@@ -1,0 +1,84 @@
+"""A gate of the user's own: any object with `decide_batch` and `adecide_batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from rgate_integrations.decision import Decision, Request
+from rgate_integrations.engine.decider import Decider
+from rgate_integrations.runtime.flow import Call, Flow
+
+
+@runtime_checkable
+class GateLike(Protocol):
+    """A gate as adapters accept it. These two methods are enough.
+
+    What else it can do, it declares by attributes. ``reads_history = True``: it reads `Request.history`; without it,
+    a question that follows earlier turns retrieves. ``reads_drafts = True``: it reads `Request.draft`, so it can
+    judge an answer that was begun. ``on_error = "raise"``: its failures are raised; without it they retrieve.
+    """
+
+    def decide_batch(self, requests: Sequence[Request], /) -> list[Decision]:
+        """Return a decision for each request, in order."""
+
+    def adecide_batch(self, requests: Sequence[Request], /) -> Awaitable[list[Decision]]:
+        """Return the same, to be awaited."""
+
+
+class OwnGate(Decider):
+    """Decides with a gate of the user's own.
+
+    Args:
+        gate: The object.
+    """
+
+    def __init__(self, gate: Any) -> None:
+        self.gate = gate
+        self.on_error = getattr(gate, "on_error", "retrieve")
+
+    def __repr__(self) -> str:
+        return f"OwnGate({self.gate!r})"
+
+    @property
+    def name(self) -> str:
+        """Name of its class."""
+        return type(self.gate).__name__
+
+    @property
+    def threshold(self) -> float:
+        """Its threshold, if it says so."""
+        return float(getattr(self.gate, "threshold", 0.5))
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether it says that it reads the turns before a question."""
+        return bool(getattr(self.gate, "reads_history", False))
+
+    def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
+        """Ask it for all decisions at once; a threshold that it did not apply is applied here."""
+        decisions = yield Call(self.gate.decide_batch, self.gate.adecide_batch, list(requests))
+        if len(decisions) != len(requests):
+            return list(decisions)
+        return [_apply_threshold(*each) for each in zip(requests, decisions, strict=True)]
+
+    def answer_gate(self) -> Decider | None:
+        """Return this gate, if it says that it reads drafts."""
+        return self if getattr(self.gate, "reads_drafts", False) else None
+
+    def question_gate(self) -> Decider | None:
+        """Return None: no other gate overrules one of the user's own."""
+        return None
+
+    def decides_like(self, other: Decider) -> bool:
+        """Return whether the same object decides."""
+        return isinstance(other, OwnGate) and self.gate is other.gate
+
+
+def _apply_threshold(request: Request, decision: Decision) -> Decision:
+    threshold = request.threshold
+    is_settled = decision.error is not None or decision.override is not None
+    if threshold is None or threshold == decision.threshold:
+        return decision
+    retrieve = decision.retrieve if is_settled else decision.p_known < threshold
+    return decision.model_copy(update={"threshold": threshold, "retrieve": retrieve})
