@@ -236,7 +236,10 @@ class RoutedCall(ABC, Generic[_Input]):
             each.draft = _read_draft(each)
             if each.draft is None and each.screened is not None:
                 reason = "The direct arm calls a tool or fills in a form, so the question decides."
-                changed = {"reason": f"{each.screened.reason} {reason}".strip(), "cost": Cost()}  # counted once
+                changed = {
+                    "reason": f"{each.screened.reason} {reason}".strip(),
+                    "cost": Cost(),
+                }  # counted once
                 each.outcome = each.screened.model_copy(update=changed)
             else:
                 unjudged.append(each)

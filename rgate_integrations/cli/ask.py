@@ -29,9 +29,11 @@ from rgate_integrations.cli.terminal import (
     print_json,
     say,
 )
-from rgate_integrations.decision import Decision, Failure
+from rgate_integrations.decision import Decision, Request
+from rgate_integrations.engine.decider import Failed, read_item
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.runtime.files import parse_json
+from rgate_integrations.runtime.flow import run
 
 if TYPE_CHECKING:
     from rgate_integrations.engine.decision_engine import DecisionEngine
@@ -63,15 +65,10 @@ def decide(
     own = Rules() if rules is None else Rules.read(rules)
     loaded = load_gate(gate, llm_name=llm_name, proxy=proxy, always=own.always, never=own.never)
     count = skipped = failed = 0
-    lines = _read_lines(_read_questions(questions))
+    lines = _read_requests(_read_questions(questions), threshold)
     while batch := list(itertools.islice(lines, 16)):
-        asked, drafts, popularity, histories, problems = zip(*batch, strict=True)
-        decisions = loaded.decide_batch(
-            asked, threshold=threshold, drafts=drafts, popularity=popularity, histories=histories
-        )
-        for question, decision, problem in zip(asked, decisions, problems, strict=True):
-            if problem is not None:
-                decision = Decision(question=question, retrieve=True, p_known=0.0, error=problem)
+        decisions = run(loaded.flow([item for _, item in batch]))
+        for (question, _), decision in zip(batch, decisions, strict=True):
             count += 1
             skipped += not decision.retrieve
             failed += decision.error is not None
@@ -132,12 +129,12 @@ def _answer(
 ) -> tuple[Decision, dict[str, Any]]:
     """Decide, search if needed, and answer; returns what was searched, found and written as JSON values."""
     from rgate_integrations.answering.answers import write_answers
-    from rgate_integrations.answering.claims import plan_queries
+    from rgate_integrations.answering.query_plan import plan_queries
     from rgate_integrations.index.hybrid import fuse
     from rgate_integrations.index.retriever import passage_id
 
     began = time.perf_counter()
-    (decision,) = gate.decide_batch([question], threshold=threshold)
+    (decision,) = run(gate.flow([read_item(question, threshold=threshold)]))
     decided = time.perf_counter()
     if not decision.question:  # there is nothing to answer
         return decision, {}
@@ -190,25 +187,34 @@ def _read_questions(arguments: list[str] | None) -> Iterator[str]:
         ) from error
 
 
-def _read_lines(lines: Iterable[str]) -> Iterator[tuple[Any, Any, Any, Any, Failure | None]]:
-    """Read questions, or JSON objects with a question: question, draft, popularity, history, and what is wrong."""
+def _read_requests(
+    lines: Iterable[str], threshold: float | None
+) -> Iterator[tuple[object, Request | Failed]]:
+    """Read questions, or JSON objects with a question; yields each as it was asked, and the request it stands for."""
     is_json = False
     for number, line in enumerate(lines, start=1):
         is_json = is_json or line.lstrip().startswith("{")
-        found: Any = {"question": line}
+        fields: Any = {"question": line}
         if is_json:
             try:
-                found = parse_json(line)
+                fields = parse_json(line)
             except ValueError:
-                found = None
-        if isinstance(found, dict) and "question" in found:
-            yield found["question"], found.get("draft"), found.get("popularity"), found.get("history"), None
-        else:
+                fields = None
+        if not isinstance(fields, dict) or "question" not in fields:
             error = DataFormatError(
-                f"Line {number} is no JSON object with a question.",
+                f"Line {number} is not a JSON object with a question.",
                 hint='Each line is {"question": "…"}, or each is a question.',
             )
-            yield line, None, None, None, Failure.of(error)
+            yield line, Failed(error, line)
+            continue
+        item = read_item(
+            fields["question"],
+            threshold=threshold,
+            draft=fields.get("draft"),
+            popularity=fields.get("popularity"),
+            history=fields.get("history"),
+        )
+        yield fields["question"], item
 
 
 def _as_json(asked: object, decision: Decision) -> dict[str, Any]:

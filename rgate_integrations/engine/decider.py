@@ -122,7 +122,7 @@ class Decider(ABC):
 
         The one place where a failure of any kind becomes a decision to retrieve.
         """
-        checked = [_check(item) for item in items]
+        checked = [read_item(item) for item in items]
         requests = [each for each in checked if isinstance(each, Request)]
         outcomes: Sequence[Decision | Exception]
         try:
@@ -168,11 +168,11 @@ def _as_list(requests: Iterable[str | Request]) -> list[str | Request]:
     return list(requests)
 
 
-def _check(item: str | Request | Failed) -> Request | Failed:
-    """Return an item as a request; what is no question is an error of its own, not of its batch."""
-    if isinstance(item, Request | Failed):
-        return item
+def read_item(question: str | Request | Failed, **fields: Unpack[RequestFields]) -> Request | Failed:
+    """Return a question as a request; what is not one is an error of its own, not of its batch."""
+    if isinstance(question, Failed):
+        return question
     try:
-        return Request(item)
+        return Request.coerce(question, **fields)
     except RGateError as error:
         return Failed(error)

@@ -11,7 +11,9 @@ from rgate_integrations.errors import InvalidQuestionError
 _log = logging.getLogger("rgate_integrations")
 
 
-def fallback_decision(error: Exception, *, question: str = "", threshold: float = 0.5, gate: str = "") -> Decision:
+def fallback_decision(
+    error: Exception, *, question: str = "", threshold: float = 0.5, gate: str = ""
+) -> Decision:
     """Return the safe decision for a question that could not be judged.
 
     Args:

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rgate_integrations.decision import Decision
-from rgate_integrations.engine.gate_like import GateLike, decide
+from rgate_integrations.decision import Decision, Request
+from rgate_integrations.engine.loading import resolve_gate
+from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import DataFormatError, missing_dependency
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
-from rgate_integrations.runtime.flow import run
 from rgate_integrations.tuning.collection import Progress, silent
 from rgate_integrations.tuning.questions import DraftKind, Example, recorded_drafts
 
@@ -32,7 +32,7 @@ class JudgedQuestions:
     """P(known) of a gate for paired questions, with the labels; all of shape (n,).
 
     Attributes:
-        p: P(known); failures count as 0, for they retrieve.
+        p: P(known); failures count as 0, for they retrieve, and so do overrides that retrieve.
         retrieve: Whether the gate retrieves.
         closed_book: Whether the answer without retrieval is right.
         rag: Whether the answer with retrieval is right.
@@ -76,22 +76,25 @@ def judge(
         DataFormatError: Recorded drafts are asked for, and a question has none.
     """
     questions = [example.question for example in examples]
-    drafts = recorded_drafts(questions, draft)
+    requests = []
+    for question, recorded in zip(questions, recorded_drafts(questions, draft), strict=True):
+        requests.append(Request(question.text, draft=recorded, popularity=question.popularity))
+    decider = resolve_gate(gate)
     decisions: list[Decision] = []
-    for start in range(0, len(questions), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        decisions += run(
-            decide(
-                gate,
-                [question.text for question in questions[part]],
-                drafts=drafts and drafts[part],
-                popularity=[question.popularity for question in questions[part]],
-            )
-        )
-        progress("asking the gate", len(decisions), len(questions))
-    p, retrieve = np.array([(decision.p_known, decision.retrieve) for decision in decisions]).T
+    for start in range(0, len(requests), _CHUNK):
+        decisions += decider.decide_batch(requests[start : start + _CHUNK])
+        progress("asking the gate", len(decisions), len(requests))
+    p = np.array(list(map(threshold_score, decisions)))
+    retrieve = np.array([decision.retrieve for decision in decisions], dtype=bool)
     closed_book, rag = np.array([(example.known, example.rag_correct) for example in examples], dtype=bool).T
-    return JudgedQuestions(p, retrieve.astype(bool), closed_book, rag, np.array(decisions, dtype=object))
+    return JudgedQuestions(p, retrieve, closed_book, rag, np.array(decisions, dtype=object))
+
+
+def threshold_score(decision: Decision) -> float:
+    """Return what thresholds are compared with: P(known), or 0 or 1 where an override decides at any of them."""
+    if decision.override is None:
+        return decision.p_known
+    return 0.0 if decision.override.retrieve else 1.0
 
 
 def measure(judged: JudgedQuestions) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from rgate_integrations.decision import Draft
+from rgate_integrations.decision import Draft, Request
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.loading import load_gate
 from rgate_integrations.errors import ConfigurationError, missing_dependency
@@ -125,9 +125,8 @@ def _cross_validate(
             # Each fold has a folder of its own: an adapter that is loaded is known by its path.
             adapter = Path(folder) / "gate"
             fit(list(chain.from_iterable(pairs[place] for place in train)), out=adapter)
-            texts = [examples[place].question.text for place in test]
-            given = [drafts[place] for place in test]
-            decisions = load(adapter=str(adapter)).decide_batch(texts, drafts=given)
+            requests = [Request(examples[place].question.text, draft=drafts[place]) for place in test]
+            decisions = load(adapter=str(adapter)).decide_batch(requests)
             p[test] = [decision.p_known for decision in decisions]
     return fold_metrics(p, known, [example.question.dataset for example in examples])
 

@@ -216,12 +216,12 @@ def drafts_for(
     recorded = recorded_drafts(questions, options.draft)
     if options.draft == "none":
         return None
-    if recorded is None:
+    if options.draft == "proxy":
         arm = ModelArm(proxy, tokens=options.tokens, prompt=options.prompt)
         answers = cached_answers("drafts", {"direct": arm}, questions, progress)
         return [drafts["direct"] for drafts in answers]
     drafts = []
-    for draft in recorded:
+    for draft in filter(None, recorded):
         head = proxy.truncate(draft.text, options.tokens)
         drafts.append(Draft(text=(head or draft.text).strip(), source="recorded", finished=head is None))
     return drafts

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rgate_integrations.answering.claims import REWRITE, Claim, parse_claims, print_claims
+from rgate_integrations.answering.claims import Claim, parse_claims, print_claims
+from rgate_integrations.answering.rewriting import REWRITE
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.papers.boundary import BOUNDARY_QUESTION

@@ -292,8 +292,8 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
     return known
 
 
-def recorded_drafts(questions: Sequence[Question], kind: DraftKind) -> list[Draft] | None:
-    """Return what the LLM is recorded to have written, one draft a question; None for another kind of draft.
+def recorded_drafts(questions: Sequence[Question], kind: DraftKind) -> Sequence[Draft | None]:
+    """Return what the LLM is recorded to have written, one draft a question; None each for another kind of draft.
 
     Raises:
         ConfigurationError: There is no such kind of draft.
@@ -302,8 +302,8 @@ def recorded_drafts(questions: Sequence[Question], kind: DraftKind) -> list[Draf
     if kind not in get_args(DraftKind):
         raise ConfigurationError(f"draft must be proxy, recorded or none, not {kind!r}.")
     if kind != "recorded":
-        return None
-    drafts = []
+        return [None] * len(questions)
+    drafts: list[Draft | None] = []
     for question in questions:
         if question.draft is None:
             raise DataFormatError(

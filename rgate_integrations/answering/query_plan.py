@@ -1,0 +1,195 @@
+"""What to search for: the question, and the claims of its draft that the LLM does not know (SlimPLM, section 3.3).
+
+A rewriter makes claims of question and draft, a gate drops those that the LLM knows, and what is left is the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, islice
+
+from rgate_integrations.answering.claims import Claim
+from rgate_integrations.answering.rewriting import Rewriter, rewrite_by_sentence
+from rgate_integrations.decision import Decision, Draft, Frozen, Request
+from rgate_integrations.engine.decider import Decider
+from rgate_integrations.engine.loading import resolve_gate
+from rgate_integrations.engine.own_gate import GateLike
+from rgate_integrations.runtime.flow import Call, Flow, run
+from rgate_integrations.runtime.text import normalise
+
+_UNFILTERED = "Claims are not filtered."
+
+
+class Query(Frozen):
+    """A search query.
+
+    Attributes:
+        text: What to search for.
+        claim: The claim or sub-question it is for; None for the question itself.
+    """
+
+    text: str
+    claim: str | None = None
+
+
+class JudgedClaim(Frozen):
+    """A claim and what became of it.
+
+    Attributes:
+        claim: The claim.
+        kept: Whether its query is searched.
+        reason: Why, in one sentence.
+        p_known: The gate's probability for (claim, query), if it was asked.
+    """
+
+    claim: Claim
+    kept: bool
+    reason: str
+    p_known: float | None = None
+
+
+class QueryPlan(Frozen):
+    """What to search for a question; empty when the question is known.
+
+    Attributes:
+        question: The question.
+        queries: The queries, in order of importance: the question first, if it is included.
+        claims: Every claim of the draft with its fate.
+    """
+
+    question: str
+    queries: tuple[Query, ...] = ()
+    claims: tuple[JudgedClaim, ...] = ()
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the queries, in their order."""
+        return [query.text for query in self.queries]
+
+
+def plan_queries(
+    decisions: Sequence[Decision],
+    *,
+    gate: GateLike | None = None,
+    rewriter: Rewriter | None = None,
+    always_include_question: bool = True,
+    max_queries: int = 6,
+) -> list[QueryPlan]:
+    """Turn decisions into queries: the question and, where there is a draft, its claims.
+
+    SlimPLM, section 3.3. With ``gate``, the claims are filtered: it judges each with its query in the place of the
+    question and the claim in the place of the draft, and known claims are not searched. All claims of all questions
+    are judged in one call. The paper searches claim queries only, its published code adds the question: that is the
+    default.
+
+    Args:
+        decisions: Decisions of a gate; those that do not retrieve get an empty plan.
+        gate: Judges claims; None keeps them all.
+        rewriter: Makes the claims; by default sentence by sentence, without a model.
+        always_include_question: Whether the question itself is always a query. Even when False it is one if
+            nothing else is left: a question that needs retrieval is never left without a query.
+        max_queries: Maximum number of queries a question, at least 1.
+
+    Returns:
+        One plan a decision, in order.
+    """
+    return run(
+        plan_queries_flow(
+            decisions,
+            gate=None if gate is None else resolve_gate(gate),
+            rewriter=rewriter,
+            always_include_question=always_include_question,
+            max_queries=max_queries,
+        )
+    )
+
+
+def plan_queries_flow(
+    decisions: Sequence[Decision],
+    *,
+    gate: Decider | None = None,
+    rewriter: Rewriter | None = None,
+    always_include_question: bool = True,
+    max_queries: int = 6,
+) -> Flow[list[QueryPlan]]:
+    """Plan as a flow, for callers on an event loop; see `plan_queries`."""
+    unknown = [decision for decision in decisions if decision.retrieve]
+    rewritten: list[list[Claim]] = []
+    if unknown:
+        rewritten = yield Call(rewriter or rewrite_by_sentence, None, unknown)
+    # The claims of all questions in one list: the gate judges them in one call.
+    judged = iter((yield from _judge(list(chain(*rewritten)), gate)))
+    claims_of_each = iter(rewritten)
+    plans = []
+    for decision in decisions:
+        plan = QueryPlan(question=decision.question)
+        if decision.retrieve:
+            claims = list(islice(judged, len(next(claims_of_each))))
+            plan = _plan(decision.question, claims, always_include_question, max(max_queries, 1))
+        plans.append(plan)
+    return plans
+
+
+def _judge(claims: Sequence[Claim], gate: Decider | None) -> Flow[list[JudgedClaim]]:
+    """Say of each claim whether it is searched, and why."""
+    judged = [_judge_by_rewriter(claim) for claim in claims]
+    if gate is None:
+        return judged
+    # The claim takes the place of the draft, and its query that of the question.
+    unclear = [each.claim for each in judged if each.reason == _UNFILTERED]
+    requests = [Request(str(claim.query), draft=Draft(text=claim.text)) for claim in unclear]
+    decisions = iter((yield from gate.flow(requests)))
+    filtered = []
+    for each in judged:
+        if each.reason == _UNFILTERED:
+            decision = next(decisions)
+            each = JudgedClaim(
+                claim=each.claim,
+                kept=decision.retrieve,
+                reason=f"Judged {'unknown' if decision.retrieve else 'known'}: {decision.reason}",
+                p_known=None if decision.error is not None else decision.p_known,
+            )
+        filtered.append(each)
+    return filtered
+
+
+def _judge_by_rewriter(claim: Claim) -> JudgedClaim:
+    """Say what is clear without a gate."""
+    kept, reason = True, _UNFILTERED
+    if not claim.query:
+        kept, reason = False, "It has no query."
+    elif claim.needs_search is False:
+        kept, reason = False, "The rewriter says that it needs no search."
+    elif claim.kind == "question":
+        reason = "It is part of the question."
+    return JudgedClaim(claim=claim, kept=kept, reason=reason)
+
+
+def _plan(
+    question: str, claims: Sequence[JudgedClaim], include_question: bool, max_queries: int
+) -> QueryPlan:
+    """Take the queries of the claims that are kept, without near duplicates, up to the maximum."""
+    queries = [Query(text=question)] if include_question else []
+    judged = []
+    for claim in claims:
+        text = claim.claim.query
+        if claim.kept and text is not None:
+            problem = ""
+            if any(_alike(query.text, text) for query in queries):
+                problem = "Much the same is searched already."
+            elif len(queries) >= max_queries:
+                problem = f"There are {max_queries} queries already."
+            if problem:
+                claim = claim.model_copy(update={"kept": False, "reason": problem})
+            else:
+                queries.append(Query(text=text, claim=claim.claim.text))
+        judged.append(claim)
+    if not queries:  # a question that needs retrieval is never left without a query
+        queries.append(Query(text=question))
+    return QueryPlan(question=question, queries=tuple(queries), claims=tuple(judged))
+
+
+def _alike(first: str, second: str) -> bool:
+    """Whether two queries have at least four fifths of their words in common."""
+    words, others = set(normalise(first).split()), set(normalise(second).split())
+    return first == second or len(words & others) >= 0.8 * len(words | others) > 0

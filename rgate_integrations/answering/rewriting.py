@@ -1,0 +1,187 @@
+"""Rewriters: they split the draft of an answer into claims, each with a search query (SlimPLM, section 3.3)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import dropwhile
+from typing import TypeAlias
+
+from rgate_integrations.answering.claims import Claim, parse_claims, without_tags
+from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.models.base import Proxy
+from rgate_integrations.prompts import PromptTemplate
+
+REWRITE = PromptTemplate(
+    name="slimplm-rewrite",
+    version=1,
+    system=(
+        "You are a helpful assistant. Your task is to parse user input into structured formats and accomplish "
+        "the task according to the heuristic answer."
+    ),
+    user="Heuristic answer: {draft}\nQuestion: {question}\nQuery Rewrite Output:",
+    cut="draft",
+)
+"""The paper's prompt, section 3.3: what a trained rewriter sees."""
+
+REWRITE_FEW_SHOT = PromptTemplate(
+    name="slimplm-rewrite-few-shot",
+    version=1,
+    system=(
+        "Split the heuristic answer into brief, self-contained claims and give each a search query that checks it. "
+        "Write nothing but <Claim> and <Query> tags."
+    ),
+    user=REWRITE.user,
+    examples=(
+        (
+            REWRITE.user.format(
+                draft="Hamlet was written by William Shakespeare. It was first printed in 1603.",
+                question="who wrote hamlet and when was it printed?",
+            ),
+            "<Claim> Hamlet was written by William Shakespeare. <Query> author of Hamlet "
+            "<Claim> Hamlet was first printed in 1603. <Query> Hamlet first printed edition year",
+        ),
+        (
+            REWRITE.user.format(
+                draft="The Danube flows through ten countries.",
+                question="How many countries does the Danube cross?",
+            ),
+            "<Claim> The Danube flows through ten countries. <Query> Danube number of countries",
+        ),
+    ),
+    cut="draft",
+)
+
+
+Rewriter: TypeAlias = Callable[[Sequence[Decision]], list[list[Claim]]]
+"""Turns the questions and drafts of decisions into claims, one list a decision, which may be empty."""
+
+
+def rewrite_by_sentence(decisions: Sequence[Decision]) -> list[list[Claim]]:
+    """Make sentences of the drafts self-contained; deterministic, needs no model. The default."""
+    return [sentence_claims(decision.question, decision.draft) for decision in decisions]
+
+
+class ModelRewriter:
+    """SlimPLM's query rewriter (section 3.3): a model writes claims and queries in one round.
+
+    Output that holds no readable claim falls back to `rewrite_by_sentence` for that question. A question without a
+    draft has no claims, and the model is not asked.
+
+    Args:
+        proxy: The model. Prompting needs one of 1B or more; smaller ones want an adapter.
+        adapter: LoRA adapter of a trained rewriter (then the paper's own prompt is used), or None to prompt
+            with examples.
+        tokens: Maximum length of the output.
+    """
+
+    def __init__(self, proxy: Proxy, *, adapter: str | None = None, tokens: int = 256) -> None:
+        self.proxy = proxy
+        self.adapter = adapter
+        self.tokens = tokens
+        self.prompt = REWRITE if adapter else REWRITE_FEW_SHOT
+
+    def __call__(self, decisions: Sequence[Decision]) -> list[list[Claim]]:
+        """Rewrite with the model, falling back sentence by sentence where it failed."""
+        values = []
+        for decision in decisions:
+            if decision.draft is not None:
+                # What is quoted must plant no claims.
+                question, draft = without_tags(decision.question), without_tags(decision.draft.text)
+                values.append({"question": question, "draft": draft})
+        if not values:
+            return [[] for _ in decisions]
+        outputs = iter(self.proxy.generate(self.prompt, values, tokens=self.tokens, adapter=self.adapter))
+        claims = []
+        for decision in decisions:
+            written: list[Claim] = []
+            if decision.draft is not None:
+                written = [claim for claim in parse_claims(next(outputs).text) if claim.query]
+            claims.append(written or sentence_claims(decision.question, decision.draft))
+        return claims
+
+
+_SENTENCE = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9])|;\s+|\n+")
+_ABBREVIATION = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|St|Jr|Sr|vs|etc|No|Prof|Gen|Col|Lt|Capt|Sgt|[A-Z])\.$")
+_PRONOUN = re.compile(r"^(?:he|she|it|they|this|that|these|those)\b(?!\s+(?:is why|means))", re.IGNORECASE)
+_POSSESSIVE = re.compile(r"^(?:his|her|its|their)\b", re.IGNORECASE)
+_LEAD_IN = re.compile(
+    r"^(?:so|thus|therefore|hence|however|moreover|in addition|also|finally)[, ]+|^the answer is:?\s*",
+    re.IGNORECASE,
+)
+_EMPTY = re.compile(
+    r"^(?:i(?:'m| am)? (?:sorry|not sure|unable|do not know|don't know|cannot|can't)|as an ai|sure[,!]"
+    r"|yes[.!]?$|no[.!]?$|there is no (?:information|record)|i don't have)",
+    re.IGNORECASE,
+)
+_NAME = r"(?:[A-Z][\w'’.&-]*|\d+)(?=\s|[,?.!]|$)"
+_ENTITY = re.compile(
+    r"\"[^\"]{2,80}\"|“[^”]{2,80}”"
+    rf"|(?:[A-Z][\w'’.&-]*|\d{{4}})(?:\s+(?:(?:of|the|de|la|van|von|and|in|for|on|&)\s+)*{_NAME})*"
+)
+_QUESTION_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """who what when where which why how whose whom is are was were did does do has have had can could
+        in on at the a an name of for from to by with and or if i""",
+    )
+)
+
+
+def split_sentences(text: str) -> list[str]:
+    """Split a text into sentences; abbreviations and initials do not end one."""
+    sentences: list[list[str]] = []  # each of one part or more
+    goes_on = False
+    for part in map(str.strip, _SENTENCE.split(text)):
+        if goes_on:
+            sentences[-1].append(part)
+        elif part:
+            sentences.append([part])
+        goes_on = bool(sentences) and _ABBREVIATION.search(sentences[-1][-1]) is not None
+    return [" ".join(parts) for parts in sentences]
+
+
+def subject(question: str) -> str:
+    """Return what a question is about: its longest name, or else its words without the question words.
+
+    Names are quoted titles and runs of capitalised words.
+    """
+    longest = ""
+    for match in _ENTITY.finditer(question):
+        words = match.group().strip('"“”').rstrip("?.,!").split()
+        named = dropwhile(lambda word: word.lower() in _QUESTION_WORDS, words)
+        name = " ".join(named).removesuffix("'s").removesuffix("’s")
+        if len(name) > max(len(longest), 1):
+            longest = name
+    if longest:
+        return longest
+    others = [word for word in re.findall(r"[\w'’-]+", question) if word.lower() not in _QUESTION_WORDS]
+    return " ".join(others) or question.strip()
+
+
+def sentence_claims(question: str, draft: Draft | None) -> list[Claim]:
+    """Return the claims of a draft; without a draft there are none.
+
+    A sentence that begins with a pronoun gets the subject of the question in its place; a claim that does not
+    mention the subject has it added to its query. Refusals and phrases without content are left out, and so
+    is a last sentence that the token limit cut off, unless it is the only one.
+    """
+    sentences = split_sentences(draft.text) if draft is not None else []
+    if draft is not None and not draft.finished and len(sentences) > 1 and sentences[-1][-1] not in ".!?":
+        sentences.pop()
+    topic = subject(question)
+    topic_words = set(re.findall(r"\w{3,}", topic.lower()))
+    literal = topic.replace("\\", r"\\")  # in a replacement a backslash begins a reference to a group
+    claims = []
+    for sentence in sentences:
+        # Twice: "So, however, …" has two lead-ins.
+        text = _LEAD_IN.sub("", _LEAD_IN.sub("", sentence)).strip()
+        if not text.strip(" .") or _EMPTY.search(text):
+            continue
+        text = _PRONOUN.sub(literal, text)
+        text = _POSSESSIVE.sub(f"{literal}'s", text)
+        query = text.rstrip(".")
+        if not topic_words & set(re.findall(r"\w+", query.lower())):
+            query = f"{topic} {query}"
+        claims.append(Claim(text=text, query=query))
+    return claims
