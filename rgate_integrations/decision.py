@@ -279,13 +279,17 @@ def valid_timeout(timeout: object) -> float | None:
 def _valid_history(history: object) -> tuple[str, ...]:
     if history is None:
         return ()
-    is_list = isinstance(history, Sequence) and not isinstance(history, str | bytes)
-    if not is_list or not all(isinstance(turn, str) for turn in history):
+    turns: Sequence[Any] = history if isinstance(history, Sequence) else ()
+    if (
+        isinstance(history, str | bytes)
+        or not isinstance(history, Sequence)
+        or not all(isinstance(turn, str) for turn in turns)
+    ):
         raise EvidenceError(
             "The history of a question must be a list of strings.",
             hint='history=["user: Who wrote Hamlet?", "assistant: Shakespeare."]',
         )
-    return tuple(valid_question(turn) for turn in history if turn.strip())
+    return tuple(valid_question(turn) for turn in turns if turn.strip())
 
 
 def _valid_draft(draft: object) -> Draft | None:

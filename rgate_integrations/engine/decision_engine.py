@@ -1,4 +1,4 @@
-"""The engine: owns the models and the queue, asks a gate, and turns its scores into decisions. `load_gate` makes it."""
+"""The engine, which `load_gate` makes: owns models and queue, asks a gate, and turns its scores into decisions."""
 
 from __future__ import annotations
 
@@ -160,8 +160,9 @@ class DecisionEngine(Decider):
 
     def decides_like(self, other: Decider) -> bool:
         """Return whether another engine was made alike: each ``gate=None`` loads a gate of its own."""
-        is_engine = isinstance(other, DecisionEngine)
-        return is_engine and self.config() == other.config() and self.llm is other.llm
+        if not isinstance(other, DecisionEngine):
+            return False
+        return self.config() == other.config() and self.llm is other.llm
 
     def config(self) -> dict[str, Any]:
         """Return the gate's name and parameters, and the options: engines that decide alike have equal ones."""

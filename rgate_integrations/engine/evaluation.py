@@ -51,11 +51,11 @@ def evaluate(
     context = Context(evidence, sources, planned)
     for spec in likeness:
         undecided = [each for each in evidence if verdict not in each.pieces]
-        for each, piece in zip(undecided, context.part(undecided).find(spec), strict=True):
-            if isinstance(piece, Exception):
-                each.pieces[verdict] = piece
-            elif piece.value is not None:
-                each.pieces[verdict] = Piece(piece.value)
+        for each, alike in zip(undecided, context.part(undecided).find(spec), strict=True):
+            if isinstance(alike, Exception):
+                each.pieces[verdict] = alike
+            elif alike.value is not None:
+                each.pieces[verdict] = Piece(alike.value)
     pieces = context.find(verdict)
     milliseconds = (time.perf_counter() - began) * 1e3 / len(requests)
     scores: list[Score | Exception] = []
