@@ -127,36 +127,46 @@ class Reader:
     It fails for questions with "RAISE" in them.
 
     Attributes:
-        calls: The questions of each call.
-        drafts: The drafts of each call.
-        histories: The turns before each question that it was given, of all calls; see `TurnReader`.
+        requests: The requests of each call.
         scores: What it says of some questions and answers.
         on_error: Read by adapters, as of the gates of this package.
     """
 
     on_error = "retrieve"
+    reads_drafts = True
 
     def __init__(self, scores=None):
-        self.calls, self.drafts, self.histories = [], [], []
+        self.requests = []
         self.scores = scores or {}
 
-    def decide_batch(self, questions, *, threshold=None, drafts=None):
-        given = list(drafts or [None] * len(questions))
-        self.calls.append(list(questions))
-        self.drafts.append(given)
-        if any("RAISE" in question for question in questions):
+    @property
+    def calls(self):
+        """The questions of each call."""
+        return [[each.question for each in requests] for requests in self.requests]
+
+    @property
+    def drafts(self):
+        """The drafts of each call."""
+        return [[each.draft for each in requests] for requests in self.requests]
+
+    @property
+    def histories(self):
+        """The turns before each question, of all calls."""
+        return [list(each.history) for requests in self.requests for each in requests]
+
+    def decide_batch(self, requests):
+        self.requests.append(requests)
+        if any("RAISE" in each.question for each in requests):
             raise RuntimeError("gate down")
-        thresholds = threshold if isinstance(threshold, list | tuple) else [threshold] * len(questions)
-        return [self._decision(*each) for each in zip(questions, thresholds, given, strict=True)]
+        return [self._decision(each) for each in requests]
 
-    async def adecide_batch(self, questions, **options):
-        return self.decide_batch(questions, **options)
+    async def adecide_batch(self, requests):
+        return self.decide_batch(requests)
 
-    def _decision(self, question, threshold, draft):
-        threshold = 0.5 if threshold is None else threshold
-        known = self.p_known(question, draft)
-        told = {"p_known": known, "threshold": threshold, "draft": draft, "reason": "because"}
-        return Decision(question=question, retrieve=known < threshold, **told)
+    def _decision(self, request):
+        known = self.p_known(request.question, request.draft)
+        told = {"p_known": known, "draft": request.draft, "reason": "because"}
+        return Decision(question=request.question, retrieve=known < 0.5, **told)
 
     def p_known(self, question, draft):
         if draft is None:
@@ -167,15 +177,13 @@ class Reader:
 class TurnReader(Reader):
     """Reads the turns before a question, too."""
 
-    def decide_batch(self, questions, *, histories=None, **options):
-        self.histories += histories or []
-        return super().decide_batch(questions, **options)
+    reads_history = True
 
 
 class Broken(Reader):
     """Fails for every draft."""
 
-    def decide_batch(self, questions, *, drafts=None, **options):
+    def decide_batch(self, requests):
         raise RuntimeError("gate down")
 
 
