@@ -110,12 +110,14 @@ def test_break_even_of_the_ik_paper():
 def test_recorded_drafts_reach_the_gate():
     draft = Draft(text="It was me.", logprobs=(-0.1, -0.2, -0.1), source="recorded")
     gate = load_gate("token_probability", statistic="mean", proxy=ScriptedProxy())
-    _, found = evaluate(gate, [Example(Question("who?", draft=draft), 1.0, False)], draft="recorded")
+    _, found = evaluate(
+        gate, [Example(Question("who wrote it all?", draft=draft), 1.0, False)], draft="recorded"
+    )
     assert found.p[0] == pytest.approx(math.exp(-0.4 / 3))
     assert found.decisions[0].draft == draft
     assert found.decisions[0].cost.model_calls == 0  # nothing is read again
     with pytest.raises(DataFormatError, match="closed_book_text"):
-        evaluate(gate, [Example(Question("who?"), 1.0, True)], draft="recorded")
+        evaluate(gate, [Example(Question("who wrote it all?"), 1.0, True)], draft="recorded")
     with pytest.raises(ConfigurationError, match="not 'record'"):
         evaluate(gate, [], draft="record")
 

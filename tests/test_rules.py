@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from rgate_integrations import load_gate
+from rgate_integrations import Override, Request, load_gate
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates import rules as rules_module
@@ -39,12 +39,16 @@ def test_a_pattern_decides_before_the_gate_and_says_so(name, rules, retrieve):
     found = gate.decide(ASKED)
     assert (found.retrieve, found.p_known, found.gate) == (retrieve, float(not retrieve), "constant")
     assert found.reason == f"The rule {next(iter(rules))}=: it matches 'contracts?'."
+    assert found.override == Override(retrieve=retrieve, reason=found.reason)
+    for threshold in (0.0, 1.5):
+        assert gate.decide(ASKED, threshold=threshold).retrieve is retrieve
     assert gate.decide("Who wrote Hamlet?").reason.startswith("This gate")
 
 
 def test_a_function_sees_the_question_and_its_metadata_and_retrieves_where_it_fails():
     gate = load_gate("constant:never", always=is_support)
-    found = gate.decide_batch(["who?"] * 3, metadata=[{"channel": "support"}, {"channel": "web"}, None])
+    channels = [{"channel": "support"}, {"channel": "web"}, None]
+    found = gate.decide_batch([Request("Who wrote Hamlet?", metadata=each) for each in channels])
     assert [decision.retrieve for decision in found] == [True, False, False]
     assert "is_support says so" in found[0].reason
     brief = load_gate("constant:always", never=lambda question: len(question) < 8)
