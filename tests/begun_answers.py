@@ -135,28 +135,29 @@ class Reader:
     """
 
     on_error = "retrieve"
+    reads_drafts = True
 
     def __init__(self, scores=None):
         self.calls, self.drafts, self.histories = [], [], []
         self.scores = scores or {}
 
-    def decide_batch(self, questions, *, threshold=None, drafts=None):
-        given = list(drafts or [None] * len(questions))
-        self.calls.append(list(questions))
-        self.drafts.append(given)
-        if any("RAISE" in question for question in questions):
+    def decide_batch(self, requests):
+        self.calls.append([request.question for request in requests])
+        self.drafts.append([request.draft for request in requests])
+        self.histories += [list(request.history) or None for request in requests]
+        if any("RAISE" in request.question for request in requests):
             raise RuntimeError("gate down")
-        thresholds = threshold if isinstance(threshold, list | tuple) else [threshold] * len(questions)
-        return [self._decision(*each) for each in zip(questions, thresholds, given, strict=True)]
+        return list(map(self._decision, requests))
 
-    async def adecide_batch(self, questions, **options):
-        return self.decide_batch(questions, **options)
+    async def adecide_batch(self, requests):
+        return self.decide_batch(requests)
 
-    def _decision(self, question, threshold, draft):
-        threshold = 0.5 if threshold is None else threshold
-        known = self.p_known(question, draft)
+    def _decision(self, request, draft=None):
+        threshold = 0.5 if request.threshold is None else request.threshold
+        draft = request.draft or draft
+        known = self.p_known(request.question, draft)
         told = {"p_known": known, "threshold": threshold, "draft": draft, "reason": "because"}
-        return Decision(question=question, retrieve=known < threshold, **told)
+        return Decision(question=request.question, retrieve=known < threshold, **told)
 
     def p_known(self, question, draft):
         if draft is None:
@@ -167,15 +168,13 @@ class Reader:
 class TurnReader(Reader):
     """Reads the turns before a question, too."""
 
-    def decide_batch(self, questions, *, histories=None, **options):
-        self.histories += histories or []
-        return super().decide_batch(questions, **options)
+    reads_history = True
 
 
 class Broken(Reader):
     """Fails for every draft."""
 
-    def decide_batch(self, questions, *, drafts=None, **options):
+    def decide_batch(self, requests):
         raise RuntimeError("gate down")
 
 

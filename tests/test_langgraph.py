@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from rgate_integrations import Decision
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.answering.claims import plan_queries
+from rgate_integrations import plan_queries
 from rgate_integrations.decision import Cost, Draft, Failure, PartialAnswerInfo
 from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
@@ -134,6 +134,7 @@ EVENT_KEYS = {
     "p_known",
     "threshold",
     "reason",
+    "override",
     "gate",
     "error",
     "warnings",
