@@ -144,7 +144,7 @@ class Reader:
     def decide_batch(self, requests):
         self.calls.append([request.question for request in requests])
         self.drafts.append([request.draft for request in requests])
-        self.histories += [list(request.history) or None for request in requests]
+        self.histories += [request.history or None for request in requests]
         if any("RAISE" in request.question for request in requests):
             raise RuntimeError("gate down")
         return list(map(self._decision, requests))

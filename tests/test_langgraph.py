@@ -95,7 +95,7 @@ def test_the_question_of_a_conversation():
     turns = [HumanMessage("known?"), AIMessage("Yes."), HumanMessage("And when?")]
     found = graph.invoke({"messages": turns}, THREAD)
     assert found["path"] == ["answer", "search", "answer"], "each turn of a thread is decided"
-    assert found["retrieval_decision"].warnings == (UNREAD,)
+    assert found["retrieval_decision"].override.reason == UNREAD
 
 
 def test_a_state_without_a_question_is_an_error():

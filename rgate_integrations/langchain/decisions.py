@@ -102,12 +102,13 @@ class GateDecisionModel(names.BaseDecisionModel):  # type: ignore[misc]  # Any t
 
 def _known(decision: Decision) -> Any:
     if hasattr(names, "PredicateAnswer"):
-        return names.PredicateAnswer(type="predicate", probability=decision.p_known)
-    return names.NoulAnswer(type="noul", noul=decision.p_known)
+        return names.PredicateAnswer(type="predicate", probability=decision.effective_p_known)
+    return names.NoulAnswer(type="noul", noul=decision.effective_p_known)
 
 
 def _route(decision: Decision) -> Any:
-    probabilities = {"retrieve": 1 - decision.p_known, "direct": decision.p_known}
+    p = decision.effective_p_known
+    probabilities = {"retrieve": 1 - p, "direct": p}
     choice = "retrieve" if decision.retrieve else "direct"
     return names.ChoiceAnswer(
         type="choice", choice=choice, probabilities=probabilities, confidence=probabilities[choice]

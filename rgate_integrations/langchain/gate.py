@@ -197,7 +197,11 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         elif self._drafter is not None:
             drafted = [call for call in waiting if call.error is None]
             turns, configs = [call.turn for call in drafted], [call.run.child() for call in drafted]
-            written = yield from self._drafter.write_drafts(turns, configs)
+            written: Sequence[Draft | Exception | None]
+            try:
+                written = yield from self._drafter.write_drafts(turns, configs)
+            except Exception as error:  # any error may come from an LLM
+                written = [error] * len(drafted)
             for call, draft in zip(drafted, written, strict=True):
                 call.draft = draft
         decisions = yield from self.gate.flow([call.item() for call in waiting])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import Annotated, Any, NotRequired
 
 from rgate_integrations.decision import Decision
+from rgate_integrations.engine.decider import Failed
+from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import (
     ConfigurationError,
@@ -36,12 +37,12 @@ _GENERIC_TYPES = ("function", "custom")
 class RetrievalGateState(AgentState[Any]):
     """An agent's state with what was decided for the current user turn.
 
-    ``retrieval_decision`` is the decision, None without a question; with several middlewares that of the last one.
-    ``retrieval_decisions`` has each middleware's under its name.
+    ``retrieval_decision`` is the decision; with several middlewares that of the last one. ``retrieval_decisions``
+    has each middleware's under its name.
     """
 
-    retrieval_decision: NotRequired[Decision | None]
-    retrieval_decisions: NotRequired[Annotated[dict[str, Decision | None], operator.or_]]
+    retrieval_decision: NotRequired[Decision]
+    retrieval_decisions: NotRequired[Annotated[dict[str, Decision], operator.or_]]
 
 
 class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
@@ -75,6 +76,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         if not isinstance(tools, list | tuple | set | frozenset) or not tools:
             raise ConfigurationError("tools is a list of tools or their names.", hint='tools=["search_docs"]')
         self.gate = as_gate_runnable(gate)
+        self._without_question = resolve_gate("constant:always")
         self.hidden = frozenset(_names(tool)[0] for tool in tools)
         self._unseen = frozenset(tool for tool in tools if isinstance(tool, str))
 
@@ -112,10 +114,12 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         return self._block_tool_call(request) or await handler(request)
 
     def _decide(self, messages: Sequence[Any]) -> Flow[dict[str, Any]]:
-        decision: Decision | None = None
-        with suppress(InvalidQuestionError):  # an agent may run without a question
+        decision: Decision
+        try:
             decision = yield Call(self.gate.invoke, self.gate.ainvoke, messages)
-            yield from emit_decision_event(decision)
+        except InvalidQuestionError as error:  # an agent may run without a question
+            (decision,) = yield from self._without_question.flow([Failed(error)])
+        yield from emit_decision_event(decision)
         return {"retrieval_decision": decision, "retrieval_decisions": {self.name: decision}}
 
     def _visible_tools(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
