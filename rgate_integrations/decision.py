@@ -386,6 +386,13 @@ class Decision(Frozen):
     outcome: Outcome | None = None
     llm: str = ""
 
+    @property
+    def effective_p_known(self) -> float:
+        """P(known), or 0 or 1 if an override decides: for whoever compares it with a threshold of their own."""
+        if self.override is None:
+            return self.p_known
+        return float(not self.override.retrieve)
+
     def __hash__(self) -> int:
         # Without the signals, which are a dict: decisions that are equal still hash alike.
         return hash((self.question, self.gate, self.retrieve, self.p_known, self.threshold))

@@ -127,7 +127,9 @@ class Reader:
     It fails for questions with "RAISE" in them.
 
     Attributes:
-        requests: The requests of each call.
+        calls: The questions of each call.
+        drafts: The drafts of each call.
+        histories: The turns before each question that it was given, of all calls; see `TurnReader`.
         scores: What it says of some questions and answers.
         on_error: Read by adapters, as of the gates of this package.
     """
@@ -136,37 +138,26 @@ class Reader:
     reads_drafts = True
 
     def __init__(self, scores=None):
-        self.requests = []
+        self.calls, self.drafts, self.histories = [], [], []
         self.scores = scores or {}
 
-    @property
-    def calls(self):
-        """The questions of each call."""
-        return [[each.question for each in requests] for requests in self.requests]
-
-    @property
-    def drafts(self):
-        """The drafts of each call."""
-        return [[each.draft for each in requests] for requests in self.requests]
-
-    @property
-    def histories(self):
-        """The turns before each question, of all calls."""
-        return [list(each.history) for requests in self.requests for each in requests]
-
     def decide_batch(self, requests):
-        self.requests.append(requests)
-        if any("RAISE" in each.question for each in requests):
+        self.calls.append([request.question for request in requests])
+        self.drafts.append([request.draft for request in requests])
+        self.histories += [request.history or None for request in requests]
+        if any("RAISE" in request.question for request in requests):
             raise RuntimeError("gate down")
-        return [self._decision(each) for each in requests]
+        return list(map(self._decision, requests))
 
     async def adecide_batch(self, requests):
         return self.decide_batch(requests)
 
-    def _decision(self, request):
-        known = self.p_known(request.question, request.draft)
-        told = {"p_known": known, "draft": request.draft, "reason": "because"}
-        return Decision(question=request.question, retrieve=known < 0.5, **told)
+    def _decision(self, request, draft=None):
+        threshold = 0.5 if request.threshold is None else request.threshold
+        draft = request.draft or draft
+        known = self.p_known(request.question, draft)
+        told = {"p_known": known, "threshold": threshold, "draft": draft, "reason": "because"}
+        return Decision(question=request.question, retrieve=known < threshold, **told)
 
     def p_known(self, question, draft):
         if draft is None:

@@ -101,16 +101,15 @@ class Judge(Reader):
     def questions(self):
         return [question for call in self.calls for question in call]
 
-    def decide_batch(self, questions, **options):
+    def decide_batch(self, requests):
         self.before()
-        return super().decide_batch(questions, **options)
+        return super().decide_batch(requests)
 
-    async def adecide_batch(self, questions, **options):
-        return await asyncio.to_thread(self.decide_batch, questions, **options)
+    async def adecide_batch(self, requests):
+        return await asyncio.to_thread(self.decide_batch, requests)
 
-    def _decision(self, question, threshold, draft):
-        own = None if self.draft is None else Draft(text=self.draft)
-        return super()._decision(question, threshold, draft or own)
+    def _decision(self, request):
+        return super()._decision(request, None if self.draft is None else Draft(text=self.draft))
 
     def p_known(self, question, draft):
         return 0.2 if "unknown" in question else 0.8

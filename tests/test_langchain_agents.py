@@ -143,22 +143,22 @@ NOTHING_ASKED = "There is no human message among the messages."
 
 
 @pytest.mark.parametrize(
-    ("messages", "error", "warnings"),
+    ("messages", "error", "override"),
     [
-        ([], NOTHING_ASKED, ()),
-        ([SystemMessage("Report the weather.")], NOTHING_ASKED, ()),
-        ([AIMessage("Hello.")], NOTHING_ASKED, ()),
-        (["Who wrote Hamlet?", AIMessage("Shakespeare."), "And when?"], None, (UNREAD,)),
+        ([], NOTHING_ASKED, None),
+        ([SystemMessage("Report the weather.")], NOTHING_ASKED, None),
+        ([AIMessage("Hello.")], NOTHING_ASKED, None),
+        (["Who wrote Hamlet?", AIMessage("Shakespeare."), "And when?"], None, UNREAD),
     ],
     ids=["nothing", "a system message", "an answer", "a later turn"],
 )
-def test_an_agent_whose_question_cannot_be_judged_keeps_its_tools(messages, error, warnings):
+def test_an_agent_whose_question_cannot_be_judged_keeps_its_tools(messages, error, override):
     model, judge = Agent(), Judge()
     greeting = changing(lambda request: {"messages": request.messages or [AIMessage("Hello.")]})
     decision = ask(agent_of(model, gate=judge, after=[greeting]), *messages)["retrieval_decision"]
-    assert (decision.retrieve, decision.warnings) == (True, warnings)
+    assert (decision.retrieve, getattr(decision.override, "reason", None)) == (True, override)
     assert getattr(decision.error, "message", None) == error
-    assert (model.shown[0], judge.calls) == (["search_docs", "add"], [])
+    assert model.shown[0] == ["search_docs", "add"]
 
 
 CHOICES = [

@@ -59,11 +59,10 @@ class ReadsHistory(TurnReader, Judge):
 def test_a_question_with_turns_before_it_is_a_follow_up(call, value):
     judge, reader = Judge(), ReadsHistory()
     unread = call(RetrievalGate(judge), value)
-    assert (unread.question, unread.retrieve, unread.p_known) == ("And when?", True, 0.0)
-    assert (unread.warnings, unread.error) == ((UNREAD,), None), "it is no failure"
-    assert judge.calls == [], "the gate has nothing to judge"
+    assert (unread.question, unread.retrieve, unread.p_known) == ("And when?", True, 0.8)
+    assert (unread.override.reason, unread.error) == (UNREAD, None), "it is no failure"
     read = call(RetrievalGate(reader), value)
-    assert (read.retrieve, read.warnings, reader.histories) == (False, (), [LINES])
+    assert (read.retrieve, read.override, reader.histories) == (False, None, [LINES])
 
 
 @pytest.mark.parametrize(
@@ -76,13 +75,13 @@ def test_a_question_with_turns_before_it_is_a_follow_up(call, value):
     ids=["transcript", "pairs", "the LLM's own question"],
 )
 def test_unusual_histories_are_histories(value):
-    assert RetrievalGate(Judge()).invoke(value).warnings == (UNREAD,)
+    assert RetrievalGate(Judge()).invoke(value).override.reason == UNREAD
 
 
 @pytest.mark.parametrize("value", FIRST_QUESTIONS)
 def test_a_first_question_is_no_follow_up(value):
     decision = RetrievalGate(Judge()).invoke(value)
-    assert (decision.retrieve, decision.warnings) == (False, ())
+    assert (decision.retrieve, decision.override) == (False, None)
 
 
 # --- read by the gate ---------------------------------------------------------------------------------------------
@@ -93,9 +92,9 @@ def test_the_turns_of_a_batch_go_to_the_gate_in_one_call(call):
     judge = ReadsHistory()
     decisions = call(RetrievalGate(judge), ["a?", TURNS, "And when?", "unknown?"])
     assert [d.retrieve for d in decisions] == [False, False, True, True]
-    assert decisions[2].warnings == (REFERS_BACK,), "it follows something, but nobody says what"
-    assert judge.calls == [["a?", "And when?", "unknown?"]]
-    assert judge.histories == [None, LINES, None]
+    assert decisions[2].override.reason == REFERS_BACK, "it follows something, but nobody says what"
+    assert judge.calls == [["a?", "And when?", "And when?", "unknown?"]]
+    assert judge.histories == [None, LINES, None, None]
 
 
 @pytest.mark.filterwarnings("ignore:RunnableWithMessageHistory")
@@ -108,7 +107,7 @@ def test_a_gate_that_reads_the_turns_in_a_chain_with_message_history():
     config = {"configurable": {"session_id": "1"}}
     answers = [chain.invoke(HumanMessage(q), config).text for q in ("known?", "And when?", "unknown, too?")]
     assert answers == ["from memory", "from memory", "from passages"]
-    assert judge.histories[0] == ("user: known?", "assistant: from memory")
+    assert judge.histories == [None, ("user: known?", "assistant: from memory")]
 
 
 # --- condensed ---------------------------------------------------------------------------------------------------
@@ -162,5 +161,5 @@ def test_the_draft_sees_the_history():
     turns = [SystemMessage("Be rude."), asked, called, found, answered, follow_up]
     decision = RetrievalGate(Judge(), llm=llm, tokens=2).invoke({"messages": turns})
     assert [m.text for m in llm.prompts[0]][1:] == ["Who wrote Hamlet?", "Shakespeare.", "And when?"]
-    assert (decision.retrieve, decision.warnings) == (True, (UNREAD,)), "a begun answer sounds sure"
+    assert (decision.retrieve, decision.override.reason) == (True, UNREAD), "a begun answer sounds sure"
     assert decision.draft is not None, "it says what to search for"

@@ -125,7 +125,7 @@ def test_a_rewriter_makes_one_gate_call_for_the_questions_and_one_for_their_clai
     assert (type(found[2]), len(found[3])) == (InvalidQuestionError, 2)
     assert judge.calls == [[asked[0], asked[1], asked[3]], CLAIMS * 2]
     with pytest.raises(ZeroDivisionError):
-        call(ClaimQueryRewriter(judge, rewriter=lambda questions, drafts: 1 / 0), ["unknown?", "known?"])
+        call(ClaimQueryRewriter(judge, rewriter=lambda decisions: 1 / 0), ["unknown?", "known?"])
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_a_batch_searches_each_question_once_and_calls_each_gate_once_a_part(cal
     assert isinstance(found[4], TimeoutError)
     assert found[5] == WHOLE
     parts = [asked] if limit is None else [asked[:2], asked[2:4], asked[4:]]
-    assert router.strategy.question_gate.gate.calls == parts
+    assert router.strategy.question_gate.gate.gate.calls == parts
     begun = [asked[0], asked[1], asked[3], asked[4]]
     assert [question for questions in judge.calls for question in questions] == begun
     assert sorted(shelf.queries) == sorted(asked)

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from rgate_integrations import Decision
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.answering.claims import plan_queries
+from rgate_integrations import plan_queries
 from rgate_integrations.decision import Cost, Draft, Failure, PartialAnswerInfo
 from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
@@ -95,7 +95,7 @@ def test_the_question_of_a_conversation():
     turns = [HumanMessage("known?"), AIMessage("Yes."), HumanMessage("And when?")]
     found = graph.invoke({"messages": turns}, THREAD)
     assert found["path"] == ["answer", "search", "answer"], "each turn of a thread is decided"
-    assert found["retrieval_decision"].warnings == (UNREAD,)
+    assert found["retrieval_decision"].override.reason == UNREAD
 
 
 def test_a_state_without_a_question_is_an_error():
@@ -134,6 +134,7 @@ EVENT_KEYS = {
     "p_known",
     "threshold",
     "reason",
+    "override",
     "gate",
     "error",
     "warnings",

@@ -20,7 +20,7 @@ from llama_index.llms.openai_like import OpenAILike
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate, gated_rag
-from rgate_integrations.langchain.chat_models import llm_name
+from rgate_integrations.langchain.chat_models import get_llm_name
 from rgate_integrations.llama_index import GatedQueryEngine, RetrievalGateSelector
 from tests.llama_index_parts import Rag
 from tests.scripted_proxy import ScriptedProxy
@@ -111,7 +111,7 @@ ARMS = {
 @pytest.mark.parametrize("what", ARMS)
 def test_the_name_is_found_in_an_arm_of_langchain(what):
     arm, expected = ARMS[what]
-    assert llm_name(arm) == expected
+    assert get_llm_name(arm) == expected
 
 
 def ability_of(gate):

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from rgate_integrations.decision import Decision, Request
-from rgate_integrations.engine.decider import Decider
+from rgate_integrations.engine.decider import Decider, OnError
 from rgate_integrations.runtime.flow import Call, Flow
 
 
@@ -35,10 +35,14 @@ class OwnGate(Decider):
 
     def __init__(self, gate: Any) -> None:
         self.gate = gate
-        self.on_error = getattr(gate, "on_error", "retrieve")
 
     def __repr__(self) -> str:
         return f"OwnGate({self.gate!r})"
+
+    @property
+    def on_error(self) -> OnError:  # type: ignore[override]  # read where it is, since it may change
+        """What its failures do; they retrieve unless it says ``"raise"``."""
+        return "raise" if getattr(self.gate, "on_error", "retrieve") == "raise" else "retrieve"
 
     @property
     def name(self) -> str:

@@ -23,7 +23,7 @@ from langchain_core.tracers.log_stream import LogStreamCallbackHandler
 
 from rgate_integrations.answering.partial_answer import END, BufferedAnswer, PartialAnswer, TokenStream
 from rgate_integrations.langchain.chat_models import with_logprobs
-from rgate_integrations.langchain.runnable import RunBatch
+from rgate_integrations.langchain.runnable import Run
 from rgate_integrations.runtime.flow import Call, Flow
 from rgate_integrations.runtime.records import message_logprobs
 
@@ -49,22 +49,21 @@ class ArmAnswer(BufferedAnswer):
 
     Args:
         direct: The arm.
-        batch: The batch that the input belongs to.
-        place: Its place there.
+        single: The input and its run.
     """
 
-    def __init__(self, direct: DirectArm, batch: RunBatch, place: int) -> None:
-        config = batch.child(place, "direct")
+    def __init__(self, direct: DirectArm, single: Run) -> None:
+        config = single.child("direct")
         config["tags"] = [*config.get("tags", []), "direct"]
         self.direct = direct
         self.cancelled: dict[str, Any] = {}
         self.events = BufferingHandler(self, config["callbacks"], self.cancelled)
-        self._asking = (batch.inputs[place], config, batch.options, self.events)
+        self._call = (single.input, config, single.options, self.events)
         if direct.with_logprobs is None:
-            super().__init__(PartialAnswer(), ArmStream(direct.arm, *self._asking))
+            super().__init__(PartialAnswer(), ArmStream(direct.arm, *self._call))
         else:
             super().__init__(
-                PartialAnswer(), ArmStream(direct.with_logprobs, *self._asking), self._without_logprobs
+                PartialAnswer(), ArmStream(direct.with_logprobs, *self._call), self._without_logprobs
             )
 
     def read(self, chunk: Any) -> bool:
@@ -86,7 +85,7 @@ class ArmAnswer(BufferedAnswer):
     def _without_logprobs(self) -> ArmStream:
         """Ask the LLM for no log-probabilities, now and from now on."""
         self.direct.with_logprobs = None
-        return ArmStream(self.direct.arm, *self._asking)
+        return ArmStream(self.direct.arm, *self._call)
 
     def whole(self) -> Flow[Any]:
         """Release the answer; returns the whole of it, or what the arm raised."""

@@ -15,13 +15,14 @@ from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.engine.gate_like import GateLike
+from rgate_integrations.engine.own_gate import GateLike
+from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.gates.base import Gate
-from rgate_integrations.langchain.chat_models import condensing
+from rgate_integrations.langchain.drafting import condense_follow_ups
 from rgate_integrations.langchain.gate import RetrievalGate
-from rgate_integrations.langchain.questions import Asked, QuestionInput, asked_in_all
+from rgate_integrations.langchain.questions import QuestionInput, UserTurn, parse_question
 from rgate_integrations.langchain.router import as_passage
-from rgate_integrations.langchain.runnable import FlowRunnable, RunBatch
+from rgate_integrations.langchain.runnable import FlowRunnable, Run
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, PromptTemplate, format_passages
 from rgate_integrations.runtime.flow import Flow
 
@@ -95,21 +96,38 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
     input_key: str | None = None
     condense: Runnable[Any, Any] | None = None
 
-    def flow(self, batch: RunBatch) -> Flow[list[dict[str, Any] | Exception]]:
+    def flow(self, runs: list[Run]) -> Flow[list[dict[str, Any] | Exception]]:
         """Read a batch; the follow-ups among its questions are condensed as one batch."""
-        asked, results = asked_in_all(batch.inputs, self.input_key)
-        condensed = yield from condensing(self.condense, asked, batch)
-        for place, question in asked.items():
-            found = condensed.get(place)
+        parsed = [self._parse(each.input) for each in runs]
+        turns, configs = [], []
+        for each, turn in zip(runs, parsed, strict=True):
+            if isinstance(turn, UserTurn):
+                turns.append(turn)
+                configs.append(each.child())
+        condensed = iter((yield from condense_follow_ups(self.condense, turns, configs)))
+        results: list[dict[str, Any] | Exception] = []
+        for turn in parsed:
+            if isinstance(turn, Exception):
+                results.append(turn)
+                continue
+            standalone = next(condensed)
             # What could not be condensed keeps its history, and the gate says what failed.
-            turn = found if isinstance(found, Asked) else question
-            results[place] = {
-                QUESTION: turn.question,
-                self.input_key or QUESTION: turn.question,
-                HISTORY: list(turn.history),
-                "sources": [],
-            }
+            results.append(self._state(turn if isinstance(standalone, Exception) else standalone))
         return results
+
+    def _parse(self, value: Any) -> UserTurn | Exception:
+        try:
+            return parse_question(value, self.input_key)
+        except InvalidQuestionError as error:
+            return error
+
+    def _state(self, turn: UserTurn) -> dict[str, Any]:
+        return {
+            QUESTION: turn.question,
+            self.input_key or QUESTION: turn.question,
+            HISTORY: list(turn.history),
+            "sources": [],
+        }
 
 
 def _chat_prompt(template: PromptTemplate, **variables: str) -> ChatPromptTemplate:

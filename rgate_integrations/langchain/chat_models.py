@@ -1,32 +1,21 @@
-"""The chat models inside what a user calls "my LLM": their names, their drafts, and follow-ups that they condense."""
+"""The chat models inside what a user calls "my LLM": their names, and whether they give log-probabilities."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from langchain_core.language_models import BaseChatModel, BaseLanguageModel
-from langchain_core.messages import BaseMessage, SystemMessage
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnableSequence
+from langchain_core.runnables import Runnable, RunnableLambda, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.configurable import (
     RunnableConfigurableAlternatives,
     RunnableConfigurableFields,
 )
-from langchain_core.runnables.history import RunnableWithMessageHistory
 from langchain_core.runnables.utils import ConfigurableFieldMultiOption, ConfigurableFieldSingleOption
 from pydantic import BaseModel
 
-from rgate_integrations.answering.partial_answer import draft_options, says_unsupported
-from rgate_integrations.decision import Draft
-from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.gates.ability import weakest
-from rgate_integrations.langchain.questions import Asked, asked_in
-from rgate_integrations.langchain.runnable import BatchCall, RunBatch
-from rgate_integrations.prompts import ANSWER
-from rgate_integrations.runtime.flow import Flow
-from rgate_integrations.runtime.records import message_logprobs
 
 _T = TypeVar("_T")
 
@@ -66,15 +55,15 @@ def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
             return arm.model_copy(update={"bound": inner})
     elif isinstance(arm, RunnableSequence):
         steps = list(arm.steps)
-        for place in reversed(range(len(steps))):  # the last model is the one that answers
-            inner = with_logprobs(steps[place])
+        for index in reversed(range(len(steps))):  # the last model is the one that answers
+            inner = with_logprobs(steps[index])
             if inner is not None:
-                steps[place] = inner
+                steps[index] = inner
                 return RunnableSequence(*steps, name=arm.name)
     return None
 
 
-def llm_name(arm: Runnable[Any, Any]) -> str:
+def get_llm_name(arm: Runnable[Any, Any]) -> str:
     """Return the name of the LLM that answers in an arm; of several, such as fallbacks, the one that knows least.
 
     Empty where no model is found, or where one of them tells no name and the others know more than the default.
@@ -106,158 +95,22 @@ def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any]) -> list[str]
             if not isinstance(alternative, Runnable):
                 names.append("")  # what a factory would make is not known before it is called
     if not parts:  # a model, or such as what init_chat_model returns, which is no model itself
-        name = _name_of(arm, options)
+        name = _get_model_name(arm, options)
         if name or isinstance(arm, BaseLanguageModel):
             names.append(name)
     return names
 
 
-def _name_of(model: Runnable[Any, Any], options: Mapping[str, Any]) -> str:
+def _get_model_name(model: Runnable[Any, Any], options: Mapping[str, Any]) -> str:
     """Return the name that a model, or the options of its call, tell; empty if they tell none."""
     bound = options.get("model") or options.get("model_name")
     if isinstance(bound, str) and bound.strip():
         return bound
     chosen: Any = getattr(model, "model_fields_set", ())
     elsewhere = bool(getattr(model, "openai_api_base", None))
-    for place in _NAMES:
-        told = getattr(model, place, None)
+    for field in _NAMES:
+        name = getattr(model, field, None)
         # OpenAI's default says nothing of another server.
-        if isinstance(told, str) and told.strip() and (place in chosen or not elsewhere):
-            return told
+        if isinstance(name, str) and name.strip() and (field in chosen or not elsewhere):
+            return name
     return ""
-
-
-# --- what is asked of them before there is a decision --------------------------------------------------------------
-
-DRAFT_TAG = "rgate_draft"
-CONDENSE_TAG = "rgate_condense"
-NO_STREAM_TAG = "nostream"  # LangGraph keeps the tokens of a run with this tag from its message stream
-
-_log = logging.getLogger("rgate_integrations")
-_CUT = ("length", "max_tokens", "MAX_TOKENS")
-
-
-class ChatDrafter:
-    """Lets a chat model write the first tokens of its answer.
-
-    The model is asked with ``max_tokens`` and ``logprobs``. One that says that it does not take them is asked with
-    fewer of them, and what it took is remembered. Any other error, such as a timeout, costs that question its draft
-    and changes nothing for the next call.
-
-    The runs of drafts carry the tags `DRAFT_TAG` and `NO_STREAM_TAG`: they are no part of the answer.
-
-    Args:
-        llm: The answering chat model, or any runnable from messages to a message or string.
-        tokens: Maximum number of tokens.
-
-    Raises:
-        ConfigurationError: ``llm`` writes what it is asked into a message history.
-    """
-
-    def __init__(self, llm: Runnable[Any, Any], tokens: int = 32) -> None:
-        if isinstance(llm, RunnableWithMessageHistory):
-            raise ConfigurationError(
-                "An LLM that keeps a message history would keep the drafts in it too.",
-                hint="Pass the chat model itself as llm=, and wrap the chain that answers.",
-            )
-        self.llm = llm
-        self.tokens = tokens
-        self._forms = [{}] if isinstance(llm, RunnableLambda) else draft_options(tokens)
-
-    def drafting(self, asked: Sequence[Asked], configs: Sequence[RunnableConfig]) -> Flow[list[Draft | None]]:
-        """Write a draft for each question, as one batch; those that are refused are asked again, for less.
-
-        Returns:
-            One draft a question, in order; None where the model failed.
-        """
-        drafts: list[Draft | None] = [None] * len(asked)
-        waiting = list(range(len(asked)))
-        forms = self._forms
-        for number, form in enumerate(forms):
-            prompts = [[SystemMessage(ANSWER.system), *asked[place].conversation] for place in waiting]
-            hidden = [_hidden(configs[place], DRAFT_TAG) for place in waiting]
-            answers = yield BatchCall(self.llm.bind(**form), prompts, hidden)
-            refused = []
-            for place, answer in zip(waiting, answers, strict=True):
-                if not isinstance(answer, Exception) and self._forms is forms:
-                    # What works for one question of a batch is what the model takes.
-                    self._forms = forms[number:]
-                if isinstance(answer, Exception) and says_unsupported(answer) and form is not forms[-1]:
-                    refused.append(place)
-                else:
-                    drafts[place] = self._draft(answer)
-            if not refused:
-                break
-            waiting = refused
-        return drafts
-
-    def _draft(self, answer: Any) -> Draft | None:
-        """Return what a model answered as a draft; None if it failed or wrote nothing."""
-        if isinstance(answer, Exception):
-            _log.warning("The LLM wrote no draft: %s: %s", type(answer).__name__, answer)
-            return None
-        if isinstance(answer, BaseMessage):
-            metadata = answer.response_metadata
-            tokens, logprobs = message_logprobs(metadata)
-            reason = (
-                metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
-            )
-            draft = Draft(
-                text=answer.text.strip(),
-                tokens=tokens,
-                logprobs=logprobs or None,
-                finished=bool(reason) and reason not in _CUT,  # who does not say may have been cut
-                source="llm",
-                model=str(metadata.get("model_name") or metadata.get("model") or ""),
-            )
-        else:
-            draft = Draft(text=str(answer).strip(), source="llm")
-        if not draft.text:
-            _log.warning("The LLM wrote no draft: its answer has no text.")
-            return None
-        return draft.head(self.tokens)
-
-
-def condensing(
-    condense: Runnable[Any, Any] | None, asked: Mapping[int, Asked], batch: RunBatch
-) -> Flow[dict[int, Asked | Exception]]:
-    """Turn the follow-ups among questions into ones that stand alone, as one batch.
-
-    Args:
-        condense: From messages to a question; None leaves them as they are.
-        asked: The questions, by their place in the batch.
-        batch: The inputs that they are from.
-
-    Returns:
-        For the place of each follow-up the question that stands alone, or why there is none.
-    """
-    if condense is None:
-        return {}
-    follow_ups = []
-    conversations = []
-    configs = []
-    for place, each in asked.items():
-        if each.history:
-            follow_ups.append(place)
-            conversations.append(each.conversation)
-            configs.append(_hidden(batch.child(place), CONDENSE_TAG))
-    results = yield BatchCall(condense, conversations, configs)
-    return dict(zip(follow_ups, map(_standalone, results), strict=True))
-
-
-def _standalone(result: Any) -> Asked | Exception:
-    """Return the question in what a condensing runnable returned, or why there is none."""
-    if isinstance(result, Exception):
-        return result
-    try:
-        asked = Asked(asked_in(result).question)
-    except InvalidQuestionError as error:
-        return error
-    if not asked.question.strip():
-        return InvalidQuestionError("The condensed question is empty.")
-    return asked
-
-
-def _hidden(config: RunnableConfig, tag: str) -> RunnableConfig:
-    """Return the config of a run that is no part of the answer: with this tag, and hidden from message streams."""
-    return {**config, "tags": [*(config.get("tags") or []), NO_STREAM_TAG, tag]}

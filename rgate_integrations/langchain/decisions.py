@@ -11,11 +11,12 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, field_validator
 
-from rgate_integrations.decision import Decision
-from rgate_integrations.engine.fallback import fallback_decision, log_failures
-from rgate_integrations.engine.gate_like import GateLike, decide_messages, resolve_gate
+from rgate_integrations.decision import Decision, Request
+from rgate_integrations.engine.decider import Decider
+from rgate_integrations.engine.loading import resolve_gate
+from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError, EvidenceError, MissingDependencyError
-from rgate_integrations.langchain.questions import asked_in
+from rgate_integrations.langchain.questions import parse_question
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 try:
@@ -64,7 +65,7 @@ class GateDecisionModel(names.BaseDecisionModel):  # type: ignore[misc]  # Any t
 
     @field_validator("gate", mode="before")
     @classmethod
-    def _loaded(cls, gate: GateLike | str | None) -> GateLike:
+    def _loaded(cls, gate: GateLike | str | None) -> Decider:
         return resolve_gate(gate)
 
     @property
@@ -72,26 +73,26 @@ class GateDecisionModel(names.BaseDecisionModel):  # type: ignore[misc]  # Any t
         return "rgate"
 
     def _classify(self, state: Any, questions: dict[str, Any]) -> Any:
-        return run(self._answering(state, questions))
+        return run(self._answer_questions(state, questions))
 
     async def _aclassify(self, state: Any, questions: dict[str, Any]) -> Any:
-        return await arun(self._answering(state, questions))
+        return await arun(self._answer_questions(state, questions))
 
     def _decide(self, request: Mapping[str, Any]) -> Any:
-        return run(self._answering(request[_STATE], request["questions"]))
+        return run(self._answer_questions(request[_STATE], request["questions"]))
 
     async def _adecide(self, request: Mapping[str, Any]) -> Any:
-        return await arun(self._answering(request[_STATE], request["questions"]))
+        return await arun(self._answer_questions(request[_STATE], request["questions"]))
 
-    def _answering(self, state: Any, questions: Mapping[str, Any]) -> Flow[Any]:
+    def _answer_questions(self, state: Any, questions: Mapping[str, Any]) -> Flow[Any]:
         for name, question in questions.items():
             if question not in (KNOWS, ROUTE):
                 raise ConfigurationError(
                     f"The question {name!r} is not one that a retrieval gate can answer.",
                     hint="Ask KNOWS or ROUTE of rgate_integrations.langchain.decisions.",
                 )
-        asked = asked_in(state)
-        (decision,) = yield from decide_messages(self.gate, [asked.question], [asked.lines])
+        turn = parse_question(state)
+        (decision,) = yield from self.gate.flow([Request(turn.question, history=turn.lines)])
         answers = {}
         for name, question in questions.items():
             answers[name] = _known(decision) if question == KNOWS else _route(decision)
@@ -101,54 +102,69 @@ class GateDecisionModel(names.BaseDecisionModel):  # type: ignore[misc]  # Any t
 
 def _known(decision: Decision) -> Any:
     if hasattr(names, "PredicateAnswer"):
-        return names.PredicateAnswer(type="predicate", probability=decision.p_known)
-    return names.NoulAnswer(type="noul", noul=decision.p_known)
+        return names.PredicateAnswer(type="predicate", probability=decision.effective_p_known)
+    return names.NoulAnswer(type="noul", noul=decision.effective_p_known)
 
 
 def _route(decision: Decision) -> Any:
-    probabilities = {"retrieve": 1 - decision.p_known, "direct": decision.p_known}
+    p = decision.effective_p_known
+    probabilities = {"retrieve": 1 - p, "direct": p}
     choice = "retrieve" if decision.retrieve else "direct"
     return names.ChoiceAnswer(
         type="choice", choice=choice, probabilities=probabilities, confidence=probabilities[choice]
     )
 
 
-class DecisionModelGate:
+class DecisionModelGate(Decider):
     """A gate that asks one of LangChain's decision models `KNOWS` about each question.
 
     Args:
         model: The decision model. What it cannot answer is retrieved for.
     """
 
+    threshold = 0.5
+    reads_history = False
+
     def __init__(self, model: Any) -> None:
         self.model = model
 
-    def decide_batch(self, questions: Sequence[str]) -> list[Decision]:
-        """Return a decision for each question, in order."""
-        return run(self._deciding(questions))
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return str(self.model.model)
 
-    async def adecide_batch(self, questions: Sequence[str]) -> list[Decision]:
-        """Return a decision for each question, in order."""
-        return await arun(self._deciding(questions))
+    def judge(self, requests: Sequence[Request]) -> Flow[list[Decision | Exception]]:
+        """Ask the model about all questions in one batch."""
+        asked = [{_STATE: request.question, "questions": {"known": KNOWS}} for request in requests]
+        responses = yield Call(self.model.batch, self.model.abatch, asked, return_exceptions=True)
+        return [self._decision(*each) for each in zip(requests, responses, strict=True)]
 
-    def _deciding(self, questions: Sequence[str]) -> Flow[list[Decision]]:
-        requests = [{_STATE: question, "questions": {"known": KNOWS}} for question in questions]
-        responses = yield Call(self.model.batch, self.model.abatch, requests, return_exceptions=True)
-        decisions = [self._decision(*each) for each in zip(questions, responses, strict=True)]
-        log_failures(decisions, self.model.model)
-        return decisions
+    def answer_gate(self) -> None:
+        """Return None: it reads questions alone."""
 
-    def _decision(self, question: str, response: Any) -> Decision:
-        name = self.model.model
+    def question_gate(self) -> None:
+        """Return None: no other gate overrules it."""
+
+    def decides_like(self, other: Decider) -> bool:
+        """Return whether the same model is asked."""
+        return isinstance(other, DecisionModelGate) and self.model is other.model
+
+    def _decision(self, request: Request, response: Any) -> Decision | Exception:
         if isinstance(response, Exception):
-            return fallback_decision(response, question=question, gate=name)
+            return response
         answer = response.answers.get("known")
         known = getattr(answer, "probability", getattr(answer, "noul", None))
         if known is None:
-            error = EvidenceError(
+            return EvidenceError(
                 f"The decision model answered {getattr(answer, 'type', 'nothing')!r} and no probability.",
                 hint="Take one that answers yes-or-no questions.",
             )
-            return fallback_decision(error, question=question, gate=name)
-        reason = f"{name} says that the LLM knows with probability {known:.2f}."
-        return Decision(question=question, retrieve=known < 0.5, p_known=known, gate=name, reason=reason)
+        threshold = self.threshold if request.threshold is None else request.threshold
+        return Decision(
+            question=request.question,
+            retrieve=known < threshold,
+            p_known=known,
+            threshold=threshold,
+            gate=self.name,
+            reason=f"{self.name} says that the LLM knows with probability {known:.2f}.",
+        )

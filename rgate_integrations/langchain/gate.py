@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -19,36 +19,34 @@ from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_con
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.answering.claims import Query, QueryPlan, Rewriter, planning
 from rgate_integrations.answering.look_first import LookFirst
+from rgate_integrations.answering.query_plan import Query, QueryPlan, plan_queries_flow
+from rgate_integrations.answering.rewriting import Rewriter
 from rgate_integrations.answering.routing import Strategy
-from rgate_integrations.decision import Decision
-from rgate_integrations.engine.fallback import fallback_decision
-from rgate_integrations.engine.gate_like import (
-    GateLike,
+from rgate_integrations.decision import Decision, Draft, Request
+from rgate_integrations.engine.decider import Decider, Failed, read_item
+from rgate_integrations.engine.loading import (
+    DEFAULT_GATE,
+    DEFAULT_GATES,
     answer_first_gates,
-    decide_messages,
-    for_llm,
     resolve_gate,
 )
-from rgate_integrations.engine.loading import DEFAULT_GATE, DEFAULT_GATES
+from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.index.hybrid import fuse
-from rgate_integrations.langchain.chat_models import ChatDrafter, condensing
-from rgate_integrations.langchain.chat_models import llm_name as name_in
-from rgate_integrations.langchain.questions import (
+from rgate_integrations.langchain.bound_decision import (
     DECISION_KEY,
     THRESHOLD_KEY,
-    Asked,
-    QuestionInput,
-    announcing,
-    asked_in_all,
-    bound_decision,
-    given_threshold,
+    emit_decision_event,
+    read_threshold,
+    reusable_decision,
 )
+from rgate_integrations.langchain.chat_models import get_llm_name
+from rgate_integrations.langchain.drafting import ChatDrafter, condense_follow_ups
+from rgate_integrations.langchain.questions import QuestionInput, UserTurn, parse_question
 from rgate_integrations.langchain.router import RetrievalRouter
-from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
+from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run
 from rgate_integrations.runtime.flow import Flow
 
 _Input = TypeVar("_Input")
@@ -57,8 +55,8 @@ _Direct = TypeVar("_Direct")
 
 _log = logging.getLogger("rgate_integrations")
 
-KNOWN_BY = "its chat model"
-"""Who told the name of an LLM that was found in a chain."""
+LLM_NAME_SOURCE = "its chat model"
+"""Where the name of an LLM was found, for decisions that say whose knowledge they judge."""
 
 UNCONDENSED = "The follow-up could not be condensed."
 
@@ -115,7 +113,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     llm_name: str = ""
 
     _gate_name: str | None = PrivateAttr(default=None)
-    _origin: GateLike = PrivateAttr()
+    _origin: Decider = PrivateAttr()
     _drafter: ChatDrafter | None = PrivateAttr(default=None)
 
     def __init__(
@@ -153,17 +151,17 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             self._gate_name = gate
         self._origin = self.gate
         if llm is not None:
-            self.gate = for_llm(self.gate, name_in(llm), KNOWN_BY)
+            self.gate = self.gate.for_llm(get_llm_name(llm), LLM_NAME_SOURCE)
             self._drafter = ChatDrafter(llm, tokens)
 
     @property
-    def origin(self) -> GateLike:
+    def origin(self) -> Decider:
         """What decides, as the user gave it, where this is a copy that judges the LLM of an arm."""
         return self._origin
 
     def for_arm(self, direct: Runnable[Any, Any]) -> Self:
         """Return a copy that judges what the LLM of an arm knows; itself where that is not told, or was given."""
-        gate = for_llm(self.gate, name_in(direct), KNOWN_BY)
+        gate = self.gate.for_llm(get_llm_name(direct), LLM_NAME_SOURCE)
         return self if gate is self.gate else self.model_copy(update={"gate": gate})
 
     @property
@@ -181,57 +179,63 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         """The type of the input, in those of its forms that JSON can hold."""
         return str | dict[str, Any] | list[AnyMessage]
 
-    def flow(self, batch: RunBatch) -> Flow[list[Decision | Exception]]:
+    def flow(self, runs: list[Run]) -> Flow[list[Decision | Exception]]:
         """Decide for a batch in one call of the gate; an input without a question is its own error.
 
-        The call's option ``drafts``, one an input, is what is judged instead of any that would be written.
+        The call's option ``drafts``, one an input, is what is judged instead of any that would be written: a draft,
+        None, or the error of what should have written it.
         """
-        drafts = batch.options.get("drafts")
-        thresholds = [given_threshold(self, config) for config in batch.configs]
-        asked, results = asked_in_all(batch.inputs, self.input_key)
-        for place, question in list(asked.items()):
-            decision = bound_decision(
-                batch.configs[place],
-                question.question,
-                gate=self.origin,
-                llm=self.llm,
-                threshold=thresholds[place],
-            )
-            if decision is not None and drafts is None:  # in the same request nothing is decided twice
-                results[place] = decision
-                del asked[place]
-        condensed = yield from condensing(self.condense, asked, batch)
-        for place, found in condensed.items():
-            if isinstance(found, Asked):
-                asked[place] = found
-            else:
-                results[place] = self._uncondensed(asked.pop(place).question, found)
-        drafting = None
+        calls = [_GateCall(each) for each in runs]
+        drafts = runs[0].options.get("drafts")
+        for call in calls:
+            self._read(call, reuse=drafts is None)
+        waiting = [call for call in calls if call.result is None]
+        yield from self._condense(waiting)
         if drafts is not None:
-            drafts = [drafts[place] for place in asked]
+            for call, draft in zip(calls, drafts, strict=True):
+                call.draft = draft
         elif self._drafter is not None:
-            configs = [batch.child(place) for place in asked]
-            drafting = self._drafter.drafting(list(asked.values()), configs)
-        decisions = yield from decide_messages(
-            self.gate,
-            [each.question for each in asked.values()],
-            [each.lines for each in asked.values()],
-            drafting=drafting,
-            drafts=drafts,
-            threshold=[thresholds[place] for place in asked],
-            metadata=[batch.configs[place].get("metadata") for place in asked],
-        )
-        for place, decision in zip(asked, decisions, strict=True):
-            results[place] = decision
-        return results
+            drafted = [call for call in waiting if call.error is None]
+            turns, configs = [call.turn for call in drafted], [call.run.child() for call in drafted]
+            written: Sequence[Draft | Exception | None]
+            try:
+                written = yield from self._drafter.write_drafts(turns, configs)
+            except Exception as error:  # any error may come from an LLM
+                written = [error] * len(drafted)
+            for call, draft in zip(drafted, written, strict=True):
+                call.draft = draft
+        decisions = yield from self.gate.flow([call.item() for call in waiting])
+        for call, decision in zip(waiting, decisions, strict=True):
+            call.result = decision
+            if call.error is not None:
+                call.result = decision.model_copy(update={"warnings": (UNCONDENSED,)})
+        return [call.result for call in calls]
 
-    def _uncondensed(self, question: str, error: Exception) -> Decision | Exception:
-        """Return what becomes of a follow-up that could not be condensed."""
-        if getattr(self.gate, "on_error", "retrieve") == "raise":
-            return error
-        _log.warning("A follow-up could not be condensed: %s: %s", type(error).__name__, error)
-        decision = fallback_decision(error, question=question)
-        return decision.model_copy(update={"warnings": (UNCONDENSED,)})
+    def _read(self, call: _GateCall, *, reuse: bool) -> None:
+        """Read the question of an input; in the same request nothing is decided twice."""
+        config = call.run.config
+        call.threshold = read_threshold(self, config)
+        try:
+            call.turn = parse_question(call.run.input, self.input_key)
+        except InvalidQuestionError as error:
+            call.result = error
+            return
+        if reuse:
+            question, threshold = call.turn.question, call.threshold
+            call.result = reusable_decision(
+                config, question, gate=self.origin, llm=self.llm, threshold=threshold
+            )
+
+    def _condense(self, calls: Sequence[_GateCall]) -> Flow[None]:
+        """Let follow-ups stand alone; one that could not be condensed is an error of its own."""
+        turns, configs = [call.turn for call in calls], [call.run.child() for call in calls]
+        condensed = yield from condense_follow_ups(self.condense, turns, configs)
+        for call, turn in zip(calls, condensed, strict=True):
+            if isinstance(turn, Exception):
+                _log.warning("A follow-up could not be condensed: %s", type(turn).__name__)
+                call.error = turn
+            else:
+                call.turn = turn
 
     def route(
         self,
@@ -260,22 +264,22 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 steps nor a retriever; or ``answer_first``, and the gate reads the question alone.
         """
         arm: Runnable[Any, Any] = coerce_to_runnable(direct)  # type: ignore[arg-type]  # a mapping is one
-        strategy = Strategy(look_first=LookFirst.of(look_first))
-        options = AnswerFirst.of(answer_first)
+        strategy = Strategy(look_first=LookFirst.coerce(look_first))
+        options = AnswerFirst.coerce(answer_first)
         if options is not None:
             judge, question_gate = answer_first_gates(self.gate, options.question_gate)
             strategy = replace(
                 strategy,
                 answer_first=options,
-                judge=self._reading_alike(judge).for_arm(arm),
-                question_gate=question_gate and self._reading_alike(question_gate).for_arm(arm),
+                judge=self._sibling_gate(judge).for_arm(arm),
+                question_gate=question_gate and self._sibling_gate(question_gate).for_arm(arm),
             )
         return RetrievalRouter(self.for_arm(arm), retrieve=retrieve, direct=arm, strategy=strategy)
 
-    def _reading_alike(self, gate: GateLike | Gate | str) -> RetrievalGate:
+    def _sibling_gate(self, gate: Decider) -> RetrievalGate:
         """Return another gate that reads inputs as this one does, and drafts nothing."""
         return RetrievalGate(
-            for_llm(resolve_gate(gate), self.llm_name),  # one of the two may judge no LLM by its name
+            gate.for_llm(self.llm_name),  # one of the two may judge no LLM by its name
             threshold=self.threshold,
             input_key=self.input_key,
             condense=self.condense,
@@ -310,6 +314,40 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             max_queries=max_queries,
             filter_claims=filter_claims,
             when_known=when_known,
+        )
+
+
+@dataclass
+class _GateCall:
+    """One input of a `RetrievalGate`, and what is known of it so far.
+
+    Attributes:
+        run: The input and its run.
+        threshold: The threshold that the caller gave.
+        turn: The question; read first.
+        draft: What is judged beside the question, or the error of what should have written it.
+        error: Why the follow-up could not be condensed.
+        result: The decision, or the exception that concerns this input.
+    """
+
+    run: Run
+    threshold: float | None = None
+    turn: UserTurn = field(default_factory=lambda: UserTurn(""))
+    draft: Draft | Exception | None = None
+    error: Exception | None = None
+    result: Any = None
+
+    def item(self) -> Request | Failed:
+        """Return the request that the gate is asked about."""
+        for error in (self.error, self.draft):
+            if isinstance(error, Exception):
+                return Failed(error, self.turn.question)
+        return read_item(
+            self.turn.question,
+            history=self.turn.lines,
+            draft=self.draft,  # type: ignore[arg-type]  # no exception
+            metadata=self.run.config.get("metadata"),
+            threshold=self.threshold,
         )
 
 
@@ -351,9 +389,9 @@ class QueryPlanner(BaseModel):
     def plans(self, decisions: Iterable[Decision], rewriter: Rewriter | None = None) -> Flow[list[QueryPlan]]:
         """Plan the queries of questions; see `plan_queries`."""
         judge = getattr(self.gate, "gate", None)
-        if not self.filter_claims or not isinstance(judge, GateLike):
+        if not self.filter_claims or not isinstance(judge, Decider):
             judge = None
-        return planning(
+        return plan_queries_flow(
             list(decisions),
             gate=judge,
             rewriter=rewriter,
@@ -408,45 +446,58 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever,
         # A retriever must have this, and old code calls it.
         return self.invoke(query, {"callbacks": run_manager.get_child()}, **options)
 
-    def flow(self, batch: RunBatch) -> Flow[list[list[Document] | Exception]]:
+    def flow(self, runs: list[Run]) -> Flow[list[list[Document] | Exception]]:
         """Decide for a batch in one call of the gate, and search for its unknown questions in one batch."""
-        results: list[Any] = yield BatchCall(self.gate, batch.inputs, batch.children("gate"))
-        decisions: dict[int, Decision] = {}
-        for place, decision in enumerate(results):
-            if isinstance(decision, Exception):
-                continue
-            if not isinstance(decision, Decision):
-                raise ConfigurationError(
-                    f"The gate returned {type(decision).__name__} and no Decision.",
-                    hint="Pass a RetrievalGate, or what its gate= takes.",
-                )
-            bound = batch.configs[place].get("configurable", {}).get(DECISION_KEY)
-            if bound is None or bound.decision is not decision:  # else a router above has told them
-                yield from announcing(decision, batch.child(place))
-            if decision.question.strip():
-                decisions[place] = decision
-            else:  # as of an input without a question: there is nothing to search for
-                hint = "Pass at least one word."
-                results[place] = InvalidQuestionError("The question is empty.", hint=hint)
-        plans = yield from self.plans(decisions.values())
+        children = [each.child("gate") for each in runs]
+        decisions = yield BatchCall(self.gate, [each.input for each in runs], children)
+        results: list[Any] = []
+        for each, decision in zip(runs, decisions, strict=True):
+            results.append((yield from self._check_decision(each, decision)))
+        searches = [_Search(*each) for each in zip(runs, results, strict=True)]
+        decided = [search for search in searches if isinstance(search.result, Decision)]
+        plans = yield from self.plans([search.result for search in decided])
         queries: list[str] = []
         configs: list[RunnableConfig] = []
-        for place, plan in zip(decisions, plans, strict=True):
+        for search, plan in zip(decided, plans, strict=True):
             queries += plan.texts
-            configs += [batch.child(place)] * len(plan.queries)
-        rest = iter((yield BatchCall(self.retriever, queries, configs, **batch.options)))
-        for place, plan in zip(decisions, plans, strict=True):
-            if decisions[place].retrieve:
-                hits = list(islice(rest, len(plan.queries)))
-                results[place] = _fused(plan.queries, hits, batch.options.get("k", self.k))
-            elif self.when_known:
-                results[place] = [Document(self.when_known)]
+            configs += [search.run.child()] * len(plan.queries)
+        options = runs[0].options
+        found = iter((yield BatchCall(self.retriever, queries, configs, **options)))
+        for search, plan in zip(decided, plans, strict=True):
+            hits = list(islice(found, len(plan.queries)))
+            if search.result.retrieve:
+                search.result = _fuse(plan.queries, hits, options.get("k", self.k))
             else:
-                results[place] = []
-        return results
+                search.result = [Document(self.when_known)] if self.when_known else []
+        return [search.result for search in searches]
+
+    def _check_decision(self, each: Run, decision: Any) -> Flow[Any]:
+        """Return a decision that there is something to search for, and emit it; or why there is none."""
+        if isinstance(decision, Exception):
+            return decision
+        if not isinstance(decision, Decision):
+            raise ConfigurationError(
+                f"The gate returned {type(decision).__name__} and no Decision.",
+                hint="Pass a RetrievalGate, or what its gate= takes.",
+            )
+        bound = each.config.get("configurable", {}).get(DECISION_KEY)
+        if bound is None or bound.decision is not decision:  # else a router above has emitted it
+            yield from emit_decision_event(decision, each.child())
+        if decision.question.strip():
+            return decision
+        # as of an input without a question: there is nothing to search for
+        return InvalidQuestionError("The question is empty.", hint="Pass at least one word.")
 
 
-def _fused(queries: Sequence[Query], results: Sequence[Any], k: int | None) -> list[Document] | Exception:
+@dataclass
+class _Search:
+    """One input of a `GatedRetriever`: its decision, and in its place what was found, or the exception."""
+
+    run: Run
+    result: Any
+
+
+def _fuse(queries: Sequence[Query], results: Sequence[Any], k: int | None) -> list[Document] | Exception:
     """Fuse what the queries of one question found; returns the exception of a search that failed.
 
     The documents are copies that say which query found them, and at which rank.

@@ -12,20 +12,30 @@ from typing import Any, Literal
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from pydantic import BaseModel
 
-from rgate_integrations.answering.claims import Claim, JudgedClaim, Query, QueryPlan
-from rgate_integrations.decision import Cost, Decision, Draft, Failure, PartialAnswerInfo
-from rgate_integrations.engine.gate_like import GateLike
+from rgate_integrations.answering.claims import Claim
+from rgate_integrations.answering.query_plan import JudgedClaim, Query, QueryPlan
+from rgate_integrations.decision import Cost, Decision, Draft, Failure, Override, PartialAnswerInfo
+from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.langchain.bound_decision import emit_decision_event
 from rgate_integrations.langchain.gate import RetrievalGate, as_gate_runnable
-from rgate_integrations.langchain.questions import announcing
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 STATE_KEY = "retrieval_decision"
 
-CHECKPOINT_TYPES = tuple(
-    (kind.__module__, kind.__name__)
-    for kind in (Decision, Draft, Cost, Failure, PartialAnswerInfo, QueryPlan, Query, JudgedClaim, Claim)
+_VALUES = (
+    Decision,
+    Override,
+    Draft,
+    Cost,
+    Failure,
+    PartialAnswerInfo,
+    QueryPlan,
+    Query,
+    JudgedClaim,
+    Claim,
 )
+CHECKPOINT_TYPES = tuple((kind.__module__, kind.__name__) for kind in _VALUES)
 """Module and name of each class whose values a graph's state may hold.
 
 A checkpoint names the class of each value, and LangGraph makes only those that it has been told of. Of any other it
@@ -59,16 +69,16 @@ def gate_node(
     """
     judge = as_gate_runnable(gate)
 
-    def deciding(state: Any, config: RunnableConfig) -> Flow[dict[str, Any]]:
+    def decide_flow(state: Any, config: RunnableConfig) -> Flow[dict[str, Any]]:
         decision = yield Call(judge.invoke, judge.ainvoke, _mapping(state), config)
-        yield from announcing(decision, config)
+        yield from emit_decision_event(decision, config)
         return {decision_key: decision}
 
     def decide(state: Any, config: RunnableConfig) -> dict[str, Any]:
-        return run(deciding(state, config))
+        return run(decide_flow(state, config))
 
     async def adecide(state: Any, config: RunnableConfig) -> dict[str, Any]:
-        return await arun(deciding(state, config))
+        return await arun(decide_flow(state, config))
 
     return RunnableLambda(decide, adecide, name="gate")
 

@@ -7,17 +7,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, NotRequired
 
 from rgate_integrations.decision import Decision
-from rgate_integrations.engine.fallback import fallback_decision
-from rgate_integrations.engine.gate_like import GateLike
+from rgate_integrations.engine.decider import Failed
+from rgate_integrations.engine.loading import resolve_gate
+from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import (
     ConfigurationError,
     InvalidQuestionError,
     missing_dependency,
     unknown_name,
 )
+from rgate_integrations.langchain.bound_decision import emit_decision_event
 from rgate_integrations.langchain.gate import RetrievalGate, as_gate_runnable
 from rgate_integrations.langchain.graph import retrieves
-from rgate_integrations.langchain.questions import announcing
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 try:
@@ -75,6 +76,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         if not isinstance(tools, list | tuple | set | frozenset) or not tools:
             raise ConfigurationError("tools is a list of tools or their names.", hint='tools=["search_docs"]')
         self.gate = as_gate_runnable(gate)
+        self._without_question = resolve_gate("constant:always")
         self.hidden = frozenset(_names(tool)[0] for tool in tools)
         self._unseen = frozenset(tool for tool in tools if isinstance(tool, str))
 
@@ -85,42 +87,42 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
 
     def before_agent(self, state: RetrievalGateState, runtime: Any) -> dict[str, Any]:
         """Decide for the last human message."""
-        return run(self._deciding(state["messages"]))
+        return run(self._decide(state["messages"]))
 
     async def abefore_agent(self, state: RetrievalGateState, runtime: Any) -> dict[str, Any]:
         """Decide for the last human message without blocking the event loop."""
-        return await arun(self._deciding(state["messages"]))
+        return await arun(self._decide(state["messages"]))
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[Any], Any]) -> Any:
         """Hide the retrieval tools when the question is known."""
-        return handler(self._shown(request))
+        return handler(self._visible_tools(request))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[Any], Awaitable[Any]]
     ) -> Any:
         """Hide the retrieval tools when the question is known."""
-        return await handler(self._shown(request))
+        return await handler(self._visible_tools(request))
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[Any], Any]) -> Any:
         """Answer a stray call to a hidden tool without searching."""
-        return self._stray(request) or handler(request)
+        return self._block_tool_call(request) or handler(request)
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[Any], Awaitable[Any]]
     ) -> Any:
         """Answer a stray call to a hidden tool without searching."""
-        return self._stray(request) or await handler(request)
+        return self._block_tool_call(request) or await handler(request)
 
-    def _deciding(self, messages: Sequence[Any]) -> Flow[dict[str, Any]]:
+    def _decide(self, messages: Sequence[Any]) -> Flow[dict[str, Any]]:
         decision: Decision
         try:
             decision = yield Call(self.gate.invoke, self.gate.ainvoke, messages)
         except InvalidQuestionError as error:  # an agent may run without a question
-            decision = fallback_decision(error)
-        yield from announcing(decision)
+            (decision,) = yield from self._without_question.flow([Failed(error)])
+        yield from emit_decision_event(decision)
         return {"retrieval_decision": decision, "retrieval_decisions": {self.name: decision}}
 
-    def _shown(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+    def _visible_tools(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         """Return the request with the tools that the model is to see."""
         names: set[str] = set().union(*map(_names, request.tools))
         self._unseen -= names  # once seen, another middleware may take it away
@@ -134,7 +136,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
             choice = None
         return request.override(tools=kept, tool_choice=choice)
 
-    def _stray(self, request: ToolCallRequest) -> ToolMessage | None:
+    def _block_tool_call(self, request: ToolCallRequest) -> ToolMessage | None:
         call = request.tool_call
         if call["name"] not in self.hidden or not self._known(request.state):
             return None

@@ -1,38 +1,28 @@
-"""The question in whatever a runnable is given, and the decision about it that a config carries."""
+"""The question, and the turns before it, in whatever a runnable is given."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, convert_to_messages
 from langchain_core.prompt_values import PromptValue
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
-from langchain_core.runnables.base import RunnableBindingBase
 
-from rgate_integrations.decision import Decision
-from rgate_integrations.engine.requests import valid_threshold
 from rgate_integrations.errors import InvalidQuestionError
-from rgate_integrations.runtime.flow import Call, Flow
 
 QuestionInput: TypeAlias = str | PromptValue | BaseMessage | Mapping[str, Any] | Sequence[Any]
 """What a question is read from: text, a prompt value, a message, a mapping that holds any of these, or messages."""
 
 QUESTION_KEYS = ("question", "input", "query", "messages")
 HISTORY_KEYS = ("chat_history", "history")
-THRESHOLD_KEY = "retrieval_threshold"
-
-# --- the question ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A question and what was said before it.
+class UserTurn:
+    """A question and the turns before it.
 
     Attributes:
         question: The question as the user put it.
@@ -57,7 +47,7 @@ class Asked:
         return tuple(lines)
 
 
-def asked_in(value: Any, input_key: str | None = None) -> Asked:
+def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
     """Return the question in a string, a mapping, messages, a message history, or a prompt value.
 
     Args:
@@ -69,32 +59,17 @@ def asked_in(value: Any, input_key: str | None = None) -> Asked:
         InvalidQuestionError: There is no question in it.
     """
     if isinstance(value, Mapping):
-        return _asked_in_mapping(value, input_key)
+        return _parse_mapping(value, input_key)
     messages = _messages(value)
-    for place in reversed(range(len(messages))):
-        if isinstance(messages[place], HumanMessage):
-            return Asked(messages[place].text, _turns(messages[:place]))
+    for index in reversed(range(len(messages))):
+        if isinstance(messages[index], HumanMessage):
+            return UserTurn(messages[index].text, _turns(messages[:index]))
     raise InvalidQuestionError(
         "There is no human message among the messages.", hint="The last one is the question."
     )
 
 
-def asked_in_all(inputs: Sequence[Any], input_key: str | None = None) -> tuple[dict[int, Asked], list[Any]]:
-    """Return the questions in inputs, each by its place, and a list of results that they are to be put into.
-
-    In the place of an input that holds no question there is its error already.
-    """
-    asked: dict[int, Asked] = {}
-    results: list[Any] = [None] * len(inputs)
-    for place, value in enumerate(inputs):
-        try:
-            asked[place] = asked_in(value, input_key)
-        except InvalidQuestionError as error:
-            results[place] = error
-    return asked, results
-
-
-def _asked_in_mapping(value: Mapping[Any, Any], input_key: str | None) -> Asked:
+def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
     keys = QUESTION_KEYS if input_key is None else (input_key,)
     key = next((key for key in keys if key in value), None)
     if key is None:
@@ -102,7 +77,7 @@ def _asked_in_mapping(value: Mapping[Any, Any], input_key: str | None) -> Asked:
             f"The input has no key {' or '.join(keys)}; it has: {', '.join(map(repr, value)) or 'none'}.",
             hint='Name the key of the question: RetrievalGate(input_key="...").',
         )
-    asked = asked_in(value[key])
+    asked = parse_question(value[key])
     history: tuple[BaseMessage, ...] = ()
     earlier = next((value[name] for name in HISTORY_KEYS if value.get(name)), None)
     if earlier is not None:
@@ -113,10 +88,10 @@ def _asked_in_mapping(value: Mapping[Any, Any], input_key: str | None) -> Asked:
     elif key != "messages" and value.get("messages"):
         # A graph's state often has both. A question that differs from the last message has been rewritten from it.
         with contextlib.suppress(InvalidQuestionError):
-            beside = asked_in(value["messages"])
+            beside = parse_question(value["messages"])
             if beside.question.strip() == asked.question.strip():
                 history = beside.history
-    return Asked(asked.question, (*history, *asked.history))
+    return UserTurn(asked.question, (*history, *asked.history))
 
 
 def _messages(value: Any) -> Sequence[BaseMessage]:
@@ -149,109 +124,3 @@ def _turns(messages: Sequence[BaseMessage]) -> tuple[BaseMessage, ...]:
         elif isinstance(message, AIMessage):
             turns.append(AIMessage(message.text))
     return tuple(turn for turn in turns if turn.text.strip())
-
-
-# --- its threshold and its decision --------------------------------------------------------------------------------
-
-
-def given_threshold(gate: Runnable[Any, Decision], config: RunnableConfig) -> float | None:
-    """Return the threshold that a caller gave, for one input or for the gate; None for the gate's own.
-
-    Raises:
-        ConfigurationError: The one in the config is not a number of at least 0.
-    """
-    given = config.get("configurable", {}).get(THRESHOLD_KEY)
-    return getattr(gate, "threshold", None) if given is None else valid_threshold(given)
-
-
-# LangChain and LangGraph keep keys with two underscores out of traces and checkpoints.
-DECISION_KEY = "__rgate_decided"
-
-
-@dataclass(frozen=True)
-class BoundDecision:
-    """A decision that the config of a request carries, and whose it is.
-
-    Attributes:
-        question: The question as the user put it; the decision has it as it was judged, perhaps condensed.
-        decision: What was decided.
-        gate: What decided: the object that `RetrievalGate.origin` is.
-        llm: The LLM that wrote the draft; None without one.
-    """
-
-    question: str
-    decision: Decision
-    gate: Any
-    llm: Any = None
-
-
-def bind(
-    config: RunnableConfig, gate: Runnable[Any, Decision], value: Any, decision: Decision
-) -> RunnableConfig:
-    """Return a config that carries what a gate decided for an input."""
-    while isinstance(gate, RunnableBindingBase | RunnableSequence):
-        gate = gate.bound if isinstance(gate, RunnableBindingBase) else gate.last
-    question = decision.question
-    with contextlib.suppress(
-        InvalidQuestionError
-    ):  # a runnable of the user's own reads inputs in its own way
-        question = asked_in(value, getattr(gate, "input_key", None)).question
-    bound = BoundDecision(question, decision, getattr(gate, "origin", gate), getattr(gate, "llm", None))
-    return {**config, "configurable": {**config.get("configurable", {}), DECISION_KEY: bound}}
-
-
-def bound_decision(
-    config: RunnableConfig, question: str, *, gate: Any, llm: Any = None, threshold: float | None = None
-) -> Decision | None:
-    """Return what this gate has decided for this question in the request that a config belongs to, or None.
-
-    Args:
-        config: The config of a call.
-        question: The question that the call is about.
-        gate: What is to decide; the decision of another gate does not count.
-        llm: What is to write the draft; a decision on another LLM's draft does not count either.
-        threshold: The threshold of the call, if it has one of its own.
-    """
-    bound: BoundDecision | None = config.get("configurable", {}).get(DECISION_KEY)
-    if bound is None or bound.gate is not gate or bound.llm is not llm:
-        return None
-    is_same = question.strip() in (bound.question.strip(), bound.decision.question.strip())
-    if is_same and threshold in (None, bound.decision.threshold):
-        return bound.decision
-    return None
-
-
-EVENT = "retrieval_gate"
-
-_SHOWN = {
-    "question",
-    "retrieve",
-    "p_known",
-    "threshold",
-    "reason",
-    "gate",
-    "error",
-    "warnings",
-    "partial_answer",
-    "p_helps",
-    "outcome",
-    "llm",
-}
-
-
-def announcing(decision: Decision, config: RunnableConfig | None = None) -> Flow[None]:
-    """Tell listeners of a decision: a custom event `EVENT`, and in a graph ``{EVENT: ...}`` in its custom stream.
-
-    Args:
-        decision: The decision.
-        config: The config of the run in which it was made; the surrounding run when None.
-    """
-    # A key may be added at any time; one that changes its meaning makes a new version.
-    shown = {"version": 1, **decision.model_dump(mode="json", include=_SHOWN)}
-    with contextlib.suppress(RuntimeError):  # outside of a run there is nobody to tell
-        yield Call(dispatch_custom_event, adispatch_custom_event, EVENT, shown, config=config)
-    if "langgraph" in sys.modules:  # else no graph can be running, and langgraph may not be installed
-        from langgraph.config import get_stream_writer
-
-        with contextlib.suppress(RuntimeError, KeyError):
-            get_stream_writer()({EVENT: shown})

@@ -10,13 +10,13 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, run_in_executor
 from pydantic import ConfigDict, Field, SkipValidation
 
-from rgate_integrations.answering.claims import Rewriter
+from rgate_integrations.answering.rewriting import Rewriter
 from rgate_integrations.decision import Decision
-from rgate_integrations.engine.gate_like import GateLike
+from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.langchain.gate import QueryPlanner, as_gate_runnable
 from rgate_integrations.langchain.questions import QuestionInput
-from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
+from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run
 from rgate_integrations.runtime.flow import Flow
 
 
@@ -91,12 +91,11 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
             name=name,
         )
 
-    def flow(self, batch: RunBatch) -> Flow[list[list[str] | Exception]]:
+    def flow(self, runs: list[Run]) -> Flow[list[list[str] | Exception]]:
         """Decide for a batch, then plan the queries of the unknown questions."""
-        results: list[Any] = yield BatchCall(self.gate, batch.inputs, batch.children("gate"))
+        configs = [each.child("gate") for each in runs]
+        results: list[Any] = yield BatchCall(self.gate, [each.input for each in runs], configs)
+        decisions = [result for result in results if isinstance(result, Decision)]
+        plans = iter((yield from self.plans(decisions, self.rewriter)))
         # An input without a question keeps its exception.
-        decided = {place: found for place, found in enumerate(results) if isinstance(found, Decision)}
-        plans = yield from self.plans(decided.values(), self.rewriter)
-        for place, plan in zip(decided, plans, strict=True):
-            results[place] = plan.texts
-        return results
+        return [next(plans).texts if isinstance(result, Decision) else result for result in results]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -31,8 +31,8 @@ from langchain_core.runnables.utils import (
 )
 from pydantic import PrivateAttr, SkipValidation
 
-from rgate_integrations.answering.routing import Outcomes, Routed, RoutedCall, Strategy
-from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.answering.routing import RoutedCall, RoutedInput, RouteResult, Strategy
+from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.langchain.answer_first import (
@@ -40,10 +40,10 @@ from rgate_integrations.langchain.answer_first import (
     DirectArm,
     split_handlers,
 )
+from rgate_integrations.langchain.bound_decision import bind_decision, emit_decision_event, read_threshold
 from rgate_integrations.langchain.chat_models import instances_in, parts_of
-from rgate_integrations.langchain.questions import announcing, bind, given_threshold
-from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
-from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, run
+from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run
+from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
 NOT_NEEDED = "by the retrieval gate: the search was not needed"
 
@@ -148,8 +148,9 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         config: RunnableConfig,
         **options: Any,
     ) -> Iterator[Any]:
-        left = run(self._route_one(RunBatch(list(values), [config], [run_manager], options)))
-        yield from left.stream()
+        (value,) = values
+        remaining = run(self._route_one(Run(value, config, run_manager, options)))
+        yield from remaining.stream()
 
     async def _astream(
         self,
@@ -158,65 +159,56 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         config: RunnableConfig,
         **options: Any,
     ) -> AsyncIterator[Any]:
-        batch = RunBatch([value async for value in values], [config], [run_manager], options)
-        left = await arun(self._route_one(batch))
-        async with aclosing(left.astream()) as chunks:
+        (value,) = [value async for value in values]
+        remaining = await arun(self._route_one(Run(value, config, run_manager, options)))
+        async with aclosing(remaining.astream()) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    def flow(self, batch: RunBatch) -> Flow[list[Any]]:
+    def flow(self, runs: list[Run]) -> Flow[list[Any]]:
         """Decide for a batch in one call of the gate, then run each arm on its share."""
-        limit = batch.configs[0].get("max_concurrency")
-        size = len(batch.inputs)
+        limit = runs[0].config.get("max_concurrency")
+        size = len(runs)
         if limit is not None and self.strategy.answer_first is not None:
             size = limit
         results: list[Any] = []
-        for start in range(0, len(batch.inputs), size):
-            results += yield from self._answer(batch.part(start, start + size), limit)
+        for start in range(0, len(runs), size):
+            results += yield from self._answer(runs[start : start + size], limit)
         return results
 
-    def _answer(self, batch: RunBatch, limit: int | None) -> Flow[list[Any]]:
+    def _answer(self, runs: list[Run], limit: int | None) -> Flow[list[Any]]:
         """Decide, finish the answers that were begun, and run each arm on its share of the inputs."""
-        results: list[Any] = list((yield from self._route(batch)))
-        shares: dict[Any, list[int]] = {}
-        for place, left in enumerate(results):  # an exception is the result of its input
-            if isinstance(left, ArmAnswer):
-                shares.setdefault("begun", []).append(place)
-            elif isinstance(left, ArmRun):
-                shares.setdefault(id(left.arm), []).append(place)
-        steps: list[Step] = []
-        for places in shares.values():
-            share = [results[place] for place in places]
-            if isinstance(share[0], ArmAnswer):
-                steps.append(Gather([Call(run, arun, answer.whole()) for answer in share]))
-            else:
-                configs = [each.config for each in share]
-                steps.append(
-                    BatchCall(share[0].arm, [each.input for each in share], configs, **share[0].options)
-                )
-        answers: list[list[Any]] = []
+        answers = [_Answer(remaining) for remaining in (yield from self._route(runs))]
+        shares: dict[Any, list[_Answer]] = {}
+        for answer in answers:  # an exception is the result of its input
+            if isinstance(answer.remaining, ArmAnswer):
+                shares.setdefault("begun", []).append(answer)
+            elif isinstance(answer.remaining, ArmRun):
+                shares.setdefault(id(answer.remaining.arm), []).append(answer)
+        steps = [_answer_step([answer.remaining for answer in share]) for share in shares.values()]
+        results: list[list[Any]] = []
         if limit is None:
-            answers = yield Gather(steps)
+            results = yield Gather(steps)
         else:  # it holds for all that runs together
             for step in steps:
-                answers += yield Gather([step])
-        for places, answered in zip(shares.values(), answers, strict=True):
-            for place, answer in zip(places, answered, strict=True):
-                results[place] = answer
-        return results
+                results += yield Gather([step])
+        for share, share_results in zip(shares.values(), results, strict=True):
+            for answer, result in zip(share, share_results, strict=True):
+                answer.result = result
+        return [answer.result for answer in answers]
 
-    def _route_one(self, batch: RunBatch) -> Flow[ArmRun | ArmAnswer]:
-        """Decide for a batch of one; returns what is left to run, or raises."""
-        (left,) = yield from self._route(batch)
-        if isinstance(left, Exception):
-            raise left
-        return left
+    def _route_one(self, single: Run) -> Flow[ArmRun | ArmAnswer]:
+        """Decide for one input; returns what is left to run, or raises."""
+        (remaining,) = yield from self._route([single])
+        if isinstance(remaining, Exception):
+            raise remaining
+        return remaining
 
-    def _route(self, batch: RunBatch) -> Flow[list[ArmRun | ArmAnswer | Exception]]:
+    def _route(self, runs: list[Run]) -> Flow[list[ArmRun | ArmAnswer | Exception]]:
         """Decide for a batch; returns what is left to run for each input, or the exception that concerns it."""
-        call = RouterCall(self, batch)
-        routed = yield from call.route()
-        return [call.left(place, each) for place, each in enumerate(routed)]
+        call = RouterCall(self, runs)
+        results = yield from call.route()
+        return [call.remaining_run(*each) for each in zip(call.inputs, results, strict=True)]
 
 
 async def _single(value: Any) -> AsyncIterator[Any]:
@@ -241,76 +233,107 @@ class ArmRun:
         return self.arm.astream(self.input, self.config, **self.options)
 
 
-class RouterCall(RoutedCall):
+class _Answer:
+    """What is left to run for an input, and the result once it has run."""
+
+    def __init__(self, remaining: ArmRun | ArmAnswer | Exception) -> None:
+        self.remaining: Any = remaining
+        self.result: Any = remaining
+
+
+def _answer_step(share: list[Any]) -> Call | Gather:
+    """Return the step that runs an arm on its share of the inputs, or finishes answers that were begun."""
+    if isinstance(share[0], ArmAnswer):
+        return Gather([Call(run, arun, answer.whole()) for answer in share])
+    inputs, configs = [each.input for each in share], [each.config for each in share]
+    return BatchCall(share[0].arm, inputs, configs, **share[0].options)
+
+
+@dataclass
+class RouterInput(RoutedInput):
+    """One input of a `RetrievalRouter`.
+
+    Attributes:
+        run: The input and its run.
+        retrievers: The retrievers of its search, once the retrieve arm searches ahead.
+    """
+
+    run: Run = field(kw_only=True)
+    retrievers: RetrieverRuns | None = None
+
+
+class RouterCall(RoutedCall[RouterInput]):
     """One call of a `RetrievalRouter`.
 
     Args:
         router: The router.
-        batch: Its inputs and their runs.
+        runs: Its inputs and their runs.
     """
 
-    def __init__(self, router: RetrievalRouter[Any, Any], batch: RunBatch) -> None:
-        thresholds = [given_threshold(router.gate, config) for config in batch.configs]
-        super().__init__(router.strategy, thresholds)
+    def __init__(self, router: RetrievalRouter[Any, Any], runs: list[Run]) -> None:
+        inputs = [RouterInput(threshold=read_threshold(router.gate, each.config), run=each) for each in runs]
+        super().__init__(router.strategy, inputs)
         self.router = router
-        self.batch = batch
-        self._search: ArmSearch | None = None
+        self._cancelled: dict[str, Any] = {}
 
-    def decide(self) -> Flow[list[Decision | Exception]]:
+    def decide(self) -> Flow[Sequence[Decision | Exception]]:
         """Ask the gate once for the whole batch."""
-        found: list[Any] = yield BatchCall(self.router.gate, self.batch.inputs, self.batch.children("gate"))
-        return found
+        decisions: list[Decision | Exception] = yield self._ask(self.router.gate, "gate")
+        return decisions
 
-    def ask(self, gate: Any, drafts: dict[int, Draft | None] | None = None) -> Flow[Outcomes]:
-        """Ask a gate once: about every question, or about several begun answers."""
-        batch = self.batch
-        if drafts is None:
-            found = yield BatchCall(gate, batch.inputs, batch.children("first_look"))
-            return dict(enumerate(found))
-        inputs = []
-        for place in drafts:
-            screened = self.screened.get(place)
+    def screen(self, gate: Any) -> Flow[Sequence[Decision | Exception]]:
+        """Ask the gate that screens once for the whole batch."""
+        decisions: list[Decision | Exception] = yield self._ask(gate, "first_look")
+        return decisions
+
+    def _ask(self, gate: Any, tag: str) -> BatchCall:
+        values = [each.run.input for each in self.inputs]
+        return BatchCall(gate, values, [each.run.child(tag) for each in self.inputs])
+
+    def judge(self, gate: Any, inputs: Sequence[RouterInput]) -> Flow[Sequence[Decision | Exception]]:
+        """Ask the gate once about several begun answers."""
+        values = []
+        for each in inputs:
             # What was condensed to be screened is not condensed again; else the judge reads the turns, too.
-            if isinstance(screened, Decision) and getattr(gate, "condense", None) is not None:
-                inputs.append(screened.question)
-            else:
-                inputs.append(batch.inputs[place])
-        configs = [batch.child(place, "gate") for place in drafts]
-        found = yield BatchCall(gate, inputs, configs, drafts=list(drafts.values()))
-        return dict(zip(drafts, found, strict=True))
+            is_condensed = each.screened is not None and getattr(gate, "condense", None) is not None
+            values.append(each.screened.question if is_condensed and each.screened else each.run.input)
+        configs = [each.run.child("gate") for each in inputs]
+        drafts = [each.draft for each in inputs]
+        decisions: list[Decision | Exception] = yield BatchCall(gate, values, configs, drafts=drafts)
+        return decisions
 
-    def begin(self, place: int) -> ArmAnswer:
+    def begin(self, each: RouterInput) -> ArmAnswer:
         """Let the direct arm begin to answer."""
-        return ArmAnswer(self.router._direct, self.batch, place)
+        return ArmAnswer(self.router._direct, each.run)
 
     def search(self) -> ArmSearch:
         """Return the step that runs the retrieve arm up to its retriever."""
-        self._search = ArmSearch(self.router._first, self.batch)
-        return self._search
+        return ArmSearch(self.router._first, self.inputs, self._cancelled)
 
     def drop_search(self) -> None:
-        """Let go of a search that nobody needs, and say so in its traces."""
-        if self._search is not None:
-            self._search.cancelled["cancelled"] = NOT_NEEDED
+        """Drop a search that is not needed, and say so in its traces."""
+        self._cancelled["cancelled"] = NOT_NEEDED
         super().drop_search()
 
-    def passages(self, place: int, found: Any) -> Sequence[FoundPassage]:
-        """Return what was found for an input, by its retrievers or in what the search returned."""
-        return [] if self._search is None else self._search.passages(place, found)
+    def passages(self, each: RouterInput) -> Sequence[FoundPassage]:
+        """Return what was found for an input: by retrievers, or else the documents in what the search returned."""
+        found = (each.retrievers and each.retrievers.documents) or each.found
+        return list(map(as_passage, instances_in(found, Document)))
 
-    def announce(self, place: int, decision: Decision) -> Flow[None]:
-        """Tell listeners, and let what runs in an arm take the decision: it need not decide or draft again."""
-        batch = self.batch
-        yield from announcing(decision, batch.child(place))
-        batch.configs[place] = bind(batch.configs[place], self.router.gate, batch.inputs[place], decision)
+    def announce(self, each: RouterInput, decision: Decision) -> Flow[None]:
+        """Emit the decision, and let what runs in an arm reuse it: nothing decides or drafts again."""
+        yield from emit_decision_event(decision, each.run.child())
+        each.run.config = bind_decision(each.run.config, self.router.gate, each.run.input, decision)
 
-    def left(self, place: int, routed: Routed | Exception) -> ArmRun | ArmAnswer | Exception:
+    def remaining_run(
+        self, each: RouterInput, result: RouteResult | Exception
+    ) -> ArmRun | ArmAnswer | Exception:
         """Return what is left to run for an input, with a tag, its decision, and a draft to go on with."""
-        if isinstance(routed, Exception):
-            return routed
-        if isinstance(routed.answer, ArmAnswer):
-            return routed.answer
-        decision = routed.decision
+        if isinstance(result, Exception):
+            return result
+        if isinstance(result.answer, ArmAnswer):
+            return result.answer
+        decision = result.decision
         metadata: dict[str, Any] = {"rgate_retrieve": decision.retrieve, "rgate_p_known": decision.p_known}
         tag = "direct"
         arm = self.router.direct
@@ -319,12 +342,12 @@ class RouterCall(RoutedCall):
             arm = self.router.retrieve
         elif decision.draft is not None and decision.draft.source == "llm":
             metadata["rgate_draft"] = decision.draft.text
-        config = self.batch.child(place, tag)
+        config = each.run.child(tag)
         config["tags"] = [*config.get("tags", []), tag]
         config["metadata"] = {**config.get("metadata", {}), **metadata}
-        if routed.searched:  # the first step had the options
-            return ArmRun(self.router._rest, routed.found, config, {})
-        return ArmRun(arm, self.batch.inputs[place], config, self.batch.options)
+        if result.searched:  # the first step had the options
+            return ArmRun(self.router._rest, result.found, config, {})
+        return ArmRun(arm, each.run.input, config, each.run.options)
 
 
 # --- searching ahead of a decision ---------------------------------------------------------------------------------
@@ -335,30 +358,30 @@ class ArmSearch(BatchCall):
 
     Args:
         first: What searches: the retrieve arm up to its retriever.
-        batch: The inputs and their runs.
-
-    Attributes:
-        cancelled: What traces say of searches that nobody needs; see `CancellableTracer`.
+        inputs: The inputs; each gets a listener to its retrievers.
+        cancelled: What traces say of searches that are not needed; see `CancellableTracer`.
     """
 
-    def __init__(self, first: Runnable[Any, Any], batch: RunBatch) -> None:
-        self.cancelled: dict[str, Any] = {}
-        configs = batch.children("retrieve")
-        self._runs = [RetrieverRuns(config["callbacks"], self.cancelled) for config in configs]
-        super().__init__(first, batch.inputs, configs, **batch.options)
+    def __init__(
+        self, first: Runnable[Any, Any], inputs: Sequence[RouterInput], cancelled: dict[str, Any]
+    ) -> None:
+        self._listeners: list[RetrieverRuns] = []
+        configs = []
+        for each in inputs:
+            config = each.run.child("retrieve")
+            each.retrievers = RetrieverRuns(config["callbacks"], cancelled)
+            self._listeners.append(each.retrievers)
+            configs.append(config)
+        super().__init__(first, [each.run.input for each in inputs], configs, **inputs[0].run.options)
 
     async def arun(self) -> list[Any]:
         """Search without blocking the event loop; cancelled, it ends the runs that its retrievers leave open."""
         try:
             return await super().arun()
         except asyncio.CancelledError:
-            for runs in self._runs:
-                runs.end()
+            for listener in self._listeners:
+                listener.end()
             raise
-
-    def passages(self, place: int, found: Any) -> list[FoundPassage]:
-        """Return what a search found: by its retrievers, or else the documents in what it returned."""
-        return list(map(as_passage, instances_in(self._runs[place].documents or found, Document)))
 
 
 def as_passage(document: Document) -> FoundPassage:

@@ -18,34 +18,25 @@ from pydantic import ConfigDict
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 
-@dataclass(frozen=True)
-class RunBatch:
-    """What one call of a runnable brings; a single input is a batch of one.
+@dataclass
+class Run:
+    """One input of a call, and its run in traces. A call is a list of these.
 
     Attributes:
-        inputs: The inputs.
-        configs: The config of each input.
-        managers: The callback manager of each input's run.
-        options: The keyword arguments of the call.
+        input: The input.
+        config: Its config.
+        manager: The callback manager of its run.
+        options: The keyword arguments of the call, which all of its inputs share.
     """
 
-    inputs: list[Any]
-    configs: list[RunnableConfig]
-    managers: list[Any]
+    input: Any
+    config: RunnableConfig
+    manager: Any
     options: dict[str, Any] = field(default_factory=dict)
 
-    def child(self, place: int, tag: str | None = None) -> RunnableConfig:
-        """Return a config that makes what runs with it a child run of an input's, with a tag if one is given."""
-        return patch_config(self.configs[place], callbacks=self.managers[place].get_child(tag))
-
-    def children(self, tag: str | None = None) -> list[RunnableConfig]:
-        """Return such a config for each input."""
-        return [self.child(place, tag) for place in range(len(self.inputs))]
-
-    def part(self, start: int, end: int) -> RunBatch:
-        """Return the inputs from one place up to another."""
-        part = slice(start, end)
-        return RunBatch(self.inputs[part], self.configs[part], self.managers[part], self.options)
+    def child(self, tag: str | None = None) -> RunnableConfig:
+        """Return a config that makes what runs with it a child of this run, with a tag if one is given."""
+        return patch_config(self.config, callbacks=self.manager.get_child(tag))
 
 
 class FlowRunnable(RunnableSerializable[Input, Output]):
@@ -69,11 +60,11 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
         return True
 
     @abstractmethod
-    def flow(self, batch: RunBatch) -> Flow[Sequence[Output | Exception]]:
+    def flow(self, runs: list[Run]) -> Flow[Sequence[Output | Exception]]:
         """Work on a batch.
 
         Returns:
-            One result an input, in order: the output, or the exception that concerns this input only.
+            One result a run, in order: the output, or the exception that concerns this input only.
         """
 
     def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
@@ -134,12 +125,18 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
     def _many(
         self, values: list[Any], run_manager: list[Any], config: list[RunnableConfig], **options: Any
     ) -> list[Exception | Output]:
-        return list(run(self.flow(RunBatch(values, config, run_manager, options))))
+        return list(run(self.flow(_make_runs(values, config, run_manager, options))))
 
     async def _amany(
         self, values: list[Any], run_manager: list[Any], config: list[RunnableConfig], **options: Any
     ) -> list[Exception | Output]:
-        return list(await arun(self.flow(RunBatch(values, config, run_manager, options))))
+        return list(await arun(self.flow(_make_runs(values, config, run_manager, options))))
+
+
+def _make_runs(
+    values: list[Any], configs: list[RunnableConfig], managers: list[Any], options: dict[str, Any]
+) -> list[Run]:
+    return [Run(*each, options) for each in zip(values, configs, managers, strict=True)]
 
 
 class BatchCall(Call):

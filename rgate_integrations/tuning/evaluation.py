@@ -84,17 +84,10 @@ def judge(
     for start in range(0, len(requests), _CHUNK):
         decisions += decider.decide_batch(requests[start : start + _CHUNK])
         progress("asking the gate", len(decisions), len(requests))
-    p = np.array(list(map(threshold_score, decisions)))
+    p = np.array([decision.effective_p_known for decision in decisions])
     retrieve = np.array([decision.retrieve for decision in decisions], dtype=bool)
     closed_book, rag = np.array([(example.known, example.rag_correct) for example in examples], dtype=bool).T
     return JudgedQuestions(p, retrieve, closed_book, rag, np.array(decisions, dtype=object))
-
-
-def threshold_score(decision: Decision) -> float:
-    """Return what thresholds are compared with: P(known), or 0 or 1 where an override decides at any of them."""
-    if decision.override is None:
-        return decision.p_known
-    return 0.0 if decision.override.retrieve else 1.0
 
 
 def measure(judged: JudgedQuestions) -> dict[str, Any]:
