@@ -8,6 +8,7 @@ from sklearn.metrics import roc_auc_score
 
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError
+from rgate_integrations.gates.papers.verdicts import IKGate
 from rgate_integrations.tuning import Budget, MaxLoss, calibrate, evaluate, read_paired
 from rgate_integrations.tuning.calibration import fit_map, upper_bound
 from rgate_integrations.tuning.evaluation import (
@@ -16,10 +17,11 @@ from rgate_integrations.tuning.evaluation import (
     auc,
     break_even,
     expected_calibration_error,
+    judge,
     measure,
     retrieval_curve,
 )
-from rgate_integrations.tuning.questions import Example, Question
+from rgate_integrations.tuning.questions import Example, Question, all_examples
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import write
 
@@ -188,6 +190,34 @@ def test_a_calibrated_gate_maps_what_its_inner_gate_says_and_tells_where_its_thr
     decision = found.gate.decide("question 3?")
     assert decision.p_known == pytest.approx(found.gate.gate.probability(inner[3].p_known))
     assert decision.threshold == found.choice.threshold
+
+
+class Overriding(IKGate):
+    """Overrides what it says of every fourth question, once each way."""
+
+    def score(self, evidence):
+        score = super().score(evidence)
+        number = int(evidence.question.strip("?").split()[-1])
+        return score if number % 4 else score.overridden("A reason.", retrieve=bool(number % 8))
+
+
+def test_overrides_retrieve_at_every_threshold_and_leave_the_probabilities_as_they_are(tmp_path):
+    gate = load_gate(Overriding(), proxy=ScriptedProxy())
+    real = gate.decide_batch([f"What is number {i}?" for i in range(200)])
+    lines = [{**GOOD, "question": d.question, "closed_book_correct": d.p_known > 0.5} for d in real]
+    files = read_paired([write(tmp_path / "d.jsonl", *lines)])
+    found = calibrate(gate, files, Budget(0.5))
+    fit, choose = np.split(np.random.default_rng(0).permutation(200), [100])
+    p = np.array([d.p_known for d in real])
+    assert found.gate.gate.probability == fit_map(p[fit], p[fit] > 0.5)
+    decided = found.gate.decide_batch([real[i].question for i in choose])
+    assert found.choice.facts["retrieval_rate"] == np.mean([d.retrieve for d in decided])
+    judged = judge(gate, all_examples(files))
+    assert judged.p.tolist() == [
+        d.p_known if d.override is None else float(not d.override.retrieve) for d in real
+    ]
+    assert {d.retrieve for d in real[::8]} == {False}
+    assert {d.retrieve for d in real[4::8]} == {True}
 
 
 def test_too_few_questions_to_calibrate(tmp_path):
