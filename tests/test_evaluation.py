@@ -206,11 +206,12 @@ def test_overrides_retrieve_at_every_threshold_and_leave_the_probabilities_as_th
     real = gate.decide_batch([f"What is number {i}?" for i in range(200)])
     lines = [{**GOOD, "question": d.question, "closed_book_correct": d.p_known > 0.5} for d in real]
     files = read_paired([write(tmp_path / "d.jsonl", *lines)])
-    found = calibrate(gate, files, Budget(0.5))
+    found = calibrate(gate, files, Budget(0.9))
     fit, choose = np.split(np.random.default_rng(0).permutation(200), [100])
     p = np.array([d.p_known for d in real])
     assert found.gate.gate.probability == fit_map(p[fit], p[fit] > 0.5)
     decided = found.gate.decide_batch([real[i].question for i in choose])
+    assert found.choice.threshold > 0
     assert found.choice.facts["retrieval_rate"] == np.mean([d.retrieve for d in decided])
     judged = judge(gate, all_examples(files))
     assert judged.p.tolist() == [
