@@ -19,11 +19,11 @@ _log = logging.getLogger("rgate_integrations")
 MOST_BUFFERED = 4_096
 """Chunks that are held back: an LLM that has written no text by then is retrieved for."""
 END: Final = object()
-"""What a `TokenStream` gives after the last chunk."""
+"""What a `ChunkStream` gives after the last chunk."""
 
 
-class TokenStream:
-    """The chunks of one answer, for both worlds. The LLM is asked when the first one is wanted.
+class ChunkStream:
+    """A lazily opened stream of chunks, sync or async: the LLM is asked when the first chunk is wanted.
 
     Args:
         open: Returns the iterator.
@@ -35,13 +35,13 @@ class TokenStream:
         self._aopen = aopen
         self._iterator: Any = None
 
-    def pull(self) -> Any:
+    def next(self) -> Any:
         """Return the next chunk, or `END`."""
         if self._iterator is None:
             self._iterator = iter(self._open())
         return next(self._iterator, END)
 
-    async def apull(self) -> Any:
+    async def anext(self) -> Any:
         """Await the next chunk, or `END`."""
         if self._iterator is None:
             opened = self._aopen()
@@ -50,12 +50,12 @@ class TokenStream:
             self._iterator = aiter(opened)
         return await anext(self._iterator, END)
 
-    def shut(self) -> None:
+    def close(self) -> None:
         """Close the iterator early, which also ends the request to the LLM."""
         if hasattr(self._iterator, "close"):
             self._iterator.close()
 
-    async def ashut(self) -> None:
+    async def aclose(self) -> None:
         """Close the asynchronous iterator early, which also ends the request to the LLM."""
         if hasattr(self._iterator, "aclose"):
             await self._iterator.aclose()
@@ -73,7 +73,7 @@ class PartialAnswer:
         prompt_tokens: Length of what the LLM has read, in tokens; 0 while it does not tell.
         response_id: Id of the response, if a local LLM keeps the states of what it writes.
         kept: What it keeps; held here until the answer is judged.
-        has_end: Whether the LLM has said that its answer is whole; None where it is not known to say so.
+        has_end: True once a finish reason arrives, False while one is expected, None if the provider sends none.
     """
 
     pieces: list[str] = field(default_factory=list)
@@ -139,7 +139,7 @@ class BufferedAnswer(ABC):
     """
 
     def __init__(
-        self, partial: PartialAnswer, source: TokenStream, fallback: Callable[[], TokenStream] | None = None
+        self, partial: PartialAnswer, source: ChunkStream, fallback: Callable[[], ChunkStream] | None = None
     ) -> None:
         self.partial = partial
         self.source = source
@@ -163,7 +163,7 @@ class BufferedAnswer(ABC):
             if self.partial.count >= tokens or len(self.chunks) >= MOST_BUFFERED:
                 return
             try:
-                chunk = yield Call(self.source.pull, self.source.apull)
+                chunk = yield Call(self.source.next, self.source.anext)
             except Exception as error:  # an answer that fails while it is held retrieves
                 if self.fallback is None or self.chunks or not says_unsupported(error):
                     self.error = error
@@ -200,7 +200,7 @@ class BufferedAnswer(ABC):
     def close(self) -> Flow[None]:
         """End the answer early, which ends the request to the LLM, too."""
         try:
-            yield Call(self.source.shut, self.source.ashut)
+            yield Call(self.source.close, self.source.aclose)
         except Exception as error:  # nobody wants this answer any more
             _log.info("An answer that was stopped failed: %s: %s", type(error).__name__, error)
 
@@ -237,7 +237,7 @@ class BufferedAnswer(ABC):
         elif self.ended:
             chunk = END
         else:
-            chunk = yield Call(self.source.pull, self.source.apull)
+            chunk = yield Call(self.source.next, self.source.anext)
             self.ended = chunk is END
         yield from self.flush_events()
         return chunk

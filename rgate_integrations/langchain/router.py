@@ -7,11 +7,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForChainRun,
-    BaseCallbackHandler,
     CallbackManagerForChainRun,
 )
 from langchain_core.documents import Document
@@ -35,11 +33,8 @@ from rgate_integrations.answering.routing import RoutedCall, RoutedInput, RouteR
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
-from rgate_integrations.langchain.answer_first import (
-    ArmAnswer,
-    DirectArm,
-    split_handlers,
-)
+from rgate_integrations.langchain.answer_first import ArmAnswer, DirectArm
+from rgate_integrations.langchain.arm_callbacks import RetrieverRuns
 from rgate_integrations.langchain.bound_decision import bind_decision, emit_decision_event, read_threshold
 from rgate_integrations.langchain.chat_models import instances_in, parts_of
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run
@@ -387,52 +382,6 @@ class ArmSearch(BatchCall):
 def as_passage(document: Document) -> FoundPassage:
     """Return a document as passages are judged and read."""
     return FoundPassage(document.page_content, str(document.metadata.get("title") or ""))
-
-
-class RetrieverRuns(BaseCallbackHandler):
-    """Notes what retrievers find, whatever becomes of it in their chain.
-
-    Args:
-        manager: The callback manager of a search's run, which this handler is added to.
-        cancelled: See `CancellableTracer`.
-    """
-
-    run_inline = True  # told before whoever waits for the search goes on
-
-    def __init__(self, manager: Any, cancelled: dict[str, Any]) -> None:
-        self._tracers, listeners = split_handlers(manager, cancelled)
-        manager.set_handlers([*self._tracers, *listeners, self])
-        self._parents: dict[UUID, UUID | None] = {}
-        self._found: dict[UUID, Any] = {}
-
-    @property
-    def documents(self) -> list[Any]:
-        """What each found, in the order in which they began; those within a retriever do not count."""
-        found: list[Any] = []
-        for run_id, parent in self._parents.items():
-            if parent not in self._parents:
-                found.append(self._found.get(run_id))
-        return found
-
-    def on_retriever_start(
-        self, serialized: Any, query: str, *, run_id: UUID, parent_run_id: UUID | None = None, **facts: Any
-    ) -> None:
-        """Note a retriever."""
-        self._parents[run_id] = parent_run_id
-
-    def on_retriever_end(self, documents: Any, *, run_id: UUID, **facts: Any) -> None:
-        """Note what it found."""
-        self._found[run_id] = documents
-
-    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **facts: Any) -> None:
-        """Note that it found nothing."""
-        self._found[run_id] = []
-
-    def end(self) -> None:
-        """End the traces of retrievers that were cancelled: LangChain leaves them open."""
-        for run_id in self._parents.keys() - self._found.keys():
-            for tracer in self._tracers:
-                tracer.on_retriever_end([], run_id=run_id)
 
 
 def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, Any]]:
