@@ -41,9 +41,9 @@ RETRIEVED = {
     "What is the maiden name of the wife of organist Teodor Lindqvist?": "hardly anybody knows",
     "Quelle est la capitale de la France ?": "not in plain English",
     "Wie hoch ist mein Kontostand?": "not in plain English",
-    "https://example.com/news/2024/05/some-page?id=3": "what is there the LLM has not seen",
-    "www.bbc.co.uk": "what is there the LLM has not seen",
-    "Summarize https://example.com/report": "what is there the LLM has not seen",
+    "https://example.com/news/2024/05/some-page?id=3": "which the LLM cannot have read",
+    "www.bbc.co.uk": "which the LLM cannot have read",
+    "Summarize https://example.com/report": "which the LLM cannot have read",
 }
 NEWS = [
     "Which airline's boss resigned over the cancelled flights?",
