@@ -93,6 +93,13 @@ def test_a_line_that_is_no_question_is_an_error_with_its_number_and_the_others_g
     assert (done.exit_code, objects(done)[4]["question"]) == (1, "{not json")
 
 
+def test_a_mark_of_utf_8_before_json_lines_is_no_part_of_them():
+    """The JSON was judged as the question."""
+    done = rgate(*NEVER, "--json", stdin='\ufeff{"question": "who?"}\n')
+    assert [each["question"] for each in objects(done)] == ["who?"]
+    assert rgate(*NEVER, stdin="\ufeffwho?\n").stdout.startswith("skip     1.00  who?")
+
+
 def test_ctrl_c_while_the_command_finishes_is_no_traceback():
     finishing = "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGINT); "
     done = process(*NEVER, "who?", before=finishing)

@@ -183,7 +183,9 @@ def _read_questions(arguments: list[str] | None) -> Iterator[str]:
         say("Type one question a line, then Ctrl-D.", err=True)
     try:
         for line in sys.stdin:
-            yield line.rstrip("\r\n")
+            yield line.removeprefix("\ufeff").rstrip(
+                "\r\n"
+            )  # editors put a mark before what they save as UTF-8
     except UnicodeDecodeError as error:
         raise DataFormatError(
             f"Standard input has bytes that are not {error.encoding}.", hint="Give it as UTF-8."
