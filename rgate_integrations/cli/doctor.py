@@ -137,8 +137,9 @@ def gates(
 
 def _say_assumed(llm: str, as_json: bool) -> None:
     """Say how much an LLM is assumed to know, and why."""
-    from rgate_integrations.gates.ability import resolve_ability
+    from rgate_integrations.gates.ability import check_llm_name, resolve_ability
 
+    check_llm_name(llm)
     ability, warning = resolve_ability(llm)
     if as_json:
         print_json({"name": llm, **asdict(ability), "warning": warning})
