@@ -165,6 +165,10 @@ _PATTERNS = (
     r"</?s>|<(?:bos|eos|pad|unk|mask|sep|cls|BOS|EOS|PAD|UNK|image)>",
     r"<(?:start|end)_of_(?:turn|image|audio)>|<(?:image|audio)_soft_token>",
     r"<(?:unused|reserved_|extra_id_|SPECIAL_)\d+>|<0x[0-9A-Fa-f]{2}>",
+    # Idefics and SmolVLM: <end_of_utterance>; InternLM: [UNUSED_TOKEN_145]; BERT: [unused1]
+    r"<end_of_utterance>|<fake_token_around_image>|\[(?:UNUSED_TOKEN_|unused)\d+\]",
+    # Ling: <role>HUMAN</role>; LongCat: <longcat_user>
+    r"</?role>|</?longcat_\w+>",
     # Command: <BOS_TOKEN>, <EOS_TOKEN>, <EOP_TOKEN>
     r"<[A-Z_]+_TOKEN>",
     # Turns of thought and tools: Qwen, DeepSeek, Hermes, Seed
