@@ -248,9 +248,12 @@ def monitor(
         p_known = record.optional_number("p_known")
         if p_known is not None and not record.fields.get("error"):  # decisions that failed have none
             logged.append(p_known)
-    found = measure_drift(calibration.numbers("scores"), logged, saved.threshold)
+    scores = calibration.numbers("scores")
+    n = calibration.optional_number("n") or len(scores)
+    found = measure_drift(scores, n, logged, saved.threshold)
+    low, high = found.interval
     say(
         f"{found.n} decisions: retrieval rate {found.retrieval_rate:.1%}, {found.expected_rate:.1%} at calibration; "
-        f"population stability index {found.psi:.3f}"
+        f"population stability index {found.psi:.2f} (95 %: {low:.2f} to {high:.2f})"
     )
     say(found.advice, bold=True)

@@ -150,8 +150,10 @@ def fit_gate(
     if not choice.guaranteed:
         choice = replace(choice, guarantee=f"{choice.guarantee} {_how_many(policy, p, known, rag)}")
     correction = fit_correction(table, seed)
+    # What this very gate gives, and not its predecessors of the folds: logged decisions are compared with it.
+    fitted = 1 / (1 + np.exp(-correction(table)))
     before, after = auc(table.prior, known), auc(held_out, known)
-    provenance = provenance_of(policy, choice, p) | {
+    provenance = provenance_of(policy, choice, fitted) | {
         "seed": seed,
         "labels": labels.kind,
         "samples": labels.samples,
