@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rgate_integrations import load_gate
 from rgate_integrations.cli.index import open_index
 from rgate_integrations.cli.terminal import (
     DEFAULT_GATE,
@@ -24,7 +23,6 @@ from rgate_integrations.cli.terminal import (
     print_log,
 )
 from rgate_integrations.errors import ConfigurationError, missing_dependency
-from rgate_integrations.models.decision_server import TOKEN
 
 if TYPE_CHECKING:
     from rgate_integrations.index.retriever import Retriever
@@ -66,6 +64,9 @@ def serve(
     POST /v1/systemone, /v1/decide, /v1/queries; GET /health, /ready, /metrics; with --upstream all of its routes. The
     bearer token that clients must send is in the environment, RGATE_TOKEN.
     """
+    from rgate_integrations import load_gate
+    from rgate_integrations.models.decision_server import TOKEN
+
     try:
         from rgate_integrations.serving.app import make_app
         from rgate_integrations.serving.gateway import Gateway
@@ -121,6 +122,9 @@ def mcp(
 
     With --http, the bearer token that clients must send is in the environment, RGATE_TOKEN.
     """
+    from rgate_integrations import load_gate
+    from rgate_integrations.models.decision_server import TOKEN
+
     try:
         from rgate_integrations.serving.agents import make_mcp_server
         from rgate_integrations.serving.server import make_server
