@@ -403,7 +403,12 @@ def test_every_reader_of_whole_files_refuses_pipes_and_devices(tmp_path):
 def test_a_model_folder_with_a_pipe_in_it_is_not_loaded(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     os.mkfifo(tmp_path / name)
-    for load in (load_pretrained, load_tokenizer, lambda name: SentenceEmbedder(name).embed(["x"])):
+    for load in (
+        load_pretrained,
+        load_tokenizer,
+        lambda name: SentenceEmbedder(name).embed(["x"]),
+        lambda name: SentenceEmbedder(name).identity,
+    ):
         with pytest.raises(ModelLoadError, match="is not a regular file"):
             load(str(tmp_path))
 

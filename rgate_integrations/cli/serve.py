@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import rgate_integrations
 from rgate_integrations.cli.index import open_index
 from rgate_integrations.cli.terminal import (
     DEFAULT_GATE,
     KEY,
+    TOKEN,
     GateName,
     IndexFolder,
     JudgedName,
@@ -64,9 +66,6 @@ def serve(
     POST /v1/systemone, /v1/decide, /v1/queries; GET /health, /ready, /metrics; with --upstream all of its routes. The
     bearer token that clients must send is in the environment, RGATE_TOKEN.
     """
-    from rgate_integrations import load_gate
-    from rgate_integrations.models.decision_server import TOKEN
-
     try:
         from rgate_integrations.serving.app import make_app
         from rgate_integrations.serving.gateway import Gateway
@@ -75,7 +74,7 @@ def serve(
         from rgate_integrations.serving.upstream import Upstream
     except ModuleNotFoundError as error:
         raise missing_dependency(error.name or "fastapi", "serve") from error
-    loaded = load_gate(gate, llm_name=llm_name)
+    loaded = rgate_integrations.load_gate(gate, llm_name=llm_name)
     if threshold is not None:
         loaded = loaded.with_options(threshold=threshold)
     service = DecisionService(loaded, timeout=timeout, queue=queue)
@@ -122,15 +121,12 @@ def mcp(
 
     With --http, the bearer token that clients must send is in the environment, RGATE_TOKEN.
     """
-    from rgate_integrations import load_gate
-    from rgate_integrations.models.decision_server import TOKEN
-
     try:
         from rgate_integrations.serving.agents import make_mcp_server
         from rgate_integrations.serving.server import make_server
     except ModuleNotFoundError as error:
         raise missing_dependency(error.name or "mcp", "mcp") from error
-    server = make_mcp_server(load_gate(gate, llm_name=llm_name))
+    server = make_mcp_server(rgate_integrations.load_gate(gate, llm_name=llm_name))
     if not http:
         server.run()
         return

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 JUDGE_KEY = "RGATE_JUDGE_API_KEY"
 _LLM = "the LLM of the data"
 _KEPT = "What was answered is kept. Run the same command to resume."
+_REUSABLE = "No gate was saved. Drafts and sampled answers are kept: the same command uses them."
+_RESUMABLE = "The last complete checkpoint, if any, is kept. Run the same command with --resume."
 
 AnsweringLLM = Annotated[
     str,
@@ -224,10 +226,7 @@ def train(
         recipe=recipe and recipe.with_options(epochs=epochs, learning_rate=learning_rate),
         resume=resume,
     )
-    stopped = "No gate was saved. Drafts and sampled answers are kept: the same command uses them."
-    if recipe is not None:
-        stopped = "The last complete checkpoint, if any, is kept. Run the same command with --resume."
-    with locked(out), Bar("reading questions", stopped=stopped) as bar:
+    with locked(out), Bar("reading questions", stopped=_REUSABLE if recipe is None else _RESUMABLE) as bar:
         metrics = _train(gate, data, model, out, options, bar, own=own)
     if metrics:
         areas = {**metrics["auc"], "mean of the sets": metrics["auc_mean"], "pooled": metrics["auc_pooled"]}

@@ -74,9 +74,7 @@ def train_adapter(
     if gate not in PROMPTS:
         raise ConfigurationError(f"{gate!r} is not trained by fine-tuning.", hint=", ".join(PROMPTS))
     if gate == "slimplm" and options.draft == "none":
-        raise ConfigurationError(
-            "The slimplm gate judges a draft.", hint='draft="proxy" or "recorded" (--draft)'
-        )
+        raise ConfigurationError("The slimplm gate judges a draft.", hint='draft="proxy" or "recorded"')
     examples = all_examples(files)
     known = check_labels(examples, options.folds)
     drafts: Sequence[Draft | None] = [None] * len(examples)

@@ -150,10 +150,9 @@ def fit_gate(
     if not choice.guaranteed:
         choice = replace(choice, guarantee=f"{choice.guarantee} {_how_many(policy, p, known, rag)}")
     correction = fit_correction(table, seed)
-    # What this very gate gives, and not its predecessors of the folds: logged decisions are compared with it.
-    fitted = 1 / (1 + np.exp(-correction(table)))
     before, after = auc(table.prior, known), auc(held_out, known)
-    provenance = provenance_of(policy, choice, fitted) | {
+    # Logged decisions are compared with what this very gate gives, not with what those of the folds gave.
+    provenance = provenance_of(policy, choice, 1 / (1 + np.exp(-correction(table)))) | {
         "seed": seed,
         "labels": labels.kind,
         "samples": labels.samples,
