@@ -57,6 +57,7 @@ FAMILIES = {
     "others": """
         <reserved_106> <extra_id_0> <SPECIAL_12> <seed:bos> </seed:think> <｜hy_User｜>
         [CLS] [SEP] <0x0A> ]~b] ]~!b[ [e~[
+        <beginning_of_sentence> <end_of_sentence> <begin_of_document> [EOT] <fim-prefix>
         <end_of_utterance> <fake_token_around_image> [UNUSED_TOKEN_145] [unused3] <role> </role> <longcat_user>
     """,
 }
