@@ -165,6 +165,14 @@ def test_what_a_field_cannot_be_is_said(tmp_path, field, why):
         read_paired([write(tmp_path / "data.jsonl", record)])
 
 
+def test_the_mark_before_utf_8_is_no_part_of_a_file(tmp_path):
+    path = tmp_path / "file"
+    path.write_text('{"text": "fine"}\n', encoding="utf-8-sig")
+    assert [passage.text for passage in read_passages(path)] == ["fine"]
+    path.write_text('{"always": ["fine"]}', encoding="utf-8-sig")
+    assert Rules.read(path).always == ("fine",)
+
+
 def test_one_gold_answer_may_stand_alone(tmp_path):
     path = write(tmp_path / "data.jsonl", RECORD | {"gold_answers": "Shakespeare"})
     assert read_questions(str(path))[0].gold == ("Shakespeare",)
