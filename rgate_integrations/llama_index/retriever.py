@@ -15,7 +15,7 @@ from llama_index.core.memory.types import BaseMemory
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType, TextNode
-from pydantic import Field, PrivateAttr, SkipValidation
+from pydantic import Field, SkipValidation
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import GateLike
@@ -115,7 +115,17 @@ class GatedRetriever(Gated, FlowRetriever):
 
 
 class _Metadata(dict[str, Any]):
-    """Metadata that has every key: postprocessors that sort by a ``date`` fail on a node without one."""
+    """Metadata that has every key: postprocessors that sort by a ``date`` fail on a node without one.
+
+    Attributes:
+        found: The list that the note was found in; copies do not have it. In the node itself, comparing two notes
+            would compare their lists without end.
+    """
+
+    found: list[NodeWithScore]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Metadata, (dict(self),)
 
     def __missing__(self, key: str) -> None:
         return None
@@ -125,7 +135,6 @@ class _Placeholder(TextNode):
     """A text node that keeps its metadata as it is; validation would make a plain dict of it."""
 
     metadata: Annotated[dict[str, Any], SkipValidation] = Field(default_factory=_Metadata, alias="extra_info")
-    _found: list[NodeWithScore] = PrivateAttr(default_factory=list)  # the list that it was found in
 
 
 def placeholder_node(decision: Decision, text: str = KNOWN) -> NodeWithScore:
@@ -144,10 +153,9 @@ def placeholder_node(decision: Decision, text: str = KNOWN) -> NodeWithScore:
 
 def _found_note(decision: Decision, text: str) -> list[NodeWithScore]:
     """Return what is found for a known question: the note, which knows the list that it stands in."""
-    note = placeholder_node(decision, text)
-    nodes = [note]
-    if isinstance(note.node, _Placeholder):
-        note.node._found = nodes
+    nodes = [placeholder_node(decision, text)]
+    metadata: Any = nodes[0].node.metadata
+    metadata.found = nodes
     return nodes
 
 
@@ -169,8 +177,8 @@ class _NoteListener(BaseEventHandler):
             response.source_nodes.remove(source)
             response.metadata = {**(response.metadata or {}), "rgate": decision}
             response.metadata.pop(source.node.node_id, None)
-            if isinstance(source.node, _Placeholder):
-                source.node._found.clear()  # chat engines give this list as their sources
+            found: list[NodeWithScore] = getattr(source.node.metadata, "found", [])
+            found.clear()  # chat engines give this list as their sources
 
 
 class IndexRetriever(FlowRetriever):
