@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter
@@ -36,6 +36,14 @@ Rule: TypeAlias = str | re.Pattern[str] | Callable[..., bool]
 """An example, a pattern that is searched for, or a function of the question or of the question and its metadata."""
 
 RuleOrRules: TypeAlias = Rule | Sequence[Rule]
+
+
+class RuleOptions(TypedDict, total=False):
+    """The arguments ``always=`` and ``never=`` of whatever takes rules; see `Rules`."""
+
+    always: RuleOrRules
+    never: RuleOrRules
+
 
 ALIKE = 0.28
 """The cosine from which a request is like an example; see ``benchmarks/rules.py``."""
@@ -61,7 +69,7 @@ class Rules:
     never: tuple[Rule, ...] = ()
 
     @classmethod
-    def of(cls, always: RuleOrRules = (), never: RuleOrRules = ()) -> Rules:
+    def coerce(cls, always: RuleOrRules = (), never: RuleOrRules = ()) -> Rules:
         """Return what the arguments ``always=`` and ``never=`` stand for: each a rule, or several.
 
         Raises:
@@ -80,7 +88,7 @@ class Rules:
         """
         try:
             rules: dict[Any, Any] = _WRITTEN.validate_json(read_file(path).removeprefix(codecs.BOM_UTF8))
-            return cls.of(**rules)
+            return cls.coerce(**rules)
         except (OSError, ValueError) as error:
             raise DataFormatError(
                 f"The rules in {str(path)!r} cannot be read: {error}",
