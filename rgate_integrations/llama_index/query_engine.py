@@ -17,14 +17,22 @@ from llama_index.core.settings import Settings
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.answering.routing import QuestionCall, Strategy
+from rgate_integrations.answering.routing import QuestionCall, RoutedInput, Strategy
 from rgate_integrations.decision import Decision
-from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, for_llm
+from rgate_integrations.engine.decider import read_item
+from rgate_integrations.engine.loading import answer_first_gates
+from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.gates.rules import RuleOptions
 from rgate_integrations.llama_index.answer_first import EngineAnswer, with_logprobs
-from rgate_integrations.llama_index.decider import KNOWN_BY, Decider, Gated, copy_bundle, name_of
+from rgate_integrations.llama_index.decider import (
+    LLM_NAME_SOURCE,
+    Gated,
+    QueryDecider,
+    copy_bundle,
+    get_llm_name,
+)
 from rgate_integrations.llama_index.direct_arm import direct_engine, find_synthesizer, structured
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
@@ -77,20 +85,21 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         look_first: bool | LookFirst = False,
         **rules: Unpack[RuleOptions],
     ) -> None:
-        options = AnswerFirst.of(answer_first)
+        options = AnswerFirst.coerce(answer_first)
         self.query_engine = query_engine
         self.direct = direct
         writer = llm if tokens is not None or options is not None else None
-        self.decider = Decider(gate, writer, 32 if tokens is None else tokens, answers=llm, **rules)
+        self.decider = QueryDecider(gate, writer, 32 if tokens is None else tokens, answers=llm, **rules)
         self.streaming = streaming
-        judge: GateLike | None = None
-        question_gate: GateLike | None = None
+        strategy = Strategy(look_first=LookFirst.coerce(look_first), question_gate=self.decider.gate)
         if options is not None:
             judge, question_gate = answer_first_gates(self.decider.gate, options.question_gate)
-            judge = for_llm(judge, name_of(llm), KNOWN_BY)
+            name = get_llm_name(llm)
             if question_gate is not None:
-                question_gate = for_llm(question_gate, name_of(llm), KNOWN_BY)
-        self.strategy = Strategy(options, LookFirst.of(look_first), judge, question_gate)
+                question_gate = question_gate.for_llm(name, LLM_NAME_SOURCE)
+            judge = judge.for_llm(name, LLM_NAME_SOURCE)
+            strategy = replace(strategy, answer_first=options, judge=judge, question_gate=question_gate)
+        self.strategy = strategy
         if self.strategy.searches_ahead:
             _check_two_steps(query_engine)
         self.logprobs_llm: LLM | None = None  # the LLM of `direct`, if it is asked for log-probabilities
@@ -134,7 +143,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         llm = llm or _llm_of_settings()
         if streaming is None:
             streaming = bool(getattr(find_synthesizer(query_engine), "_streaming", False))
-        first = AnswerFirst.of(options.get("answer_first", False))
+        first = AnswerFirst.coerce(options.get("answer_first", False))
         if first is not None and tokens is not None:
             first = replace(first, tokens=tokens)
         options["answer_first"] = first or False
@@ -180,7 +189,9 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         response: RESPONSE_TYPE
         with self.decider.bind(decision, bundle):
             if not decision.retrieve:
-                begun = routed.answer if isinstance(routed.answer, EngineAnswer) else call.begin(0)
+                begun = (
+                    routed.answer if isinstance(routed.answer, EngineAnswer) else call.begin(call.inputs[0])
+                )
                 response = yield from begun.response(streaming=self.streaming)
             elif routed.searched:
                 response = yield Call(
@@ -200,7 +211,7 @@ def _check_two_steps(engine: BaseQueryEngine) -> None:
     retriever = getattr(engine, "retriever", None)
     if retriever is None or not hasattr(engine, "synthesize"):
         problem = f"{type(engine).__name__} does not retrieve and synthesize in two steps."
-    elif isinstance(getattr(retriever, "decider", None), Decider):
+    elif isinstance(getattr(retriever, "decider", None), QueryDecider):
         problem = (
             f"{type(retriever).__name__} decides and drafts itself, so it cannot search ahead of a decision."
         )
@@ -228,22 +239,22 @@ class EngineCall(QuestionCall):
     """
 
     def __init__(self, engine: GatedQueryEngine, bundle: QueryBundle) -> None:
-        is_decided = engine.decider.taken(bundle) is not None
+        is_decided = engine.decider.reusable(bundle) is not None
         strategy = Strategy() if is_decided else engine.strategy
-        super().__init__(strategy, bundle.query_str, threshold=engine.decider.threshold)
+        super().__init__(strategy, read_item(bundle.query_str, threshold=engine.decider.threshold))
         self.engine = engine
         self.bundle = bundle
 
-    def decide(self) -> Flow[list[Decision | Exception]]:
+    def decide(self) -> Flow[Sequence[Decision | Exception]]:
         """Take the decision that came with the request, or make one."""
         return [(yield from self.engine.decider.judge(self.bundle))]
 
-    def begin(self, place: int) -> EngineAnswer:
+    def begin(self, each: RoutedInput) -> EngineAnswer:
         """Let the direct engine begin to answer; it is asked when the first token is wanted."""
         return EngineAnswer(self.engine.direct, self.bundle, self.engine.logprobs_llm)
 
-    def announce(self, place: int, decision: Decision) -> Flow[None]:
-        """Tell LlamaIndex's listeners of a decision that did not come with the request."""
+    def announce(self, each: RoutedInput, decision: Decision) -> Flow[None]:
+        """Emit a decision that did not come with the request to LlamaIndex's listeners."""
         yield from ()
         self.engine.decider.announce(decision, self.bundle)
 
@@ -252,10 +263,10 @@ class EngineCall(QuestionCall):
         engine: Any = self.engine.query_engine
         return Gather([Call(engine.retrieve, getattr(engine, "aretrieve", None), copy_bundle(self.bundle))])
 
-    def passages(self, place: int, found: Any) -> Sequence[FoundPassage]:
+    def passages(self, each: RoutedInput) -> Sequence[FoundPassage]:
         """Return nodes as they are judged."""
         passages = []
-        for each in found:
-            title = (each.node.metadata or {}).get("title") or ""
-            passages.append(FoundPassage(each.node.get_content(), str(title)))
+        for node in each.found:
+            title = (node.node.metadata or {}).get("title") or ""
+            passages.append(FoundPassage(node.node.get_content(), str(title)))
         return passages

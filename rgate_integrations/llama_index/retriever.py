@@ -18,10 +18,10 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType, TextN
 from pydantic import Field, SkipValidation
 
 from rgate_integrations.decision import Decision
-from rgate_integrations.engine.gate_like import GateLike
+from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.index.retriever import Retriever as Index
 from rgate_integrations.llama_index.answer_first import listen
-from rgate_integrations.llama_index.decider import Decider, Gated, copy_bundle
+from rgate_integrations.llama_index.decider import Gated, QueryDecider, copy_bundle
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 KNOWN = "No passages were needed for this question: answer it from what you know."
@@ -78,7 +78,7 @@ class GatedRetriever(Gated, FlowRetriever):
         node_postprocessors: Sequence[BaseNodePostprocessor] | None = None,
     ) -> None:
         self.retriever = retriever
-        self.decider = Decider(gate, llm, tokens, memory)
+        self.decider = QueryDecider(gate, llm, tokens, memory)
         self.note = note
         if note is not None:
             listen(_NoteListener)
