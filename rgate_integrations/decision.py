@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Annotated, Any, Literal, TypeAlias, TypedDict, Unpack
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError
 from rgate_integrations.runtime.records import as_logprob
@@ -19,10 +19,24 @@ DraftSource = Literal["proxy", "llm", "recorded"]
 Outcome = Literal["direct", "retrieve", "abstain"]
 LONGEST_TOKEN = 32
 """Characters of a draft's token that are read. What is given as one token may be a whole text."""
+
+
+def _refuse_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a threshold is a number, and neither true nor false")
+    return value
+
+
+def _replace_surrogates(value: Any) -> Any:
+    return encodable(value) if isinstance(value, str) else value
+
+
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
-Text: TypeAlias = Annotated[str, AfterValidator(encodable)]
-"""Text that may come from anywhere, such as a server."""
+Threshold = Annotated[float, BeforeValidator(_refuse_bool), Field(ge=0.0, allow_inf_nan=False)]
+# Before pydantic looks at it: of a subclass of str, such as LangChain's `message.text`, it refuses such text.
+Text: TypeAlias = Annotated[str, BeforeValidator(_replace_surrogates)]
+"""Text that may come from anywhere, such as a user or a server."""
 
 
 class Frozen(BaseModel):
@@ -78,9 +92,9 @@ class Draft(Frozen):
     logprobs: tuple[Annotated[float, AfterValidator(as_logprob)], ...] | None = None
     finished: bool = True
     source: DraftSource = "recorded"
-    model: str = ""
+    model: Text = ""
     prompt_tokens: int = Field(default=0, ge=0)
-    response_id: str = ""
+    response_id: Text = ""
 
     @model_validator(mode="after")
     def _same_lengths(self) -> Draft:
@@ -131,9 +145,9 @@ class Failure(Frozen):
         hint: What to do about it; may be empty.
     """
 
-    type: str
-    message: str
-    hint: str = ""
+    type: Text
+    message: Text
+    hint: Text = ""
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
@@ -274,9 +288,9 @@ def valid_timeout(timeout: object) -> float | None:
 
 
 def _as_number(value: object) -> float | None:
-    """Return a number as a float; None if it is not one, or too large."""
+    """Return a number as a float; None if it is not one, or too large. True is none."""
     try:
-        return float(value) if isinstance(value, Real) else None
+        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
     except OverflowError:
         return None
 
@@ -284,7 +298,7 @@ def _as_number(value: object) -> float | None:
 def _shown(value: object) -> str:
     """Return a value for an error; of what is not a number the type: it may not be printable."""
     number = _as_number(value)
-    return type(value).__name__ if number is None else str(number)
+    return f"a {type(value).__name__}" if number is None else str(number)
 
 
 def _valid_history(history: object) -> tuple[str, ...]:
@@ -337,7 +351,7 @@ class Override(Frozen):
     """
 
     retrieve: bool
-    reason: str
+    reason: Text
 
     def __str__(self) -> str:
         return f"{'retrieve' if self.retrieve else 'direct'}: {self.reason}"
@@ -369,22 +383,32 @@ class Decision(Frozen):
         llm: The LLM whose knowledge was judged, and how it is known which; empty where no LLM in particular was.
     """
 
-    question: str
+    question: Text
     retrieve: bool
     p_known: Probability
-    threshold: float = Field(default=0.5, ge=0.0, allow_inf_nan=False)
-    reason: str = ""
+    threshold: Threshold = 0.5
+    reason: Text = ""
     override: Override | None = None
-    gate: str = ""
+    gate: Text = ""
     draft: Draft | None = None
     cost: Cost = Cost()
     error: Failure | None = None
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Text, ...] = ()
     partial_answer: PartialAnswerInfo | None = None
     signals: dict[str, float] = Field(default_factory=dict)
     p_helps: Probability | None = None
     outcome: Outcome | None = None
-    llm: str = ""
+    llm: Text = ""
+
+    def with_threshold(self, threshold: float) -> Decision:
+        """Return this decision at another threshold, of the caller's; an override or an error still decides."""
+        retrieve, reason = self.retrieve, self.reason
+        if self.override is None and self.error is None:
+            retrieve = self.p_known < threshold
+        if retrieve != self.retrieve:  # the gate wrote its reason for its own threshold
+            turned = f"But P(known) is {self.p_known:.2f}, and the caller's threshold {threshold:.2f}."
+            reason = f"{reason} {turned}".strip()
+        return self.model_copy(update={"threshold": threshold, "retrieve": retrieve, "reason": reason})
 
     @property
     def effective_p_known(self) -> float:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rgate_integrations.decision import Frozen
+from rgate_integrations.decision import Frozen, Text
 
 
 class Claim(Frozen):
@@ -21,8 +21,8 @@ class Claim(Frozen):
         kind: ``"claim"`` of the draft or sub-``"question"`` of the question.
     """
 
-    text: str = Field(min_length=1)
-    query: str | None = None
+    text: Text = Field(min_length=1)
+    query: Text | None = None
     needs_search: bool | None = None
     kind: Literal["claim", "question"] = "claim"
 

@@ -53,6 +53,8 @@ class LookFirst:
 
     def __post_init__(self) -> None:
         is_in_range = -1 <= self.min_gain <= 1 and 0 <= self.abstain_below <= 1
+        if isinstance(self.min_gain, bool) or isinstance(self.abstain_below, bool):
+            is_in_range = False
         if not is_in_range or self.on_abstain not in ("retrieve", "direct"):
             raise ConfigurationError(
                 f"{self} is out of range.",

@@ -10,7 +10,7 @@ from itertools import chain, islice
 
 from rgate_integrations.answering.claims import Claim
 from rgate_integrations.answering.rewriting import Rewriter, rewrite_by_sentence
-from rgate_integrations.decision import Decision, Draft, Frozen, Request
+from rgate_integrations.decision import Decision, Draft, Frozen, Request, Text
 from rgate_integrations.engine.decider import Decider
 from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
@@ -28,8 +28,8 @@ class Query(Frozen):
         claim: The claim or sub-question it is for; None for the question itself.
     """
 
-    text: str
-    claim: str | None = None
+    text: Text
+    claim: Text | None = None
 
 
 class JudgedClaim(Frozen):
@@ -44,7 +44,7 @@ class JudgedClaim(Frozen):
 
     claim: Claim
     kept: bool
-    reason: str
+    reason: Text
     p_known: float | None = None
 
 
@@ -57,7 +57,7 @@ class QueryPlan(Frozen):
         claims: Every claim of the draft with its fate.
     """
 
-    question: str
+    question: Text
     queries: tuple[Query, ...] = ()
     claims: tuple[JudgedClaim, ...] = ()
 

@@ -343,8 +343,9 @@ class QuestionCall(RoutedCall[RoutedInput]):
         request: The question.
     """
 
-    def __init__(self, strategy: Strategy, request: Request) -> None:
-        super().__init__(strategy, [RoutedInput(request.question, request.threshold)])
+    def __init__(self, strategy: Strategy, request: Request | Failed) -> None:
+        threshold = request.threshold if isinstance(request, Request) else None
+        super().__init__(strategy, [RoutedInput(request.question, threshold)])
         self.request = request
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
@@ -361,8 +362,10 @@ class QuestionCall(RoutedCall[RoutedInput]):
         for each in inputs:
             if isinstance(each.draft, Exception):
                 items.append(Failed(each.draft, each.question))
-            else:
+            elif isinstance(self.request, Request):
                 items.append(replace(self.request, draft=each.draft))
+            else:
+                items.append(self.request)
         return (yield from gate.flow(items))
 
 

@@ -29,13 +29,11 @@ from rgate_integrations.cli.terminal import (
     print_json,
     say,
 )
-from rgate_integrations.decision import Decision, Request
-from rgate_integrations.engine.decider import Failed, read_item
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.runtime.files import parse_json
-from rgate_integrations.runtime.flow import run
 
 if TYPE_CHECKING:
+    from rgate_integrations.decision import Decision, Request
+    from rgate_integrations.engine.decider import Failed
     from rgate_integrations.engine.decision_engine import DecisionEngine
     from rgate_integrations.index import PassageIndex
     from rgate_integrations.models.base import Proxy
@@ -61,6 +59,7 @@ def decide(
     """
     from rgate_integrations.engine.loading import load_gate
     from rgate_integrations.gates.rules import Rules
+    from rgate_integrations.runtime.flow import run
 
     own = Rules() if rules is None else Rules.read(rules)
     loaded = load_gate(gate, llm_name=llm_name, proxy=proxy, always=own.always, never=own.never)
@@ -130,8 +129,10 @@ def _answer(
     """Decide, search if needed, and answer; returns what was searched, found and written as JSON values."""
     from rgate_integrations.answering.answers import write_answers
     from rgate_integrations.answering.query_plan import plan_queries
+    from rgate_integrations.engine.decider import read_item
     from rgate_integrations.index.hybrid import fuse
     from rgate_integrations.index.retriever import passage_id
+    from rgate_integrations.runtime.flow import run
 
     began = time.perf_counter()
     (decision,) = run(gate.flow([read_item(question, threshold=threshold)]))
@@ -180,7 +181,9 @@ def _read_questions(arguments: list[str] | None) -> Iterator[str]:
         say("Type one question a line, then Ctrl-D.", err=True)
     try:
         for line in sys.stdin:
-            yield line.rstrip("\r\n")
+            yield line.removeprefix("\ufeff").rstrip(
+                "\r\n"
+            )  # editors put a mark before what they save as UTF-8
     except UnicodeDecodeError as error:
         raise DataFormatError(
             f"Standard input has bytes that are not {error.encoding}.", hint="Give it as UTF-8."
@@ -191,6 +194,9 @@ def _read_requests(
     lines: Iterable[str], threshold: float | None
 ) -> Iterator[tuple[object, Request | Failed]]:
     """Read questions, or JSON objects with a question; yields each as it was asked, and the request it stands for."""
+    from rgate_integrations.engine.decider import Failed, read_item
+    from rgate_integrations.runtime.files import parse_json
+
     is_json = False
     for number, line in enumerate(lines, start=1):
         is_json = is_json or line.lstrip().startswith("{")

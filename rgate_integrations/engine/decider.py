@@ -11,6 +11,7 @@ from rgate_integrations.decision import Decision, Override, Request, RequestFiel
 from rgate_integrations.engine.fallback import fallback_decision, log_failures
 from rgate_integrations.engine.follow_ups import missing_context
 from rgate_integrations.errors import ConfigurationError, RGateError
+from rgate_integrations.gates.rules import RuleOptions, Rules
 from rgate_integrations.runtime.flow import Flow, arun, run
 
 OnError: TypeAlias = Literal["retrieve", "raise"]
@@ -78,6 +79,18 @@ class Decider(ABC):
             name: Name of the LLM; empty for none.
             name_source: Where the name was found; empty if the user gave it. A given name overrides a found one.
         """
+        return self
+
+    def with_rules(self, **rules: Unpack[RuleOptions]) -> Self:
+        """Return a copy with rules in place of its own ``always=`` or ``never=``; itself without any.
+
+        Raises:
+            ConfigurationError: It takes no rules, or a rule is none.
+        """
+        if Rules.coerce(**rules) != Rules():
+            raise ConfigurationError(
+                f"{self.name} takes no rules.", hint="Apply them in its own decide_batch."
+            )
         return self
 
     def decide(self, question: str | Request, **fields: Unpack[RequestFields]) -> Decision:

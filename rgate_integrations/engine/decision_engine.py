@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from rgate_integrations.decision import Decision, Request, valid_timeout
 from rgate_integrations.engine.batching import Batcher, await_results, wait_results
@@ -15,7 +15,7 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.answer import answer_gate_of, question_gate_of
 from rgate_integrations.gates.base import Gate, Score
 from rgate_integrations.gates.evidence.base import Drafter, Sources, expand_specs
-from rgate_integrations.gates.rules import RuleOrRules, Rules
+from rgate_integrations.gates.rules import RuleOptions, RuleOrRules, Rules
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.runtime.flow import Call, Flow
 
@@ -64,7 +64,7 @@ class DecisionEngine(Decider):
         if proxy is not None:
             gate = gate.changed(proxy=getattr(proxy, "name", proxy))
         self.gate = gate
-        self.rules = Rules.of(always, never)
+        self.rules = Rules.coerce(always, never)
         self.on_error = on_error
         self.timeout = valid_timeout(timeout)
         self.llm = llm
@@ -158,6 +158,14 @@ class DecisionEngine(Decider):
         """Return a copy that judges what an LLM knows; see `Decider.for_llm`."""
         return self.with_options(gate=self.gate.for_llm(name, name_source)) if name else self
 
+    def with_rules(self, **rules: Unpack[RuleOptions]) -> Self:
+        """Return a copy with other rules; see `Decider.with_rules`."""
+        given = Rules.coerce(**rules)
+        changed = Rules(given.always or self.rules.always, given.never or self.rules.never)
+        if changed == self.rules:
+            return self
+        return self.with_options(always=changed.always, never=changed.never)
+
     def decides_like(self, other: Decider) -> bool:
         """Return whether another engine was made alike: each ``gate=None`` loads a gate of its own."""
         if not isinstance(other, DecisionEngine):
@@ -194,22 +202,18 @@ class DecisionEngine(Decider):
 
     def _decision(self, request: Request, score: Score) -> Decision:
         """Apply an override, or else the threshold: that of the request, of the score, or of the gate."""
-        threshold, override, reason = self.threshold, score.override, score.reason
-        if request.threshold is not None:
-            threshold = request.threshold
-        elif score.threshold is not None:
-            threshold = score.threshold
-        retrieve = score.p_known < threshold
-        if override is not None:
-            retrieve = override.retrieve
-            reason = f"{override.reason} {reason}".strip()
-        return Decision(
+        threshold = self.threshold if score.threshold is None else score.threshold
+        retrieve, reason = score.p_known < threshold, score.reason
+        if score.override is not None:
+            retrieve = score.override.retrieve
+            reason = f"{score.override.reason} {reason}".strip()
+        decision = Decision(
             question=request.question,
             retrieve=retrieve,
             p_known=score.p_known,
             threshold=threshold,
             reason=reason,
-            override=override,
+            override=score.override,
             gate=self.gate.name,
             draft=score.draft,
             cost=score.cost,
@@ -217,3 +221,4 @@ class DecisionEngine(Decider):
             signals=dict(score.signals),
             llm=score.llm,
         )
+        return decision if request.threshold is None else decision.with_threshold(request.threshold)

@@ -80,9 +80,6 @@ class OwnGate(Decider):
 
 
 def _apply_threshold(request: Request, decision: Decision) -> Decision:
-    threshold = request.threshold
-    is_settled = decision.error is not None or decision.override is not None
-    if threshold is None or threshold == decision.threshold:
+    if request.threshold is None or request.threshold == decision.threshold:
         return decision
-    retrieve = decision.retrieve if is_settled else decision.p_known < threshold
-    return decision.model_copy(update={"threshold": threshold, "retrieve": retrieve})
+    return decision.with_threshold(request.threshold)

@@ -10,15 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
+from pydantic import BaseModel, ConfigDict, PlainSerializer, ValidationError
 
-from rgate_integrations.decision import Cost, Draft, Override
+from rgate_integrations.decision import Cost, Draft, Override, Threshold
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, ScoreError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
 from rgate_integrations.models.base import Proxy
 
-Threshold = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Specs: TypeAlias = tuple[EvidenceSpec[Any], ...]
 
 _ROUNDING = 1e-6

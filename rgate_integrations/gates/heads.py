@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from pydantic import Field, SkipValidation, model_validator
 
-from rgate_integrations.gates.ability import Ability, resolve_ability
+from rgate_integrations.gates.ability import Ability, check_llm_name, resolve_ability
 from rgate_integrations.gates.artifacts import HeadsArtifact, Kind, p_answered
 from rgate_integrations.gates.base import GateInfo, NamedLLMGate, Score, Specs
 from rgate_integrations.gates.evidence.base import Evidence
@@ -81,6 +81,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             return values
         ability, name = values.get("ability"), values.get("llm_name", "")
         if ability is None:
+            if not values.get("llm_known_by"):
+                check_llm_name(name)
             ability, warning = resolve_ability(name)
             if warning:
                 _warn_once(warning)

@@ -8,6 +8,7 @@ variance. Without that all requests look alike.
 
 from __future__ import annotations
 
+import codecs
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter
@@ -29,11 +30,20 @@ from rgate_integrations.models.base import PooledLayer, Proxy, Segmented
 from rgate_integrations.models.reader import READS
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
+from rgate_integrations.runtime.files import read_file
 
 Rule: TypeAlias = str | re.Pattern[str] | Callable[..., bool]
 """An example, a pattern that is searched for, or a function of the question or of the question and its metadata."""
 
 RuleOrRules: TypeAlias = Rule | Sequence[Rule]
+
+
+class RuleOptions(TypedDict, total=False):
+    """The arguments ``always=`` and ``never=`` of whatever takes rules; see `Rules`."""
+
+    always: RuleOrRules
+    never: RuleOrRules
+
 
 ALIKE = 0.28
 """The cosine from which a request is like an example; see ``benchmarks/rules.py``."""
@@ -59,7 +69,7 @@ class Rules:
     never: tuple[Rule, ...] = ()
 
     @classmethod
-    def of(cls, always: RuleOrRules = (), never: RuleOrRules = ()) -> Rules:
+    def coerce(cls, always: RuleOrRules = (), never: RuleOrRules = ()) -> Rules:
         """Return what the arguments ``always=`` and ``never=`` stand for: each a rule, or several.
 
         Raises:
@@ -77,8 +87,8 @@ class Rules:
             DataFormatError: It is something else.
         """
         try:
-            rules: dict[Any, Any] = _WRITTEN.validate_json(Path(path).read_bytes())
-            return cls.of(**rules)
+            rules: dict[Any, Any] = _WRITTEN.validate_json(read_file(path).removeprefix(codecs.BOM_UTF8))
+            return cls.coerce(**rules)
         except (OSError, ValueError) as error:
             raise DataFormatError(
                 f"The rules in {str(path)!r} cannot be read: {error}",

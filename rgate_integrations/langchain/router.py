@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langchain_core.callbacks import (
@@ -31,12 +31,14 @@ from pydantic import PrivateAttr, SkipValidation
 
 from rgate_integrations.answering.routing import RoutedCall, RoutedInput, RouteResult, Strategy
 from rgate_integrations.decision import Decision
-from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.langchain.answer_first import ArmAnswer, DirectArm
 from rgate_integrations.langchain.arm_callbacks import RetrieverRuns
 from rgate_integrations.langchain.bound_decision import bind_decision, emit_decision_event, read_threshold
 from rgate_integrations.langchain.chat_models import instances_in, parts_of
+from rgate_integrations.langchain.drafting import condense_follow_ups
+from rgate_integrations.langchain.questions import UserTurn, parse_question
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
@@ -48,9 +50,9 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     A batch makes one call of the gate, whatever its size, and one batch of each arm, side by side, or one after the
     other if ``max_concurrency`` limits them; the order is kept.
-    Arms get the router's input unchanged. Each decision is a child run in traces and a custom event,
-    ``retrieval_gate``, which LangGraph's custom stream has, too; the chosen arm's run has the tag ``retrieve`` or
-    ``direct``.
+    Arms get the router's input unchanged, or with ``condensed_key`` a mapping with the question in it. Each decision
+    is a child run in traces and a custom event, ``retrieval_gate``, which LangGraph's custom stream has, too; the
+    chosen arm's run has the tag ``retrieve`` or ``direct``.
 
     Where the direct arm answers first, it runs as a stream, whatever the caller called, and its first tokens are held
     back and judged. Known: they are released and the stream goes on. Unknown: the stream is closed, which cancels the
@@ -68,6 +70,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         direct: Arm for known questions.
         strategy: What is looked at before there is a decision, by default the question alone. Its judge takes
             ``drafts=``, as a `RetrievalGate`.
+        condensed_key: Where arms find the question, as the gate's ``condense`` made it; see `RetrievalGate.route`.
 
     Raises:
         ConfigurationError: The strategy searches ahead, and the retrieve arm is neither a sequence of steps nor a
@@ -78,6 +81,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     retrieve: Runnable[Any, Any]
     direct: Runnable[Any, Any]
     strategy: SkipValidation[Strategy] = Strategy()
+    condensed_key: str | None = None
 
     _direct: DirectArm = PrivateAttr()
     _first: Runnable[Any, Any] = PrivateAttr()
@@ -202,6 +206,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     def _route(self, runs: list[Run]) -> Flow[list[ArmRun | ArmAnswer | Exception]]:
         """Decide for a batch; returns what is left to run for each input, or the exception that concerns it."""
         call = RouterCall(self, runs)
+        if self.condensed_key is not None:
+            yield from call.condense(self.condensed_key)
         results = yield from call.route()
         return [call.remaining_run(*each) for each in zip(call.inputs, results, strict=True)]
 
@@ -249,11 +255,13 @@ class RouterInput(RoutedInput):
     """One input of a `RetrievalRouter`.
 
     Attributes:
-        run: The input and its run.
+        run: The input of the arms, and its run.
+        asked: What the gates are asked.
         retrievers: The retrievers of its search, once the retrieve arm searches ahead.
     """
 
     run: Run = field(kw_only=True)
+    asked: Any = field(kw_only=True)
     retrievers: RetrieverRuns | None = None
 
 
@@ -266,10 +274,33 @@ class RouterCall(RoutedCall[RouterInput]):
     """
 
     def __init__(self, router: RetrievalRouter[Any, Any], runs: list[Run]) -> None:
-        inputs = [RouterInput(threshold=read_threshold(router.gate, each.config), run=each) for each in runs]
+        inputs = []
+        for each in runs:
+            threshold = read_threshold(router.gate, each.config)
+            # A copy: what is bound to the arms' config is not the caller's.
+            inputs.append(RouterInput(threshold=threshold, run=replace(each), asked=each.input))
         super().__init__(router.strategy, inputs)
         self.router = router
         self._cancelled: dict[str, Any] = {}
+
+    def condense(self, key: str) -> Flow[None]:
+        """Let follow-ups stand alone: for the gates, and under a key for the arms."""
+        gate = self.router.gate
+        inputs, turns = [], []
+        for each in self.inputs:
+            with suppress(InvalidQuestionError):  # the gate says so
+                turns.append(parse_question(each.asked, getattr(gate, "input_key", None)))
+                inputs.append(each)
+        configs = [each.run.child() for each in inputs]
+        condensed = yield from condense_follow_ups(getattr(gate, "condense", None), turns, configs)
+        for each, turn, standalone in zip(inputs, turns, condensed, strict=True):
+            # What could not be condensed keeps its history, and the gate says why.
+            if isinstance(standalone, UserTurn) and turn.history:
+                turn = standalone
+                each.asked = turn.question
+            value = each.run.input
+            others = value if isinstance(value, Mapping) else {"input": value}
+            each.run.input = {**others, key: turn.question}
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
         """Ask the gate once for the whole batch."""
@@ -282,7 +313,7 @@ class RouterCall(RoutedCall[RouterInput]):
         return decisions
 
     def _ask(self, gate: Any, tag: str) -> BatchCall:
-        values = [each.run.input for each in self.inputs]
+        values = [each.asked for each in self.inputs]
         return BatchCall(gate, values, [each.run.child(tag) for each in self.inputs])
 
     def judge(self, gate: Any, inputs: Sequence[RouterInput]) -> Flow[Sequence[Decision | Exception]]:
@@ -291,7 +322,7 @@ class RouterCall(RoutedCall[RouterInput]):
         for each in inputs:
             # What was condensed to be screened is not condensed again; else the judge reads the turns, too.
             is_condensed = each.screened is not None and getattr(gate, "condense", None) is not None
-            values.append(each.screened.question if is_condensed and each.screened else each.run.input)
+            values.append(each.screened.question if is_condensed and each.screened else each.asked)
         configs = [each.run.child("gate") for each in inputs]
         drafts = [each.draft for each in inputs]
         decisions: list[Decision | Exception] = yield BatchCall(gate, values, configs, drafts=drafts)
@@ -381,7 +412,8 @@ class ArmSearch(BatchCall):
 
 def as_passage(document: Document) -> FoundPassage:
     """Return a document as passages are judged and read."""
-    return FoundPassage(document.page_content, str(document.metadata.get("title") or ""))
+    metadata = document.metadata or {}  # some stores give None
+    return FoundPassage(document.page_content, str(metadata.get("title") or ""))
 
 
 def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, Any]]:

@@ -12,9 +12,9 @@ from llama_index.core.tools import BaseTool, FunctionTool, ToolOutput
 from llama_index.core.tools.types import adapt_to_async_tool
 
 from rgate_integrations.decision import Decision
-from rgate_integrations.engine.gate_like import GateLike
+from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.llama_index.decider import Decider
+from rgate_integrations.llama_index.decider import QueryDecider
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
 ANSWER_YOURSELF = "You know this. Answer from what you know, without calling this tool again."
@@ -63,7 +63,7 @@ class GatedTool(FunctionTool):
                 f"The output of {self.tool.metadata.name!r} goes to the user: for a known question it is no answer.",
                 hint="Set return_direct=False, or guard the tool's engine with a GatedQueryEngine.",
             )
-        self.decider = Decider(gate, llm, tokens)
+        self.decider = QueryDecider(gate, llm, tokens)
         self.question = question
         self.when_known = when_known
         super().__init__(fn=self.call, async_fn=self.acall, metadata=self.tool.metadata)

@@ -23,11 +23,10 @@ from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.events.llm import LLMChatInProgressEvent, LLMCompletionInProgressEvent
 from llama_index.core.llms import LLM
-from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import QueryBundle
 from llama_index_instrumentation import get_dispatcher
 
-from rgate_integrations.answering.partial_answer import END, BufferedAnswer, PartialAnswer, TokenStream
+from rgate_integrations.answering.partial_answer import END, BufferedAnswer, ChunkStream, PartialAnswer
 from rgate_integrations.llama_index.decider import copy_bundle
 from rgate_integrations.runtime.flow import Flow
 from rgate_integrations.runtime.records import TokenLogprobs, read_logprobs
@@ -85,7 +84,7 @@ class EngineAnswer(BufferedAnswer):
         return self._ask()
 
 
-class EngineStream(TokenStream):
+class EngineStream(ChunkStream):
     """The chunks of an engine's response.
 
     LlamaIndex's engines stream text alone. What their LLM tells beside it, it tells in events, which are heard while
@@ -107,19 +106,19 @@ class EngineStream(TokenStream):
         self._bundle = copy_bundle(bundle)
         self._answer = answer
         self._kind: type[BaseEvent] | None = None
-        _listen()
+        listen(_Listener)
 
-    def pull(self) -> Any:
+    def next(self) -> Any:
         """Return the next chunk, or `END`."""
-        with self._hearing():
-            return super().pull()
+        with self._install_listener():
+            return super().next()
 
-    async def apull(self) -> Any:
+    async def anext(self) -> Any:
         """Await the next chunk, or `END`."""
-        with self._hearing():
-            return await super().apull()
+        with self._install_listener():
+            return await super().anext()
 
-    def hear(self, event: LLMChatInProgressEvent | LLMCompletionInProgressEvent) -> None:
+    def on_event(self, event: LLMChatInProgressEvent | LLMCompletionInProgressEvent) -> None:
         """Note what the LLM tells with a chunk."""
         # An LLM that chats by completing sends each response twice, in events of two kinds.
         self._kind = self._kind or type(event)
@@ -140,12 +139,12 @@ class EngineStream(TokenStream):
             answer.has_end = _of(choice, "finish_reason") is not None
 
     @contextmanager
-    def _hearing(self) -> Iterator[None]:
-        before = _hears.set(self)
+    def _install_listener(self) -> Iterator[None]:
+        before = _active_stream.set(self)
         try:
             yield
         finally:
-            _hears.reset(before)
+            _active_stream.reset(before)
 
     def _ask(self) -> Iterator[Any]:
         self.response = self._engine.query(self._bundle)
@@ -170,7 +169,7 @@ async def in_threads(chunks: Iterator[Any]) -> AsyncGenerator[Any]:
         yield chunk
 
 
-_hears: ContextVar[EngineStream | None] = ContextVar("rgate_hears", default=None)
+_active_stream: ContextVar[EngineStream | None] = ContextVar("rgate_active_stream", default=None)
 _lock = threading.Lock()
 
 
@@ -182,17 +181,17 @@ class _Listener(BaseEventHandler):
         return "RetrievalGateListener"
 
     def handle(self, event: BaseEvent, **options: Any) -> None:
-        stream = _hears.get()
+        stream = _active_stream.get()
         if stream is not None and isinstance(event, LLMChatInProgressEvent | LLMCompletionInProgressEvent):
-            stream.hear(event)
+            stream.on_event(event)
 
 
-def _listen() -> None:
-    """Give LlamaIndex's events one listener in this process."""
+def listen(kind: type[BaseEventHandler]) -> None:
+    """Give LlamaIndex's events one listener of a kind in this process."""
     root = get_dispatcher()
     with _lock:
-        if not any(isinstance(handler, _Listener) for handler in root.event_handlers):
-            root.add_event_handler(_Listener())
+        if not any(isinstance(handler, kind) for handler in root.event_handlers):
+            root.add_event_handler(kind())
 
 
 def _logprobs(response: Any, choice: Any) -> TokenLogprobs:
@@ -224,18 +223,3 @@ def with_logprobs(llm: LLM) -> LLM | None:
     if getattr(llm, "top_logprobs", None) == 0:
         options["top_logprobs"] = 1
     return llm.model_copy(update=options)
-
-
-def streams(engine: BaseQueryEngine) -> bool:
-    """Whether an engine's synthesizer streams; without one, that of an engine inside. False where there is none."""
-    waiting: list[object] = [engine]
-    while waiting:
-        part = waiting.pop(0)
-        if not isinstance(part, BaseQueryEngine):
-            continue
-        synthesizer = vars(part).get("_response_synthesizer")
-        if isinstance(synthesizer, BaseSynthesizer):
-            return bool(vars(synthesizer).get("_streaming", False))
-        for value in vars(part).values():
-            waiting += value if isinstance(value, list) else [value]
-    return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -14,10 +15,10 @@ from llama_index.core.llms import LLM
 from llama_index.core.query_engine import TransformQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from rgate_integrations.answering.claims import planning
-from rgate_integrations.engine.gate_like import GateLike
+from rgate_integrations.answering.query_plan import plan_queries_flow
+from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.index.hybrid import fuse
-from rgate_integrations.llama_index.decider import Decider, WithoutPrompts
+from rgate_integrations.llama_index.decider import QueryDecider, WithoutPrompts
 from rgate_integrations.llama_index.retriever import FlowRetriever
 from rgate_integrations.runtime.flow import Call, Flow, Gather, run
 
@@ -50,7 +51,7 @@ class ClaimFusionRetriever(FlowRetriever):
         filter_claims: bool = False,
     ) -> None:
         self.retrievers = list(retrievers)
-        self.decider = Decider(gate, llm, tokens)
+        self.decider = QueryDecider(gate, llm, tokens)
         self.similarity_top_k = similarity_top_k
         self.max_queries = max_queries
         self.filter_claims = filter_claims
@@ -70,8 +71,8 @@ class ClaimFusionRetriever(FlowRetriever):
 class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
     """Adds the claims of a draft to the query's embedding texts, for pipelines built on query transforms.
 
-    LlamaIndex averages these texts into one vector and keyword retrievers ignore them. To search claims
-    separately, which finds more, use `ClaimFusionRetriever`: a warning says so when a transform is made.
+    LlamaIndex averages these texts into one vector, and keyword retrievers ignore them. To search claims separately,
+    which finds more, use `ClaimFusionRetriever`. Where several claims are averaged, a warning says so, once.
     LlamaIndex's own `TransformQueryEngine` runs transforms on the event loop, which stands still meanwhile; in
     `ClaimQueryEngine` it goes on.
 
@@ -90,18 +91,24 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
         max_queries: int = 6,
         filter_claims: bool = False,
     ) -> None:
-        warnings.warn(
-            "LlamaIndex averages the claims into one query vector; ClaimFusionRetriever searches them separately.",
-            stacklevel=2,
-        )
-        self.decider = Decider(gate, llm, tokens=64)
+        self.decider = QueryDecider(gate, llm, tokens=64)
         self.max_queries = max_queries
         self.filter_claims = filter_claims
         super().__init__()
 
     def _run(self, query_bundle: QueryBundle, metadata: dict[str, Any]) -> QueryBundle:
         queries = run(_queries_of(self, query_bundle))
+        if len(queries) > 1:
+            _warn_once()
         return QueryBundle(query_str=query_bundle.query_str, custom_embedding_strs=queries)
+
+
+@cache
+def _warn_once() -> None:
+    warnings.warn(
+        "LlamaIndex averages the claims into one query vector; ClaimFusionRetriever searches them separately.",
+        stacklevel=4,
+    )
 
 
 class ClaimQueryEngine(TransformQueryEngine):
@@ -115,13 +122,13 @@ class ClaimQueryEngine(TransformQueryEngine):
 
 def _queries_of(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: QueryBundle) -> Flow[list[str]]:
     """Draft an answer and return the queries for its claims, the question itself first."""
-    given = part.decider.given(bundle)
-    if given is not None and given.decision.draft is not None:
-        decision = given.decision
+    inherited = part.decider.inherited(bundle)
+    if inherited is not None and inherited.decision.draft is not None:
+        decision = inherited.decision
     else:
         decision = yield from part.decider.decide(bundle)
     # A known question would get an empty plan, but here there is a search in any case.
     unknown = decision.model_copy(update={"retrieve": True})
     judge = part.decider.gate if part.filter_claims else None
-    (plan,) = yield from planning([unknown], gate=judge, max_queries=part.max_queries)
+    (plan,) = yield from plan_queries_flow([unknown], gate=judge, max_queries=part.max_queries)
     return plan.texts

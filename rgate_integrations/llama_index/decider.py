@@ -7,41 +7,40 @@ selector has returned. So its decision is attached to the query bundle, which th
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self, Unpack
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.llms import LLM, LLMMetadata
-from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.memory.types import BaseMemory
 from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import QueryBundle, QueryType
 from llama_index_instrumentation import get_dispatcher
-from llama_index_instrumentation.dispatcher import active_instrument_tags, instrument_tags
 
-from rgate_integrations.answering.partial_answer import draft_options, says_unsupported
-from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.engine.decision_engine import DecisionEngine
-from rgate_integrations.engine.gate_like import GateLike, decide_messages, for_llm, resolve_gate
-from rgate_integrations.engine.loading import DEFAULT_GATES
-from rgate_integrations.engine.requests import valid_threshold
-from rgate_integrations.prompts import ANSWER
+from rgate_integrations.decision import Decision, Request, valid_threshold
+from rgate_integrations.engine.decider import Failed, read_item
+from rgate_integrations.engine.loading import DEFAULT_GATES, resolve_gate
+from rgate_integrations.engine.own_gate import GateLike
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.gates.evidence.draft import generation_cost
+from rgate_integrations.gates.rules import RuleOptions
+from rgate_integrations.llama_index.drafting import LLMDrafter
 from rgate_integrations.runtime.flow import Call, Flow
-from rgate_integrations.runtime.records import read_logprobs
 
-KNOWN_BY = "LlamaIndex's metadata"
-"""Who told the name of an LLM that was not given."""
+LLM_NAME_SOURCE = "LlamaIndex's metadata"
+"""Where the name of an LLM was found, for decisions that say whose knowledge they judge."""
 
-DRAFT_TAG = "rgate_draft"
-"""In the ``tags`` of every LlamaIndex event of a drafting call: what the LLM writes there is not the answer."""
-
-_log = logging.getLogger("rgate_integrations")
+_SPEAKERS = {
+    MessageRole.USER: "user",
+    MessageRole.ASSISTANT: "assistant",
+    MessageRole.CHATBOT: "assistant",  # as some providers' LLMs name themselves
+    MessageRole.MODEL: "assistant",
+}
 _dispatcher = get_dispatcher(__name__)
 
 
@@ -60,8 +59,8 @@ class RetrievalGateEvent(BaseEvent):
         return "RetrievalGateEvent"
 
 
-def name_of(llm: LLM | None) -> str:
-    """Return the name of an LLM, as its metadata tell it; empty where they tell none."""
+def get_llm_name(llm: LLM | None) -> str:
+    """Return the name of an LLM from its metadata; empty if they give none."""
     name = "" if llm is None else llm.metadata.model_name
     return "" if name == LLMMetadata.model_fields["model_name"].default else name
 
@@ -78,20 +77,20 @@ class BoundDecision:
     Attributes:
         question: The question.
         decision: The decision.
-        maker: Who decided. It decides anew when it is asked again: that is another request.
+        owner: Who decided. It decides anew when it is asked again: that is another request.
         bundle: The only bundle that the decision is for; None: for every bundle with this question.
     """
 
     question: str
     decision: Decision
-    maker: Decider
+    owner: QueryDecider
     bundle: QueryBundle | None = None
 
 
 _current: ContextVar[BoundDecision | None] = ContextVar("rgate_decision", default=None)
 
 
-class Decider:
+class QueryDecider:
     """Decides for one question and announces the decision.
 
     A decision that came with the request is taken over: by the same gate, on a draft of the same LLM, at the same
@@ -103,6 +102,7 @@ class Decider:
         tokens: Maximum number of tokens that it writes, at least 1.
         memory: Has the turns before the question, where it is not condensed.
         answers: The LLM that answers, if it is known: the gate judges what it knows. ``llm`` when None.
+        **rules: ``always=`` and ``never=``, in place of the gate's own.
 
     Attributes:
         gate: What decides.
@@ -117,11 +117,12 @@ class Decider:
         memory: BaseMemory | None = None,
         *,
         answers: LLM | None = None,
+        **rules: Unpack[RuleOptions],
     ) -> None:
         if gate is None and llm is not None:
             gate = DEFAULT_GATES["llm"]
-        self.origin = resolve_gate(gate)
-        self.gate = for_llm(self.origin, name_of(answers or llm), KNOWN_BY)
+        self.origin = resolve_gate(gate).with_rules(**rules)
+        self.gate = self.origin.for_llm(get_llm_name(answers or llm), LLM_NAME_SOURCE)
         self.llm = llm
         self.drafter = None if llm is None else LLMDrafter(llm, tokens)
         self.memory = memory
@@ -142,44 +143,57 @@ class Decider:
         Args:
             bundle: The question.
         """
-        taken = self.taken(bundle)
-        if taken is not None:
-            return taken
-        history = yield from self._history(bundle.query_str)
-        drafting = None if self.drafter is None else self._draft(self.drafter, bundle)
-        (decision,) = yield from decide_messages(
-            self.gate, [bundle.query_str], [history], drafting=drafting, threshold=self.threshold
-        )
+        reusable = self.reusable(bundle)
+        if reusable is not None:
+            return reusable
+        item = yield from self.read(bundle)
+        is_drafted = False
+        if self.drafter is not None and isinstance(item, Request):
+            inherited = self.inherited(bundle)
+            draft = None if inherited is None else inherited.decision.draft
+            if draft is None or draft.source != "llm":  # else this LLM has written it for the request already
+                draft = yield from self.drafter.write_draft(item.question)
+                is_drafted = draft is not None
+            item = replace(item, draft=draft)
+        (decision,) = yield from self.gate.flow([item])
+        if is_drafted and isinstance(item, Request) and item.draft is not None:
+            cost = decision.cost + generation_cost([item.draft])
+            decision = decision.model_copy(update={"cost": cost})
         return decision
 
+    def read(self, bundle: QueryBundle) -> Flow[Request | Failed]:
+        """Return the request that a query stands for, with the turns before it."""
+        history = yield from self._history(bundle.query_str)
+        return read_item(bundle.query_str, history=history, threshold=self.threshold)
+
     def announce(self, decision: Decision, bundle: QueryBundle) -> None:
-        """Tell LlamaIndex's listeners of a decision that did not come with the request."""
-        if self.taken(bundle) is None:
+        """Emit a decision that did not come with the request to LlamaIndex's listeners."""
+        if self.reusable(bundle) is None:
             _dispatcher.event(RetrievalGateEvent(decision=decision))
 
-    def taken(self, bundle: QueryBundle) -> Decision | None:
+    def reusable(self, bundle: QueryBundle) -> Decision | None:
         """Return the decision that came with the request, if it is one that this decider would only repeat."""
-        given = self.given(bundle)
-        if given is None or self.threshold not in (None, given.maker.threshold):
+        inherited = self.inherited(bundle)
+        if inherited is None or self.threshold not in (None, inherited.owner.threshold):
             return None
-        return given.decision if _same_gate(self.origin, given.maker.origin) else None
+        return inherited.decision if self.origin.decides_like(inherited.owner.origin) else None
 
-    def given(self, bundle: QueryBundle) -> BoundDecision | None:
+    def inherited(self, bundle: QueryBundle) -> BoundDecision | None:
         """Return what came with the request, whichever gate decided, if its draft is by the LLM that drafts here."""
         bound = _current.get()
         # One of its own was left by an earlier request with the same bundle.
-        if bound is None or bound.question != bundle.query_str or bound.maker is self:
+        if bound is None or bound.question != bundle.query_str or bound.owner is self:
             return None
         if bound.bundle is not None and bound.bundle is not bundle:
             return None
-        return bound if self.llm is None or self.llm is bound.maker.llm else None
+        return bound if self.llm is None or self.llm is bound.owner.llm else None
 
     @contextmanager
     def bind(self, decision: Decision, bundle: QueryBundle) -> Iterator[None]:
         """Hand a decision to everything that is called inside."""
         bound = _current.get()
         if bound is None or bound.decision is not decision:
-            bound = BoundDecision(bundle.query_str, decision, maker=self)
+            bound = BoundDecision(bundle.query_str, decision, owner=self)
         token = _current.set(replace(bound, bundle=None))
         try:
             yield
@@ -188,16 +202,8 @@ class Decider:
 
     def attach(self, decision: Decision, bundle: QueryBundle) -> None:
         """Leave a decision with its bundle, for what the caller does next with the bundle."""
-        if self.taken(bundle) is None:  # what came with the request is there already
-            _current.set(BoundDecision(bundle.query_str, decision, maker=self, bundle=bundle))
-
-    def _draft(self, drafter: LLMDrafter, bundle: QueryBundle) -> Flow[list[Draft | None]]:
-        """Draft for a batch of one, as gates take drafts; what this LLM wrote for the request already will do."""
-        given = self.given(bundle)
-        draft = None if given is None else given.decision.draft
-        if draft is None or draft.source != "llm":
-            draft = yield from drafter.drafting(bundle.query_str)
-        return [draft]
+        if self.reusable(bundle) is None:  # what came with the request is there already
+            _current.set(BoundDecision(bundle.query_str, decision, owner=self, bundle=bundle))
 
     def _history(self, question: str) -> Flow[tuple[str, ...]]:
         """Return the turns before the question, as gates read them."""
@@ -206,8 +212,9 @@ class Decider:
         messages: list[ChatMessage] = yield Call(self.memory.get, self.memory.aget)
         turns = []
         for message in messages:
-            if message.role in (MessageRole.USER, MessageRole.ASSISTANT) and message.content:
-                turns.append(f"{message.role.value}: {message.content}")
+            speaker = _SPEAKERS.get(message.role)
+            if speaker is not None and message.content:
+                turns.append(f"{speaker}: {message.content}")
         if turns[-1:] == [f"user: {question}"]:  # some engines note the question before they retrieve
             turns.pop()
         return tuple(turns)
@@ -216,7 +223,8 @@ class Decider:
 class Gated:
     """What engines, retrievers and selectors have in common: a decider, whose threshold can be changed."""
 
-    decider: Decider
+    decider: QueryDecider
+    get_prompts: Callable[[], PromptDictType]
 
     def with_threshold(self, threshold: float | None) -> Self:
         """Return a copy of this at another threshold, for a question or for good.
@@ -234,6 +242,26 @@ class Gated:
         changed.decider.threshold = threshold
         return changed
 
+    def update_prompts(self, prompts_dict: PromptDictType) -> None:
+        """Change prompts, by the keys that ``get_prompts`` gives.
+
+        Raises:
+            ConfigurationError: A key names a part that is not there.
+        """
+        # LlamaIndex's own method takes no key of a part within a part.
+        for key, prompt in prompts_dict.items():
+            part: Any = self
+            *names, own_key = key.split(":")
+            for name in names:
+                parts = part._get_prompt_modules()
+                if name not in parts:
+                    raise ConfigurationError(
+                        f"There are no prompts under {key!r}.",
+                        hint=f"Known keys: {', '.join(self.get_prompts())}.",
+                    )
+                part = parts[name]
+            part._update_prompts({own_key: prompt})
+
 
 class WithoutPrompts:
     """A part of LlamaIndex that could have prompts, and has none."""
@@ -243,71 +271,3 @@ class WithoutPrompts:
 
     def _update_prompts(self, prompts: PromptDictType) -> None:
         pass
-
-
-def _same_gate(one: GateLike, other: GateLike) -> bool:
-    """Whether two gates are one, or were made alike: each ``gate=None`` loads a gate of its own."""
-    if isinstance(one, DecisionEngine) and isinstance(other, DecisionEngine):
-        return one.config() == other.config() and one.llm is other.llm
-    return one is other
-
-
-class LLMDrafter:
-    """Lets a LlamaIndex LLM write the first tokens of its answer.
-
-    It is asked with ``max_tokens`` and ``logprobs``. One that says that it does not take them is asked with fewer of
-    them, and what worked is remembered. Events of the call have the tag `DRAFT_TAG`.
-
-    Args:
-        llm: The answering LLM. Of one with structured output the LLM inside drafts: the beginning of a JSON object
-            says nothing.
-        tokens: Maximum number of tokens of a draft, at least 1.
-    """
-
-    def __init__(self, llm: LLM, tokens: int = 32) -> None:
-        while isinstance(llm, StructuredLLM):
-            llm = llm.llm
-        self.llm = llm
-        self.tokens = tokens
-        self._options = draft_options(tokens)
-
-    def drafting(self, question: str) -> Flow[Draft | None]:
-        """Write a draft, as a flow; None, and a line in the log, when the LLM fails."""
-        llm = self.llm
-        forms = self._options
-        for number, options in enumerate(forms):
-            if llm.metadata.is_chat_model:
-                system = ChatMessage(role=MessageRole.SYSTEM, content=ANSWER.system)
-                messages = [system, ChatMessage(role=MessageRole.USER, content=question)]
-                asking = Call(llm.chat, llm.achat, messages, **options)
-            else:
-                prompt = f"{ANSWER.system}\n\nQuestion: {question}\nAnswer:"
-                asking = Call(llm.complete, llm.acomplete, prompt, **options)
-            try:
-                with instrument_tags({**active_instrument_tags.get(), DRAFT_TAG: True}):
-                    response = yield asking
-            except Exception as error:  # providers raise errors of their own
-                # A timeout says nothing about what the model takes: the next question is asked with everything.
-                if not options or not says_unsupported(error):
-                    _log.warning("The LLM wrote no draft: %s: %s", type(error).__name__, error)
-                    return None
-                _log.info("The LLM refused %s: %s", ", ".join(options), error)
-            else:
-                self._options = forms[number:]
-                return self._draft(response)
-        return None
-
-    def _draft(self, response: ChatResponse | CompletionResponse) -> Draft:
-        text = response.text if isinstance(response, CompletionResponse) else response.message.content
-        # Each position is a list: the token that was written first, then those that were likely too.
-        written = [position[0] for position in response.logprobs or [] if position]
-        tokens, logprobs = read_logprobs(written)
-        draft = Draft(
-            text=(text or "").strip(),
-            tokens=tokens,
-            logprobs=logprobs or None,
-            finished=False,
-            source="llm",
-            model=self.llm.metadata.model_name,
-        )
-        return draft.head(self.tokens)

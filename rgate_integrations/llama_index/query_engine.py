@@ -4,26 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import RESPONSE_TYPE
-from llama_index.core.indices.empty import EmptyIndex
 from llama_index.core.llms import LLM
+from llama_index.core.llms.structured_llm import StructuredLLM
+from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import QueryBundle
 from llama_index.core.settings import Settings
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.answering.routing import QuestionCall, Strategy
+from rgate_integrations.answering.routing import QuestionCall, RoutedInput, Strategy
 from rgate_integrations.decision import Decision
-from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, for_llm
+from rgate_integrations.engine.decider import read_item
+from rgate_integrations.engine.loading import answer_first_gates
+from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
-from rgate_integrations.llama_index.answer_first import EngineAnswer, streams, with_logprobs
-from rgate_integrations.llama_index.decider import KNOWN_BY, Decider, Gated, copy_bundle, name_of
+from rgate_integrations.gates.rules import RuleOptions
+from rgate_integrations.llama_index.answer_first import EngineAnswer, with_logprobs
+from rgate_integrations.llama_index.decider import (
+    LLM_NAME_SOURCE,
+    Gated,
+    QueryDecider,
+    copy_bundle,
+    get_llm_name,
+)
+from rgate_integrations.llama_index.direct_arm import direct_engine, find_synthesizer, structured
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
+
+
+class EngineOptions(RuleOptions, total=False):
+    """Options that `GatedQueryEngine.from_defaults` hands on to the class."""
+
+    answer_first: bool | AnswerFirst
+    look_first: bool | LookFirst
 
 
 class GatedQueryEngine(Gated, BaseQueryEngine):
@@ -47,6 +65,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             Needs an engine that retrieves and synthesizes in two steps, and a retriever that does not decide or draft
             itself. With ``answer_first``, an answer is begun only where that can change the outcome, and what was
             begun is compared with what was found.
+        **rules: ``always=`` and ``never=``: rules as of `load_gate`, which replace the gate's own.
 
     Raises:
         ConfigurationError: ``look_first`` or `AnswerFirst.prefetch`, and the engine does not work in two steps, or
@@ -64,21 +83,23 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         answer_first: bool | AnswerFirst = False,
         streaming: bool = True,
         look_first: bool | LookFirst = False,
+        **rules: Unpack[RuleOptions],
     ) -> None:
-        options = AnswerFirst.of(answer_first)
+        options = AnswerFirst.coerce(answer_first)
         self.query_engine = query_engine
         self.direct = direct
         writer = llm if tokens is not None or options is not None else None
-        self.decider = Decider(gate, writer, 32 if tokens is None else tokens, answers=llm)
+        self.decider = QueryDecider(gate, writer, 32 if tokens is None else tokens, answers=llm, **rules)
         self.streaming = streaming
-        judge: GateLike | None = None
-        question_gate: GateLike | None = None
+        strategy = Strategy(look_first=LookFirst.coerce(look_first), question_gate=self.decider.gate)
         if options is not None:
             judge, question_gate = answer_first_gates(self.decider.gate, options.question_gate)
-            judge = for_llm(judge, name_of(llm), KNOWN_BY)
+            name = get_llm_name(llm)
             if question_gate is not None:
-                question_gate = for_llm(question_gate, name_of(llm), KNOWN_BY)
-        self.strategy = Strategy(options, LookFirst.of(look_first), judge, question_gate)
+                question_gate = question_gate.for_llm(name, LLM_NAME_SOURCE)
+            judge = judge.for_llm(name, LLM_NAME_SOURCE)
+            strategy = replace(strategy, answer_first=options, judge=judge, question_gate=question_gate)
+        self.strategy = strategy
         if self.strategy.searches_ahead:
             _check_two_steps(query_engine)
         self.logprobs_llm: LLM | None = None  # the LLM of `direct`, if it is asked for log-probabilities
@@ -93,10 +114,14 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         *,
         streaming: bool | None = None,
         tokens: int | None = None,
-        answer_first: bool | AnswerFirst = False,
-        look_first: bool | LookFirst = False,
+        direct_prompt: BasePromptTemplate | None = None,
+        direct: BaseQueryEngine | None = None,
+        **options: Unpack[EngineOptions],
     ) -> GatedQueryEngine:
         """Wrap a query engine.
+
+        The direct arm asks ``llm`` the question alone, after the system messages of the engine's own prompt. It gives
+        what the engine's ``output_cls`` says; such an answer does not stream.
 
         Args:
             query_engine: Any query engine.
@@ -106,31 +131,43 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             streaming: Whether the direct arm streams; by default it does if the engine does.
             tokens: Let the LLM itself write so many tokens, at least 1, and the gate judge them: by far the
                 strongest evidence. None leaves drafts to the gate's proxy model.
-            answer_first: Let the LLM begin to answer, and judge its first tokens: 32, or ``tokens``. Known: it goes
-                on, so that nothing is asked twice. Unknown: it is stopped, and the engine answers.
-            look_first: Search for every question, and read only passages that help.
+            direct_prompt: What the LLM is asked for known questions, with ``query_str``.
+            direct: An engine of your own for known questions; `llm` is then what it asks.
+            **options: ``answer_first``, ``look_first``, ``always`` and ``never``, as of the class. With
+                ``answer_first`` the first 32 tokens are judged, or ``tokens``.
 
         Raises:
-            ConfigurationError: No LLM was given and LlamaIndex's ``Settings`` have none.
+            ConfigurationError: No LLM was given and LlamaIndex's ``Settings`` have none; or both ``direct`` and
+                ``direct_prompt`` were given.
         """
         llm = llm or _llm_of_settings()
         if streaming is None:
-            streaming = streams(query_engine)
-        options = AnswerFirst.of(answer_first)
-        if options is not None and tokens is not None:
-            options = replace(options, tokens=tokens)
-        telling = None if options is None else with_logprobs(llm)
-        # What is begun can only be stopped where it streams.
-        direct = EmptyIndex().as_query_engine(llm=telling or llm, streaming=streaming or options is not None)
+            streaming = bool(getattr(find_synthesizer(query_engine), "_streaming", False))
+        first = AnswerFirst.coerce(options.get("answer_first", False))
+        if first is not None and tokens is not None:
+            first = replace(first, tokens=tokens)
+        options["answer_first"] = first or False
+        telling: LLM | None = None
+        if direct is None:
+            writer = structured(llm, query_engine)
+            is_structured = isinstance(writer, StructuredLLM)
+            if first is not None and not is_structured:
+                telling = with_logprobs(llm)
+            # What is begun can only be stopped where it streams.
+            streams = (streaming or first is not None) and not is_structured
+            direct = direct_engine(query_engine, telling or writer, direct_prompt, streaming=streams)
+        elif direct_prompt is not None:
+            raise ConfigurationError(
+                "An engine of your own has its own prompt.", hint="Pass direct= or direct_prompt=, not both."
+            )
         engine = cls(
             query_engine,
             direct,
             gate,
             llm=llm,
             tokens=tokens,
-            answer_first=options or False,
             streaming=streaming,
-            look_first=look_first,
+            **options,
         )
         engine.logprobs_llm = telling
         return engine
@@ -152,7 +189,9 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         response: RESPONSE_TYPE
         with self.decider.bind(decision, bundle):
             if not decision.retrieve:
-                begun = routed.answer if isinstance(routed.answer, EngineAnswer) else call.begin(0)
+                begun = (
+                    routed.answer if isinstance(routed.answer, EngineAnswer) else call.begin(call.inputs[0])
+                )
                 response = yield from begun.response(streaming=self.streaming)
             elif routed.searched:
                 response = yield Call(
@@ -172,7 +211,7 @@ def _check_two_steps(engine: BaseQueryEngine) -> None:
     retriever = getattr(engine, "retriever", None)
     if retriever is None or not hasattr(engine, "synthesize"):
         problem = f"{type(engine).__name__} does not retrieve and synthesize in two steps."
-    elif isinstance(getattr(retriever, "decider", None), Decider):
+    elif isinstance(getattr(retriever, "decider", None), QueryDecider):
         problem = (
             f"{type(retriever).__name__} decides and drafts itself, so it cannot search ahead of a decision."
         )
@@ -200,22 +239,22 @@ class EngineCall(QuestionCall):
     """
 
     def __init__(self, engine: GatedQueryEngine, bundle: QueryBundle) -> None:
-        is_decided = engine.decider.taken(bundle) is not None
+        is_decided = engine.decider.reusable(bundle) is not None
         strategy = Strategy() if is_decided else engine.strategy
-        super().__init__(strategy, bundle.query_str, threshold=engine.decider.threshold)
+        super().__init__(strategy, read_item(bundle.query_str, threshold=engine.decider.threshold))
         self.engine = engine
         self.bundle = bundle
 
-    def decide(self) -> Flow[list[Decision | Exception]]:
+    def decide(self) -> Flow[Sequence[Decision | Exception]]:
         """Take the decision that came with the request, or make one."""
         return [(yield from self.engine.decider.judge(self.bundle))]
 
-    def begin(self, place: int) -> EngineAnswer:
+    def begin(self, each: RoutedInput) -> EngineAnswer:
         """Let the direct engine begin to answer; it is asked when the first token is wanted."""
         return EngineAnswer(self.engine.direct, self.bundle, self.engine.logprobs_llm)
 
-    def announce(self, place: int, decision: Decision) -> Flow[None]:
-        """Tell LlamaIndex's listeners of a decision that did not come with the request."""
+    def announce(self, each: RoutedInput, decision: Decision) -> Flow[None]:
+        """Emit a decision that did not come with the request to LlamaIndex's listeners."""
         yield from ()
         self.engine.decider.announce(decision, self.bundle)
 
@@ -224,10 +263,10 @@ class EngineCall(QuestionCall):
         engine: Any = self.engine.query_engine
         return Gather([Call(engine.retrieve, getattr(engine, "aretrieve", None), copy_bundle(self.bundle))])
 
-    def passages(self, place: int, found: Any) -> Sequence[FoundPassage]:
+    def passages(self, each: RoutedInput) -> Sequence[FoundPassage]:
         """Return nodes as they are judged."""
         passages = []
-        for each in found:
-            title = each.node.metadata.get("title") or ""
-            passages.append(FoundPassage(each.node.get_content(), str(title)))
+        for node in each.found:
+            title = (node.node.metadata or {}).get("title") or ""
+            passages.append(FoundPassage(node.node.get_content(), str(title)))
         return passages

@@ -9,9 +9,9 @@ from llama_index.core.llms import LLM
 from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import ToolMetadata
 
-from rgate_integrations.engine.gate_like import GateLike
+from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.llama_index.decider import Decider, Gated, WithoutPrompts
+from rgate_integrations.llama_index.decider import Gated, QueryDecider, WithoutPrompts
 from rgate_integrations.runtime.flow import Flow, arun, run
 
 
@@ -38,7 +38,7 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
         llm: LLM | None = None,
         tokens: int = 32,
     ) -> None:
-        self.decider = Decider(gate, llm, tokens)
+        self.decider = QueryDecider(gate, llm, tokens)
         self.direct = direct
         self.retrieve = retrieve
 
