@@ -100,7 +100,7 @@ def test_a_mark_of_utf_8_before_json_lines_is_no_part_of_them():
     """The JSON was judged as the question."""
     done = rgate(*NEVER, "--json", stdin='\ufeff{"question": "who?"}\n')
     assert [each["question"] for each in objects(done)] == ["who?"]
-    assert rgate(*NEVER, stdin="\ufeffwho?\n").stdout.startswith("skip     1.00  who?")
+    assert rgate(*NEVER, stdin="\ufeffwho is Bo?\n").stdout.startswith("skip     1.00  who is Bo?")
 
 
 def test_ctrl_c_while_the_command_finishes_is_no_traceback():

@@ -153,9 +153,10 @@ def test_a_rule_decides_whatever_the_threshold(rules, retrieve):
     gate = load_gate("constant:random:0.5", **rules)
     for threshold in (None, 0.0, 0.5, 9.0):
         found = gate.decide(ASKED, threshold=threshold)
-        assert (found.retrieve, found.override) == (retrieve, next(iter(rules)))
-        assert found.reason.startswith(f"The rule {found.override}=")
-    assert gate.decide("who?").override == ""
+        assert found.retrieve is found.override.retrieve is retrieve
+        assert found.reason == found.override.reason
+        assert found.reason.startswith(f"The rule {next(iter(rules))}=: ")
+    assert gate.decide("Who wrote Hamlet?").override is None
     failed = load_gate("constant:never", never=lambda question: 1 / 0).decide("who?", threshold=0.0)
     assert failed.retrieve is True
 
@@ -204,7 +205,7 @@ def test_llama_index_takes_rules(call):
     )
     assert str(call(engine, "query", ASKED)) == f"read about {ASKED}"
     assert engine.decider.gate.rules.never == ("a joke",)
-    assert call(engine.with_threshold(0.0), "query", ASKED).metadata["rgate"]["override"] == "always"
+    assert call(engine.with_threshold(0.0), "query", ASKED).metadata["rgate"]["override"]["retrieve"]
 
 
 def test_rules_of_a_file(tmp_path):

@@ -145,8 +145,8 @@ def test_the_log_that_a_gate_was_tuned_on_is_no_other_traffic(tmp_path, prior):
     for gate in ("", "/answer-first"):
         folder = f"{tuned(tmp_path, prior, direct=Direct(says=says), update=bool(gate)).folder}{gate}"
         asked = [line["question"] for line in questions()]
-        drafts = [says(question) for question in asked] if gate else None
-        decisions = load_gate(folder, proxy=Reader(), on_error="raise").decide_batch(asked, drafts=drafts)
+        requests = [Request(question, draft=says(question) if gate else None) for question in asked]
+        decisions = load_gate(folder, proxy=Reader(), on_error="raise").decide_batch(requests)
         log = write(tmp_path / "log.jsonl", *({"p_known": each.p_known} for each in decisions))
         told = printed("monitor", log, "--gate", folder)
         assert "like that of the calibration" in told
