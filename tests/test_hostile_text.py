@@ -11,8 +11,7 @@ from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import ToolMetadata
 from typer.testing import CliRunner
 
-from rgate_integrations import Decision, load_gate
-from rgate_integrations.answering.claims import plan_queries
+from rgate_integrations import Decision, load_gate, plan_queries
 from rgate_integrations.cli.main import app
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import RGateError
