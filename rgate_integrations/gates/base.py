@@ -100,7 +100,7 @@ class Gate(BaseModel, ABC):
         False
 
     Attributes:
-        threshold: Retrieve iff p_known < threshold. 0 never retrieves, anything above 1 always does; overrides go first.
+        threshold: Retrieve iff p_known < threshold: 0 never retrieves, above 1 always does. An override goes first.
         proxy: Catalogue name, folder or Hub id of the proxy model that its evidence comes from.
         info: What it is; gates that `load_gate` knows by name have one.
         gate_fields: Names of the parameters that hold other gates.
