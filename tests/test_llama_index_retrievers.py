@@ -149,7 +149,7 @@ def test_the_transform_adds_claims_to_the_embedding_texts(gate):
     with pytest.warns(UserWarning, match="ClaimFusionRetriever searches them separately"):
         bundle = transform.run("what is unknown?")
     assert (bundle.query_str, len(bundle.embedding_strs)) == ("what is unknown?", 3)
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="averages"):
         response = TransformQueryEngine(over(Shelf()), transform).query("what is unknown?")
     assert response.source_nodes
 
