@@ -37,8 +37,7 @@ from served import (
     with_passages,
 )
 
-from rgate_integrations import load_gate
-from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations import AnswerFirst, load_gate
 from rgate_integrations.engine.loading import DEFAULT_GATES
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate

@@ -18,7 +18,7 @@ from dialogues import dialogues
 from mixtures import Mixture, corpus_prose, frame_names, mixed
 from segment_rows import NEEDY, TRAINED_ON
 
-from rgate_integrations import load_gate
+from rgate_integrations import Request, load_gate
 
 SHARES = {"private": 0.3, "fresh": 0.15, "obscure": 0.05, "common": 0.15, "task": 0.2, "given": 0.15}
 SHORTEST, LONGEST = 100, 2_000  # characters that are pasted
@@ -62,9 +62,7 @@ def main() -> None:
             for name in (mixture.frame, "all frames"):
                 found.append((name, mixture.kind in NEEDY, decision.retrieve))
     tested = dialogues(0, part="test")
-    decisions = gate.decide_batch(
-        [each.message for each in tested], histories=[each.history for each in tested]
-    )
+    decisions = gate.decide_batch([Request(each.message, each.history) for each in tested])
     for dialogue, decision in zip(tested, decisions, strict=True):
         found.append(("follow-ups", dialogue.kind in NEEDY, decision.retrieve))
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 from base import OUT, argument_parser, print_table, read_answers, read_records
 
-from rgate_integrations import Decision, Draft
-from rgate_integrations.answering.claims import plan_queries
+from rgate_integrations import Decision, Draft, plan_queries
 from rgate_integrations.index import BM25Index, HybridIndex, PassageIndex, fuse, read_passages
 from rgate_integrations.index.passage_index import FILE
 from rgate_integrations.index.retriever import Hit, passage_id

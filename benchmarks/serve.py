@@ -27,8 +27,7 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from rgate_integrations import load_gate
-from rgate_integrations.engine.decision_engine import DecisionEngine
+from rgate_integrations import DecisionEngine, load_gate
 from rgate_integrations.serving.app import make_app
 from rgate_integrations.serving.gateway import Gateway
 from rgate_integrations.serving.server import make_server

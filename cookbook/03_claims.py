@@ -8,8 +8,7 @@
 # %%
 import matplotlib.pyplot as plt
 
-from rgate_integrations import load_gate
-from rgate_integrations.answering.claims import plan_queries
+from rgate_integrations import load_gate, plan_queries
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex, fuse
 
 # %% [markdown]
@@ -22,7 +21,7 @@ from rgate_integrations.index import HybridIndex, Passage, PassageIndex, fuse
 question = "In which year was the university of the birthplace of Aarno Maliniemi founded?"
 draft = "Aarno Maliniemi was born in Oulu. The University of Oulu was founded in 1958. Finland is in Europe."
 gate = load_gate("default-answer")
-(decision,) = gate.decide_batch([question], drafts=[draft])
+decision = gate.decide(question, draft=draft)
 print(decision.retrieve, decision.reason)
 
 # %% [markdown]

@@ -9,7 +9,7 @@
 import matplotlib.pyplot as plt
 import numpy as np
 
-from rgate_integrations import Draft, list_gates, load_gate
+from rgate_integrations import Draft, Request, list_gates, load_gate
 from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.text import is_correct
@@ -57,7 +57,8 @@ names = (
     "default-answer",
 )
 gates = [load_gate(n, **({"source": "recorded"} if n in ("ik", "slimplm") else {})) for n in names]
-found = {name: gate.decide_batch(questions, drafts=drafts) for name, gate in zip(names, gates, strict=True)}
+requests = [Request(question, draft=draft) for question, draft in zip(questions, drafts, strict=True)]
+found = {name: gate.decide_batch(requests) for name, gate in zip(names, gates, strict=True)}
 for name, decisions in found.items():
     failed = [d.error.message for d in decisions if d.error]
     p, cost = np.array([d.p_known for d in decisions]), np.mean([d.cost.model_calls for d in decisions])

@@ -15,7 +15,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnablePassthrough
 from llama_server import ServedChat, gguf, serving
 
-from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations import AnswerFirst
 from rgate_integrations.index import BM25Index, Passage
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
 

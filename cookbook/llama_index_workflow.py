@@ -14,8 +14,7 @@ from llama_index.core.schema import NodeWithScore
 from llama_index.core.workflow import Context, Event, StartEvent, StopEvent, Workflow, step
 from llama_index_engine import TEXTS, SmallEmbedding, SmallLLM
 
-from rgate_integrations import DecisionEngine, load_gate
-from rgate_integrations.answering.claims import QueryPlan, plan_queries
+from rgate_integrations import DecisionEngine, QueryPlan, load_gate, plan_queries
 from rgate_integrations.index import fuse
 
 

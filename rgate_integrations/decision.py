@@ -204,7 +204,7 @@ class Request:
         metadata: What the application knows of the request, for rules that are functions.
         threshold: Used instead of the gate's own, at least 0.
         popularity: Popularity score of what is asked about, for gates that use one.
-        timeout: How long the caller waits, in seconds; None for the gate's own limit.
+        timeout: How long the caller waits, in seconds; None for the gate's own limit, infinity for none.
 
     Raises:
         InvalidQuestionError: The question is empty, not a string, or holds NUL bytes.
@@ -267,28 +267,38 @@ def valid_threshold(threshold: object) -> float:
     Raises:
         ConfigurationError: It is not a number of at least 0.
     """
-    if not isinstance(threshold, Real) or isinstance(threshold, bool):
-        # Not printed: an object of the user's own may not be printable.
-        raise ConfigurationError(
-            f"A threshold must be a number of at least 0, not a {type(threshold).__name__}."
-        )
-    if not 0 <= float(threshold) < math.inf:
-        raise ConfigurationError(f"A threshold must be a number of at least 0, not {float(threshold)}.")
-    return float(threshold)
+    number = _as_number(threshold)
+    if number is None or not 0 <= number < math.inf:
+        raise ConfigurationError(f"A threshold must be a number of at least 0, not {_shown(threshold)}.")
+    return number
 
 
 def valid_timeout(timeout: object) -> float | None:
-    """Return a time in seconds, or None for no limit.
+    """Return a time in seconds that can be waited for, or None for no time.
 
     Raises:
         ConfigurationError: It is not a number above 0.
     """
-    if timeout is None or timeout == math.inf:
+    if timeout is None:
         return None
-    is_number = isinstance(timeout, Real) and not isinstance(timeout, bool)
-    if not is_number or not float(timeout) > 0:  # type: ignore[arg-type]  # a number; NaN is above nothing
-        raise ConfigurationError(f"A timeout must be a number of seconds above 0, not {timeout!r}.")
-    return min(float(timeout), threading.TIMEOUT_MAX)  # type: ignore[arg-type]
+    number = _as_number(timeout)
+    if number is None or not number > 0:  # NaN is above nothing
+        raise ConfigurationError(f"A timeout must be a number of seconds above 0, not {_shown(timeout)}.")
+    return min(number, threading.TIMEOUT_MAX)
+
+
+def _as_number(value: object) -> float | None:
+    """Return a number as a float; None if it is not one, such as True, or too large."""
+    try:
+        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
+    except OverflowError:
+        return None
+
+
+def _shown(value: object) -> str:
+    """Return a value for an error; of what is not a number the type: it may not be printable."""
+    number = _as_number(value)
+    return type(value).__name__ if number is None else str(number)
 
 
 def _valid_history(history: object) -> tuple[str, ...]:
@@ -298,13 +308,13 @@ def _valid_history(history: object) -> tuple[str, ...]:
     if (
         isinstance(history, str | bytes)
         or not isinstance(history, Sequence)
-        or not all(isinstance(turn, str) for turn in turns)
+        or not all(isinstance(turn, str) and "\0" not in turn for turn in turns)
     ):
         raise EvidenceError(
-            "The history of a question must be a list of strings.",
+            "The history of a question must be a list of strings without NUL bytes.",
             hint='history=["user: Who wrote Hamlet?", "assistant: Shakespeare."]',
         )
-    return tuple(valid_question(turn) for turn in turns if turn.strip())
+    return tuple(encodable(turn.strip()) for turn in turns if turn.strip())
 
 
 def _valid_draft(draft: object) -> Draft | None:
@@ -326,12 +336,10 @@ def _valid_metadata(metadata: object) -> Mapping[str, Any]:
 def _valid_popularity(popularity: object) -> float | None:
     if popularity is None:
         return None
-    try:
-        if isinstance(popularity, Real):
-            return float(popularity)
-    except OverflowError:
-        pass
-    raise EvidenceError("The popularity of a question must be a number.")
+    number = _as_number(popularity)
+    if number is None:
+        raise EvidenceError("The popularity of a question must be a number.")
+    return number
 
 
 class Override(Frozen):

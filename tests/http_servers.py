@@ -55,21 +55,29 @@ def serving_gateway(gate, upstream, retriever=None, *, token="", key=None, queue
 
 
 class Words:
-    """A gate that knows what has "known" in it, and remembers what it was asked."""
+    """A gate that knows what has "known" in it.
+
+    Attributes:
+        asked: The requests of each call.
+    """
+
+    reads_history = reads_drafts = True
 
     def __init__(self):
         self.asked = []
 
-    def decide_batch(self, questions, *, drafts=None, histories=None):
-        self.asked.append((list(questions), drafts, histories))
+    def decide_batch(self, requests):
+        self.asked.append(requests)
         decisions = []
-        for question in questions:
-            known = "known" in question and "unknown" not in question
-            decisions.append(Decision(question=question, retrieve=not known, p_known=0.9 if known else 0.1))
+        for request in requests:
+            known = "known" in request.question and "unknown" not in request.question
+            decisions.append(
+                Decision(question=request.question, retrieve=not known, p_known=0.9 if known else 0.1)
+            )
         return decisions
 
-    async def adecide_batch(self, questions, **options):
-        return self.decide_batch(questions, **options)
+    async def adecide_batch(self, requests):
+        return self.decide_batch(requests)
 
 
 class Blocking(Words):
@@ -80,11 +88,11 @@ class Blocking(Words):
         self.may_decide = threading.Event()
         self.is_asked = threading.Event()
 
-    async def adecide_batch(self, questions, **options):
-        if questions != ["Is this a question?"]:
+    async def adecide_batch(self, requests):
+        if [each.question for each in requests] != ["Is this a question?"]:
             self.is_asked.set()
             await asyncio.to_thread(self.may_decide.wait)
-        return self.decide_batch(questions, **options)
+        return self.decide_batch(requests)
 
 
 class Broken(Words):

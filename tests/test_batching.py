@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import pickle
 import threading
 import time
@@ -10,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rgate_integrations import Decision, Draft, load_gate
+from rgate_integrations import Decision, Draft, Request, load_gate
 from rgate_integrations.engine.batching import Batcher
 from rgate_integrations.errors import ConfigurationError, OverloadedError
 from tests.conftest import CALLS
@@ -173,12 +174,42 @@ def test_the_gate_has_a_deadline_of_its_own_which_stays_with_it(held, call):
     assert call(gate, "slow?", timeout=PATIENCE).error is None
     again = pickle.loads(pickle.dumps(load_gate("prompt", timeout=2.5)))  # noqa: S301
     assert again.with_options(threshold=0.3).timeout == 2.5
-    assert load_gate("prompt", timeout=float("inf")).timeout is None
+    assert again.with_options(timeout=None).timeout is None
+
+
+def test_a_request_may_wait_longer_than_its_gate_does_or_as_long_as_it_takes(held, call):
+    gate = load_gate("prompt", proxy=held, timeout=SHORT)
+    for patient, options in ((gate, {"timeout": math.inf}), (gate.with_options(timeout=None), {})):
+        held.busy.clear()
+        held.go.clear()
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(call, patient, "slow?", **options)
+            assert held.busy.wait(PATIENCE)
+            time.sleep(2 * SHORT)
+            assert not waiting.done()
+            held.go.set()
+            assert waiting.result(PATIENCE).error is None
+
+
+def test_of_the_times_in_a_batch_the_longest_counts(held):
+    """All are returned together, so whoever has less patience waits for who has more."""
+    gate = load_gate("prompt", proxy=held)
+    times = [SHORT / 10, None, SHORT]
+    late = gate.with_options(timeout=SHORT).decide_batch([Request("slow?", timeout=each) for each in times])
+    assert [d.error.type for d in late] == ["OverloadedError"] * 3
+    assert all(f"{SHORT} s" in d.error.message for d in late)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(gate.decide_batch, [Request("slow?", timeout=each) for each in times])
+        time.sleep(2 * SHORT)
+        held.go.set()
+        assert [d.error for d in waiting.result(PATIENCE)] == [None] * 3
 
 
 def test_in_a_batch_what_is_decided_in_time_is_kept(held):
     held.max_batch_size = 2
-    found = load_gate("prompt", proxy=held).decide_batch(["one?", "two?", "slow?"], timeout=1.0)
+    found = load_gate("prompt", proxy=held).decide_batch(
+        [Request(question, timeout=1.0) for question in ("one?", "two?", "slow?")]
+    )
     assert [d.error and d.error.type for d in found] == [None, None, "OverloadedError"]
 
 

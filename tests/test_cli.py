@@ -68,15 +68,15 @@ def test_gates_lists_all_with_their_papers():
 
 
 def test_decide_says_why_and_how_many_skip():
-    reason = load_gate("constant:never").decide("who?").reason
-    done = rgate(*NEVER, stdin="who?\nTraceback: KeyError  Why?\n")
+    reason = load_gate("constant:never").decide("who is Bo?").reason
+    done = rgate(*NEVER, stdin="who is Bo?\nTraceback: KeyError  Why?\n")
     lines = [line.strip() for line in done.stdout.splitlines()]
-    assert lines == ["skip     1.00  who?", reason, "skip     1.00  Traceback: KeyError Why?", reason]
+    assert lines == ["skip     1.00  who is Bo?", reason, "skip     1.00  Traceback: KeyError Why?", reason]
     assert (done.exit_code, done.stderr) == (0, "2 of 2 skip retrieval.\n")
 
 
 def test_decide_reads_json_lines_with_what_came_with_a_question():
-    lines = '{"question": "who?", "popularity": 5000}\n{"question": "what?", "popularity": 3}\n'
+    lines = '{"question": "who is Bo?", "popularity": 5000}\n{"question": "who is Al?", "popularity": 3}\n'
     found = objects(rgate("decide", "--gate", "popularity", "--json", stdin=lines))
     assert [each["retrieve"] for each in found] == [False, True]
     line = {"question": "And in Italy?", "history": ["user: How many customers do we have?"]}
@@ -86,7 +86,9 @@ def test_decide_reads_json_lines_with_what_came_with_a_question():
 
 def test_a_line_that_is_no_question_is_an_error_with_its_number_and_the_others_go_on():
     """One was judged as a question, and skipped with P(known) 0.98."""
-    lines = 'who?\n\n{"q": 1}\n{"question": "what?"}\n{not json\nnot json{\n{"question": "where?"}\n'
+    lines = (
+        'who is Bo?\n\n{"q": 1}\n{"question": "what is Bo?"}\n{not json\nnot json{\n{"question": "is Bo?"}\n'
+    )
     done = rgate(*NEVER, "--json", stdin=lines)
     said = [each.get("error", {}).get("message", "")[:7] for each in objects(done)]
     assert said == ["", "The que", "Line 3 ", "", "Line 5 ", "Line 6 ", ""]
@@ -103,7 +105,7 @@ def test_a_mark_of_utf_8_before_json_lines_is_no_part_of_them():
 
 def test_ctrl_c_while_the_command_finishes_is_no_traceback():
     finishing = "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGINT); "
-    done = process(*NEVER, "who?", before=finishing)
+    done = process(*NEVER, "who is Bo?", before=finishing)
     assert done.returncode == 130
     assert "skip" in done.stdout
     assert "Traceback" not in done.stderr
@@ -156,7 +158,7 @@ def test_ask_opens_the_index_for_the_first_question_that_needs_it(monkeypatch, s
     opened = Mock(return_value=Shelf())
     monkeypatch.setattr("rgate_integrations.cli.ask.open_index", opened)
     for gate, times in (("constant:never", 0), ("constant:always", 1)):
-        assert rgate("ask", "--gate", gate, "who?", "what?").exit_code == 0
+        assert rgate("ask", "--gate", gate, "who is Bo?", "what is Bo?").exit_code == 0
         assert opened.call_count == times
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rgate_integrations import Draft, load_gate
+from rgate_integrations import Draft, Request, load_gate
 from rgate_integrations.engine.loading import DEFAULT_GATES
 from rgate_integrations.gates.ability import Ability
 
@@ -41,9 +41,9 @@ RETRIEVED = {
     "What is the maiden name of the wife of organist Teodor Lindqvist?": "hardly anybody knows",
     "Quelle est la capitale de la France ?": "not in plain English",
     "Wie hoch ist mein Kontostand?": "not in plain English",
-    "https://example.com/news/2024/05/some-page?id=3": "what is there the LLM has not seen",
-    "www.bbc.co.uk": "what is there the LLM has not seen",
-    "Summarize https://example.com/report": "what is there the LLM has not seen",
+    "https://example.com/news/2024/05/some-page?id=3": "which the LLM cannot have read",
+    "www.bbc.co.uk": "which the LLM cannot have read",
+    "Summarize https://example.com/report": "which the LLM cannot have read",
 }
 NEWS = [
     "Which airline's boss resigned over the cancelled flights?",
@@ -122,8 +122,8 @@ def test_a_task_that_was_begun_goes_on():
         "Translate 'good evening, my friend' into Italian.": "Buonasera, amico mio.",
         "What does our travel policy say about hotels?": "Your travel policy says that hotels may cost up to",
     }
-    drafts = [Draft(text=text) for text in begun.values()]
-    decisions = load_gate(DEFAULT_GATES["llm"], on_error="raise").decide_batch(list(begun), drafts=drafts)
+    requests = [Request(question, draft=text) for question, text in begun.items()]
+    decisions = load_gate(DEFAULT_GATES["llm"], on_error="raise").decide_batch(requests)
     assert [d.retrieve for d in decisions] == [False, False, True]
 
 
@@ -132,5 +132,6 @@ def test_words_that_were_not_certain_stop_no_task():
     words = ("The", " waves", " roll", " in", ",", " slow", " and", " grey")
     unsure = Draft(text="".join(words), tokens=words, logprobs=(-2.5,) * 8, source="llm")
     asked = ["Write a short poem about the sea.", "Which river flows through the city of Bern?"]
-    found = load_gate(DEFAULT_GATES["llm"], on_error="raise").decide_batch(asked, drafts=[unsure] * 2)
+    requests = [Request(question, draft=unsure) for question in asked]
+    found = load_gate(DEFAULT_GATES["llm"], on_error="raise").decide_batch(requests)
     assert [each.retrieve for each in found] == [False, True]

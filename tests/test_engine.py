@@ -1,19 +1,28 @@
 """The engine: nothing that a caller gives can stop it, and whatever fails retrieves."""
 
+import math
 import pickle
 import shutil
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import FrozenInstanceError, dataclass, replace
 from functools import partial
 from typing import ClassVar
+from unittest.mock import ANY
 
 import pytest
 
-from rgate_integrations import Decision, Draft, Gate, load_gate
-from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.engine.follow_ups import UNREAD
-from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
+from rgate_integrations import (
+    AnswerFirst,
+    Decision,
+    Draft,
+    Gate,
+    LookFirst,
+    Override,
+    Request,
+    load_gate,
+)
+from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
+from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError
 from rgate_integrations.gates import Score
 from rgate_integrations.gates.evidence.base import EvidenceSpec, Piece
 from rgate_integrations.gates.folder import save_gate
@@ -35,14 +44,7 @@ class Unprintable:
 # --- what callers give -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("threshold", [float("nan"), -0.1, float("inf"), "high", True, object()], ids=type)
-def test_a_bad_threshold_is_refused_when_it_is_given_and_harms_nobody(scripted, call, threshold):
-    gate = load_gate("prompt", proxy=scripted)
-    with pytest.raises(ConfigurationError, match="threshold must be a number"):
-        call(gate, "who?", threshold=threshold)
-    with pytest.raises(ConfigurationError, match="threshold must be a number"):
-        gate.decide_batch(["who?", "what?"], threshold=[0.5, threshold])
-    assert scripted.calls == [], "it never reached the worker"
+HAMLET, CAPITAL = "Who wrote Hamlet?", "What is the capital of France?"
 
 
 def test_true_is_no_number(scripted):
@@ -52,7 +54,7 @@ def test_true_is_no_number(scripted):
         Decision(question="who?", retrieve=True, p_known=0.2, threshold=True)
     with pytest.raises(ValueError, match="a threshold is a number"):
         RetrievalGate("constant:never", threshold=True)
-    with pytest.raises(ConfigurationError, match="not a bool"):
+    with pytest.raises(ConfigurationError, match="not bool"):
         RetrievalGate("constant:never").invoke("who?", {"configurable": {"retrieval_threshold": True}})
     with pytest.raises(ConfigurationError, match="timeout"):
         load_gate("ik", proxy=scripted, timeout=True)
@@ -68,7 +70,7 @@ def test_true_is_no_number(scripted):
 
 @pytest.mark.parametrize(("threshold", "turned"), [(0.5, False), (0.0, True), (None, False)])
 def test_a_reason_says_so_if_the_threshold_of_the_call_turns_the_decision(threshold, turned):
-    found = load_gate("constant:always").decide("who?", threshold=threshold)
+    found = load_gate("constant:always").decide(HAMLET, threshold=threshold)
     assert found.retrieve is not turned
     own = "This gate always retrieves."
     assert found.reason == own + turned * " But P(known) is 0.00, and the caller's threshold 0.00."
@@ -84,22 +86,84 @@ def test_so_does_that_of_a_gate_that_takes_no_threshold():
 class OnlyQuestions:
     """A gate of the user's own that takes no threshold."""
 
-    def decide_batch(self, questions):
-        return [Decision(question=each, retrieve=True, p_known=0.3, reason="Unknown.") for each in questions]
+    def decide_batch(self, requests):
+        return [
+            Decision(question=each.question, retrieve=True, p_known=0.3, reason="Unknown.")
+            for each in requests
+        ]
 
-    async def adecide_batch(self, questions):
-        return self.decide_batch(questions)
+    async def adecide_batch(self, requests):
+        return self.decide_batch(requests)
 
 
-def test_each_question_may_have_its_own_threshold(scripted):
+@pytest.mark.parametrize(
+    ("field", "value", "error", "why"),
+    [
+        *(
+            ("threshold", value, ConfigurationError, "threshold must be a number of at least 0")
+            for value in (math.nan, -0.1, math.inf, "high", Unprintable(), 10**400)
+        ),
+        *(
+            ("timeout", value, ConfigurationError, "timeout must be a number of seconds above 0")
+            for value in (math.nan, 0, -1, "soon", Unprintable())
+        ),
+        *(("draft", value, EvidenceError, "draft must be") for value in (5, Unprintable())),
+        *(("popularity", value, EvidenceError, "must be a number") for value in ("much", 10**400)),
+        ("metadata", "a text", EvidenceError, "must be a mapping"),
+        *(
+            ("history", value, EvidenceError, "list of strings")
+            for value in ("user: Who?", [3], [("user", "Who?")], 5, ["user: a\0b"])
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_a_request_with_a_field_that_makes_no_sense_is_refused_at_once(
+    scripted, call, field, value, error, why
+):
+    with pytest.raises(error, match=why):
+        Request(HAMLET, **{field: value})
+    with pytest.raises(error, match=why):
+        call(load_gate("prompt", proxy=scripted), HAMLET, **{field: value})
+    assert scripted.calls == [], "it never reached the worker"
+
+
+def test_a_request_is_a_value_that_nobody_changes():
+    given = ["user: Hi", " ", "assistant: Hello"]
+    request = Request(f"  {HAMLET} ", given, "It was", None, threshold=1, timeout=math.inf)
+    given.clear()
+    assert request == Request(
+        HAMLET, ("user: Hi", "assistant: Hello"), Draft(text="It was"), {}, threshold=1.0, timeout=math.inf
+    )
+    assert len({request, replace(request)}) == 1
+    assert Request.coerce(request) is request
+    assert Request.coerce(request, history=None, threshold=0.2) == replace(request, history=(), threshold=0.2)
+    with pytest.raises(FrozenInstanceError):
+        request.threshold = 0.3
+    with pytest.raises(TypeError, match="histories"):
+        load_gate("ik").decide(HAMLET, histories=[])
+
+
+def test_a_batch_may_mix_strings_requests_and_what_is_neither(scripted):
     gate = load_gate("constant:random", proxy=scripted)
-    found = gate.decide_batch(["a?", "a?", "a?"], threshold=[0.0, None, 1.5])
-    assert [(d.threshold, d.retrieve) for d in found] == [
-        (0.0, False),
-        (0.5, found[1].p_known < 0.5),
-        (1.5, True),
+    items = [HAMLET, Request(HAMLET, threshold=0.0), None, Request(HAMLET, threshold=1.5), "", 5]
+    found = gate.decide_batch(iter(items))
+    plain, never, *_ = found
+    known = plain.p_known
+    assert [(d.threshold, d.retrieve, d.p_known) for d in found] == [
+        (0.5, known < 0.5, known),
+        (0.0, False, known),
+        (0.5, True, 0.0),
+        (1.5, True, known),
+        (0.5, True, 0.0),
+        (0.5, True, 0.0),
     ]
-    assert [d.threshold for d in gate.decide_batch(["a?", "b?"], threshold=0.3)] == [0.3, 0.3]
+    assert [d.error and d.error.type for d in found] == [None, None, "InvalidQuestionError", None] + [
+        "InvalidQuestionError"
+    ] * 2
+    assert gate.decide(Request(HAMLET, threshold=0.0)) == never.model_copy(update={"cost": ANY})
+    assert gate.decide(Request(HAMLET, threshold=0.0), threshold=1.5).retrieve
+    with pytest.raises(InvalidQuestionError):
+        gate.with_options(on_error="raise").decide_batch(items)
 
 
 @pytest.mark.parametrize(
@@ -110,29 +174,8 @@ def test_what_is_no_question_is_refused_and_harms_nobody(scripted, call, questio
     with pytest.raises(InvalidQuestionError) as caught:
         call(gate, question)
     assert caught.value.hint
-    bad, good = gate.decide_batch([question, "who?"])
+    bad, good = gate.decide_batch([question, HAMLET])
     assert (bad.retrieve, bad.error.type, good.error) == (True, "InvalidQuestionError", None)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("drafts", 5),
-        ("drafts", Unprintable()),
-        ("popularity", "much"),
-        ("popularity", 10**400),
-        ("metadata", "a text"),
-        ("histories", "user: Who?"),
-        ("histories", [3]),
-        ("histories", [("user", "Who?")]),
-    ],
-)
-def test_what_is_no_evidence_is_an_error_of_its_question(scripted, name, value):
-    gate = load_gate("ik", proxy=scripted)
-    bad, good = gate.decide_batch(["who?", "what?"], **{name: [value, None]})
-    assert (bad.retrieve, bad.error.type, good.error) == (True, "EvidenceError", None)
-    with pytest.raises(ConfigurationError, match="2 questions do not match 1"):
-        gate.decide_batch(["who?", "what?"], **{name: [value]})
 
 
 def test_lone_surrogates_do_not_break_json(scripted):
@@ -146,6 +189,7 @@ def test_lone_surrogates_do_not_break_json(scripted):
         (lambda gate: load_gate("prompt", on_error="ignore"), "on_error"),
         (lambda gate: gate.with_options(tokenz=3), "cannot take tokenz"),
         (lambda gate: gate.decide_batch("one string"), "list of questions"),
+        (lambda gate: gate.decide_batch(Request(HAMLET)), "list of questions"),
     ],
 )
 def test_options_of_the_engine_are_checked(misuse, why):
@@ -164,9 +208,9 @@ def test_a_thread_that_cannot_be_started_fails_its_call_and_no_later_one(scripte
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refused)
-        first = call(gate, "who?")
+        first = call(gate, HAMLET)
     assert (first.retrieve, first.error.message) == (True, "can't start new thread")
-    assert call(gate, "who?").error is None
+    assert call(gate, HAMLET).error is None
 
 
 of_weights = partial(ScriptedProxy, None)
@@ -189,7 +233,7 @@ def test_a_wrapped_probe_checks_the_model_whose_states_it_was_given(probe, depth
         gate = load_gate("calibrated", inner=gate).gate
     assert (gate.threshold, gate.proxy) == (0.4, "scripted"), "those of the inner gate"
     weights = ("its own", "another", "")
-    own, foreign, unknown = (load_gate(gate, proxy=of_weights(each)).decide("who?") for each in weights)
+    own, foreign, unknown = (load_gate(gate, proxy=of_weights(each)).decide(HAMLET) for each in weights)
     assert (own.error, own.retrieve, own.warnings) == (None, False, ())
     assert (foreign.retrieve, foreign.error.type) == (True, "ModelLoadError")
     assert "has the weights another" in foreign.reason
@@ -201,11 +245,11 @@ def test_a_wrapped_probe_checks_the_model_whose_states_it_was_given(probe, depth
 def test_a_calibrated_gate_refuses_another_model_than_it_was_calibrated_with(inner):
     gate = load_gate("calibrated", inner=inner, fingerprint="its own", proxy=of_weights("its own"))
     another = gate.with_options(proxy=of_weights("another"))
-    own, foreign = gate.decide("who?"), another.decide("who?")
+    own, foreign = gate.decide(HAMLET), another.decide(HAMLET)
     assert (own.error, own.warnings) == (None, ())
     assert (foreign.retrieve, foreign.error.type) == (True, "ModelLoadError")
-    assert "cannot be checked" in gate.with_options(proxy=of_weights("")).decide("who?").warnings[0]
-    read = another.decide("who?", draft=Draft(text="a", tokens=("a",), logprobs=(-0.1,)))
+    assert "cannot be checked" in gate.with_options(proxy=of_weights("")).decide(HAMLET).warnings[0]
+    read = another.decide(HAMLET, draft=Draft(text="a", tokens=("a",), logprobs=(-0.1,)))
     assert (read.error is None) == (inner == "token_probability"), "then no model has read anything"
 
 
@@ -214,7 +258,7 @@ def test_calibration_stores_the_model_that_made_the_evidence():
     questions = [DataFile("x", "0" * 64, tuple(rows))]
     found = calibrate(load_gate("prompt", proxy=of_weights("its own")), questions, Budget(0.9), method="none")
     assert found.gate.gate.fingerprint == "its own"
-    assert found.gate.decide("who?").error is None
+    assert found.gate.decide(HAMLET).error is None
     without = calibrate(load_gate("constant:always"), questions, Budget(1.0), method="none")
     assert without.gate.gate.fingerprint == ""
 
@@ -223,7 +267,7 @@ def test_a_gate_reads_its_artefact_once_when_it_is_made(probe):
     gate = load_gate(probe, proxy=of_weights("its own"))
     shutil.rmtree(probe)
     for again in (gate, gate.with_options(threshold=0.2), pickle.loads(pickle.dumps(gate))):  # noqa: S301
-        assert again.decide("who?").error is None
+        assert again.decide(HAMLET).error is None
 
 
 # --- conversations ---------------------------------------------------------------------------------------------
@@ -239,7 +283,7 @@ class TurnsSpec(EvidenceSpec[int]):
     reads_history: ClassVar[bool] = True
 
     def compute(self, context):
-        return [Piece(len(inputs.history)) for inputs in context.inputs]
+        return [Piece(len(request.history)) for request in context.requests]
 
 
 class CountsTurns(Gate):
@@ -257,13 +301,55 @@ def test_a_gate_that_reads_the_turns_before_gets_them(call):
     engine = load_gate(CountsTurns())
     assert engine.reads_history
     assert call(engine, "And when?", history=EARLIER).retrieve is False
-    found = engine.decide_batch(["And when?"] * 3, histories=[EARLIER, None, ["", " "]])
+    found = engine.decide_batch([Request("And when?", turns) for turns in (EARLIER, (), ["", " "])])
     assert [d.retrieve for d in found] == [False, True, True]
 
 
 def test_a_gate_that_does_not_read_the_turns_before_retrieves_and_says_so(call):
     engine = load_gate("constant:never")
     assert not engine.reads_history
-    decision = call(engine, "And when?", history=EARLIER)
-    assert (decision.retrieve, decision.warnings, decision.error) == (True, (UNREAD,), None)
-    assert [d.retrieve for d in engine.decide_batch(["a", "b"], histories=[None, EARLIER])] == [False, True]
+    decision = call(engine, HAMLET, history=EARLIER)
+    assert (decision.retrieve, decision.p_known, decision.error) == (True, 1.0, None)
+    assert decision.override == Override(retrieve=True, reason=UNREAD)
+    assert decision.reason == f"{UNREAD} This gate never retrieves."
+    found = engine.decide_batch([HAMLET, Request(CAPITAL, EARLIER), "And when?"])
+    assert [d.override and d.override.reason for d in found] == [None, UNREAD, REFERS_BACK]
+
+
+# --- overrides ---------------------------------------------------------------------------------------------------
+
+
+class Overriding(Gate):
+    """Overrides what it says of questions with a name in them, once for each word "retrieve" or "direct"."""
+
+    @property
+    def specs(self):
+        return ()
+
+    def score(self, evidence):
+        score = Score(0.6, "Because.")
+        for number, word in enumerate(evidence.question.split()):
+            if word in ("retrieve", "direct"):
+                score = score.overridden(f"Reason {number}.", retrieve=word == "retrieve")
+        return score
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 1.5])
+@pytest.mark.parametrize(
+    ("question", "retrieve", "reason"),
+    [
+        ("retrieve x", True, "Reason 0."),
+        ("direct x", False, "Reason 0."),
+        ("direct retrieve", True, "Reason 1."),
+        ("retrieve direct", True, "Reason 0."),
+        ("retrieve retrieve", True, "Reason 0."),
+        ("direct direct", False, "Reason 0."),
+    ],
+)
+def test_no_threshold_beats_an_override_and_p_known_stays(question, retrieve, reason, threshold):
+    found = load_gate(Overriding()).decide(question, threshold=threshold)
+    assert (found.retrieve, found.p_known, found.threshold) == (retrieve, 0.6, threshold)
+    assert found.override == Override(retrieve=retrieve, reason=reason)
+    assert found.reason == f"{reason} Because."
+    assert str(found.override) == f"{'retrieve' if retrieve else 'direct'}: {reason}"
+    assert Decision.model_validate_json(found.model_dump_json()) == found

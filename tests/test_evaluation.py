@@ -8,6 +8,7 @@ from sklearn.metrics import roc_auc_score
 
 from rgate_integrations import Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError
+from rgate_integrations.gates.papers.verdicts import IKGate
 from rgate_integrations.tuning import Budget, MaxLoss, calibrate, evaluate, read_paired
 from rgate_integrations.tuning.calibration import fit_map, upper_bound
 from rgate_integrations.tuning.evaluation import (
@@ -16,10 +17,11 @@ from rgate_integrations.tuning.evaluation import (
     auc,
     break_even,
     expected_calibration_error,
+    judge,
     measure,
     retrieval_curve,
 )
-from rgate_integrations.tuning.questions import Example, Question
+from rgate_integrations.tuning.questions import Example, Question, all_examples
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import write
 
@@ -110,12 +112,14 @@ def test_break_even_of_the_ik_paper():
 def test_recorded_drafts_reach_the_gate():
     draft = Draft(text="It was me.", logprobs=(-0.1, -0.2, -0.1), source="recorded")
     gate = load_gate("token_probability", statistic="mean", proxy=ScriptedProxy())
-    _, found = evaluate(gate, [Example(Question("who?", draft=draft), 1.0, False)], draft="recorded")
+    _, found = evaluate(
+        gate, [Example(Question("who wrote it all?", draft=draft), 1.0, False)], draft="recorded"
+    )
     assert found.p[0] == pytest.approx(math.exp(-0.4 / 3))
     assert found.decisions[0].draft == draft
     assert found.decisions[0].cost.model_calls == 0  # nothing is read again
     with pytest.raises(DataFormatError, match="closed_book_text"):
-        evaluate(gate, [Example(Question("who?"), 1.0, True)], draft="recorded")
+        evaluate(gate, [Example(Question("who wrote it all?"), 1.0, True)], draft="recorded")
     with pytest.raises(ConfigurationError, match="not 'record'"):
         evaluate(gate, [], draft="record")
 
@@ -187,6 +191,35 @@ def test_a_calibrated_gate_maps_what_its_inner_gate_says_and_tells_where_its_thr
     assert decision.p_known == pytest.approx(found.gate.gate.probability(inner[3].p_known))
     assert decision.threshold == found.choice.threshold
     assert decision.reason == f"{inner[3].reason} Calibrated, P(known) is {decision.p_known:.2f}."
+
+
+class Overriding(IKGate):
+    """Overrides what it says of every fourth question, once each way."""
+
+    def score(self, evidence):
+        score = super().score(evidence)
+        number = int(evidence.question.strip("?").split()[-1])
+        return score if number % 4 else score.overridden("A reason.", retrieve=bool(number % 8))
+
+
+def test_overrides_retrieve_at_every_threshold_and_leave_the_probabilities_as_they_are(tmp_path):
+    gate = load_gate(Overriding(), proxy=ScriptedProxy())
+    real = gate.decide_batch([f"What is number {i}?" for i in range(200)])
+    lines = [{**GOOD, "question": d.question, "closed_book_correct": d.p_known > 0.5} for d in real]
+    files = read_paired([write(tmp_path / "d.jsonl", *lines)])
+    found = calibrate(gate, files, Budget(0.9))
+    fit, choose = np.split(np.random.default_rng(0).permutation(200), [100])
+    p = np.array([d.p_known for d in real])
+    assert found.gate.gate.probability == fit_map(p[fit], p[fit] > 0.5)
+    decided = found.gate.decide_batch([real[i].question for i in choose])
+    assert found.choice.threshold > 0
+    assert found.choice.facts["retrieval_rate"] == np.mean([d.retrieve for d in decided])
+    judged = judge(gate, all_examples(files))
+    assert judged.p.tolist() == [
+        d.p_known if d.override is None else float(not d.override.retrieve) for d in real
+    ]
+    assert {d.retrieve for d in real[::8]} == {False}
+    assert {d.retrieve for d in real[4::8]} == {True}
 
 
 def test_too_few_questions_to_calibrate(tmp_path):

@@ -6,13 +6,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from rgate_integrations import Draft, Gate, load_gate
-from rgate_integrations.engine.evaluation import shorten
+from rgate_integrations import Draft, Gate, Request, load_gate
+from rgate_integrations.engine.evaluation import read_request
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.gates import Score
 from rgate_integrations.gates.base import ScoreSpec
 from rgate_integrations.gates.evidence import DraftSpec
-from rgate_integrations.gates.evidence.base import Context, Inputs, Sources
+from rgate_integrations.gates.evidence.base import Context, Evidence, Sources
 from rgate_integrations.gates.papers.baselines import TokenProbabilityGate
 from rgate_integrations.gates.papers.verdicts import IKGate
 from tests.scripted_proxy import ScriptedProxy
@@ -32,8 +32,8 @@ def test_a_given_draft_is_used_as_it_is(scripted):
 
 def test_the_proxy_is_noted_for_what_it_made_and_not_for_counting_tokens(scripted):
     draft = DraftSpec(tokens=2, source="proxy")
-    given = Inputs("who?", Draft(text="one two three four", source="recorded"))
-    asked = Context([given, Inputs("what?")], Sources(lambda: scripted, None, {}))
+    requests = [Request("who?", draft="one two three four"), Request("what?")]
+    asked = Context(list(map(Evidence, requests)), Sources(lambda: scripted, None, {}))
     assert asked.get(draft)[0].text == "one two"
     counted, written = asked.evidence
     assert (counted.proxy, written.proxy) == (None, scripted)
@@ -41,9 +41,10 @@ def test_the_proxy_is_noted_for_what_it_made_and_not_for_counting_tokens(scripte
 
 def test_drafts_may_be_given_for_some_and_must_be_where_nobody_writes_them(scripted):
     gate = load_gate("ik", proxy=scripted)
-    found = gate.decide_batch(QUESTIONS, drafts=[None, "Paris", None])
+    found = gate.decide_batch([QUESTIONS[0], Request(QUESTIONS[1], draft="Paris"), QUESTIONS[2]])
     assert [d.draft.source for d in found] == ["proxy", "recorded", "proxy"]
-    found = gate.with_options(source="recorded").decide_batch(QUESTIONS, drafts=["a", None, "c"])
+    requests = [Request(*each) for each in zip(QUESTIONS, [(), (), ()], ["a", None, "c"], strict=True)]
+    found = gate.with_options(source="recorded").decide_batch(requests)
     assert [(d.error is None, "recorded drafts" in d.reason) for d in found] == [
         (True, False),
         (False, True),
@@ -80,7 +81,7 @@ def test_a_model_that_cannot_be_loaded_is_tried_once_not_once_a_question():
         tried.append(1)
         raise ModelLoadError("no such model")
 
-    asked = Context([Inputs(q) for q in QUESTIONS], Sources(proxy, None, {}))
+    asked = Context([Evidence(Request(q)) for q in QUESTIONS], Sources(proxy, None, {}))
     for _ in range(2):
         assert [str(error) for error in asked.find(DraftSpec())] == ["no such model"] * 3
     assert tried == [1]
@@ -123,26 +124,29 @@ ASKED = "When is my bill due?"
 )
 def test_of_a_long_request_what_asks_is_read_wherever_it_stands(scripted, text):
     sources = Sources(lambda: scripted, None, {})
-    inputs = shorten(Inputs(text), sources)
-    assert (ASKED in inputs.question, inputs.partly) == (True, True)
-    assert len(inputs.question) < len(text) / 4
-    assert shorten(Inputs(ASKED * 100), sources) == Inputs(ASKED * 100)
+    read = read_request(Request(text), sources)
+    assert (ASKED in read.question, read.truncated) == (True, True)
+    assert len(read.question) < len(text) / 4
+    whole = Request(ASKED * 100)
+    assert read_request(whole, sources) == Evidence(whole)
 
 
 def test_a_request_that_was_not_read_whole_retrieves_unless_clearly_needless(scripted):
     drafts = [Draft(text="a", tokens=("a",), logprobs=(math.log(p),)) for p in (0.95, 0.8)]
     gate = load_gate("token_probability", proxy=scripted)
-    needless, doubtful = gate.decide_batch([LOG] * 2, drafts=drafts)
-    assert (needless.retrieve, needless.p_known) == (False, pytest.approx(0.95))
-    assert (doubtful.retrieve, doubtful.p_known, doubtful.question) == (True, 0.0, LOG)
-    assert "too long to be read whole" in doubtful.reason
+    needless, doubtful = gate.decide_batch([Request(LOG, draft=draft, threshold=0.3) for draft in drafts])
+    assert (needless.retrieve, needless.p_known, needless.override) == (False, pytest.approx(0.95), None)
+    assert (doubtful.retrieve, doubtful.p_known, doubtful.question) == (True, pytest.approx(0.8), LOG)
+    assert doubtful.override.reason == "Too long to be read whole, and not clearly needless."
     assert doubtful.warnings[0].startswith(f"Of {len(LOG):,} characters ")
 
 
-def test_popularity_is_at_one_half_at_the_cutoff_and_arrays_are_sequences_too():
-    found = load_gate("popularity").decide_batch(
-        QUESTIONS, popularity=np.array([1000.0, 3000.0, 0.0]), threshold=np.array([0.4, 0.9, 0.1])
-    )
+def test_popularity_is_at_one_half_at_the_cutoff_and_numbers_of_arrays_are_numbers_too():
+    columns = np.array([[1000.0, 3000.0, 0.0], [0.4, 0.9, 0.1]]).T
+    requests = []
+    for question, (popularity, threshold) in zip(QUESTIONS, columns, strict=True):
+        requests.append(Request(question, popularity=popularity, threshold=threshold))
+    found = load_gate("popularity").decide_batch(requests)
     assert [(d.p_known, d.retrieve) for d in found] == [(0.5, False), (0.75, True), (0.0, True)]
 
 

@@ -8,7 +8,7 @@ from unittest.mock import Mock, call
 
 import pytest
 
-from rgate_integrations import Draft, load_gate
+from rgate_integrations import Draft, Request, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.papers.boundary import BOUNDARY_QUESTION
 from rgate_integrations.gates.papers.verdicts import (
@@ -82,7 +82,9 @@ def fitted(sums, model, out, recipe=RECIPE):
 
 
 def assert_told_apart(gate):
-    decisions = gate.decide_batch(SUMS, drafts=SAID)
+    decisions = gate.decide_batch(
+        [Request(question, draft=said) for question, said in zip(SUMS, SAID, strict=True)]
+    )
     assert {decision.error for decision in decisions} == {None}
     p_known = [decision.p_known for decision in decisions]
     assert min(p_known[1::2]) > max(p_known[::2])

@@ -2,15 +2,8 @@
 
 import pytest
 
-from rgate_integrations import Decision
-from rgate_integrations.engine.follow_ups import (
-    REFERS_BACK,
-    UNREAD,
-    is_follow_up,
-    is_unread,
-    retrieve_unread,
-    why_unread,
-)
+from rgate_integrations import Override, Request, load_gate
+from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD, is_follow_up, missing_context
 
 
 @pytest.mark.parametrize(
@@ -86,14 +79,19 @@ HISTORY = ("user: Who was Napoleon?", "assistant: An emperor.")
     ],
 )
 def test_the_one_rule(question, history, reads, why):
-    assert why_unread(question, history, reads_history=reads) == why
+    assert missing_context(Request(question, history), reads_history=reads) == why
 
 
-def test_a_decision_to_skip_what_is_not_understood_retrieves_and_says_why():
-    skipped = Decision(
-        question="How tall is he?", p_known=0.9, retrieve=False, warnings=("cut",), reason="known"
-    )
-    found = retrieve_unread(skipped, REFERS_BACK)
-    assert (found.retrieve, found.p_known, found.warnings) == (True, 0.9, ("cut", REFERS_BACK))
-    assert "said before" in found.reason
-    assert (is_unread(found), is_unread(skipped)) == (True, False)
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 1.5])
+@pytest.mark.parametrize("rules", [{}, {"never": lambda question: True}], ids=["gate", "rule"])
+def test_a_decision_to_skip_what_is_not_understood_retrieves_and_says_why(call, rules, threshold):
+    gate = load_gate("constant:never", **rules)
+    found = call(gate, "How tall is he?", threshold=threshold)
+    assert (found.retrieve, found.p_known, found.threshold) == (True, 1.0, threshold)
+    assert found.override == Override(retrieve=True, reason=REFERS_BACK)
+    assert found.reason.startswith(f"{REFERS_BACK} ")
+
+
+def test_a_reason_to_retrieve_that_was_found_before_is_kept(call):
+    gate = load_gate("constant:never", always=lambda question: True)
+    assert "always=" in call(gate, "How tall is he?").override.reason

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from rgate_integrations import Draft, load_gate
+from rgate_integrations import Draft, Request, load_gate
 from rgate_integrations.gates.papers.boundary import certainty
 from rgate_integrations.gates.papers.verdicts import ik_score
 from rgate_integrations.models.base import TargetScores
@@ -132,7 +132,9 @@ DRAFT = Draft(text="a b c d", tokens=("a", " b", " c", " d"), logprobs=LOGPROBS)
 )
 def test_the_probability_of_tokens(options, p):
     gate = load_gate("token_probability", threshold=p + 1e-9, **options)
-    found, empty = gate.decide_batch(["who?"] * 2, drafts=[DRAFT, Draft(text="", logprobs=())])
+    found, empty = gate.decide_batch(
+        [Request("who?", draft=each) for each in (DRAFT, Draft(text="", logprobs=()))]
+    )
     assert (found.p_known, found.retrieve) == (pytest.approx(p), True)
     assert (empty.retrieve, "empty" in empty.reason) == (True, True)
 
@@ -194,5 +196,5 @@ def test_neighbours_vote_and_ties_retrieve(tmp_path, monkeypatch):
     for known, skips in ((3, True), (2, False), (0, False)):
         labelled = [{"question": f"q{i}", "known": i < known} for i in range(4)]
         path = write(tmp_path / "labelled.jsonl", *labelled)
-        decision = load_gate(f"neighbours:{path}", k=4).decide("who?")
+        decision = load_gate(f"neighbours:{path}", k=4).decide("who wrote hamlet?")
         assert (decision.p_known, decision.retrieve) == (known / 5, not skips)

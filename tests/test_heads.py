@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rgate_integrations import Draft, load_gate
+from rgate_integrations import Draft, Request, load_gate
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates.ability import Ability
 from rgate_integrations.gates.folder import read_gate, save_gate
@@ -37,7 +37,7 @@ def decide(tmp_path):
     def decide(states, question="q", history=None, heads=HEADS, **options):
         gate = load_gate(str(save_gate(heads, tmp_path / "g")), proxy=Told(states), **options)
         if isinstance(question, list):
-            return gate.decide_batch(question, histories=history)
+            return gate.decide_batch([Request(each, history) for each in question])
         return gate.decide(question, history=history)
 
     return decide
@@ -258,9 +258,12 @@ def test_the_reason_and_the_signals_are_those_of_the_segment_that_decides(decide
 
 def test_a_message_that_follows_others_is_judged_by_its_segments_alone(decide):
     states = {"And now": NEWS, "Thanks": TASK, "So": (1, 0, 0, 0.5)}
-    found = decide(states, ["Thanks", "And now", "So"], [["user: Hi"]] * 3, threshold=0.6)
+    found = decide(states, ["Thanks", "And now", "So"], ["user: Hi"], threshold=0.6)
     assert [each.retrieve for each in found] == [False, True, True]
-    assert "not clearly needless" in found[2].reason, "whatever the threshold"
+    needless, _, unclear = found
+    assert (needless.override, unclear.p_known > 0.6) == (None, True)
+    assert unclear.override.reason == "Follow-up that may need the earlier turns."
+    assert unclear.reason.startswith(f"{unclear.override.reason} “So” ")
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,11 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import (
     LookFirst,
     compare,
-    decide_early,
     decide_with_passages,
-    p_helps_of,
+    estimate_p_helps,
 )
-from rgate_integrations.decision import Failure
-from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
+from rgate_integrations.answering.screening import IS_SETTLED, Screening, Search, screen, settle
+from rgate_integrations.decision import Failure, Override
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates.passage_utility import (
     FEATURES,
@@ -128,7 +127,7 @@ def test_a_file_that_makes_no_sense_is_refused(tmp_path, change, said):
 def test_the_shipped_model_reads_this_evidence_and_follows_no_instructions():
     def helps(text, title):
         found = [FoundPassage(text, title)] * 5
-        return p_helps_of("Who wrote the Zorba quartet?", found, 0.3, LookFirst())
+        return estimate_p_helps("Who wrote the Zorba quartet?", found, 0.3, LookFirst())
 
     assert read_utility_model().features == FEATURES
     beside = helps("Clouds form when vapour cools and meets small particles.", "Cloud")
@@ -162,18 +161,18 @@ PRIVATE, UNSURE, GONE = {"private": 0.4, "fresh": 0.2}, {"private": 0.45}, Timeo
         (0.05, 0.06, {"abstain_below": 0.0}, {}, "retrieve", True),
         (0.0, 0.0, {"abstain_below": 0.0}, {}, "direct", False),
         # A threshold that was given is enough.
-        (0.4, 0.9, {}, {"known_from": 0.4}, "direct", False),
-        (0.4, 0.9, {}, {"known_from": 0.41}, "retrieve", True),
+        (0.4, 0.9, {}, {"direct_threshold": 0.4}, "direct", False),
+        (0.4, 0.9, {}, {"direct_threshold": 0.41}, "retrieve", True),
         # What no LLM can know is read, however little was found.
         (0.4, 0.1, {"min_gain": 0.2}, {"signals": PRIVATE}, "retrieve", True),
         (0.4, 0.1, {"min_gain": 0.2}, {"signals": UNSURE}, "direct", False),
-        (0.4, 0.1, {}, {"signals": PRIVATE, "known_from": 0.4}, "direct", False),
+        (0.4, 0.1, {}, {"signals": PRIVATE, "direct_threshold": 0.4}, "direct", False),
         (0.05, 0.05, {}, {"signals": PRIVATE}, "abstain", True),
     ],
 )
 def test_three_outcomes(p_known, p_helps, options, facts, outcome, retrieve):
     made = decision(p_known, signals=facts.get("signals", {}))
-    found = compare(made, p_helps, LookFirst(**options), known_from=facts.get("known_from"))
+    found = compare(made, p_helps, LookFirst(**options), direct_threshold=facts.get("direct_threshold"))
     assert (found.outcome, found.retrieve, found.p_helps) == (outcome, retrieve, p_helps)
     assert found.p_known == p_known
     if outcome != "abstain":
@@ -185,17 +184,18 @@ def test_three_outcomes(p_known, p_helps, options, facts, outcome, retrieve):
     "change",
     [
         {"error": Failure(type="OSError", message="down")},
-        {"warnings": (REFERS_BACK,)},
-        {"warnings": (UNREAD,)},
+        {"override": Override(retrieve=True, reason="A rule.")},
+        {"override": Override(retrieve=False, reason="A rule."), "retrieve": False},
         {"question": "And when?", "retrieve": False},
     ],
-    ids=["failed", "refers back", "unread", "follow-up"],
+    ids=["failed", "overridden", "overridden to skip", "follow-up"],
 )
 def test_what_the_gate_alone_can_decide_is_not_compared(change):
     made = decision(0.8).model_copy(update={"retrieve": True} | change)
     assert decide_with_passages(made, [FoundPassage("text")], LookFirst()) == made
 
 
+CLEAR = AnswerFirst(retrieve_below=0.15, answer_above=0.95)
 HOLDING, BESIDE = [FoundPassage("Zorba")], [FoundPassage("clouds")]
 
 
@@ -231,9 +231,59 @@ HOLDING, BESIDE = [FoundPassage("Zorba")], [FoundPassage("clouds")]
 )
 def test_what_is_decided_before_an_answer_is_begun(p_known, found, outcome, signals, options):
     made = decision(p_known, signals=signals)
-    made = made.model_copy(update={"question": "Zorba?", "retrieve": p_known < 0.15})
-    decided = decide_early(made, found, LookFirst(model=COVERED, **options), known_from=0.95)
+    made = made.model_copy(update={"question": "Zorba?"})
+    decided = settle(made, found, CLEAR, LookFirst(model=COVERED, **options))
     assert ("begin" if decided is None else decided.outcome or decided.retrieve) == outcome
+
+
+OVERRIDES = {way: Override(retrieve=way, reason="A rule.") for way in (True, False)}
+
+
+@pytest.mark.parametrize(
+    ("p_known", "threshold", "facts", "screening"),
+    [
+        (0.14, 0.5, {}, "unknown"),
+        (0.15, 0.5, {}, "unclear"),
+        (0.94, 0.5, {}, "unclear"),
+        (0.95, 0.5, {}, "known"),
+        # A lower threshold knows more, and a higher one demands more, of what is clear.
+        (0.14, 0.1, {}, "unclear"),
+        (0.09, 0.1, {}, "unknown"),
+        (0.96, 0.97, {}, "unclear"),
+        (0.97, 0.97, {}, "known"),
+        (0.0, 0.0, {}, "unclear"),
+        (1.0, 1.5, {}, "unclear"),
+        # What something else decides is clear.
+        (0.5, 0.5, {"override": OVERRIDES[True]}, "unknown"),
+        (0.99, 0.5, {"override": OVERRIDES[True]}, "unknown"),
+        (0.01, 0.5, {"override": OVERRIDES[False]}, "known"),
+        (0.0, 0.0, {"error": Failure(type="OSError", message="down")}, "unknown"),
+    ],
+)
+def test_the_question_alone_is_clearly_known_or_clearly_unknown_or_neither(
+    p_known, threshold, facts, screening
+):
+    retrieve = p_known < threshold
+    if facts:
+        retrieve = "error" in facts or facts["override"].retrieve
+    made = decision(p_known, **facts).model_copy(update={"threshold": threshold, "retrieve": retrieve})
+    assert screen(made, CLEAR) is Screening(screening)
+    settled = settle(made, (), CLEAR, None)
+    assert settled == (None if screening == "unclear" else made)
+
+
+def test_every_state_is_in_the_table_and_nothing_unclear_is_settled():
+    assert set(IS_SETTLED) == {(screening, search) for screening in Screening for search in Search}
+    assert not any(IS_SETTLED[Screening.UNCLEAR, search] for search in Search)
+    assert all(IS_SETTLED[screening, Search.NOTHING] for screening in (Screening.KNOWN, Screening.UNKNOWN))
+
+
+@pytest.mark.parametrize("override", OVERRIDES.values(), ids=str)
+@pytest.mark.parametrize("found", [HOLDING, BESIDE, [], GONE], ids=["holds", "beside", "nothing", "failed"])
+def test_an_override_settles_whatever_was_found(override, found):
+    made = decision(0.5, override=override).model_copy(update={"retrieve": override.retrieve})
+    settled = settle(made, found, CLEAR, LookFirst(model=COVERED))
+    assert (settled.retrieve, settled.override, settled.p_helps) == (override.retrieve, override, None)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 from rgate_integrations import Gate, load_gate
-from rgate_integrations.engine.gate_like import resolve_gate
+from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.gates import Score
 from rgate_integrations.gates.evidence import Context, DraftSpec, Evidence, EvidenceSpec, Piece
 
@@ -34,8 +34,8 @@ class RareWords(EvidenceSpec[float]):
     reads_model: ClassVar[bool] = False
 
     def compute(self, context: Context) -> list[Piece[float]]:
-        seen = Counter(word for each in context.inputs for word in set(each.question.lower().split()))
-        asked = [each.question.lower().split() for each in context.inputs]
+        seen = Counter(word for each in context.requests for word in set(each.question.lower().split()))
+        asked = [each.question.lower().split() for each in context.requests]
         return [Piece(sum(seen[word] == 1 for word in words) / len(words)) for words in asked]
 
 
@@ -56,10 +56,10 @@ def test_an_own_gate_decides_wherever_a_gate_does(scripted):
     one = gate.decide("who wrote hamlet?")
     assert (one.retrieve, one.p_known, one.draft.text) == (True, 0.1, "Perhaps it was Marlowe.")
     assert (one.gate, one.cost.model_calls) == ("Hedging", 1)
-    assert not load_gate(Hedging(words=()), proxy=scripted).decide("who?").retrieve
-    assert not load_gate(Hedging(threshold=0.05), proxy=scripted).decide("who?").retrieve
+    assert not load_gate(Hedging(words=()), proxy=scripted).decide("who wrote hamlet?").retrieve
+    assert not load_gate(Hedging(threshold=0.05), proxy=scripted).decide("who wrote hamlet?").retrieve
     assert resolve_gate(Hedging()).gate == Hedging()
-    assert load_gate("calibrated", inner=Hedging(), proxy=scripted).decide("who?").p_known == 0.1
+    assert load_gate("calibrated", inner=Hedging(), proxy=scripted).decide("who wrote hamlet?").p_known == 0.1
 
 
 def test_an_own_evidence_is_computed_once_a_batch_and_needs_no_model():
@@ -75,5 +75,5 @@ def test_an_own_evidence_is_computed_once_a_batch_and_needs_no_model():
 )
 def test_an_own_gate_that_fails_retrieves(monkeypatch, score, error):
     monkeypatch.setattr(Rare, "score", lambda self, evidence: score(evidence))
-    decision = load_gate(Rare()).decide("who?")
+    decision = load_gate(Rare()).decide("who wrote hamlet?")
     assert (decision.retrieve, decision.error.type) == (True, error)

@@ -2,12 +2,19 @@
 
 import pytest
 
-from rgate_integrations.answering.claims import parse_claims, split_sentences, subject, without_tags
+from rgate_integrations import Draft, Request
+from rgate_integrations.answering.claims import parse_claims, without_tags
+from rgate_integrations.answering.rewriting import sentence_claims, split_sentences, subject
+from rgate_integrations.engine.evaluation import MAX_REQUEST_TOKENS, read_request
 from rgate_integrations.engine.follow_ups import is_follow_up
-from rgate_integrations.gates.ability import resolve_ability
+from rgate_integrations.gates.evidence.base import Sources
+from rgate_integrations.gates.llm_names import parse_name
+from rgate_integrations.gates.passage_utility import words_of
+from rgate_integrations.models.segments import segments
 from rgate_integrations.prompts import without_control_tokens
 
 MEGABYTE = 1_000_000
+NO_MODEL = Sources(lambda: 1 / 0, None, {})  # nothing counts tokens
 WORST = {  # a megabyte each; time of the square of that would be hours
     "addresses": "://" * (MEGABYTE // 3),
     "spaces": "A" + " " * MEGABYTE + "b",
@@ -19,15 +26,37 @@ WORST = {  # a megabyte each; time of the square of that would be hours
     "brackets": "<|" * (MEGABYTE // 2),
     "quotes": '."' * (MEGABYTE // 2),
     "line feeds": "\n" * MEGABYTE,
+    "tags": "<Claim> <Query> " * (MEGABYTE // 16),
+    "unclosed tags": "<Claim(a <Query(" * (MEGABYTE // 16),
+    "one tag": "<Claim>" + " a" * (MEGABYTE // 2),
+    "pronouns": "it is " * (MEGABYTE // 6),
+    "words": "aa, " * (MEGABYTE // 4) + "it?",
 }
+
+
+def squeezed(text):
+    return "".join(text.split())
 
 
 @pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, text in WORST.items()])
 def test_a_megabyte_of_the_worst_text_is_read(text):
     """Without an end here the test fails by the suite's time limit; nothing is said about seconds."""
+    for claim in parse_claims(text):
+        assert squeezed(claim.text) in squeezed(text)
     assert parse_claims(without_tags(text)) == []
     assert len(without_control_tokens(text)) <= len(text)
-    assert "".join(" ".join(split_sentences(text)).split()) == "".join(text.split())
+    assert squeezed("".join(split_sentences(text))) == squeezed("".join(segments(text))) == squeezed(text)
     assert subject(text)[:1] in text
-    is_follow_up(text)
-    resolve_ability(text)
+    assert len(sentence_claims("Who is Bo?", Draft(text=text))) <= len(split_sentences(text))
+    assert all(word in text.lower() for word in list(words_of(text))[:3])
+    if text.strip():
+        read = read_request(Request(f"a{text}b"), NO_MODEL)
+        assert (read.truncated, len(read.question) <= 9 * MAX_REQUEST_TOKENS) == (True, True)
+
+
+@pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, text in WORST.items()])
+def test_patterns_that_read_no_more_than_a_few_hundred_characters_read_those_of_the_worst_text(text):
+    """Texts that are longer are not looked at, so a megabyte would say nothing about the patterns."""
+    for part in (text[:400], text[-400:]):
+        assert is_follow_up(part) == is_follow_up(part.strip())
+        assert parse_name(part).words == parse_name(part.upper()).words

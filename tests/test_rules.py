@@ -12,8 +12,7 @@ from langchain_core.load import dumpd, load
 from llama_index.core.llms import MockLLM
 from typer.testing import CliRunner
 
-from rgate_integrations import load_gate
-from rgate_integrations.answering.look_first import LookFirst
+from rgate_integrations import LookFirst, Override, Request, load_gate
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates import rules as rules_module
@@ -48,12 +47,16 @@ def test_a_pattern_decides_before_the_gate_and_says_so(name, rules, retrieve):
     found = gate.decide(ASKED)
     assert (found.retrieve, found.p_known, found.gate) == (retrieve, float(not retrieve), "constant")
     assert found.reason == f"The rule {next(iter(rules))}=: it matches 'contracts?'."
+    assert found.override == Override(retrieve=retrieve, reason=found.reason)
+    for threshold in (0.0, 1.5):
+        assert gate.decide(ASKED, threshold=threshold).retrieve is retrieve
     assert gate.decide("Who wrote Hamlet?").reason.startswith("This gate")
 
 
 def test_a_function_sees_the_question_and_its_metadata_and_retrieves_where_it_fails():
     gate = load_gate("constant:never", always=is_support)
-    found = gate.decide_batch(["who?"] * 3, metadata=[{"channel": "support"}, {"channel": "web"}, None])
+    channels = [{"channel": "support"}, {"channel": "web"}, None]
+    found = gate.decide_batch([Request("Who wrote Hamlet?", metadata=each) for each in channels])
     assert [decision.retrieve for decision in found] == [True, False, False]
     assert "is_support says so" in found[0].reason
     brief = load_gate("constant:always", never=lambda question: len(question) < 8)
@@ -149,7 +152,8 @@ def test_a_rule_decides_whatever_the_threshold(rules, retrieve):
     gate = load_gate("constant:random:0.5", **rules)
     for threshold in (None, 0.0, 0.5, 9.0):
         found = gate.decide(ASKED, threshold=threshold)
-        assert (found.retrieve, found.override) == (retrieve, next(iter(rules)))
+        assert (found.retrieve, found.override.retrieve) == (retrieve, retrieve)
+        assert next(iter(rules)) in found.override.reason
         assert found.reason.startswith(f"The rule {found.override}=")
     assert gate.decide("who?").override == ""
     failed = load_gate("constant:never", never=lambda question: 1 / 0).decide("who?", threshold=0.0)
@@ -200,7 +204,7 @@ def test_llama_index_takes_rules(call):
     )
     assert str(call(engine, "query", ASKED)) == f"read about {ASKED}"
     assert engine.decider.gate.rules.never == ("a joke",)
-    assert call(engine.with_threshold(0.0), "query", ASKED).metadata["rgate"]["override"] == "always"
+    assert call(engine.with_threshold(0.0), "query", ASKED).metadata["rgate"]["override"]["retrieve"]
 
 
 def test_rules_of_a_file(tmp_path):

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from rgate_integrations import load_gate
+from rgate_integrations import Request, load_gate
 from rgate_integrations.models.base import PooledLayer, RequestLayers, Segmented
 from rgate_integrations.models.download import download
 from rgate_integrations.models.reader import READER, shared_reader
@@ -155,5 +155,5 @@ def test_the_reason_names_the_segment_that_decides(gate):
 def test_a_follow_up_is_judged_in_the_light_of_the_turns_before_it(gate):
     private = ["user: How many customers do we have in Sweden?", "assistant: We have 144 customers there."]
     common = ["user: What is the capital of France?", "assistant: Paris."]
-    found = gate.decide_batch(["And in Italy?"] * 2, histories=[private, common])
+    found = gate.decide_batch([Request("And in Italy?", turns) for turns in (private, common)])
     assert [each.retrieve for each in found] == [True, False]

@@ -10,7 +10,7 @@ from huggingface_hub.utils import filter_repo_objects
 
 from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.engine.gate_like import answer_first_gates
+from rgate_integrations.engine.loading import answer_first_gates
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.artifacts import ANSWER_FIRST
 from rgate_integrations.gates.folder import save_gate, tuned_files
@@ -44,7 +44,7 @@ def test_a_gate_without_its_guarantee_says_why_it_always_retrieves(tmp_path, scr
     decision = load_gate(name, proxy=scripted).decide("who?")
     assert decision.retrieve
     assert decision.reason.endswith(f"But {PROMISE[0].lower()}{PROMISE[1:]}")
-    chosen = load_gate(name, proxy=scripted, threshold=0.0).decide("who?")
+    chosen = load_gate(name, proxy=scripted, threshold=0.0).decide("who wrote it all?")
     assert not chosen.retrieve
     assert "guarantee" not in chosen.reason
     kept = tuned(tmp_path / "kept", guaranteed=True, guarantee="Loses at most 2.0%.")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rgate_integrations import load_gate
+from rgate_integrations import Request, load_gate
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.gates.artifacts import SavedGate
@@ -126,7 +126,8 @@ def test_a_gate_comes_out_that_knows_what_the_llm_knows(tmp_path, prior):
 def test_the_answer_first_gate_reads_the_log_probabilities_of_the_begun_answer(tmp_path, prior):
     folder = f"{tuned(tmp_path, prior).folder}/answer-first"
     drafts = [Draft(text="x", tokens=("a", "b"), logprobs=values) for values in ((-0.1, -0.2), (-2.0, -3.0))]
-    sure, unsure = load_gate(folder, proxy=Reader()).decide_batch(["what is number 102?"] * 2, drafts=drafts)
+    requests = [Request("what is number 102?", draft=draft) for draft in drafts]
+    sure, unsure = load_gate(folder, proxy=Reader()).decide_batch(requests)
     assert sure.p_known > unsure.p_known
 
 

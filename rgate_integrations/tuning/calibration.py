@@ -267,15 +267,19 @@ def calibrate(
         )
     judged = judge(gate, examples, draft=draft, progress=progress)
     fit, choose = np.split(np.random.default_rng(seed).permutation(len(examples)), [fitting])
-    fitted = fit_map(judged.p[fit], judged.closed_book[fit], method)
+    known = np.array([decision.p_known for decision in judged.decisions])
+    fitted = fit_map(known[fit], judged.closed_book[fit], method)
     held_out = judged.part(choose)
-    p = np.array(list(map(fitted, held_out.p)))
+    probabilities = np.array(list(map(fitted, known[choose])))
+    is_overridden = np.array([decision.override is not None for decision in held_out.decisions])
+    # An override decides at every threshold, whatever is mapped to what.
+    p = np.where(is_overridden, held_out.p, probabilities)
     choice = policy.choose(p, held_out.closed_book, held_out.rag)
     provenance = provenance_of(policy, choice, p) | {
         "seed": seed,
         "probability": fitted.method,
-        "ece_before": round(expected_calibration_error(held_out.p, held_out.closed_book), 4),
-        "ece": round(expected_calibration_error(p, held_out.closed_book), 4),
+        "ece_before": round(expected_calibration_error(known[choose], held_out.closed_book), 4),
+        "ece": round(expected_calibration_error(probabilities, held_out.closed_book), 4),
         "draft": draft,
         "data": list(map(DataFile.as_provenance, files)),
     }

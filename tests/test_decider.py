@@ -1,0 +1,171 @@
+"""A gate as adapters ask it: this package's, or any object of the user's own with the two methods."""
+
+import asyncio
+import logging
+
+import pytest
+
+from rgate_integrations import Decision, Draft, Override, Request, load_gate
+from rgate_integrations.decision import Failure
+from rgate_integrations.engine.decider import Failed
+from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
+from rgate_integrations.engine.loading import answer_first_gates, resolve_gate
+from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
+from rgate_integrations.runtime.flow import arun, run
+
+DRIVERS = {"run": run, "arun": lambda flow: asyncio.run(arun(flow))}
+EARLIER = ["user: Who wrote Hamlet?", "assistant: Shakespeare."]
+
+
+@pytest.fixture(params=DRIVERS)
+def decide(request):
+    """Decides with a user's own gate, from a thread or a task."""
+
+    def decide(gate, *items):
+        return DRIVERS[request.param](resolve_gate(gate).flow(items))
+
+    return decide
+
+
+class Own:
+    """A user's own gate: two methods, and nothing that says what it can do."""
+
+    def __init__(self):
+        self.asked = []
+
+    def decide_batch(self, requests):
+        self.asked.append(requests)
+        if any("RAISE" in each.question for each in requests):
+            raise RuntimeError("own failure")
+        return [Decision(question=each.question, retrieve=False, p_known=0.9) for each in requests]
+
+    async def adecide_batch(self, requests):
+        return self.decide_batch(requests)
+
+
+class Judging(Own):
+    """Says that it reads drafts and the turns before a question."""
+
+    reads_drafts = reads_history = True
+
+
+def test_an_own_gate_gets_requests_with_all_that_is_known(decide):
+    own = Own()
+    request = Request("a b", EARLIER, "It is", {"channel": "web"}, threshold=0.3, popularity=3.0, timeout=5.0)
+    first, second = decide(own, request, "c d")
+    assert own.asked == [[request, Request("c d")]]
+    assert (first.p_known, second.p_known, second.retrieve) == (0.9, 0.9, False)
+    with pytest.raises(ConfigurationError, match="decide_batch"):
+        resolve_gate(object())
+
+
+def test_a_threshold_that_it_does_not_apply_is_applied_to_its_p_known(decide):
+    settled = {
+        "failed": {"retrieve": True, "error": Failure(type="X", message="no")},
+        "ruled": {"retrieve": False, "override": Override(retrieve=False, reason="A rule.")},
+    }
+
+    class Mixed(Own):
+        def decide_batch(self, requests):
+            return [
+                each.model_copy(update=settled.get(each.question, {}))
+                for each in super().decide_batch(requests)
+            ]
+
+    asked = [("a", 0.93), ("a", 0.2), ("a", None), ("failed", 0.2), ("failed", 0.93), ("ruled", 0.93)]
+    found = decide(Mixed(), *(Request(question, threshold=threshold) for question, threshold in asked))
+    assert [(d.retrieve, d.threshold) for d in found] == [
+        (True, 0.93),
+        (False, 0.2),
+        (False, 0.5),
+        (True, 0.2),
+        (True, 0.93),
+        (False, 0.93),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "message"),
+    [
+        (lambda requests: 1 / 0, "ZeroDivisionError", "division"),
+        (lambda requests: [], "ConfigurationError", "'Odd' returned 0 decisions for 2 questions"),
+        (lambda requests: None, "TypeError", "len"),
+        (lambda requests: iter(()), "TypeError", "len"),
+        (lambda requests: [None] * len(requests), "AttributeError", "object has no attribute"),
+        (lambda requests: "ab", "AttributeError", "object has no attribute"),
+    ],
+)
+def test_whatever_an_own_gate_does_wrong_retrieves_or_is_raised(
+    decide, caplog, monkeypatch, answer, error, message
+):
+    class Odd(Own):
+        threshold = 0.7
+
+        def decide_batch(self, requests):
+            return answer(requests)
+
+    with caplog.at_level(logging.WARNING, "rgate_integrations"):
+        found = decide(Odd(), Request("a b", threshold=0.2), "c d")
+    assert [(d.retrieve, d.p_known, d.threshold, d.error.type) for d in found] == [
+        (True, 0.0, threshold, error) for threshold in (0.2, 0.7)
+    ]
+    assert message in found[1].error.message
+    assert caplog.text.count("failed for 2 of 2 questions and retrieves") == 1
+    monkeypatch.setattr(Odd, "on_error", "raise", raising=False)
+    with pytest.raises(Exception, match=message):
+        decide(Odd(), "a b", "c d")
+
+
+def test_what_failed_before_is_in_its_place_and_the_gate_is_not_asked_about_it(decide):
+    own = Own()
+    broken, no_text = Failed(OSError("no disk"), "a b"), Failed(InvalidQuestionError("It is empty."))
+    found = decide(own, broken, "c d", no_text, 5)
+    assert own.asked == [[Request("c d")]]
+    assert [(d.question, d.retrieve, d.error and d.error.type) for d in found] == [
+        ("a b", True, "OSError"),
+        ("c d", False, None),
+        ("", True, "InvalidQuestionError"),
+        ("", True, "InvalidQuestionError"),
+    ]
+    assert decide(own, broken)[0].error.message == "no disk"
+    assert decide(own) == []
+    assert len(own.asked) == 1
+
+
+def test_what_an_own_gate_does_not_declare_it_is_not_given_credit_for(decide):
+    unread, alone, refers = decide(Own(), Request("a b", EARLIER), "a b", "How tall is he?")
+    assert (unread.retrieve, unread.p_known, unread.override.reason) == (True, 0.9, UNREAD)
+    assert (alone.retrieve, alone.override, refers.override.reason) == (False, None, REFERS_BACK)
+    read, refers = decide(Judging(), Request("How tall is he?", EARLIER), "How tall is he?")
+    assert (read.retrieve, read.override, refers.override.reason) == (False, None, REFERS_BACK)
+
+
+def test_only_an_own_gate_that_says_so_judges_answers(decide):
+    judge, question_gate = answer_first_gates(resolve_gate(Judging()))
+    assert (judge.decides_like(judge), question_gate) == (True, None)
+    with pytest.raises(ConfigurationError, match="reads_drafts = True"):
+        answer_first_gates(resolve_gate(Own()))
+    own = Own()
+    judge, question_gate = answer_first_gates(resolve_gate(Judging()), own)
+    assert question_gate.decides_like(resolve_gate(own))
+    assert not question_gate.decides_like(judge)
+    assert not judge.decides_like(load_gate("constant:never"))
+
+
+def test_an_own_gate_judges_no_llm_by_its_name():
+    with pytest.raises(ConfigurationError, match="Own judges no LLM"):
+        resolve_gate(Own(), llm_name="gpt-4o")
+    own = resolve_gate(Own())
+    assert own.for_llm("gpt-4o", "the chat model") is own
+
+
+def test_a_resolved_gate_is_not_wrapped_again():
+    own, engine = resolve_gate(Own()), load_gate("constant:never")
+    assert resolve_gate(own) is own
+    assert resolve_gate(engine) is engine
+
+
+def test_a_draft_reaches_the_gate_as_it_was_given(decide):
+    own, draft = Judging(), Draft(text="d", tokens=("d",), logprobs=(-0.1,))
+    decide(own, Request("a b", draft=draft))
+    assert own.asked[0][0].draft is draft
