@@ -15,7 +15,7 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates import rules as rules_module
 from rgate_integrations.gates.rules import ALIKE, Rules
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.models.reader import READS
+from rgate_integrations.models.catalog import DEFAULT_MODEL
 from tests.scripted_proxy import ScriptedProxy
 
 CONTRACT = re.compile("contracts?", re.IGNORECASE)
@@ -65,7 +65,7 @@ def test_what_is_no_rule_is_refused_at_once(rules):
 class Directions(ScriptedProxy):
     """A model with one direction for each first word of a question; it counts the questions that it reads."""
 
-    name = READS
+    name = DEFAULT_MODEL
 
     def __init__(self):
         super().__init__()

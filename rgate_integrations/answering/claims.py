@@ -15,7 +15,7 @@ from pydantic import Field
 
 from rgate_integrations.decision import Decision, Draft, Frozen
 from rgate_integrations.engine.gate_like import GateLike, decide
-from rgate_integrations.models.base import Proxy
+from rgate_integrations.models.base import LanguageModel
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.flow import Call, Flow, run
 from rgate_integrations.runtime.text import normalise
@@ -275,7 +275,7 @@ class ModelRewriter:
         tokens: Maximum length of the output.
     """
 
-    def __init__(self, proxy: Proxy, *, adapter: str | None = None, tokens: int = 256) -> None:
+    def __init__(self, proxy: LanguageModel, *, adapter: str | None = None, tokens: int = 256) -> None:
         self.proxy = proxy
         self.adapter = adapter
         self.tokens = tokens

@@ -17,10 +17,10 @@ from rgate_integrations import __version__
 from rgate_integrations.cli.terminal import AsJson, print_json, say, say_error, say_table
 from rgate_integrations.errors import ModelLoadError, RGateError
 from rgate_integrations.gates.registry import list_gates
-from rgate_integrations.models.catalog import CATALOGUE, entry
+from rgate_integrations.models.catalog import CATALOGUE, READER, entry
 from rgate_integrations.models.download import Source, cache_dir, cached_path
 from rgate_integrations.models.download import download as bring
-from rgate_integrations.models.reader import READER, Reader
+from rgate_integrations.models.reader import Reader
 
 # distribution: the extra that brings it
 _DISTRIBUTIONS = {

@@ -18,6 +18,9 @@ from filelock import FileLock, Timeout
 
 from rgate_integrations.errors import ConfigurationError, DataFormatError, LockedError, WriteError
 
+SHIPPED = Path(__file__).parents[1] / "weights"
+"""The folder of what ships with the package."""
+
 _WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOTSUP}  # some network file systems: written to without a lock
 
 

@@ -14,7 +14,9 @@ from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.artifacts import TunedArtifact
 from rgate_integrations.gates.probability import logits
 from rgate_integrations.gates.tuned import features_of
-from rgate_integrations.models.base import PooledLayer, Proxy, middle_layers
+from rgate_integrations.models.base import HasStates
+from rgate_integrations.models.pooling import PooledLayer, middle_layers
+from rgate_integrations.models.proxies import read_states, with_states
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, PositionArray
 from rgate_integrations.tuning.calibration import LEAST, Policy, ThresholdChoice, provenance_of
@@ -39,7 +41,7 @@ class Readings:
     prior: Float64Array
     states: Float32Array
     layers: tuple[PooledLayer, ...]
-    proxy: Proxy
+    proxy: HasStates
 
 
 @dataclass(frozen=True)
@@ -74,14 +76,14 @@ def read_questions_with(gate: DecisionEngine, questions: Sequence[str], progress
     Raises:
         RGateError: The gate failed; here nothing is gained by going on.
     """
-    strict, proxy = gate.with_options(on_error="raise"), gate.get_proxy()
-    num_layers = getattr(proxy, "num_layers")  # noqa: B009  only models with states have it
-    layers = tuple(PooledLayer(depth, "question", "mean") for depth in middle_layers(num_layers, "question"))
+    strict, proxy = gate.with_options(on_error="raise"), with_states(gate.get_proxy())
+    depths = middle_layers(proxy.num_layers, "question")
+    layers = tuple(PooledLayer(depth, "question", "mean") for depth in depths)
     p_known: list[float] = []
     states: list[Float32Array] = []
     for start in range(0, len(questions), _CHUNK):
         chunk = questions[start : start + _CHUNK]
-        read = proxy.hidden(ANSWER, [{"question": question} for question in chunk], None, layers)
+        read = read_states(proxy, ANSWER, [{"question": question} for question in chunk], None, layers)
         for decision, hidden in zip(strict.decide_batch(chunk), read, strict=True):
             p_known.append(decision.p_known)
             states.append(hidden.states)

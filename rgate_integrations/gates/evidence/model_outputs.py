@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from rgate_integrations.decision import Cost, Draft
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Inputs, Piece
 from rgate_integrations.gates.evidence.draft import DraftSpec, generation_cost, prompt_values
-from rgate_integrations.models.base import PooledLayer, RequestLayers, Segmented
-from rgate_integrations.models.segments import layout, segments
+from rgate_integrations.models.base import RequestStates
+from rgate_integrations.models.pooling import PooledLayer, RequestLayers
+from rgate_integrations.models.proxies import language_model, read_states, state_reader
+from rgate_integrations.models.streamed_answer import find_answer
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.segments import Segmented, layout, segments
 
 _SHORT_REPLY = 5  # words
 
@@ -33,8 +36,11 @@ class HiddenSpec(EvidenceSpec[Float32Array]):
 
     def compute(self, context: Context) -> list[Piece[Float32Array]]:
         """Read the questions, with their drafts if there are any."""
+        reading = plan_reading(context, self.prompt)
+        if reading is not None and (reading.draft, reading.layers.draft) == (self.draft, self.layers):
+            return [Piece(each.draft) for each in context.get(reading)]
         drafts = None if self.draft is None else context.get(self.draft)
-        states = context.proxy.hidden(self.prompt, prompt_values(context), drafts, self.layers)
+        states = read_states(context.proxy, self.prompt, prompt_values(context), drafts, self.layers)
         return [Piece(each.states, _reading_cost(each.prompt_tokens)) for each in states]
 
 
@@ -46,7 +52,7 @@ class ReadRequest:
         texts: Its segments, in order.
         whole: Pooled hidden states of all of it, shape (layers, hidden size).
         segments: Those of each segment, shape (segments, layers, hidden size).
-        layout: How they stand in the request, shape (segments, 11); see `rgate_integrations.models.segments.layout`.
+        layout: How they stand in the request, shape (segments, 11); see `rgate_integrations.runtime.segments.layout`.
     """
 
     texts: tuple[str, ...]
@@ -72,31 +78,78 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
     prompt: PromptTemplate = ANSWER
 
     def compute(self, context: Context) -> list[Piece[ReadRequest]]:
-        """Read the requests, with their begun answers if another gate reads those: one pass serves both."""
-        asked = list(map(_with_what_it_answers, context.inputs))
-        requests = [Segmented.of(text, history) for text, history in asked]
-        drafts, layers = None, RequestLayers(self.whole, self.segments)
-        of_drafts = self._read_with_given_drafts(context)
-        if of_drafts is not None and of_drafts.draft is not None:
-            drafts = context.get(of_drafts.draft)
-            layers = RequestLayers(self.whole, self.segments, of_drafts.layers)
-        found = context.proxy.request_states(self.prompt, requests, drafts, layers)
-        if of_drafts is not None:  # what it cost is noted below
-            context.put(of_drafts, [Piece(each.draft) for each in found])
+        """Take the states of its own layers from the reading."""
+        reading = plan_reading(context, self.prompt)
+        if reading is None:
+            reading = ReadingSpec(RequestLayers(self.whole, self.segments), prompt=self.prompt)
+        whole = list(map(reading.layers.whole.index, self.whole))
+        parts = list(map(reading.layers.segments.index, self.segments))
         pieces = []
-        for (text, _), request, each in zip(asked, requests, found, strict=True):
-            read = ReadRequest(request.segments, each.whole, each.segments, layout(text))
-            pieces.append(Piece(read, _reading_cost(each.prompt_tokens)))
+        for inputs, states in zip(context.inputs, context.get(reading), strict=True):
+            text, history = _with_what_it_answers(inputs)
+            request = Segmented.from_text(text, history)
+            of_segments = states.segments[:, parts] if parts else states.segments
+            read = ReadRequest(request.segments, states.whole[whole], of_segments, layout(text))
+            pieces.append(Piece(read))
         return pieces
 
-    def _read_with_given_drafts(self, context: Context) -> HiddenSpec | None:
-        """Return the evidence for which the same requests are read with given drafts, if there is one."""
-        if any(each.draft is None or each.history for each in context.inputs):
-            return None
-        for other in context.planned:
-            if isinstance(other, HiddenSpec) and other.draft is not None and other.prompt == self.prompt:
-                return other
+
+@dataclass(frozen=True)
+class ReadingSpec(EvidenceSpec[RequestStates]):
+    """One pass over each request, for all that is planned to be read of it; `plan_reading` makes it.
+
+    Attributes:
+        layers: How request, segments and draft are pooled.
+        draft: The draft that is read behind the request, or None.
+        prompt: The prompt that the request stands in.
+    """
+
+    reads_history: ClassVar[bool] = True
+
+    layers: RequestLayers
+    draft: DraftSpec | None = None
+    prompt: PromptTemplate = ANSWER
+
+    def compute(self, context: Context) -> list[Piece[RequestStates]]:
+        """Read the requests."""
+        requests = [Segmented.from_text(*_with_what_it_answers(inputs)) for inputs in context.inputs]
+        drafts = None if self.draft is None else context.get(self.draft)
+        model = state_reader(context.proxy, self.prompt, self.layers.every)
+        read = model.request_states(self.prompt, requests, drafts, self.layers)
+        return [Piece(each, _reading_cost(each.prompt_tokens)) for each in read]
+
+
+def plan_reading(context: Context, prompt: PromptTemplate) -> ReadingSpec | None:
+    """Plan one pass over the requests of a batch, for all specs that read them under a prompt.
+
+    Given drafts are read behind them in the same pass if one model reads both. One that a local LLM is writing is not
+    read at all: its states are kept.
+
+    Returns:
+        The reading; None if no spec reads whole requests.
+    """
+    whole: dict[PooledLayer, None] = {}
+    segments: dict[PooledLayer, None] = {}
+    with_draft = None
+    for spec in context.planned:
+        if isinstance(spec, RequestSpec) and spec.prompt == prompt:
+            whole |= dict.fromkeys(spec.whole)
+            segments |= dict.fromkeys(spec.segments)
+        if isinstance(spec, HiddenSpec) and spec.prompt == prompt and spec.draft is not None:
+            with_draft = with_draft or spec
+    layers = RequestLayers(tuple(whole), tuple(segments))
+    if not layers.every:
         return None
+    if with_draft is None:
+        return ReadingSpec(layers, prompt=prompt)
+    model = state_reader(context.proxy, prompt, layers.every)
+    for inputs in context.inputs:
+        draft = inputs.draft
+        if draft is None or inputs.history or find_answer(draft.response_id) is not None:
+            return ReadingSpec(layers, prompt=prompt)
+        if state_reader(context.proxy, prompt, with_draft.layers, draft) is not model:
+            return ReadingSpec(layers, prompt=prompt)
+    return ReadingSpec(replace(layers, draft=with_draft.layers), with_draft.draft, prompt)
 
 
 def _reading_cost(prompt_tokens: int) -> Cost:
@@ -112,13 +165,13 @@ def _with_what_it_answers(inputs: Inputs) -> tuple[str, Sequence[str]]:
     if not inputs.history or len(inputs.question.split()) > _SHORT_REPLY:
         return inputs.question, inputs.history
     *before, last = inputs.history
-    speaker, _, said = last.partition(":")
-    if speaker != "assistant" or not said.rstrip().endswith("?"):
+    speaker, _, text = last.partition(":")
+    if speaker != "assistant" or not text.rstrip().endswith("?"):
         return inputs.question, inputs.history
-    *rest, asked = segments(said)
+    *rest, question = segments(text)
     if rest:
         before.append(f"assistant: {' '.join(rest)}")
-    return f"{asked}\n{inputs.question}", before
+    return f"{question}\n{inputs.question}", before
 
 
 @dataclass(frozen=True)
@@ -140,7 +193,7 @@ class TargetsSpec(EvidenceSpec[tuple[float, ...]]):
     def compute(self, context: Context) -> list[Piece[tuple[float, ...]]]:
         """Score the targets after the prompt."""
         values = prompt_values(context, self.draft)
-        scores = context.proxy.score(self.prompt, values, self.targets, adapter=self.adapter)
+        scores = language_model(context.proxy).score(self.prompt, values, self.targets, adapter=self.adapter)
         return [Piece(each.logprobs, Cost(model_calls=1, tokens_in=each.prompt_tokens)) for each in scores]
 
 
@@ -163,7 +216,8 @@ class CompletionSpec(EvidenceSpec[Draft]):
     def compute(self, context: Context) -> list[Piece[Draft]]:
         """Complete the prompts."""
         values = prompt_values(context, self.draft)
-        written = context.proxy.generate(self.prompt, values, tokens=self.tokens, adapter=self.adapter)
+        model = language_model(context.proxy)
+        written = model.generate(self.prompt, values, tokens=self.tokens, adapter=self.adapter)
         return [Piece(each, generation_cost([each])) for each in written]
 
 
@@ -187,7 +241,7 @@ class SamplesSpec(EvidenceSpec[tuple[Draft, ...]]):
 
     def compute(self, context: Context) -> list[Piece[tuple[Draft, ...]]]:
         """Sample answers to all questions together."""
-        sampled = context.proxy.sample(
+        sampled = language_model(context.proxy).sample(
             self.prompt,
             prompt_values(context),
             n=self.n,
