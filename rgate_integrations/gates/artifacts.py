@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, PlainValidator
 from pydantic.dataclasses import dataclass
 
 from rgate_integrations.decision import DraftSource, Finite
+from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
@@ -313,8 +314,7 @@ class HeadsArtifact(SavedGate):
         variance = (self.ability_slope * sd) ** 2
         of_each = np.where(self.about_news(states), min(theta, 0.0), theta)
         logits = self.known_logits(states, of_each) / np.sqrt(1 + np.pi / 8 * variance)
-        found: Float64Array = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
-        return found
+        return sigmoids(logits)
 
 
 def p_answered(kinds: Sequence[Kind], probabilities: Float64Array, known: Float64Array) -> Float64Array:

@@ -23,6 +23,7 @@ from rgate_integrations.gates.artifacts import (
     TunedArtifact,
 )
 from rgate_integrations.runtime.files import (
+    SHIPPED,
     existing_folder,
     json_text,
     parse_json,
@@ -36,7 +37,6 @@ ADAPTER = "adapter_model.safetensors"
 """The file of a LoRA adapter, as peft names it."""
 
 _LONGEST_HEADER = 1 << 16
-_SHIPPED = Path(__file__).parents[1] / "weights"
 _WITH_WEIGHTS: dict[Any, type[SavedGate]] = {
     "heads": HeadsArtifact,
     "probe": ProbeArtifact,
@@ -53,7 +53,7 @@ def saved_folder(name: str | Path) -> Path:
     Raises:
         ModelLoadError: There is none of these.
     """
-    for folder in (existing_folder(name), _SHIPPED / name):
+    for folder in (existing_folder(name), SHIPPED / name):
         if os.path.isfile(folder / CONFIG):
             return folder
     name = str(name)
@@ -67,7 +67,7 @@ def saved_folder(name: str | Path) -> Path:
 
 def shipped() -> list[str]:
     """Return the names of the gates that come with the package."""
-    return sorted(path.parent.name for path in _SHIPPED.glob(f"*/{CONFIG}"))
+    return sorted(path.parent.name for path in SHIPPED.glob(f"*/{CONFIG}"))
 
 
 def save_gate(gate: SavedGate, folder: str | Path) -> Path:

@@ -30,6 +30,7 @@ from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.models.proxies import gate_proxy, read_states
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
+from rgate_integrations.runtime.files import SHIPPED
 from rgate_integrations.runtime.segments import Segmented
 
 Rule: TypeAlias = str | re.Pattern[str] | Callable[..., bool]
@@ -201,5 +202,5 @@ def directions_of(states: Float32Array) -> Float64Array:
 @cache
 def reader_directions() -> tuple[Float64Array, Float64Array]:
     """Return the mean of requests' states, and the scaled directions in which they differ most."""
-    saved = np.load(Path(__file__).parent.parent / "weights" / "rules" / "likeness.npz")
+    saved = np.load(SHIPPED / "rules" / "likeness.npz")
     return saved["mean"].astype(np.float64), saved["directions"].astype(np.float64)

@@ -31,7 +31,8 @@ class LocalChat(BaseChatModel, GenerationOptions):
     Nothing is written ahead of what is asked for, so a stream that is closed costs nothing more. Between two tokens
     others may use the model.
 
-    Its other options are those of `rgate_integrations.models.streamed_answer.GenerationOptions`; a call may give them.
+    Its other options are those of `rgate_integrations.models.streamed_answer.GenerationOptions`. A call may give
+    them, too.
     With ``logprobs`` messages carry ``response_metadata["logprobs"]``.
 
     Attributes:

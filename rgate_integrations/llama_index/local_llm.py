@@ -47,7 +47,8 @@ class LocalLLM(LLM, GenerationOptions):
     Nothing is written ahead of what is asked for, so a stream that is closed costs nothing more. Between two tokens
     others may use the model.
 
-    Its other options are those of `rgate_integrations.models.streamed_answer.GenerationOptions`; a call may give them.
+    Its other options are those of `rgate_integrations.models.streamed_answer.GenerationOptions`. A call may give
+    them, too.
 
     Attributes:
         model: Catalogue name (see ``rgate download``), local folder, or Hub id.

@@ -126,7 +126,7 @@ def as_arm(given: Any, what: str) -> Arm:
     """Return what answers as an arm.
 
     Args:
-        given: An `Arm`; a `rgate_integrations.models.base.LanguageModel`; a LangChain runnable that takes the question; a
+        given: An `Arm`; a `LanguageModel`; a LangChain runnable that takes the question; a
             LlamaIndex query engine or LLM; or a callable from question to answer.
         what: Name of the argument, for the error.
 

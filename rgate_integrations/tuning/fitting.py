@@ -12,7 +12,7 @@ import numpy as np
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.artifacts import TunedArtifact
-from rgate_integrations.gates.probability import logits
+from rgate_integrations.gates.probability import logits, sigmoids
 from rgate_integrations.gates.tuned import features_of
 from rgate_integrations.models.base import HasStates
 from rgate_integrations.models.pooling import PooledLayer, middle_layers
@@ -146,7 +146,7 @@ def fit_gate(
         readings.prior[places], basis(readings.states[places]), features, known, labels.target[places]
     )
     held_out = crossfit(table, seed)
-    p = 1 / (1 + np.exp(-held_out))
+    p = sigmoids(held_out)
     # Thresholds come from a fixed grid, not from these scores: the guarantee needs that.
     choice = policy.choose(p, known, rag)
     if not choice.guaranteed:
@@ -398,7 +398,7 @@ def ridge_logistic(
 
     found = np.zeros(columns.shape[1])
     for _ in range(_NEWTON_STEPS):
-        p = 1 / (1 + np.exp(-np.clip(offset + columns @ found, -30, 30)))
+        p = sigmoids(np.clip(offset + columns @ found, -30, 30))
         gradient = columns.T @ (weights * (p - target)) + ridge * found
         curvature = weights * np.maximum(p * (1 - p), _FLATTEST)
         step = np.linalg.solve((columns * curvature[:, None]).T @ columns + np.diag(ridge), gradient)

@@ -36,9 +36,9 @@ class HiddenSpec(EvidenceSpec[Float32Array]):
 
     def compute(self, context: Context) -> list[Piece[Float32Array]]:
         """Read the questions, with their drafts if there are any."""
-        reading = plan_reading(context, self.prompt)
-        if reading is not None and (reading.draft, reading.layers.draft) == (self.draft, self.layers):
-            return [Piece(each.draft) for each in context.get(reading)]
+        for other in context.planned:
+            if isinstance(other, RequestSpec) and other.joins(self, context):  # one pass serves both
+                return [Piece(each.draft) for each in context.get(other.reading(context))]
         drafts = None if self.draft is None else context.get(self.draft)
         states = read_states(context.proxy, self.prompt, prompt_values(context), drafts, self.layers)
         return [Piece(each.states, _reading_cost(each.prompt_tokens)) for each in states]
@@ -78,25 +78,42 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
     prompt: PromptTemplate = ANSWER
 
     def compute(self, context: Context) -> list[Piece[ReadRequest]]:
-        """Take the states of its own layers from the reading."""
-        reading = plan_reading(context, self.prompt)
-        if reading is None:
-            reading = ReadingSpec(RequestLayers(self.whole, self.segments), prompt=self.prompt)
-        whole = list(map(reading.layers.whole.index, self.whole))
-        parts = list(map(reading.layers.segments.index, self.segments))
+        """Take the requests from the reading."""
         pieces = []
-        for inputs, states in zip(context.inputs, context.get(reading), strict=True):
+        for inputs, states in zip(context.inputs, context.get(self.reading(context)), strict=True):
             text, history = _with_what_it_answers(inputs)
-            request = Segmented.from_text(text, history)
-            of_segments = states.segments[:, parts] if parts else states.segments
-            read = ReadRequest(request.segments, states.whole[whole], of_segments, layout(text))
-            pieces.append(Piece(read))
+            texts = Segmented.from_text(text, history).segments
+            pieces.append(Piece(ReadRequest(texts, states.whole, states.segments, layout(text))))
         return pieces
+
+    def reading(self, context: Context) -> ReadingSpec:
+        """Plan one pass over requests, and over given drafts behind them if another spec reads those."""
+        layers = RequestLayers(self.whole, self.segments)
+        for other in context.planned:
+            if isinstance(other, HiddenSpec) and self.joins(other, context):
+                return ReadingSpec(replace(layers, draft=other.layers), other.draft, self.prompt)
+        return ReadingSpec(layers, None, self.prompt)
+
+    def joins(self, other: HiddenSpec, context: Context) -> bool:
+        """Return whether one pass of one model serves both.
+
+        So it does for given drafts. One that a local LLM is writing is not read at all: its states are kept.
+        """
+        if other.draft is None or other.prompt != self.prompt:
+            return False
+        model = state_reader(context.proxy, self.prompt, (*self.whole, *self.segments))
+        for inputs in context.inputs:
+            draft = inputs.draft
+            if draft is None or inputs.history or find_answer(draft.response_id) is not None:
+                return False
+            if state_reader(context.proxy, self.prompt, other.layers, draft) is not model:
+                return False
+        return True
 
 
 @dataclass(frozen=True)
 class ReadingSpec(EvidenceSpec[RequestStates]):
-    """One pass over each request, for all that is planned to be read of it; `plan_reading` makes it.
+    """One pass over each request, and over the draft behind it: the joint plan of two specs.
 
     Attributes:
         layers: How request, segments and draft are pooled.
@@ -107,8 +124,8 @@ class ReadingSpec(EvidenceSpec[RequestStates]):
     reads_history: ClassVar[bool] = True
 
     layers: RequestLayers
-    draft: DraftSpec | None = None
-    prompt: PromptTemplate = ANSWER
+    draft: DraftSpec | None
+    prompt: PromptTemplate
 
     def compute(self, context: Context) -> list[Piece[RequestStates]]:
         """Read the requests."""
@@ -117,39 +134,6 @@ class ReadingSpec(EvidenceSpec[RequestStates]):
         model = state_reader(context.proxy, self.prompt, self.layers.every)
         read = model.request_states(self.prompt, requests, drafts, self.layers)
         return [Piece(each, _reading_cost(each.prompt_tokens)) for each in read]
-
-
-def plan_reading(context: Context, prompt: PromptTemplate) -> ReadingSpec | None:
-    """Plan one pass over the requests of a batch, for all specs that read them under a prompt.
-
-    Given drafts are read behind them in the same pass if one model reads both. One that a local LLM is writing is not
-    read at all: its states are kept.
-
-    Returns:
-        The reading; None if no spec reads whole requests.
-    """
-    whole: dict[PooledLayer, None] = {}
-    segments: dict[PooledLayer, None] = {}
-    with_draft = None
-    for spec in context.planned:
-        if isinstance(spec, RequestSpec) and spec.prompt == prompt:
-            whole |= dict.fromkeys(spec.whole)
-            segments |= dict.fromkeys(spec.segments)
-        if isinstance(spec, HiddenSpec) and spec.prompt == prompt and spec.draft is not None:
-            with_draft = with_draft or spec
-    layers = RequestLayers(tuple(whole), tuple(segments))
-    if not layers.every:
-        return None
-    if with_draft is None:
-        return ReadingSpec(layers, prompt=prompt)
-    model = state_reader(context.proxy, prompt, layers.every)
-    for inputs in context.inputs:
-        draft = inputs.draft
-        if draft is None or inputs.history or find_answer(draft.response_id) is not None:
-            return ReadingSpec(layers, prompt=prompt)
-        if state_reader(context.proxy, prompt, with_draft.layers, draft) is not model:
-            return ReadingSpec(layers, prompt=prompt)
-    return ReadingSpec(replace(layers, draft=with_draft.layers), with_draft.draft, prompt)
 
 
 def _reading_cost(prompt_tokens: int) -> Cost:
