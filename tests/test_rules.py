@@ -103,7 +103,7 @@ def test_what_is_like_an_example_is_decided_by_its_rule_and_what_cannot_be_compa
 
 def test_a_gate_on_another_model_asks_the_reader(monkeypatch):
     reader = Directions()
-    monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda name: reader)
+    monkeypatch.setattr(rules_module, "gate_proxy", lambda name: reader)
     gate = load_gate("constant:never", proxy="another model", always=["Which clause?"])
     assert gate.decide("Which page?").retrieve is True
     assert set(reader.read) == {"Which clause?", "Which page?"}

@@ -246,7 +246,7 @@ def _train(
     """Read or sample the labels, train and save; return the metrics of the cross-validation."""
     from rgate_integrations.gates.folder import save_gate
     from rgate_integrations.models.local import shared_proxy
-    from rgate_integrations.models.proxies import gate_proxy, with_states
+    from rgate_integrations.models.proxies import gate_proxy
     from rgate_integrations.tuning.own import OWN_LABEL, SAMPLES, read_own, to_be_sampled
     from rgate_integrations.tuning.probe import train_probe
     from rgate_integrations.tuning.questions import read_examples
@@ -271,7 +271,7 @@ def _train(
         from rgate_integrations.tuning.fine_tuning import train_adapter
 
         return train_adapter(gate, files, model, out, options, progress=bar.tell)
-    artifact = train_probe(files, with_states(gate_proxy(model)), options, progress=bar.tell)
+    artifact = train_probe(files, gate_proxy(model), options, progress=bar.tell)
     save_gate(artifact, out)
     metrics: dict[str, Any] = artifact.provenance["metrics"]
     return metrics

@@ -8,7 +8,7 @@ safe to call from threads.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias
@@ -182,12 +182,9 @@ class HasStates(Proxy):
         questions = [{"question": " ".join(text.segments)} for text in texts]
         parts = [{"question": segment} for text in texts for segment in text.segments]
         of_questions = self.hidden(prompt, questions, None, layers.whole)
-        of_drafts = [HiddenStates(np.zeros((0, 0), np.float32), 0)] * len(texts)
-        if layers.draft:
-            of_drafts = self.hidden(prompt, questions, drafts, layers.draft)
-        of_parts: Iterable[HiddenStates] = ()
-        if layers.segments:
-            of_parts = iter(self.hidden(prompt, parts, None, layers.segments))
+        nothing = [HiddenStates(np.zeros((0, 0), np.float32), 0)] * len(texts)
+        of_drafts = self.hidden(prompt, questions, drafts, layers.draft) if layers.draft else nothing
+        of_parts = iter(self.hidden(prompt, parts, None, layers.segments) if layers.segments else ())
         results = []
         for text, whole, draft in zip(texts, of_questions, of_drafts, strict=True):
             own = list(islice(of_parts, len(text.segments)))

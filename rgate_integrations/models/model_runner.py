@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.models.encoding import EncodedPrompt, PromptEncoder
-from rgate_integrations.models.pooling import PooledLayer, layer_numbers, pool_states, token_spans
+from rgate_integrations.models.pooling import PooledLayer, layer_numbers, pool_states
 from rgate_integrations.models.pretrained import load_adapter
 from rgate_integrations.runtime.arrays import Float32Array
 
@@ -191,9 +191,8 @@ class ModelRunner:
         states = self.forward(ids, mask, logits_to_keep=1, output_hidden_states=True).hidden_states
         results = []
         for i, row in enumerate(rows):
-            own = {}
-            for number in layer_numbers(layers):
-                own[number] = states[number][i, -len(row) :].float()  # padding is on the left
+            # Padding is on the left.
+            own = {layer: states[layer][i, -len(row) :].float() for layer in layer_numbers(layers)}
             results.append(pool_tensors(own, row.question, len(row.ids), len(row.text), layers))
         return results
 
@@ -256,19 +255,14 @@ def choose_tokens(
 
 
 def pool_tensors(
-    states: Mapping[int, torch.Tensor], question: range, prompt: int, text: int, layers: Sequence[PooledLayer]
+    states: Mapping[int, torch.Tensor],
+    question: range,
+    prompt: int,
+    draft: int,
+    layers: Sequence[PooledLayer],
 ) -> Float32Array:
-    """Pool the states of one text by layer, each (tokens, hidden size), to shape (layers, hidden size).
-
-    Args:
-        states: By number of the layer.
-        question: Positions of the question in the prompt.
-        prompt: Length of the prompt.
-        text: Length of what continues it.
-        layers: What is pooled.
-    """
-    vectors = pool_states(states, token_spans(question, prompt, text), layers)
-    array: Float32Array = torch.stack(vectors).cpu().numpy()
+    """Pool the states of one text to shape (layers, hidden size); see `pool_states`."""
+    array: Float32Array = torch.stack(pool_states(states, question, prompt, draft, layers)).cpu().numpy()
     return array
 
 

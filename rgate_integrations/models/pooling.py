@@ -59,32 +59,26 @@ def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:
     return tuple(range(round(layers * first), round(layers * last) + 1, 2))
 
 
-def token_spans(question: range, prompt: int, draft: int) -> dict[Span, range]:
-    """Return the positions of each span; without a draft, that span is the prompt.
+def pool_states(
+    states: Mapping[int, Any], question: range, prompt: int, draft: int, layers: Sequence[PooledLayer]
+) -> list[Any]:
+    """Pool the states of one text, to one vector a layer.
 
     Args:
+        states: By number of the layer, each (tokens, hidden size): arrays or tensors.
         question: Positions of the question in the prompt; empty if it was not found.
         prompt: Length of the prompt.
-        draft: Length of the draft.
+        draft: Length of the draft; without one, its span is the prompt.
+        layers: What is pooled.
     """
-    whole_prompt = range(prompt)
-    return {
-        "question": question or whole_prompt,
-        "prompt": whole_prompt,
-        "draft": range(prompt, prompt + draft) or whole_prompt,
+    spans = {
+        "question": question or range(prompt),
+        "prompt": range(prompt),
+        "draft": range(prompt, prompt + draft) or range(prompt),
         "all": range(prompt + draft),
     }
-
-
-def pool_states(
-    states: Mapping[int, Any], spans: Mapping[Span, range], layers: Sequence[PooledLayer]
-) -> list[Any]:
-    """Pool the states of one text by layer, each (tokens, hidden size): arrays or tensors, to one vector a layer."""
     vectors = []
     for layer, span, pooling in layers:
         tokens = states[layer][spans[span].start : spans[span].stop]
-        if pooling == "mean":
-            vectors.append(tokens.mean(0))
-        else:
-            vectors.append(tokens[-1])
+        vectors.append(tokens.mean(0) if pooling == "mean" else tokens[-1])
     return vectors

@@ -26,7 +26,7 @@ from rgate_integrations.models.streamed_answer import kept_states
 from rgate_integrations.prompts import PromptTemplate
 
 
-def gate_proxy(name: str) -> Proxy:
+def gate_proxy(name: str) -> HasStates:
     """Return the proxy of a gate by its name: the reader for the default model, or else the model."""
     return ReaderProxy() if name == DEFAULT_MODEL else local.shared_proxy(name)
 

@@ -34,7 +34,6 @@ from rgate_integrations.models.pooling import (
     RequestLayers,
     layer_numbers,
     pool_states,
-    token_spans,
 )
 from rgate_integrations.models.reader_file import TOKENIZER
 from rgate_integrations.prompts import ANSWER, PromptTemplate
@@ -128,9 +127,8 @@ class Reader(TextEncoder):
             ValueError: The states are others: the files are not those of this version, or this CPU computes
                 something else.
         """
-        for question, known in json.loads(
-            (SHIPPED / "reader" / SELF_TEST).read_text(encoding="utf-8")
-        ).items():
+        known_states = json.loads((SHIPPED / "reader" / SELF_TEST).read_text(encoding="utf-8"))
+        for question, known in known_states.items():
             (states,) = self.states([self.encode(question).ids], (max(STATES),))
             found = states[max(STATES)][-1][: len(known)]
             cosine = float(found @ known / (np.linalg.norm(found) * np.linalg.norm(known)))
@@ -244,15 +242,15 @@ class Reader(TextEncoder):
         return ReaderRow((*prompt, *draft), len(question), len(prompt), segments)
 
 
-def _without_unread(rows: Sequence[ReaderRow], layers: Sequence[PooledLayer]) -> list[ReaderRow]:
+def _without_unread(rows: list[ReaderRow], layers: Sequence[PooledLayer]) -> list[ReaderRow]:
     """Return rows without what nothing is pooled of: what follows a question does not change its states."""
     if any(span != "question" for _, span, _ in layers):
-        return list(rows)
-    shorter = []
-    for row in rows:
-        end = row.question or len(row.ids)  # of an empty question, what follows it stands for it
-        shorter.append(row._replace(ids=row.ids[:end], prompt=min(row.prompt, end)))
-    return shorter
+        return rows
+    ends = [row.question or len(row.ids) for row in rows]  # what follows an empty question stands for it
+    return [
+        row._replace(ids=row.ids[:end], prompt=min(row.prompt, end))
+        for row, end in zip(rows, ends, strict=True)
+    ]
 
 
 def _batches(lengths: Sequence[int], threads: int) -> list[list[int]]:
@@ -291,20 +289,16 @@ def pool_row(
     """Pool the states of a text or, without its draft, of a segment of its question; shape (layers, hidden size)."""
     if not layers:
         return np.zeros((0, 0), np.float32)
-    question = range(row.question)
-    draft = len(row.ids) - row.prompt
-    if segment:
-        draft = 0  # the whole is what comes before it, also where one was read behind it
-        if row.question:
-            question = range(*segment)
-    return np.stack(pool_states(states, token_spans(question, row.prompt, draft), layers))
+    # The whole of a segment is what comes before it, even if a draft was read behind it.
+    draft = 0 if segment else len(row.ids) - row.prompt
+    question = range(*segment) if segment and row.question else range(row.question)
+    return np.stack(pool_states(states, question, row.prompt, draft, layers))
 
 
 def can_read(prompt: PromptTemplate, layers: Sequence[PooledLayer]) -> bool:
     """Return whether the reader gives these states under this prompt."""
-    if prompt != ANSWER or not layers:
-        return False
-    return all(layer in STATES and (span, pooling) in _POOLED for layer, span, pooling in layers)
+    is_known = [layer in STATES and (span, pooling) in _POOLED for layer, span, pooling in layers]
+    return prompt == ANSWER and bool(layers) and all(is_known)
 
 
 class ReaderProxy(HasStates):

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from rgate_integrations.models.model_runner import ModelRunner, NextTokens
 
 
-def _as_texts(stop: object) -> object:
-    return (stop,) if isinstance(stop, str) else stop or ()
+_ONE_OR_SEVERAL = BeforeValidator(lambda stop: (stop,) if isinstance(stop, str) else stop or ())
 
 
 class GenerationOptions(BaseModel):
@@ -47,7 +46,7 @@ class GenerationOptions(BaseModel):
 
     temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     max_tokens: int | None = Field(default=512, ge=1)
-    stop: Annotated[tuple[str, ...], BeforeValidator(_as_texts)] = ()
+    stop: Annotated[tuple[str, ...], _ONE_OR_SEVERAL] = ()
     seed: int | None = None
     logprobs: bool | None = None
     layers: tuple[int, ...] | None = None

@@ -121,8 +121,6 @@ class ReadingSpec(EvidenceSpec[RequestStates]):
         prompt: The prompt that the request stands in.
     """
 
-    reads_history: ClassVar[bool] = True
-
     layers: RequestLayers
     draft: DraftSpec | None
     prompt: PromptTemplate
