@@ -24,7 +24,7 @@ from rgate_integrations.cli.terminal import (
     print_log,
 )
 from rgate_integrations.errors import ConfigurationError, missing_dependency
-from rgate_integrations.models.decision_server import TOKEN
+from rgate_integrations.gates.decision_server import TOKEN
 
 if TYPE_CHECKING:
     from rgate_integrations.index.retriever import Retriever
