@@ -18,10 +18,11 @@ from filelock import FileLock, Timeout
 
 from rgate_integrations.errors import ConfigurationError, DataFormatError, LockedError, WriteError
 
+_WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOTSUP}  # some network file systems: written to without a lock
+
+
 SHIPPED = Path(__file__).parents[1] / "weights"
 """The folder of what ships with the package."""
-
-_WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOTSUP}  # some network file systems: written to without a lock
 
 
 def write_atomically(path: str | Path, content: bytes | str) -> Path:

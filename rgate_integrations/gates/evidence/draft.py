@@ -76,10 +76,10 @@ class DraftSpec(EvidenceSpec[Draft]):
 
 def generation_cost(drafts: Sequence[Draft]) -> Cost:
     """Return what texts cost that were written to one question."""
-    costs = [
-        Cost(model_calls=1, tokens_in=each.prompt_tokens, tokens_out=len(each.tokens)) for each in drafts
-    ]
-    return sum(costs, Cost())
+    cost = Cost()
+    for draft in drafts:
+        cost += Cost(model_calls=1, tokens_in=draft.prompt_tokens, tokens_out=len(draft.tokens))
+    return cost
 
 
 def prompt_values(context: Context, draft: DraftSpec | None = None) -> list[dict[str, str]]:

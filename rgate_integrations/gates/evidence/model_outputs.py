@@ -37,8 +37,11 @@ class HiddenSpec(EvidenceSpec[Float32Array]):
     def compute(self, context: Context) -> list[Piece[Float32Array]]:
         """Read the questions, with their drafts if there are any."""
         for other in context.planned:
-            if isinstance(other, RequestSpec) and other.joins(self, context):  # one pass serves both
-                return [Piece(each.draft) for each in context.get(other.reading(context))]
+            if isinstance(other, RequestSpec) and other.joins(self, context):
+                reading = other.reading(context)
+                # Not if the requests were read before, in a larger batch in which some have no draft.
+                if all(reading in each.pieces or other not in each.pieces for each in context.evidence):
+                    return [Piece(each.draft) for each in context.get(reading)]
         drafts = None if self.draft is None else context.get(self.draft)
         states = read_states(context.proxy, self.prompt, prompt_values(context), drafts, self.layers)
         return [Piece(each.states, _reading_cost(each.prompt_tokens)) for each in states]
