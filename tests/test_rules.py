@@ -19,7 +19,7 @@ from rgate_integrations.gates import rules as rules_module
 from rgate_integrations.gates.rules import ALIKE, Rules
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import GatedQueryEngine
-from rgate_integrations.models.reader import READS
+from rgate_integrations.models.catalog import DEFAULT_MODEL
 from tests.begun_answers import COVERED, Shelf, Writer
 from tests.langchain_fakes import Judge
 from tests.llama_index_parts import Rag, both_ways
@@ -77,7 +77,7 @@ def test_what_is_no_rule_is_refused_at_once(rules):
 class Directions(ScriptedProxy):
     """A model with one direction for each first word of a question; it counts the questions that it reads."""
 
-    name = READS
+    name = DEFAULT_MODEL
 
     def __init__(self):
         super().__init__()
@@ -115,7 +115,7 @@ def test_what_is_like_an_example_is_decided_by_its_rule_and_what_cannot_be_compa
 
 def test_a_gate_on_another_model_asks_the_reader(monkeypatch):
     reader = Directions()
-    monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda name: reader)
+    monkeypatch.setattr(rules_module, "gate_proxy", lambda name: reader)
     gate = load_gate("constant:never", proxy="another model", always=["Which clause?"])
     assert gate.decide("Which page?").retrieve is True
     assert set(reader.read) == {"Which clause?", "Which page?"}
