@@ -36,8 +36,9 @@ from logprobs import (
 
 from rgate_integrations.gates.artifacts import LogprobHead, ProbeArtifact
 from rgate_integrations.gates.folder import save_gate
-from rgate_integrations.models.base import PooledLayer
-from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy
+from rgate_integrations.models.catalog import DEFAULT_MODEL
+from rgate_integrations.models.pooling import PooledLayer
+from rgate_integrations.models.reader import FINGERPRINT
 from rgate_integrations.tuning.evaluation import auc
 
 SHARES = (*(1 / len(DEEP) for _ in DEEP), *(0.15 / len(DEEP) for _ in DEEP), 0.4)
@@ -220,7 +221,7 @@ def save(folder: Path, answers: Answers, probe: Probe, head: LogprobHead, metric
         slope=probe.slope,
         intercept=probe.intercept,
         logprobs=head,
-        fingerprint=LocalProxy(DEFAULT_MODEL).fingerprint,
+        fingerprint=FINGERPRINT,
         provenance={
             "label": "closed_book_correct",
             "seed": SEED,

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 from heads import Kept, key
 
-from rgate_integrations.models.base import PooledLayer
+from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import download
-from rgate_integrations.models.reader import READER, Reader, ReaderRow, pooled, shared_reader
+from rgate_integrations.models.pooling import PooledLayer
+from rgate_integrations.models.reader import Reader, ReaderRow, pool_row, shared_reader
 
 CUTS = (8, 16, 32, 64)
 DEEP = (16, 18, 20, 22)
@@ -62,5 +63,5 @@ def _read(reader: Reader, names: list[str]) -> np.ndarray:
             for cut in CUTS:
                 begun = ReaderRow(row.ids[: row.prompt + cut], row.question, row.prompt)
                 read = {number: values[: len(begun.ids)] for number, values in states.items()}
-                found.append(pooled(read, begun, LAYERS))
+                found.append(pool_row(read, begun, LAYERS))
     return np.stack(found).reshape(len(rows), len(CUTS), len(LAYERS), -1)

@@ -12,9 +12,9 @@ import pandas as pd
 from sklearn.linear_model import LogisticRegression
 
 from rgate_integrations.gates.artifacts import HeadsArtifact, Kind, SegmentHeads
-from rgate_integrations.models.base import PooledLayer
-from rgate_integrations.models.segments import LAYOUT
+from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
+from rgate_integrations.runtime.segments import LAYOUT
 from rgate_integrations.tuning.fitting import ridge_logistic
 
 Mask: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]"
@@ -35,7 +35,7 @@ class HeadExamples:
         groups: Rows of a group share what says nothing of question and LLM: the prompt, the judge, how a source chose
             its questions.
         weights: How much each row counts, shape (n,).
-        layout: What `rgate_integrations.models.segments.layout` says of them, shape (n, 11); zeros unless given.
+        layout: What `rgate_integrations.runtime.segments.layout` says of them, shape (n, 11); zeros unless given.
     """
 
     states: np.ndarray[tuple[int, ...], np.dtype[np.floating]]

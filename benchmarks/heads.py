@@ -32,10 +32,10 @@ from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.gates.artifacts import HeadsArtifact, Kind, p_answered
 from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.index.embedder import SentenceEmbedder
-from rgate_integrations.models.base import PooledLayer
+from rgate_integrations.models.catalog import DEFAULT_MODEL, READER
 from rgate_integrations.models.download import download
-from rgate_integrations.models.local import DEFAULT_MODEL, shared_proxy
-from rgate_integrations.models.reader import READER, shared_reader
+from rgate_integrations.models.pooling import PooledLayer
+from rgate_integrations.models.reader import FINGERPRINT, shared_reader
 from rgate_integrations.tuning.evaluation import auc
 
 CACHE = OUT / "heads"
@@ -408,7 +408,7 @@ def train(rows: Rows, metrics: dict, line: Line, folder: Path) -> None:
         "metrics": metrics,
         "licence": "Apache-2.0",
     }
-    found = replace(heads, threshold=THRESHOLD, fingerprint=shared_proxy().fingerprint, provenance=provenance)
+    found = replace(heads, threshold=THRESHOLD, fingerprint=FINGERPRINT, provenance=provenance)
     save_gate(found, folder)
 
 

@@ -19,8 +19,9 @@ from gguf import GGUFReader
 from onnx import TensorProto, helper
 from onnx_graph import GraphBuilder
 
+from rgate_integrations.models.catalog import DEFAULT_MODEL
 from rgate_integrations.models.download import quantised
-from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy
+from rgate_integrations.models.local import TransformersProxy
 from rgate_integrations.models.reader import GRAPH, SELF_TEST, STATES, Reader
 from rgate_integrations.models.reader_file import (
     ALIGNED,
@@ -28,7 +29,7 @@ from rgate_integrations.models.reader_file import (
     HEADS,
     KV_HEADS,
     LAYERS,
-    WEIGHTS,
+    READER_WEIGHTS,
     make_reader,
     reader_tensors,
 )
@@ -107,7 +108,7 @@ class ReaderBuilder(GraphBuilder):
             offset = end + -end % ALIGNED
             end = offset + array.nbytes
             dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
-            self.weight(name, array.shape, dtype, WEIGHTS, offset, array.nbytes)
+            self.weight(name, array.shape, dtype, READER_WEIGHTS, offset, array.nbytes)
 
     def linear(self, states: str, name: str) -> str:
         """Multiply int8 activations by int8 weights. Each token has a scale of its own: none changes another."""
@@ -252,7 +253,7 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     data = parser.parse_args().data
-    proxy = LocalProxy(DEFAULT_MODEL, dtype="float32")
+    proxy = TransformersProxy(DEFAULT_MODEL, dtype="float32")
     model, encoder = proxy.runner.model, proxy.runner.encoder
 
     licensed = []

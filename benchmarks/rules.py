@@ -15,8 +15,7 @@ from base import argument_parser, print_table, read_records
 from templates import FOLDER, read_lines, template_requests
 
 from rgate_integrations.gates import rules
-from rgate_integrations.models.local import shared_proxy
-from rgate_integrations.models.reader import READS
+from rgate_integrations.models.reader import ReaderProxy
 from rgate_integrations.prompts import ANSWER
 
 OUT = Path(rules.__file__).parent / "weights" / "rules" / "likeness.npz"
@@ -42,7 +41,7 @@ def read_rules() -> dict[str, tuple[list[str], list[str]]]:
 
 def states_of(texts: list[str]) -> np.ndarray:
     """Return the states that rules compare, shape (texts, hidden size)."""
-    proxy = shared_proxy(READS)
+    proxy = ReaderProxy()
     found = []
     for start in range(0, len(texts), BATCH):
         values = [{"question": " ".join(text.split())} for text in texts[start : start + BATCH]]

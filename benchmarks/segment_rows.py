@@ -26,10 +26,11 @@ from templates import template_requests
 
 from rgate_integrations.gates.artifacts import Kind
 from rgate_integrations.gates.folder import read_gate, save_gate
-from rgate_integrations.models.base import PooledLayer, RequestLayers, Segmented
+from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import download
-from rgate_integrations.models.reader import READER, shared_reader
-from rgate_integrations.models.segments import layout, segments
+from rgate_integrations.models.pooling import PooledLayer, RequestLayers
+from rgate_integrations.models.reader import shared_reader
+from rgate_integrations.runtime.segments import Segmented, layout, segments
 
 SEED = 21
 SEGMENT_LAYERS = (
@@ -233,7 +234,7 @@ def _read(names: list[str]) -> list[np.ndarray]:
     states = {}
     for start in range(0, len(requests), 16):
         some = requests[start : start + 16]
-        texts = [Segmented.of(text, [history] if history else []) for text, history in some]
+        texts = [Segmented.from_text(text, [history] if history else []) for text, history in some]
         layers = RequestLayers((), SEGMENT_LAYERS)
         for request, read in zip(some, reader.request_states(texts, None, layers), strict=True):
             states[request] = read.segments

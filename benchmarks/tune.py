@@ -23,7 +23,8 @@ from heads import Kept, key
 
 from rgate_integrations.engine.loading import load_gate
 from rgate_integrations.gates.probability import logits
-from rgate_integrations.models.base import PooledLayer
+from rgate_integrations.models.pooling import PooledLayer
+from rgate_integrations.models.proxies import read_states
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
 from rgate_integrations.tuning import MaxLoss
@@ -78,7 +79,7 @@ def read_questions(questions: list[str], cache: Path) -> tuple[Float64Array, Flo
     gate = load_gate(SHIPPED, on_error="raise")
 
     def compute(some: list[str]) -> Any:
-        found = gate.get_proxy().hidden(ANSWER, [{"question": q} for q in some], None, LAYERS)
+        found = read_states(gate.get_proxy(), ANSWER, [{"question": q} for q in some], None, LAYERS)
         return np.stack([each.states for each in found])
 
     kept = Kept(cache / "states").fill(questions, compute)

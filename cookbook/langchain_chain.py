@@ -6,13 +6,13 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrou
 from rgate_integrations import DecisionEngine
 from rgate_integrations.index import PassageIndex
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
-from rgate_integrations.models.base import Proxy
+from rgate_integrations.models.base import LanguageModel
 from rgate_integrations.prompts import PromptTemplate
 
 PLAIN = PromptTemplate(name="plain", version=1, user="{text}")
 
 
-def local_llm(llm: Proxy) -> Runnable:
+def local_llm(llm: LanguageModel) -> Runnable:
     """Wrap the demo's local model as a runnable; use your own chat model here."""
 
     def complete(prompts: list[str]) -> list[str]:
@@ -21,7 +21,7 @@ def local_llm(llm: Proxy) -> Runnable:
     return RunnableLambda(lambda prompt: complete([prompt.to_string().removeprefix("Human: ")])[0])
 
 
-def build_chain(gate: DecisionEngine, index: PassageIndex, model: Proxy) -> Runnable:
+def build_chain(gate: DecisionEngine, index: PassageIndex, model: LanguageModel) -> Runnable:
     llm = local_llm(model)
     retriever = IndexRetriever(index=index, k=2)
 

@@ -16,7 +16,7 @@ from rgate_integrations import Decision, DecisionEngine, load_gate
 from rgate_integrations.answering.answers import write_answers
 from rgate_integrations.cli.index import open_index
 from rgate_integrations.index.retriever import Retriever
-from rgate_integrations.models.base import Proxy
+from rgate_integrations.models.base import LanguageModel
 from rgate_integrations.models.local import shared_proxy
 
 EXAMPLES = [
@@ -35,7 +35,7 @@ def verdict(decision: Decision | None, threshold: float) -> dict[str, float] | N
     return {f"{way}: P(known)": decision.p_known}
 
 
-def build(gate: DecisionEngine, llm: Proxy, index: Retriever) -> gradio.Blocks:
+def build(gate: DecisionEngine, llm: LanguageModel, index: Retriever) -> gradio.Blocks:
     """Make the page.
 
     Args:

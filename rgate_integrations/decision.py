@@ -288,7 +288,7 @@ def valid_timeout(timeout: object) -> float | None:
 
 
 def _as_number(value: object) -> float | None:
-    """Return a number as a float; None if it is not one, or too large. True is none."""
+    """Return a number as a float; None if it is not one, such as True, or too large."""
     try:
         return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
     except OverflowError:
@@ -298,7 +298,7 @@ def _as_number(value: object) -> float | None:
 def _shown(value: object) -> str:
     """Return a value for an error; of what is not a number the type: it may not be printable."""
     number = _as_number(value)
-    return f"a {type(value).__name__}" if number is None else str(number)
+    return type(value).__name__ if number is None else str(number)
 
 
 def _valid_history(history: object) -> tuple[str, ...]:

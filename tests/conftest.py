@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import cached_path, download
-from rgate_integrations.models.local import LocalProxy, shared_proxy
-from rgate_integrations.models.reader import READER
+from rgate_integrations.models.local import TransformersProxy, shared_proxy
 from rgate_integrations.models.served import ServedProxy
 from tests.fake_server import Fake, running
 from tests.scripted_proxy import ScriptedProxy
@@ -42,7 +42,7 @@ def scripted() -> ScriptedProxy:
 
 
 @pytest.fixture(scope="session")
-def smollm2() -> LocalProxy:
+def smollm2() -> TransformersProxy:
     download(READER)  # the shipped gates look at its states
     download(SMOLLM2)
     proxy = shared_proxy(SMOLLM2)

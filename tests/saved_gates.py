@@ -14,7 +14,7 @@ from rgate_integrations.gates.artifacts import (
 )
 from rgate_integrations.gates.folder import save_adapter
 from rgate_integrations.gates.papers.verdicts import IK_QUESTION
-from rgate_integrations.models.segments import LAYOUT
+from rgate_integrations.runtime.segments import LAYOUT
 
 LAYERS = ((1, "question", "mean"), (2, "question", "mean"))
 WEIGHT = np.full((2, 4), 0.5, np.float32)

@@ -6,10 +6,10 @@ import math
 import numpy as np
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.models.base import HiddenStates, Proxy, TargetScores
+from rgate_integrations.models.base import HasStates, HiddenStates, LanguageModel, TargetScores
 
 
-class ScriptedProxy(Proxy):
+class ScriptedProxy(LanguageModel, HasStates):
     """Answers by hashing the prompt. A question with "RAISE" makes it raise, one with "NAN" gives NaN.
 
     Attributes:
@@ -20,6 +20,7 @@ class ScriptedProxy(Proxy):
 
     name = "scripted"
     fingerprint = ""
+    num_layers = 4
 
     def __init__(self, fixed: str | None = None, fingerprint: str = "") -> None:
         self.calls: list[str] = []

@@ -13,7 +13,7 @@ from rgate_integrations.cli.main import app
 from rgate_integrations.cli.terminal import DEFAULT_GATE, TOKEN
 from rgate_integrations.engine.loading import load_gate
 from rgate_integrations.errors import DataFormatError, IndexNotFoundError
-from rgate_integrations.models import decision_server
+from rgate_integrations.gates import decision_server
 from rgate_integrations.models.catalog import CATALOGUE
 from rgate_integrations.runtime.files import write_folder
 from tests.commands import rgate

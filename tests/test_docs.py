@@ -10,7 +10,7 @@ from rgate_integrations import load_gate
 from rgate_integrations.gates.artifacts import TunedArtifact
 from rgate_integrations.gates.folder import tuned_files
 from rgate_integrations.gates.tuned import FEATURES
-from rgate_integrations.models.base import PooledLayer
+from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.runtime.files import write_folder
 
 ROOT = Path(__file__).parent.parent

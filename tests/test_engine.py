@@ -11,9 +11,16 @@ from unittest.mock import ANY
 
 import pytest
 
-from rgate_integrations import Decision, Draft, Gate, Override, Request, load_gate
-from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.answering.look_first import LookFirst
+from rgate_integrations import (
+    AnswerFirst,
+    Decision,
+    Draft,
+    Gate,
+    LookFirst,
+    Override,
+    Request,
+    load_gate,
+)
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError
 from rgate_integrations.gates import Score
@@ -38,6 +45,55 @@ class Unprintable:
 
 
 HAMLET, CAPITAL = "Who wrote Hamlet?", "What is the capital of France?"
+
+
+def test_true_is_no_number(scripted):
+    with pytest.raises(ConfigurationError, match="threshold"):
+        load_gate("ik", threshold=True)
+    with pytest.raises(ValueError, match="a threshold is a number"):
+        Decision(question="who?", retrieve=True, p_known=0.2, threshold=True)
+    with pytest.raises(ValueError, match="a threshold is a number"):
+        RetrievalGate("constant:never", threshold=True)
+    with pytest.raises(ConfigurationError, match="not bool"):
+        RetrievalGate("constant:never").invoke("who?", {"configurable": {"retrieval_threshold": True}})
+    with pytest.raises(ConfigurationError, match="timeout"):
+        load_gate("ik", proxy=scripted, timeout=True)
+    for make in (
+        lambda: AnswerFirst(retrieve_below=True),
+        lambda: AnswerFirst(answer_above=float("nan")),
+        lambda: LookFirst(min_gain=True),
+        lambda: check_k(True),
+    ):
+        with pytest.raises(ConfigurationError):
+            make()
+
+
+@pytest.mark.parametrize(("threshold", "turned"), [(0.5, False), (0.0, True), (None, False)])
+def test_a_reason_says_so_if_the_threshold_of_the_call_turns_the_decision(threshold, turned):
+    found = load_gate("constant:always").decide(HAMLET, threshold=threshold)
+    assert found.retrieve is not turned
+    own = "This gate always retrieves."
+    assert found.reason == own + turned * " But P(known) is 0.00, and the caller's threshold 0.00."
+
+
+def test_so_does_that_of_a_gate_that_takes_no_threshold():
+    config = {"configurable": {"retrieval_threshold": 0.2}}
+    found = RetrievalGate(OnlyQuestions()).invoke("Who wrote Hamlet?", config)
+    assert found.retrieve is False
+    assert found.reason == "Unknown. But P(known) is 0.30, and the caller's threshold 0.20."
+
+
+class OnlyQuestions:
+    """A gate of the user's own that takes no threshold."""
+
+    def decide_batch(self, requests):
+        return [
+            Decision(question=each.question, retrieve=True, p_known=0.3, reason="Unknown.")
+            for each in requests
+        ]
+
+    async def adecide_batch(self, requests):
+        return self.decide_batch(requests)
 
 
 @pytest.mark.parametrize(
@@ -85,55 +141,6 @@ def test_a_request_is_a_value_that_nobody_changes():
         request.threshold = 0.3
     with pytest.raises(TypeError, match="histories"):
         load_gate("ik").decide(HAMLET, histories=[])
-
-
-def test_true_is_no_number(scripted):
-    with pytest.raises(ConfigurationError, match="threshold"):
-        load_gate("ik", threshold=True)
-    with pytest.raises(ValueError, match="a threshold is a number"):
-        Decision(question="who?", retrieve=True, p_known=0.2, threshold=True)
-    with pytest.raises(ValueError, match="a threshold is a number"):
-        RetrievalGate("constant:never", threshold=True)
-    with pytest.raises(ConfigurationError, match="not a bool"):
-        RetrievalGate("constant:never").invoke(HAMLET, {"configurable": {"retrieval_threshold": True}})
-    with pytest.raises(ConfigurationError, match="timeout"):
-        load_gate("ik", proxy=scripted, timeout=True)
-    for make in (
-        lambda: AnswerFirst(retrieve_below=True),
-        lambda: AnswerFirst(answer_above=float("nan")),
-        lambda: LookFirst(min_gain=True),
-        lambda: check_k(True),
-    ):
-        with pytest.raises(ConfigurationError):
-            make()
-
-
-@pytest.mark.parametrize(("threshold", "turned"), [(0.5, False), (0.0, True), (None, False)])
-def test_a_reason_says_so_if_the_threshold_of_the_call_turns_the_decision(threshold, turned):
-    found = load_gate("constant:always").decide(HAMLET, threshold=threshold)
-    assert found.retrieve is not turned
-    own = "This gate always retrieves."
-    assert found.reason == own + turned * " But P(known) is 0.00, and the caller's threshold 0.00."
-
-
-def test_so_does_that_of_a_gate_that_takes_no_threshold():
-    config = {"configurable": {"retrieval_threshold": 0.2}}
-    found = RetrievalGate(OnlyQuestions()).invoke("Who wrote Hamlet?", config)
-    assert found.retrieve is False
-    assert found.reason == "Unknown. But P(known) is 0.30, and the caller's threshold 0.20."
-
-
-class OnlyQuestions:
-    """A gate of the user's own that takes no threshold."""
-
-    def decide_batch(self, requests):
-        return [
-            Decision(question=each.question, retrieve=True, p_known=0.3, reason="Unknown.")
-            for each in requests
-        ]
-
-    async def adecide_batch(self, requests):
-        return self.decide_batch(requests)
 
 
 def test_a_batch_may_mix_strings_requests_and_what_is_neither(scripted):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from rgate_integrations.models.base import PooledLayer
+from rgate_integrations.models.pooling import PooledLayer
 from tests.saved_gates import KINDS
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import download
-from rgate_integrations.models.reader import READER
 
 BEFORE = "import json, sys; before = {name.partition('.')[0] for name in sys.modules}"
 AFTER = "after = {name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names - before"

@@ -12,9 +12,8 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableLambda
 from pydantic import BaseModel
 
-from rgate_integrations import Decision
+from rgate_integrations import Decision, plan_queries
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations import plan_queries
 from rgate_integrations.decision import Cost, Draft, Failure, PartialAnswerInfo
 from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError

@@ -15,7 +15,7 @@ from rgate_integrations.llama_index import (
     GatedRetriever,
     RetrievalGateSelector,
 )
-from rgate_integrations.llama_index.decider import DRAFT_TAG
+from rgate_integrations.llama_index.drafting import DRAFT_TAG
 from tests.begun_answers import KNOWN, Knowing
 from tests.langchain_fakes import Judge
 from tests.llama_index_parts import Rag, ScriptedGate, Shelf, Writer, both_ways, decisions_in, hearing

@@ -209,10 +209,10 @@ def test_what_is_one_step_or_decides_itself_cannot_search_ahead(gate, inner, opt
 
 
 def transforming(gate, llm):
-    with pytest.warns(UserWarning, match="ClaimFusionRetriever"):
-        return ClaimQueryEngine(over(Shelf()), ClaimQueryTransform(gate, filter_claims=True))
+    return ClaimQueryEngine(over(Shelf()), ClaimQueryTransform(gate, filter_claims=True))
 
 
+@pytest.mark.filterwarnings("ignore:LlamaIndex averages claims")
 @pytest.mark.parametrize("make", [*COMPOSITIONS.values(), transforming], ids=[*COMPOSITIONS, "transform"])
 async def test_the_event_loop_is_free_while_a_gate_decides(llm, make):
     threads = set()

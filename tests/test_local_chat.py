@@ -17,9 +17,9 @@ from rgate_integrations.gates.artifacts import ProbeArtifact
 from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.local_chat import LocalChat
-from rgate_integrations.models.base import PooledLayer
-from rgate_integrations.models.local import LocalProxy
-from rgate_integrations.models.token_stream import GenerationOptions, find_answer
+from rgate_integrations.models.local import TransformersProxy
+from rgate_integrations.models.pooling import PooledLayer
+from rgate_integrations.models.streamed_answer import GenerationOptions, find_answer
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.records import message_logprobs
 from tests.langchain_fakes import SINGLES, each
@@ -31,8 +31,8 @@ LAYERS = (PooledLayer(1, "draft", "mean"), PooledLayer(1, "question", "mean"))
 
 
 @pytest.fixture
-def proxy(tiny) -> LocalProxy:
-    return LocalProxy(tiny, dtype="float32")
+def proxy(tiny) -> TransformersProxy:
+    return TransformersProxy(tiny, dtype="float32")
 
 
 @pytest.fixture

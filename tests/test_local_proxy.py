@@ -15,7 +15,7 @@ from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates.papers.verdicts import JUDGMENT
 from rgate_integrations.models.download import cached_path
 from rgate_integrations.models.encoding import PromptEncoder
-from rgate_integrations.models.local import LocalProxy, ModelLock, group_by_length, shared_proxy
+from rgate_integrations.models.local import ModelLock, TransformersProxy, group_by_length, shared_proxy
 from rgate_integrations.prompts import ANSWER, ANSWER_FEW_SHOT, SHORT_ANSWER
 from tests.patience import PATIENCE
 
@@ -109,7 +109,7 @@ def proxy(request, smollm2, tmp_path):
         )
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     smollm2.encoder.tokenizer.save_pretrained(tmp_path)
-    return LocalProxy(str(tmp_path))
+    return TransformersProxy(str(tmp_path))
 
 
 @pytest.mark.model
@@ -147,7 +147,7 @@ def test_greedy_is_greedy_whatever_the_model_ships(tiny, tmp_path):
     bent = shutil.copytree(tiny, tmp_path / "bent")
     settings = {"repetition_penalty": 1.8, "no_repeat_ngram_size": 1, "temperature": 0.2, "do_sample": True}
     (bent / "generation_config.json").write_text(json.dumps(settings))
-    drafts = [LocalProxy(str(folder)).generate(ANSWER, VALUES, tokens=9) for folder in (bent, tiny)]
+    drafts = [TransformersProxy(str(folder)).generate(ANSWER, VALUES, tokens=9) for folder in (bent, tiny)]
     assert [d.token_ids for d in drafts[0]] == [d.token_ids for d in drafts[1]]
 
 
@@ -247,7 +247,7 @@ def test_adapters_change_scores_only_while_they_are_used(tiny, tmp_path, recwarn
     torch.manual_seed(0)
     adapters = [None, save_lora(tiny, tmp_path / "one"), save_lora(tiny, tmp_path / "other")]
     recwarn.clear(), capfd.readouterr()
-    proxy = LocalProxy(tiny)
+    proxy = TransformersProxy(tiny)
 
     def scored(adapter):
         return proxy.score(ANSWER, VALUES[:1], ["Yes"], adapter=adapter)[0].logprobs[0]
@@ -264,7 +264,7 @@ def test_adapters_change_scores_only_while_they_are_used(tiny, tmp_path, recwarn
 def test_an_adapter_that_cannot_be_used_leaves_the_base_model_as_it_was(tiny, tmp_path):
     misfit = save_lora(cached_path(NAME), tmp_path / "misfit")
     activated = save_lora(tiny, tmp_path / "activated", alora_invocation_tokens=[1, 2])
-    proxy = LocalProxy(tiny)
+    proxy = TransformersProxy(tiny)
     before = proxy.score(ANSWER, VALUES[:1], ["Yes"])
     for adapter in (misfit, activated, str(tmp_path / "nothing"), misfit):
         with pytest.raises(ModelLoadError, match="does not fit") as caught:
@@ -278,13 +278,13 @@ def test_an_adapter_that_cannot_be_used_leaves_the_base_model_as_it_was(tiny, tm
 
 @pytest.mark.model
 def test_bfloat16_decides_alike(smollm2):
-    narrow = LocalProxy(NAME, dtype="bfloat16")
+    narrow = TransformersProxy(NAME, dtype="bfloat16")
     gate = load_gate("prompt")
     wide, found = gate.decide_batch(QUESTIONS), gate.with_options(proxy=narrow).decide_batch(QUESTIONS)
     assert [d.p_known for d in found] == pytest.approx([d.p_known for d in wide], abs=0.1)
     assert narrow.fingerprint == smollm2.fingerprint
     with pytest.raises(ConfigurationError, match="float16"):
-        LocalProxy(dtype="float16")
+        TransformersProxy(dtype="float16")
 
 
 @pytest.mark.model
@@ -311,7 +311,7 @@ def test_a_batch_that_does_not_fit_is_halved(smollm2, caplog):
 
 @pytest.mark.model
 def test_a_pickled_proxy_is_the_shared_model_without_its_weights(smollm2):
-    own = LocalProxy(NAME, device="cpu", dtype="bfloat16")
+    own = TransformersProxy(NAME, device="cpu", dtype="bfloat16")
     for proxy, shared in ((smollm2, smollm2), (own, shared_proxy(NAME, device="cpu", dtype="bfloat16"))):
         saved = pickle.dumps(proxy)
         assert len(saved) < 1_000

@@ -10,7 +10,7 @@ from rgate_integrations.engine.follow_ups import is_follow_up
 from rgate_integrations.gates.evidence.base import Sources
 from rgate_integrations.gates.llm_names import parse_name
 from rgate_integrations.gates.passage_utility import words_of
-from rgate_integrations.models.segments import segments
+from rgate_integrations.runtime.segments import segments
 from rgate_integrations.prompts import without_control_tokens
 
 MEGABYTE = 1_000_000

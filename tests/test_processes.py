@@ -15,9 +15,9 @@ FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fo
 CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 SCRIPTED = "from tests.scripted_proxy import ScriptedProxy as Model"
 TINY = """
-from rgate_integrations.models.local import LocalProxy
+from rgate_integrations.models.local import TransformersProxy
 def Model():
-    return LocalProxy({tiny!r})
+    return TransformersProxy({tiny!r})
 """
 
 

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.models import reader as reader_module
-from rgate_integrations.models.base import PooledLayer, RequestLayers, Segmented
+from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import cached_path, download
-from rgate_integrations.models.local import LocalProxy
-from rgate_integrations.models.reader import FINGERPRINT, READER, STATES, Reader, can_read, shared_reader
-from rgate_integrations.models.reader_file import TOKENIZER, WEIGHTS, quantised_weight
+from rgate_integrations.models.local import TransformersProxy
+from rgate_integrations.models.pooling import PooledLayer, RequestLayers
+from rgate_integrations.models.reader import FINGERPRINT, STATES, Reader, can_read, shared_reader
+from rgate_integrations.models.reader_file import READER_WEIGHTS, TOKENIZER, quantised_weight
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER
+from rgate_integrations.runtime.segments import Segmented
 from tests.damaged import with_damage
 
 LAYERS = (
@@ -81,7 +83,7 @@ def cosines(some, others):
 
 @pytest.mark.model
 def test_states_are_close_to_those_of_transformers(reader, smollm2):
-    exact = LocalProxy("smollm2-135m-instruct", dtype="float32")
+    exact = TransformersProxy("smollm2-135m-instruct", dtype="float32")
     layers = [PooledLayer(layer, "question", "mean") for layer in STATES]
     asked = [QUESTIONS[0], *QUESTIONS[4:]]
     wanted = [each.states for each in exact.hidden(ANSWER, [{"question": q} for q in asked], None, layers)]
@@ -137,7 +139,7 @@ def test_what_follows_a_question_changes_nothing_and_is_read_only_where_it_is_as
 @pytest.mark.model
 def test_what_follows_changes_nothing_in_a_long_text_either(reader):
     sentence = "The parcel was sent to the depot and weighed before noon, as the list says. "
-    texts = [Segmented.of((sentence * times).strip(), []) for times in (120, 240)]
+    texts = [Segmented.from_text((sentence * times).strip(), []) for times in (120, 240)]
     layers = RequestLayers((), (PooledLayer(18, "question", "mean"),))
     short, long = reader.request_states(texts, None, layers)
     assert np.array_equal(long.segments[: len(short.segments) - 1], short.segments[:-1])
@@ -169,13 +171,13 @@ def zeroed(content, at):
 @pytest.mark.parametrize(
     ("name", "damage", "says"),
     [
-        (WEIGHTS, None, "could not be loaded"),
+        (READER_WEIGHTS, None, "could not be loaded"),
         (TOKENIZER, None, "could not be loaded"),
         # Tenths: the embedding ends at 0.28.
-        (WEIGHTS, lambda content: content[: 3 * len(content) // 10], "could not be loaded"),
-        (WEIGHTS, lambda content: content[: 9 * len(content) // 10], "could not be loaded"),
-        (WEIGHTS, lambda content: zeroed(content, 3), "does not give the states"),
-        (WEIGHTS, lambda content: zeroed(content, 9), "does not give the states"),
+        (READER_WEIGHTS, lambda content: content[: 3 * len(content) // 10], "could not be loaded"),
+        (READER_WEIGHTS, lambda content: content[: 9 * len(content) // 10], "could not be loaded"),
+        (READER_WEIGHTS, lambda content: zeroed(content, 3), "does not give the states"),
+        (READER_WEIGHTS, lambda content: zeroed(content, 9), "does not give the states"),
     ],
 )
 def test_missing_and_damaged_files_are_noticed(reader, tmp_path, name, damage, says):
@@ -189,7 +191,7 @@ def test_without_its_file_or_onnx_runtime_every_question_is_retrieved_for(tmp_pa
     decision = load_gate().decide("What is the capital of France?")
     assert decision.retrieve
     assert f"rgate download {READER}" in str(decision.error)
-    (tmp_path / WEIGHTS).touch()
+    (tmp_path / READER_WEIGHTS).touch()
     (tmp_path / TOKENIZER).touch()
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # its import fails, as on a CPU that it refuses
     with pytest.raises(ModelLoadError, match="could not be loaded"):

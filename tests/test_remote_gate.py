@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 
 import httpx
 import pytest
+from rgate_integrations.engine.gate_like import answer_first_gates, for_llm
 from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
 from rgate_integrations import Draft, load_gate
-from rgate_integrations.engine.gate_like import answer_first_gates, for_llm
 from rgate_integrations.errors import ModelLoadError, ServerError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import save_gate

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from rgate_integrations import Request, load_gate
-from rgate_integrations.models.base import PooledLayer, RequestLayers, Segmented
+from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import download
-from rgate_integrations.models.reader import READER, shared_reader
-from rgate_integrations.models.segments import segments
+from rgate_integrations.models.pooling import PooledLayer, RequestLayers
+from rgate_integrations.models.reader import shared_reader
+from rgate_integrations.runtime.segments import Segmented, segments
 
 EASY = "What is 2 + 2?"
 HARD = "Where was Aarno Maliniemi born?"
@@ -62,7 +63,9 @@ def reader():
 
 @pytest.mark.model
 def test_segments_share_the_tokens_of_the_request(reader):
-    both, alone = reader.request_states([Segmented.of(f"{EASY} {HARD}"), Segmented.of(EASY)], None, BOTH)
+    both, alone = reader.request_states(
+        [Segmented.from_text(f"{EASY} {HARD}"), Segmented.from_text(EASY)], None, BOTH
+    )
     whole, easy = reader.hidden([f"{EASY} {HARD}", EASY], None, LAYERS)
     assert both.segments.shape == (2, 2, 576)
     assert np.array_equal(both.segments[0], alone.segments[0])  # what follows changes nothing
@@ -74,8 +77,10 @@ def test_segments_share_the_tokens_of_the_request(reader):
 
 @pytest.mark.model
 def test_what_was_said_before_changes_a_segment_and_adds_none(reader):
-    followed = Segmented.of("And for Graz?", ["user: What is the capital of Italy?", "assistant: Rome."])
-    alone, after = reader.request_states([Segmented.of("And for Graz?"), followed], None, BOTH)
+    followed = Segmented.from_text(
+        "And for Graz?", ["user: What is the capital of Italy?", "assistant: Rome."]
+    )
+    alone, after = reader.request_states([Segmented.from_text("And for Graz?"), followed], None, BOTH)
     assert after.segments.shape == alone.segments.shape
     assert not np.array_equal(after.segments, alone.segments)
 
@@ -83,7 +88,7 @@ def test_what_was_said_before_changes_a_segment_and_adds_none(reader):
 @pytest.mark.model
 @pytest.mark.parametrize("segment", ["<|im_end|>", "🙂", "a"])
 def test_a_segment_of_control_tokens_has_the_states_of_its_neighbour(reader, segment):
-    texts = [Segmented.of(f"{EASY}\n{segment}\n{HARD}"), Segmented.of(segment)]
+    texts = [Segmented.from_text(f"{EASY}\n{segment}\n{HARD}"), Segmented.from_text(segment)]
     read = reader.request_states(texts, None, BOTH)
     assert [each.segments.shape[0] for each in read] == [3, 1]
     assert all(np.isfinite(each.segments).all() for each in read)
@@ -93,7 +98,7 @@ def test_a_segment_of_control_tokens_has_the_states_of_its_neighbour(reader, seg
 def test_segments_do_not_change_the_states_of_a_begun_answer(reader):
     layers = (PooledLayer(22, "draft", "mean"), PooledLayer(20, "prompt", "last"))
     (read,) = reader.request_states(
-        [Segmented.of(f"{EASY} {HARD}")], ["In Oulu"], RequestLayers(LAYERS, LAYERS, layers)
+        [Segmented.from_text(f"{EASY} {HARD}")], ["In Oulu"], RequestLayers(LAYERS, LAYERS, layers)
     )
     (other,) = reader.hidden([f"{EASY} {HARD}"], ["In Oulu"], layers)
     assert np.array_equal(read.draft, other.states)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.models.base import Proxy
+from rgate_integrations.models.base import LanguageModel
 from rgate_integrations.prompts import (
     ANSWER,
     ANSWER_WITH_PASSAGES,
@@ -16,7 +16,7 @@ from rgate_integrations.prompts import (
 
 
 def write_answers(
-    llm: Proxy,
+    llm: LanguageModel,
     questions: Sequence[str],
     passages: Sequence[Sequence[TitledText]],
     *,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import EvidenceError, ServerError
-from rgate_integrations.models.token_stream import find_answer
+from rgate_integrations.models.streamed_answer import find_answer
 from rgate_integrations.runtime.flow import Call, Flow, Step, arun, run
 
 _log = logging.getLogger("rgate_integrations")

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from rgate_integrations.answering.claims import Claim, parse_claims, without_tags
 from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.models.base import Proxy
+from rgate_integrations.models.base import LanguageModel
 from rgate_integrations.prompts import PromptTemplate
 
 REWRITE = PromptTemplate(
@@ -75,7 +75,7 @@ class ModelRewriter:
         tokens: Maximum length of the output.
     """
 
-    def __init__(self, proxy: Proxy, *, adapter: str | None = None, tokens: int = 256) -> None:
+    def __init__(self, proxy: LanguageModel, *, adapter: str | None = None, tokens: int = 256) -> None:
         self.proxy = proxy
         self.adapter = adapter
         self.tokens = tokens

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rgate_integrations.engine.decider import Failed
     from rgate_integrations.engine.decision_engine import DecisionEngine
     from rgate_integrations.index import PassageIndex
-    from rgate_integrations.models.base import Proxy
+    from rgate_integrations.models.base import LanguageModel
 
 
 def decide(
@@ -121,7 +121,7 @@ def ask(
 def _answer(
     question: str,
     gate: DecisionEngine,
-    llm: Proxy,
+    llm: LanguageModel,
     index: Callable[[], PassageIndex],
     k: int,
     threshold: float | None,

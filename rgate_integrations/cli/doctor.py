@@ -39,9 +39,9 @@ def doctor(as_json: AsJson = False) -> None:
 
 def _examine() -> Iterator[tuple[str, str, str]]:
     """Yield what was looked at, how it is, and the command that gets what is missing, or what to do."""
-    from rgate_integrations.models.catalog import CATALOGUE
+    from rgate_integrations.models.catalog import CATALOGUE, READER
     from rgate_integrations.models.download import cache_dir, cached_path
-    from rgate_integrations.models.reader import READER, Reader
+    from rgate_integrations.models.reader import Reader
 
     yield "rgate", __version__, ""
     yield "python", platform.python_version(), ""

@@ -31,7 +31,7 @@ from rgate_integrations.errors import ConfigurationError, ModelLoadError
 
 if TYPE_CHECKING:
     from rgate_integrations.index.embedder import Embedder
-    from rgate_integrations.models.base import Proxy
+    from rgate_integrations.models.base import LanguageModel
     from rgate_integrations.tuning.own import TrainingOptions
     from rgate_integrations.tuning.tuner import Tuned
 
@@ -131,7 +131,7 @@ def _confirm(asked: int, calls: Mapping[str, int], llm: str, judge: str | None, 
         typer.confirm("Go on (--yes does not ask)?", abort=True, err=True)
 
 
-def _judge(judge: str, concurrency: int) -> Proxy:
+def _judge(judge: str, concurrency: int) -> LanguageModel:
     """Return the model that judges answers: ``NAME``, or ``NAME@URL``."""
     from rgate_integrations.models.local import shared_proxy
 
@@ -141,7 +141,7 @@ def _judge(judge: str, concurrency: int) -> Proxy:
     return _served(f"http{address}", name, JUDGE_KEY, concurrency)
 
 
-def _answering_llm(llm: str, model: str | None, concurrency: int) -> Proxy:
+def _answering_llm(llm: str, model: str | None, concurrency: int) -> LanguageModel:
     """Return the LLM of an application: one on a server, whose key comes from the environment, or a local one.
 
     Raises:
@@ -156,7 +156,7 @@ def _answering_llm(llm: str, model: str | None, concurrency: int) -> Proxy:
     return _served(llm, model, KEY, concurrency)
 
 
-def _served(url: str, model: str, key: str, concurrency: int) -> Proxy:
+def _served(url: str, model: str, key: str, concurrency: int) -> LanguageModel:
     from rgate_integrations.models.served import ServedProxy
 
     return ServedProxy(url, model, api_key=os.environ.get(key) or None, max_concurrency=concurrency)
@@ -243,6 +243,7 @@ def _train(
     """Read or sample the labels, train and save; return the metrics of the cross-validation."""
     from rgate_integrations.gates.folder import save_gate
     from rgate_integrations.models.local import shared_proxy
+    from rgate_integrations.models.proxies import gate_proxy
     from rgate_integrations.tuning.own import OWN_LABEL, SAMPLES, read_own, to_be_sampled
     from rgate_integrations.tuning.probe import train_probe
     from rgate_integrations.tuning.questions import read_examples
@@ -267,7 +268,7 @@ def _train(
         from rgate_integrations.tuning.fine_tuning import train_adapter
 
         return train_adapter(gate, files, model, out, options, progress=bar.tell)
-    artifact = train_probe(files, shared_proxy(model), options, progress=bar.tell)
+    artifact = train_probe(files, gate_proxy(model), options, progress=bar.tell)
     save_gate(artifact, out)
     metrics: dict[str, Any] = artifact.provenance["metrics"]
     return metrics

@@ -104,9 +104,9 @@ class DecisionEngine(Decider):
     def get_proxy(self) -> Proxy:
         """Return the proxy model, shared with every engine whose gate names the same one."""
         if self._proxy is None:
-            from rgate_integrations.models.local import shared_proxy
+            from rgate_integrations.models.proxies import gate_proxy
 
-            self._proxy = shared_proxy(self.gate.proxy)
+            self._proxy = gate_proxy(self.gate.proxy)
         return self._proxy
 
     def with_options(self, *, gate: Gate | None = None, **changes: Any) -> Self:

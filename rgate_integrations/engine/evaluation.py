@@ -12,7 +12,7 @@ from rgate_integrations.decision import Cost, Request
 from rgate_integrations.gates.base import Gate, Score, ScoreSpec
 from rgate_integrations.gates.evidence.base import Context, Evidence, Piece, Sources, expand_specs
 from rgate_integrations.gates.rules import Rules
-from rgate_integrations.models.segments import segments
+from rgate_integrations.runtime.segments import segments
 
 MAX_REQUEST_TOKENS = 2_048
 """A request is read whole up to this length; of longer ones the beginning, the end, and what asks between them."""

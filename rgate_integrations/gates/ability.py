@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
@@ -18,12 +17,19 @@ from pydantic.dataclasses import dataclass
 from rgate_integrations.decision import Finite
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates.llm_names import ModelName, parse_name, sizes_left_out
-from rgate_integrations.runtime.files import existing_folder, json_text, parse_json, read_file, write_folder
+from rgate_integrations.runtime.files import (
+    SHIPPED,
+    existing_folder,
+    json_text,
+    parse_json,
+    read_file,
+    write_folder,
+)
 
 ABILITY = "ability.json"
 """The file of a measured ability."""
 
-DEFAULT_LLM = "Llama-3.1-8B-Instruct"
+REFERENCE_LLM = "Llama-3.1-8B-Instruct"
 """The LLM that is judged where nothing is known of the one that answers. Its ability is 0."""
 
 _FORMAT = 1
@@ -50,7 +56,7 @@ class Ability:
     source: str
 
 
-_DEFAULT = Ability(DEFAULT_LLM, 0.0, 1.0, "nothing is known of the LLM")
+_DEFAULT = Ability(REFERENCE_LLM, 0.0, 1.0, "nothing is known of the LLM")
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ def resolve_ability(name: str) -> tuple[Ability, str]:
             guesses.append(_by_family(said, family, members))
     if guesses:
         return replace(min(guesses, key=lambda guess: guess.theta), llm=name), ""
-    guess, judged = _DEFAULT, f"as {DEFAULT_LLM}"
+    guess, judged = _DEFAULT, f"as {REFERENCE_LLM}"
     if said.size is not None:
         parameters = f"{said.size:g} billion parameters"
         guess = Ability(name, _by_size(said.size), _FAMILY_SD, f"guessed from {parameters}")
@@ -132,7 +138,7 @@ def weakest(names: Iterable[str]) -> str:
 @cache
 def ability_table() -> tuple[Entry, ...]:
     """Return the shipped table."""
-    return table_of((files("rgate_integrations") / "weights" / "abilities.json").read_text(encoding="utf-8"))
+    return table_of((SHIPPED / "abilities.json").read_text(encoding="utf-8"))
 
 
 def table_of(text: str) -> tuple[Entry, ...]:

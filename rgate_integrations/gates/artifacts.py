@@ -14,10 +14,11 @@ from pydantic import ConfigDict, Field, PlainValidator
 from pydantic.dataclasses import dataclass
 
 from rgate_integrations.decision import DraftSource, Finite, Threshold
-from rgate_integrations.models.base import PooledLayer
-from rgate_integrations.models.segments import LAYOUT
+from rgate_integrations.gates.probability import sigmoids
+from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
+from rgate_integrations.runtime.segments import LAYOUT
 
 STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 """Configuration of every part of ``gate.json``: it may come from anywhere, so what nobody knows is refused."""
@@ -211,7 +212,7 @@ class SegmentHeads:
         layers: Which hidden states of the segment: (layer, ``"question"``, pooling) each.
         kinds: The kinds; one more than those of whole requests, for text that is given.
         weight: Shape (K, L, H), float32.
-        layout: Shape (K, 11), float32: weights of `rgate_integrations.models.segments.layout`.
+        layout: Shape (K, 11), float32: weights of `rgate_integrations.runtime.segments.layout`.
     """
 
     layers: tuple[PooledLayer, ...]
@@ -230,7 +231,7 @@ class SegmentHeads:
 
         Args:
             states: Pooled states, shape (n, L, H).
-            layout: What `rgate_integrations.models.segments.layout` says of them, shape (n, 11).
+            layout: What `rgate_integrations.runtime.segments.layout` says of them, shape (n, 11).
         """
         logits = _flat(states) @ _flat(self.weight).T + _flat(layout) @ _flat(self.layout).T
         return _softmax(logits, self.kinds)
@@ -313,8 +314,7 @@ class HeadsArtifact(SavedGate):
         variance = (self.ability_slope * sd) ** 2
         of_each = np.where(self.about_news(states), min(theta, 0.0), theta)
         logits = self.known_logits(states, of_each) / np.sqrt(1 + np.pi / 8 * variance)
-        found: Float64Array = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
-        return found
+        return sigmoids(logits)
 
 
 def p_answered(kinds: Sequence[Kind], probabilities: Float64Array, known: Float64Array) -> Float64Array:

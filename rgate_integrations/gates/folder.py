@@ -25,6 +25,7 @@ from rgate_integrations.gates.artifacts import (
     TunedArtifact,
 )
 from rgate_integrations.runtime.files import (
+    SHIPPED,
     existing_folder,
     json_text,
     parse_json,
@@ -40,7 +41,6 @@ ADAPTER = "adapter_model.safetensors"
 
 _LONGEST_HEADER = 1 << 16
 _LARGEST_WEIGHTS = 1 << 32  # bytes; the adapter of a model with 70B parameters has about 1 GiB
-_SHIPPED = Path(__file__).parents[1] / "weights"
 _WITH_WEIGHTS: dict[Any, type[SavedGate]] = {
     "heads": HeadsArtifact,
     "probe": ProbeArtifact,
@@ -57,7 +57,7 @@ def saved_folder(name: str | Path) -> Path:
     Raises:
         ModelLoadError: There is none of these.
     """
-    for folder in (existing_folder(name), _SHIPPED / name):
+    for folder in (existing_folder(name), SHIPPED / name):
         if os.path.isfile(folder / CONFIG):
             return folder
     name = str(name)
@@ -71,7 +71,7 @@ def saved_folder(name: str | Path) -> Path:
 
 def shipped() -> list[str]:
     """Return the names of the gates that come with the package."""
-    return sorted(path.parent.name for path in _SHIPPED.glob(f"*/{CONFIG}"))
+    return sorted(path.parent.name for path in SHIPPED.glob(f"*/{CONFIG}"))
 
 
 def save_gate(gate: SavedGate, folder: str | Path) -> Path:

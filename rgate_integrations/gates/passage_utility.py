@@ -19,8 +19,9 @@ from pydantic import Field, model_validator
 
 from rgate_integrations.decision import Finite, Frozen, Probability
 from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.runtime.arrays import Float64Array
-from rgate_integrations.runtime.files import existing_folder, read_file
+from rgate_integrations.runtime.files import SHIPPED, existing_folder, read_file
 
 DEFAULT = "look-first"
 """Name of the shipped model."""
@@ -101,8 +102,7 @@ class PassageUtilityModel(Frozen):
             features: Shape (n, features).
         """
         logits = features @ np.array(self.weights) + self.bias
-        found: Float64Array = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
-        return found
+        return sigmoids(logits)
 
     def p_helps(self, p_contains_answer: Float64Array, p_known: Float64Array) -> Float64Array:
         """Return P(the LLM answers rightly with the passages), shape (n,).
@@ -127,8 +127,7 @@ def read_utility_model(name: str | Path = DEFAULT) -> PassageUtilityModel:
     Raises:
         ModelLoadError: There is none, or its file cannot be read or is of a newer version.
     """
-    shipped = Path(__file__).parents[1] / "weights" / name
-    folder = shipped if name == DEFAULT else existing_folder(name)
+    folder = SHIPPED / name if name == DEFAULT else existing_folder(name)
     try:
         return PassageUtilityModel.model_validate_json(read_file(folder / FILE))
     except (OSError, ValueError) as error:

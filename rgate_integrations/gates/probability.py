@@ -39,6 +39,12 @@ def sigmoid(logit: float) -> float:
     return 1 / (1 + math.exp(-min(max(logit, -500.0), 500.0)))
 
 
+def sigmoids(logits: Float64Array) -> Float64Array:
+    """Return the probabilities of logits."""
+    found: Float64Array = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
+    return found
+
+
 def logit(p: float) -> float:
     """Return the logit of a probability, which is clipped away from 0 and 1."""
     p = min(max(p, _EDGE), 1 - _EDGE)

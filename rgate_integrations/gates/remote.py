@@ -12,8 +12,8 @@ from pydantic_core import to_jsonable_python
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.gates.base import GateInfo, NamedLLMGate, Score, Specs
+from rgate_integrations.gates.decision_server import DecisionServer
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
-from rgate_integrations.models.decision_server import DecisionServer
 
 _SENT = {"question", "history", "draft", "popularity"}
 

@@ -26,11 +26,14 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.base import Gate, Score
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece, expand_specs
 from rgate_integrations.gates.evidence.model_outputs import RequestSpec
-from rgate_integrations.models.base import PooledLayer, Proxy, Segmented
-from rgate_integrations.models.reader import READS
+from rgate_integrations.models.base import Proxy
+from rgate_integrations.models.catalog import DEFAULT_MODEL
+from rgate_integrations.models.pooling import PooledLayer
+from rgate_integrations.models.proxies import gate_proxy, read_states
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
-from rgate_integrations.runtime.files import read_file
+from rgate_integrations.runtime.files import SHIPPED, read_file
+from rgate_integrations.runtime.segments import Segmented
 
 Rule: TypeAlias = str | re.Pattern[str] | Callable[..., bool]
 """An example, a pattern that is searched for, or a function of the question or of the question and its metadata."""
@@ -115,7 +118,7 @@ class Rules:
         examples = []
         for rules, known in ((self.always, 0.0), (self.never, 1.0)):
             examples += [(rule, known) for rule in rules if isinstance(rule, str)]
-        states = RequestSpec((LAYER,), (LAYER,)) if gate.proxy == READS else None
+        states = RequestSpec((LAYER,), (LAYER,)) if gate.proxy == DEFAULT_MODEL else None
         for spec in expand_specs(gate.specs):
             if states is not None and isinstance(spec, RequestSpec) and LAYER in spec.segments:
                 states = spec
@@ -136,15 +139,15 @@ class LikenessSpec(EvidenceSpec[Score | None]):
 
     def compute(self, context: Context) -> list[Piece[Score | None]]:
         """Compare the requests with the examples, which are read once in the life of an engine."""
-        from rgate_integrations.models.local import shared_proxy
-
         if self.states is not None:
             reader = context.use_proxy()
             layer = self.states.segments.index(LAYER)
             requests = [directions_of(each.segments[:, layer]) for each in context.get(self.states)]
         else:
-            reader = shared_proxy(READS)
-            requests = [_read(reader, Segmented.of(each.question).segments) for each in context.requests]
+            reader = gate_proxy(DEFAULT_MODEL)
+            requests = [
+                _read(reader, Segmented.from_text(each.question).segments) for each in context.requests
+            ]
         examples = context.memory(self, lambda: _read(reader, [example for example, _ in self.examples]))
         return [Piece(self.compare(request @ examples.T)) for request in requests]
 
@@ -167,8 +170,8 @@ class LikenessSpec(EvidenceSpec[Score | None]):
 def _read(reader: Proxy, texts: Sequence[str]) -> Float64Array:
     """Return the directions of some texts, shape (texts, directions)."""
     values = [{"question": " ".join(text.split())} for text in texts]
-    found = reader.hidden(ANSWER, values, None, (LAYER,))
-    return directions_of(np.stack([each.states[0] for each in found]))
+    states = read_states(reader, ANSWER, values, None, (LAYER,))
+    return directions_of(np.stack([each.states[0] for each in states]))
 
 
 def _checked(name: str, given: RuleOrRules) -> tuple[Rule, ...]:
@@ -216,5 +219,5 @@ def directions_of(states: Float32Array) -> Float64Array:
 @cache
 def reader_directions() -> tuple[Float64Array, Float64Array]:
     """Return the mean of requests' states, and the scaled directions in which they differ most."""
-    saved = np.load(Path(__file__).parent.parent / "weights" / "rules" / "likeness.npz")
+    saved = np.load(SHIPPED / "rules" / "likeness.npz")
     return saved["mean"].astype(np.float64), saved["directions"].astype(np.float64)

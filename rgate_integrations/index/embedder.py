@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib import resources
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -16,6 +15,7 @@ from rgate_integrations.models.download import resolve_model
 from rgate_integrations.models.pretrained import quiet, refuse_pickles, refuse_special_files
 from rgate_integrations.models.reader import open_session
 from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.files import SHIPPED
 from rgate_integrations.runtime.text import encodable
 from rgate_integrations.runtime.threads import ForkSafeLock, usable_cores
 
@@ -176,8 +176,7 @@ class MiniLM:
             self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
             self._tokenizer.enable_truncation(_MOST_TOKENS)
             self._tokenizer.enable_padding()
-            graph = resources.files("rgate_integrations") / "weights" / "embedder" / GRAPH
-            self._session = open_session(graph.read_bytes(), folder)
+            self._session = open_session((SHIPPED / "embedder" / GRAPH).read_bytes(), folder)
             one, other = self.encode(_TESTED)
             if not abs(float(one @ other) - _SIMILARITY) < _TOLERANCE:
                 raise ValueError("it does not give the vectors that it should")

@@ -14,8 +14,9 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from pydantic import ConfigDict, Field, SkipValidation
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy, shared_proxy
-from rgate_integrations.models.token_stream import GeneratedToken, GenerationOptions
+from rgate_integrations.models.catalog import DEFAULT_MODEL
+from rgate_integrations.models.local import TransformersProxy, shared_proxy
+from rgate_integrations.models.streamed_answer import GeneratedToken, GenerationOptions
 
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
 
@@ -30,7 +31,8 @@ class LocalChat(BaseChatModel, GenerationOptions):
     Nothing is written ahead of what is asked for, so a stream that is closed costs nothing more. Between two tokens
     others may use the model.
 
-    Its other options are those of `rgate_integrations.models.token_stream.GenerationOptions`; a call may give them.
+    Its other options are those of `rgate_integrations.models.streamed_answer.GenerationOptions`. A call may give
+    them, too.
     With ``logprobs`` messages carry ``response_metadata["logprobs"]``.
 
     Attributes:
@@ -45,7 +47,7 @@ class LocalChat(BaseChatModel, GenerationOptions):
     model_config = ConfigDict(populate_by_name=True, arbitrary_types_allowed=True)
 
     model_name: str = Field(default=DEFAULT_MODEL, alias="model")
-    proxy: SkipValidation[LocalProxy | None] = Field(default=None, exclude=True, repr=False)
+    proxy: SkipValidation[TransformersProxy | None] = Field(default=None, exclude=True, repr=False)
 
     @property
     def _llm_type(self) -> str:
@@ -59,7 +61,7 @@ class LocalChat(BaseChatModel, GenerationOptions):
         }
 
     @property
-    def _model(self) -> LocalProxy:
+    def _model(self) -> TransformersProxy:
         return self.proxy or shared_proxy(self.model_name)
 
     def _generate(

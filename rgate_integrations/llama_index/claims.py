@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -72,7 +71,7 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
     """Adds the claims of a draft to the query's embedding texts, for pipelines built on query transforms.
 
     LlamaIndex averages these texts into one vector, and keyword retrievers ignore them. To search claims separately,
-    which finds more, use `ClaimFusionRetriever`. Where several claims are averaged, a warning says so, once.
+    which finds more, use `ClaimFusionRetriever`. Where several claims are averaged, a warning says so.
     LlamaIndex's own `TransformQueryEngine` runs transforms on the event loop, which stands still meanwhile; in
     `ClaimQueryEngine` it goes on.
 
@@ -99,16 +98,11 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
     def _run(self, query_bundle: QueryBundle, metadata: dict[str, Any]) -> QueryBundle:
         queries = run(_queries_of(self, query_bundle))
         if len(queries) > 1:
-            _warn_once()
+            warnings.warn(
+                "LlamaIndex averages claims into one query vector; ClaimFusionRetriever searches them separately.",
+                stacklevel=2,
+            )
         return QueryBundle(query_str=query_bundle.query_str, custom_embedding_strs=queries)
-
-
-@cache
-def _warn_once() -> None:
-    warnings.warn(
-        "LlamaIndex averages the claims into one query vector; ClaimFusionRetriever searches them separately.",
-        stacklevel=4,
-    )
 
 
 class ClaimQueryEngine(TransformQueryEngine):

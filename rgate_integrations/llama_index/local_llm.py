@@ -30,8 +30,9 @@ from pydantic import Field, SkipValidation
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.llama_index.answer_first import in_threads
-from rgate_integrations.models.local import DEFAULT_MODEL, LocalProxy, shared_proxy
-from rgate_integrations.models.token_stream import GenerationOptions
+from rgate_integrations.models.catalog import DEFAULT_MODEL
+from rgate_integrations.models.local import TransformersProxy, shared_proxy
+from rgate_integrations.models.streamed_answer import GenerationOptions
 
 __all__ = ["LocalLLM"]
 
@@ -46,7 +47,8 @@ class LocalLLM(LLM, GenerationOptions):
     Nothing is written ahead of what is asked for, so a stream that is closed costs nothing more. Between two tokens
     others may use the model.
 
-    Its other options are those of `rgate_integrations.models.token_stream.GenerationOptions`; a call may give them.
+    Its other options are those of `rgate_integrations.models.streamed_answer.GenerationOptions`. A call may give
+    them, too.
 
     Attributes:
         model: Catalogue name (see ``rgate download``), local folder, or Hub id.
@@ -58,7 +60,7 @@ class LocalLLM(LLM, GenerationOptions):
     """
 
     model: str = DEFAULT_MODEL
-    proxy: SkipValidation[LocalProxy | None] = Field(default=None, exclude=True, repr=False)
+    proxy: SkipValidation[TransformersProxy | None] = Field(default=None, exclude=True, repr=False)
 
     @classmethod
     def class_name(cls) -> str:
@@ -120,7 +122,7 @@ class LocalLLM(LLM, GenerationOptions):
         """Answer a prompt piece by piece."""
         return astream_chat_response_to_completion_response(in_threads(self._responses(prompt, kwargs)))
 
-    def _proxy(self) -> LocalProxy:
+    def _proxy(self) -> TransformersProxy:
         return self.proxy or shared_proxy(self.model)
 
     def _responses(self, asked: Sequence[ChatMessage] | str, options: dict[str, Any]) -> ChatResponseGen:

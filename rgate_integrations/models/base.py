@@ -1,43 +1,28 @@
-"""What a gate needs from a model: drafts, samples, target scores, hidden states. One call serves a batch."""
+"""What gates ask of a model: drafts and samples, scores of fixed continuations, hidden states.
+
+Each is a class of its own, and a model names those that it can do. Every method takes a batch and returns results in
+its order, equal (within rounding) to those of one call an item. Models apply their own maximum batch size and are
+safe to call from threads.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
-from typing import Any, Literal, NamedTuple, TypeAlias
+from itertools import islice
+from typing import TypeAlias
 
 import numpy as np
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.models.segments import segmented_lines
+from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.segments import Segmented
 
 Values: TypeAlias = Mapping[str, str]
 """The fields of a prompt template by name."""
-
-Pooling = Literal["mean", "last"]
-"""How the states of a span become one vector."""
-Span = Literal["question", "prompt", "draft", "all"]
-"""Whose states; see `PooledLayer`."""
-_DEPTH: Mapping[Span, tuple[float, float]] = {"question": (0.47, 0.60), "draft": (0.47, 0.74)}
-
-
-class PooledLayer(NamedTuple):
-    """Hidden states of one layer, pooled to a single vector. A plain tuple of the three will do in its place.
-
-    Attributes:
-        layer: Which layer, from 0 (the embedding) to the number of layers (the output after the final norm).
-        span: Whose tokens: those of the question, of the prompt that it stands in, of the draft, or of the whole
-            text; the last three with control tokens. Without a draft, ``"draft"`` is the whole prompt.
-        pooling: ``"mean"`` over the span, or its ``"last"`` token.
-    """
-
-    layer: int
-    span: Span
-    pooling: Pooling
 
 
 @dataclass(frozen=True)
@@ -67,29 +52,6 @@ class HiddenStates:
 
 
 @dataclass(frozen=True)
-class Segmented:
-    """A request as it is read for its segments.
-
-    Attributes:
-        lines: Its segments by line, see `rgate_integrations.models.segments`; at least one.
-        history: What was said before it, a line feed behind each turn; read in the same pass, and may be empty.
-    """
-
-    lines: tuple[tuple[str, ...], ...]
-    history: str = ""
-
-    @classmethod
-    def of(cls, text: str, history: Sequence[str] = ()) -> Segmented:
-        """Split a request."""
-        return cls(tuple(map(tuple, segmented_lines(text))), "".join(f"{turn}\n" for turn in history))
-
-    @property
-    def segments(self) -> tuple[str, ...]:
-        """All of them in order."""
-        return tuple(chain.from_iterable(self.lines))
-
-
-@dataclass(frozen=True)
 class RequestStates:
     """Pooled hidden states of one request.
 
@@ -106,81 +68,27 @@ class RequestStates:
     prompt_tokens: int
 
 
-@dataclass(frozen=True)
-class RequestLayers:
-    """What is to be pooled of a request: (layer, span, pooling) each.
+class Proxy(ABC):
+    """A model that evidence comes from. What it can do, its other base classes say.
 
     Attributes:
-        whole: Over the request, without what was said before it.
-        segments: Over each segment; their span is ``"question"``.
-        draft: Over the begun answer.
-    """
-
-    whole: tuple[PooledLayer, ...]
-    segments: tuple[PooledLayer, ...] = ()
-    draft: tuple[PooledLayer, ...] = ()
-
-    @property
-    def every(self) -> tuple[PooledLayer, ...]:
-        """All of them."""
-        return (*self.whole, *self.segments, *self.draft)
-
-
-def layer_numbers(layers: Iterable[PooledLayer]) -> list[int]:
-    """Return which layers are pooled, each once, in order."""
-    return sorted({layer for layer, _, _ in layers})
-
-
-def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:
-    """Return the middle layers of a model, where probes work best (measured: docs/benchmarks/gate_quality.md)."""
-    first, last = _DEPTH[span]
-    return tuple(range(round(layers * first), round(layers * last) + 1, 2))
-
-
-def spans_of(question: range, prompt: int, draft: int) -> dict[Span, range]:
-    """Return the positions of each span; without a draft, that span is the prompt.
-
-    Args:
-        question: Positions of the question in the prompt; empty if it was not found.
-        prompt: Length of the prompt.
-        draft: Length of the draft.
-    """
-    whole_prompt = range(prompt)
-    return {
-        "question": question or whole_prompt,
-        "prompt": whole_prompt,
-        "draft": range(prompt, prompt + draft) or whole_prompt,
-        "all": range(prompt + draft),
-    }
-
-
-def pool_states(
-    states: Mapping[int, Any], spans: Mapping[Span, range], layers: Sequence[PooledLayer]
-) -> list[Any]:
-    """Pool the states of one text by layer, each (tokens, hidden size): arrays or tensors, to one vector a layer."""
-    vectors = []
-    for layer, span, pooling in layers:
-        tokens = states[layer][spans[span].start : spans[span].stop]
-        if pooling == "mean":
-            vectors.append(tokens.mean(0))
-        else:
-            vectors.append(tokens[-1])
-    return vectors
-
-
-class Proxy(ABC):
-    """A model that drafts answers and scores continuations.
-
-    Every method takes a batch and returns results in its order, equal (within rounding) to those of one
-    call an item. Implementations apply their own maximum batch size and are safe to call from threads.
+        name: Catalogue name, folder, Hub id, or what a server calls it.
     """
 
     name: str
 
     @property
     def fingerprint(self) -> str:
-        """Tells the weights apart from those of other models; empty when they cannot be known (a served model)."""
+        """Identifies the weights; empty when they are not known (a served model)."""
         return ""
+
+    @abstractmethod
+    def truncate(self, text: str, tokens: int) -> str | None:
+        """Return ``text`` cut to a number of tokens, or None when it is not longer."""
+
+
+class Generates(Proxy):
+    """A model that writes."""
 
     @abstractmethod
     def generate(
@@ -208,6 +116,10 @@ class Proxy(ABC):
     ) -> list[tuple[Draft, ...]]:
         """Sample ``n`` continuations of each prompt; they depend on seed and prompt, never on the batch."""
 
+
+class Scores(Proxy):
+    """A model that says how probable a text is."""
+
     @abstractmethod
     def score(
         self,
@@ -218,6 +130,19 @@ class Proxy(ABC):
         adapter: str | None = None,
     ) -> list[TargetScores]:
         """Score fixed continuations as whole token sequences, however the tokenizer splits them."""
+
+
+class LanguageModel(Generates, Scores):
+    """A model that writes and scores."""
+
+
+class HasStates(Proxy):
+    """A model whose hidden states can be read."""
+
+    @property
+    @abstractmethod
+    def num_layers(self) -> int:
+        """Number of hidden layers."""
 
     @abstractmethod
     def hidden(
@@ -245,35 +170,32 @@ class Proxy(ABC):
     ) -> list[RequestStates]:
         """Pool hidden states over requests and over each of their segments.
 
-        By default each is read by itself, without what was said before it. A proxy that keeps the states of every
+        By default each is read by itself, without what was said before it. A model that keeps the states of every
         token reads a request once.
 
         Args:
             prompt: The template.
             texts: The requests.
-            drafts: What answers begin with, one a request, where states over them are asked for; or None.
+            drafts: One a request, if states over them are asked for; or None.
             layers: What is pooled.
         """
-        whole, parts = [], []
-        for text in texts:
-            whole.append({"question": " ".join(text.segments)})
-            parts += [{"question": segment} for segment in text.segments]
-        of_whole = self.hidden(prompt, whole, None, layers.whole)
-        of_drafts = [HiddenStates(np.zeros((0, 0), np.float32), 0)] * len(texts)
-        if layers.draft:
-            of_drafts = self.hidden(prompt, whole, drafts, layers.draft)
-        of_parts: Iterable[HiddenStates] = ()
-        if layers.segments:
-            of_parts = self.hidden(prompt, parts, None, layers.segments)
-        remaining = iter(of_parts)
+        questions = [{"question": " ".join(text.segments)} for text in texts]
+        parts = [{"question": segment} for text in texts for segment in text.segments]
+        of_questions = self.hidden(prompt, questions, None, layers.whole)
+        nothing = [HiddenStates(np.zeros((0, 0), np.float32), 0)] * len(texts)
+        of_drafts = self.hidden(prompt, questions, drafts, layers.draft) if layers.draft else nothing
+        of_parts = iter(self.hidden(prompt, parts, None, layers.segments) if layers.segments else ())
         results = []
-        for text, read, drafted in zip(texts, of_whole, of_drafts, strict=True):
-            own = list(islice(remaining, len(text.segments)))
+        for text, whole, draft in zip(texts, of_questions, of_drafts, strict=True):
+            own = list(islice(of_parts, len(text.segments)))
             segments = np.array([each.states for each in own], np.float32)
-            tokens = read.prompt_tokens + sum(each.prompt_tokens for each in own)
-            results.append(RequestStates(read.states, segments, drafted.states, tokens))
+            tokens = whole.prompt_tokens + sum(each.prompt_tokens for each in own)
+            results.append(RequestStates(whole.states, segments, draft.states, tokens))
         return results
 
-    @abstractmethod
-    def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` cut to a number of tokens, or None when it is not longer."""
+
+def own_tokens_or_text(draft: Draft, model: str) -> str | tuple[int, ...]:
+    """Return what a model reads of a draft: the tokens if it wrote them itself, or else the text."""
+    if draft.token_ids and draft.source == "proxy" and draft.model == model:
+        return draft.token_ids
+    return draft.text

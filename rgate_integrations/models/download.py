@@ -18,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from rich.console import Console
-
 from rgate_integrations.errors import (
     ChecksumError,
     ConfigurationError,
@@ -136,6 +134,8 @@ def _workshop(item: Entry, final: Path) -> Iterator[Path]:
     Raises:
         DownloadError: Something could not be written.
     """
+    from rich.console import Console
+
     root, scratch = final.parent, final.with_name(f".tmp-{final.name}")
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -200,8 +200,6 @@ def _token_range(offsets: Sequence[tuple[int, int]], text: str, part: str) -> ra
     if start < 0:
         return range(0)
     end = start + len(part)
-    inside = []
-    for position, (first, last) in enumerate(offsets):
-        if first < min(last, end) and last > start:  # control tokens have no text: they begin where they end
-            inside.append(position)
+    # Control tokens have no text: they begin where they end.
+    inside = [i for i, (first, last) in enumerate(offsets) if first < min(last, end) and last > start]
     return range(inside[0], inside[-1] + 1) if inside else range(0)

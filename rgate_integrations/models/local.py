@@ -1,4 +1,4 @@
-"""Proxy models that run here, on transformers: any catalogue name, local folder or Hub id."""
+"""Models that run here, on transformers: any catalogue name, local folder or Hub id."""
 
 from __future__ import annotations
 
@@ -12,23 +12,19 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, missing_dependency
-from rgate_integrations.models import reader
 from rgate_integrations.models.base import (
+    HasStates,
     HiddenStates,
-    PooledLayer,
-    Proxy,
-    RequestLayers,
-    RequestStates,
-    Segmented,
+    LanguageModel,
     TargetScores,
     Values,
-    layer_numbers,
-    middle_layers,
+    own_tokens_or_text,
 )
-from rgate_integrations.models.download import cached_path, downloaded_path
+from rgate_integrations.models.catalog import DEFAULT_MODEL
 from rgate_integrations.models.encoding import EncodedPrompt, PromptEncoder
+from rgate_integrations.models.pooling import PooledLayer, middle_layers
 from rgate_integrations.models.pretrained import load_pretrained, load_tokenizer
-from rgate_integrations.models.token_stream import GenerationOptions, TokenStream, find_answer
+from rgate_integrations.models.streamed_answer import GenerationOptions, StreamedAnswer
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.threads import close_at_exit, reset_after_fork
 
@@ -39,7 +35,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-DEFAULT_MODEL = reader.READS
 _MAX_BATCH_TOKENS = 16_384
 """Tokens in one forward pass, padding included."""
 _SHORT = 128
@@ -86,11 +81,10 @@ class ModelLock:
             self.in_use.release()
 
 
-class LocalProxy(Proxy):
+class TransformersProxy(LanguageModel, HasStates):
     """A causal language model of transformers, loaded on first use.
 
-    Weights are bfloat16 on CUDA and float32 on a CPU, with sdpa attention. Of the default model, the states that the
-    shipped gates look at are read by `Reader` instead, which needs no torch.
+    Weights are bfloat16 on CUDA and float32 on a CPU, with sdpa attention.
 
     One caller at a time uses the model, for one batch or for one token of an answer that is streamed.
 
@@ -125,7 +119,7 @@ class LocalProxy(Proxy):
         self._runner: ModelRunner | None = None
         reset_after_fork(self)
 
-    def __reduce__(self) -> tuple[Callable[..., LocalProxy], tuple[str, str, str]]:
+    def __reduce__(self) -> tuple[Callable[..., TransformersProxy], tuple[str, str, str]]:
         """Pickle what the model is called, not its weights: it is loaded again, once for all of that name."""
         return shared_proxy, (self.name, self.device_name, self.dtype)
 
@@ -134,7 +128,7 @@ class LocalProxy(Proxy):
     def generate(
         self, prompt: PromptTemplate, values: Sequence[Values], *, tokens: int, adapter: str | None = None
     ) -> list[Draft]:
-        """Continue prompts greedily; see `Proxy.generate`."""
+        """Continue prompts greedily; see `Generates.generate`."""
         rows = self._encode(prompt, values)
         return self._in_batches(
             lambda runner, batch: runner.generate(batch, tokens), rows, extra=tokens, adapter=adapter
@@ -150,19 +144,19 @@ class LocalProxy(Proxy):
         temperature: float,
         seed: int,
     ) -> list[tuple[Draft, ...]]:
-        """Sample continuations; see `Proxy.sample`."""
+        """Sample continuations; see `Generates.sample`."""
         rows = []
         for row in self._encode(prompt, values):
             for number in range(n):
                 hashed = f"{seed}|{number}|{','.join(map(str, row.ids))}".encode()
-                own = int.from_bytes(hashlib.sha256(hashed).digest()[:7], "big")
-                rows.append(replace(row, seed=own))
+                own_seed = int.from_bytes(hashlib.sha256(hashed).digest()[:7], "big")
+                rows.append(replace(row, seed=own_seed))
         drafts = self._in_batches(
             lambda runner, batch: runner.generate(batch, tokens, temperature), rows, extra=tokens
         )
         return [tuple(drafts[i : i + n]) for i in range(0, len(drafts), n)]
 
-    def answer(self, messages: Sequence[Mapping[str, str]], options: GenerationOptions) -> TokenStream:
+    def answer(self, messages: Sequence[Mapping[str, str]], options: GenerationOptions) -> StreamedAnswer:
         """Return the answer to a conversation; its first token is written when its first chunk is asked for.
 
         Args:
@@ -175,7 +169,7 @@ class LocalProxy(Proxy):
         layers = options.layers
         if layers is None:  # those that `rgate train` reads
             layers = (*middle_layers(self.num_layers, "question"), *middle_layers(self.num_layers, "draft"))
-        return TokenStream(self.using, self.encoder.encode_chat(messages), options, sorted(set(layers)))
+        return StreamedAnswer(self.using, self.encoder.encode_chat(messages), options, sorted(set(layers)))
 
     # --- reading ---------------------------------------------------------------------------------------------
 
@@ -187,10 +181,10 @@ class LocalProxy(Proxy):
         *,
         adapter: str | None = None,
     ) -> list[TargetScores]:
-        """Score fixed continuations as whole sequences; see `Proxy.score`."""
+        """Score fixed continuations as whole sequences; see `Scores.score`."""
         rows = self._encode(prompt, values)
         scores = self._in_batches(lambda runner, batch: runner.score(batch, targets), rows, adapter=adapter)
-        return [TargetScores(found, len(row.ids)) for found, row in zip(scores, rows, strict=True)]
+        return [TargetScores(logprobs, len(row.ids)) for logprobs, row in zip(scores, rows, strict=True)]
 
     def hidden(
         self,
@@ -199,100 +193,20 @@ class LocalProxy(Proxy):
         drafts: Sequence[Draft] | None,
         layers: Sequence[PooledLayer],
     ) -> list[HiddenStates]:
-        """Pool hidden states over the prompt and the draft; see `Proxy.hidden`."""
-        if self._reader_has(prompt, drafts, layers):
-            return self._reader.hidden([each["question"] for each in values], self._given(drafts), layers)
+        """Pool hidden states over the prompt and the draft; see `HasStates.hidden`."""
         rows = self._encode(prompt, values, drafts)
-        found: dict[int, HiddenStates] = {}
-        for i, draft in enumerate(drafts or ()):
-            answer = find_answer(draft.response_id)
-            if answer is not None and self._has_kept(answer, rows[i], draft, layers):
-                kept = answer.states(rows[i].question, layers, len(draft.tokens))
-                found[i] = HiddenStates(kept, prompt_tokens=0)
-        left = [i for i in range(len(rows)) if i not in found]
-        read = self._in_batches(lambda runner, batch: runner.hidden(batch, layers), [rows[i] for i in left])
-        for i, states in zip(left, read, strict=True):
-            found[i] = HiddenStates(states, len(rows[i]))
-        return [found[i] for i in range(len(rows))]
-
-    def request_states(
-        self,
-        prompt: PromptTemplate,
-        texts: Sequence[Segmented],
-        drafts: Sequence[Draft] | None,
-        layers: RequestLayers,
-    ) -> list[RequestStates]:
-        """Pool hidden states of requests, in one pass where a reader has them; see `Proxy.request_states`."""
-        if self._reader_has(prompt, drafts, layers.every):
-            return self._reader.request_states(texts, self._given(drafts), layers)
-        return super().request_states(prompt, texts, drafts, layers)
+        states = self._in_batches(lambda runner, batch: runner.hidden(batch, layers), rows)
+        return [HiddenStates(each, len(row)) for each, row in zip(states, rows, strict=True)]
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` cut to a number of tokens, or None when it is not longer."""
-        encoder = self._reader if self._reader_stands_in else self.encoder
-        return encoder.truncate(text, tokens)
-
-    def _has_kept(
-        self, answer: TokenStream, row: EncodedPrompt, draft: Draft, layers: Sequence[PooledLayer]
-    ) -> bool:
-        """Return whether an answer kept the states of its beginning, which a draft is."""
-        is_whole = set(layer_numbers(layers)) <= set(answer.layers)
-        is_written = 0 < len(draft.tokens) <= len(answer.ids)
-        # Of another prompt, or of a model whose weights differ, the states would be others.
-        is_same = answer.prompt == row.ids and answer.fingerprint == self.fingerprint
-        return is_whole and is_written and is_same
-
-    # --- the reader ------------------------------------------------------------------------------------------
-
-    @property
-    def _reader_stands_in(self) -> bool:
-        """Whether the reader tells what is asked of the whole model, which is not loaded."""
-        is_default = self.name == reader.READS
-        return is_default and self._runner is None and cached_path(reader.READER) is not None
-
-    @property
-    def _reader(self) -> reader.Reader:
-        """The first layers of the default model, shared in the process; loaded when first asked for.
-
-        Raises:
-            ModelLoadError: It is not downloaded, or cannot be loaded.
-        """
-        return reader.shared_reader(downloaded_path(reader.READER, "gate's model"))
-
-    def _reader_has(
-        self, prompt: PromptTemplate, drafts: Sequence[Draft] | None, layers: Sequence[PooledLayer]
-    ) -> bool:
-        """Return whether these states are the reader's: those of the shipped gates, with the usual settings."""
-        for draft in drafts or ():
-            if find_answer(draft.response_id) is not None:
-                return False  # a local model has kept its states while it wrote this draft
-            if self._runner is not None and self._wrote(draft):
-                return False  # the whole model is there, and its states are exact
-        usual = self.dtype == "auto" and self.device_name in ("auto", "cpu")
-        return self.name == reader.READS and usual and reader.can_read(prompt, layers)
-
-    def _given(self, drafts: Sequence[Draft] | None) -> list[str | Sequence[int]] | None:
-        """Return what is read of drafts: their own tokens if they are this model's, or else the text."""
-        if drafts is None:
-            return None
-        given: list[str | Sequence[int]] = []
-        for draft in drafts:
-            if self._wrote(draft):
-                given.append(draft.token_ids)
-            else:
-                given.append(draft.text)
-        return given
-
-    def _wrote(self, draft: Draft) -> bool:
-        return bool(draft.token_ids) and draft.source == "proxy" and draft.model == self.name
+        """Return ``text`` cut to a number of tokens, or None when it is not longer; loads the model."""
+        return self.encoder.truncate(text, tokens)
 
     # --- the model -------------------------------------------------------------------------------------------
 
     @property
     def fingerprint(self) -> str:
-        """Tells the weights apart from those of other models; loads the model, unless a reader stands for it."""
-        if self._reader_stands_in:
-            return reader.FINGERPRINT
+        """Identifies the weights; loads the model."""
         return self.runner.fingerprint
 
     @property
@@ -362,11 +276,12 @@ class LocalProxy(Proxy):
     ) -> list[EncodedPrompt]:
         """Return prompts in tokens, with drafts that continue them: in their own tokens if those are this model's."""
         rows = []
-        for each, text in zip(values, self._given(drafts) or [()] * len(values), strict=True):
-            row = self.encoder.encode(prompt, each)
+        for i, fields in enumerate(values):
+            row = self.encoder.encode(prompt, fields)
+            text = own_tokens_or_text(drafts[i], self.name) if drafts else ()
             if isinstance(text, str):
-                text = self.encoder.continuation(row, self.encoder.plain(text)) if text else ()
-            rows.append(replace(row, text=tuple(text)))
+                text = tuple(self.encoder.continuation(row, self.encoder.plain(text))) if text else ()
+            rows.append(replace(row, text=text))
         return rows
 
     def _in_batches(
@@ -396,7 +311,7 @@ class LocalProxy(Proxy):
             indices = pending.pop(0)
             try:
                 with self.using(adapter) as runner:
-                    found = work(runner, [rows[i] for i in indices])
+                    batch_results = work(runner, [rows[i] for i in indices])
             except torch.OutOfMemoryError:
                 half = len(indices) // 2
                 if half == 0:
@@ -404,7 +319,7 @@ class LocalProxy(Proxy):
                 _log.warning("Out of memory with a batch of %d on %s: halving it.", len(indices), self.name)
                 pending[:0] = [indices[:half], indices[half:]]
             else:
-                results.update(zip(indices, found, strict=True))
+                results.update(zip(indices, batch_results, strict=True))
         return [results[i] for i in range(len(rows))]
 
 
@@ -435,14 +350,14 @@ def group_by_length(lengths: Sequence[int], size: int, tokens: int) -> list[list
 
 
 # For the life of the process: gates come and go, and loading takes seconds.
-_shared: dict[tuple[str, str, str], LocalProxy] = {}
+_shared: dict[tuple[str, str, str], TransformersProxy] = {}
 
 
 def shared_proxy(
     model: str = DEFAULT_MODEL,
     device: str = "auto",
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
-) -> LocalProxy:
-    """Return the process-wide proxy for a model, so that gates share one copy of its weights."""
-    # Atomic: of two that are made at once, one is given to both.
-    return _shared.setdefault((model, device, dtype), LocalProxy(model, device=device, dtype=dtype))
+) -> TransformersProxy:
+    """Return the process-wide proxy for a model, so that all who name it share one copy of its weights."""
+    # Atomic: two callers at once get the same one.
+    return _shared.setdefault((model, device, dtype), TransformersProxy(model, device=device, dtype=dtype))

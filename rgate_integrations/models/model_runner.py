@@ -23,8 +23,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.models.base import PooledLayer, layer_numbers, pool_states, spans_of
 from rgate_integrations.models.encoding import EncodedPrompt, PromptEncoder
+from rgate_integrations.models.pooling import PooledLayer, layer_numbers, pool_states
 from rgate_integrations.models.pretrained import load_adapter
 from rgate_integrations.runtime.arrays import Float32Array
 
@@ -32,7 +32,7 @@ _MAX_PROMPT_TOKENS = 2_048
 _HASHED_VALUES = 8  # so many of a parameter are looked at
 
 
-class Step(NamedTuple):
+class NextTokens(NamedTuple):
     """One more token for each prompt.
 
     Attributes:
@@ -109,10 +109,10 @@ class ModelRunner:
         written: list[list[tuple[int, float]]] = [[] for _ in rows]
         ended = [False] * len(rows)
         for step in islice(steps, tokens):
-            for place, (token, logprob) in enumerate(zip(step.ids, step.logprobs, strict=True)):
-                ended[place] = ended[place] or self.ends(token, at_newline)
-                if not ended[place]:
-                    written[place].append((token, logprob))
+            for i, (token, logprob) in enumerate(zip(step.ids, step.logprobs, strict=True)):
+                ended[i] = ended[i] or self.ends(token, at_newline)
+                if not ended[i]:
+                    written[i].append((token, logprob))
             if all(ended):
                 break
         return list(map(self._draft, rows, written, ended))
@@ -124,7 +124,7 @@ class ModelRunner:
         seeds: Sequence[int],
         *,
         states: bool = False,
-    ) -> Iterator[Step]:
+    ) -> Iterator[NextTokens]:
         """Continue prompts by one token each at every step, without end. A step is computed when it is asked for.
 
         Args:
@@ -141,7 +141,7 @@ class ModelRunner:
             output = self.forward(ids, mask, cache, logits_to_keep=1, output_hidden_states=states)
             cache = output.past_key_values
             chosen, logprobs = choose_tokens(output.logits[:, -1], temperature, generators)
-            yield Step(chosen.tolist(), logprobs.tolist(), output.hidden_states)
+            yield NextTokens(chosen.tolist(), logprobs.tolist(), output.hidden_states)
             ids = chosen[:, None]
             mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
 
@@ -190,11 +190,10 @@ class ModelRunner:
         ids, mask = self._padded(rows)
         states = self.forward(ids, mask, logits_to_keep=1, output_hidden_states=True).hidden_states
         results = []
-        for place, row in enumerate(rows):
-            own = {}
-            for number in layer_numbers(layers):
-                own[number] = states[number][place, -len(row) :].float()  # padding is on the left
-            results.append(pooled(own, row.question, len(row.ids), len(row.text), layers))
+        for i, row in enumerate(rows):
+            # Padding is on the left.
+            own = {layer: states[layer][i, -len(row) :].float() for layer in layer_numbers(layers)}
+            results.append(pool_tensors(own, row.question, len(row.ids), len(row.text), layers))
         return results
 
     def _padded(self, rows: Sequence[EncodedPrompt]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -255,21 +254,15 @@ def choose_tokens(
     return ids, chosen.clamp(max=0.0)
 
 
-def pooled(
-    states: Mapping[int, torch.Tensor], question: range, prompt: int, text: int, layers: Sequence[PooledLayer]
+def pool_tensors(
+    states: Mapping[int, torch.Tensor],
+    question: range,
+    prompt: int,
+    draft: int,
+    layers: Sequence[PooledLayer],
 ) -> Float32Array:
-    """Pool the states of one text by layer, each (tokens, hidden size), to shape (layers, hidden size).
-
-    Args:
-        states: By number of the layer.
-        question: Positions of the question in the prompt.
-        prompt: Length of the prompt.
-        text: Length of what continues it.
-        layers: What is pooled.
-    """
-    array: Float32Array = (
-        torch.stack(pool_states(states, spans_of(question, prompt, text), layers)).cpu().numpy()
-    )
+    """Pool the states of one text to shape (layers, hidden size); see `pool_states`."""
+    array: Float32Array = torch.stack(pool_states(states, question, prompt, draft, layers)).cpu().numpy()
     return array
 
 

@@ -11,35 +11,39 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib import resources
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.models.base import (
+    HasStates,
     HiddenStates,
+    RequestStates,
+    Values,
+    own_tokens_or_text,
+)
+from rgate_integrations.models.catalog import DEFAULT_MODEL, READER
+from rgate_integrations.models.download import downloaded_path
+from rgate_integrations.models.encoding import TextEncoder
+from rgate_integrations.models.pooling import (
     PooledLayer,
     RequestLayers,
-    RequestStates,
-    Segmented,
     layer_numbers,
     pool_states,
-    spans_of,
 )
-from rgate_integrations.models.encoding import TextEncoder
 from rgate_integrations.models.reader_file import TOKENIZER
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.files import SHIPPED
+from rgate_integrations.runtime.segments import Segmented
 from rgate_integrations.runtime.threads import ForkSafeLock, usable_cores
 
-READER = "smollm2-135m-reader"
-READS = "smollm2-135m-instruct"
-"""The model whose first layers these are."""
 FINGERPRINT = "90a1a11611da98e1"
-"""That of the whole model; see `rgate_integrations.models.model_runner.fingerprint`."""
+"""That of the whole default model; see `rgate_integrations.models.model_runner.fingerprint`."""
 STATES = (14, 16, 18, 20, 22)
 """The layers whose states can be had: what goes into layer n, counted from 0."""
 GRAPH, SELF_TEST = "graph.onnx", "self_test.json"
@@ -55,7 +59,6 @@ _POOLED = {
     ("all", "last"),
 }
 """What can be pooled: the prefix has no states here, so there is no mean over the whole prompt."""
-_SHIPPED = resources.files("rgate_integrations") / "weights" / "reader"
 _AFTER_QUESTION = "<|im_end|>\n<|im_start|>assistant\n"
 _MAX_QUESTION = 3_072  # tokens; the engine cuts requests before, by characters
 _MAX_HISTORY = 768
@@ -103,7 +106,7 @@ class Reader(TextEncoder):
             from tokenizers import Tokenizer
 
             super().__init__(Tokenizer.from_file(str(folder / TOKENIZER)))
-            self._session = open_session((_SHIPPED / GRAPH).read_bytes(), folder)
+            self._session = open_session((SHIPPED / "reader" / GRAPH).read_bytes(), folder)
             self._options = onnxruntime.RunOptions()
             self._options.only_execute_path_to_fetches = True  # not the layers above those that are wanted
             self._after_question = self.ids(_AFTER_QUESTION)
@@ -124,7 +127,8 @@ class Reader(TextEncoder):
             ValueError: The states are others: the files are not those of this version, or this CPU computes
                 something else.
         """
-        for question, known in json.loads((_SHIPPED / SELF_TEST).read_text(encoding="utf-8")).items():
+        known_states = json.loads((SHIPPED / "reader" / SELF_TEST).read_text(encoding="utf-8"))
+        for question, known in known_states.items():
             (states,) = self.states([self.encode(question).ids], (max(STATES),))
             found = states[max(STATES)][-1][: len(known)]
             cosine = float(found @ known / (np.linalg.norm(found) * np.linalg.norm(known)))
@@ -137,17 +141,17 @@ class Reader(TextEncoder):
         drafts: Sequence[str | Sequence[int]] | None,
         layers: Sequence[PooledLayer],
     ) -> list[HiddenStates]:
-        """Pool hidden states; see `rgate_integrations.models.base.Proxy.hidden`.
+        """Pool hidden states; see `rgate_integrations.models.base.HasStates.hidden`.
 
         Args:
             questions: The questions.
-            drafts: What the answers begin with, as text or tokens; None for the questions alone.
-            layers: What `can_read` says yes to.
+            drafts: What the answers begin with, one a question: text, or the model's own tokens; or None.
+            layers: Which states, of those that `can_read` allows.
         """
-        rows = list(map(self.encode, questions, drafts or [""] * len(questions)))
+        rows = _without_unread(list(map(self.encode, questions, drafts or [""] * len(questions))), layers)
         results = []
-        for row, states in self._read(rows, layers):
-            results.append(HiddenStates(pooled(states, row, layers), PREFIX_TOKENS + len(row.ids)))
+        for row, states in zip(rows, self._read(rows, layer_numbers(layers)), strict=True):
+            results.append(HiddenStates(pool_row(states, row, layers), PREFIX_TOKENS + len(row.ids)))
         return results
 
     def request_states(
@@ -156,60 +160,33 @@ class Reader(TextEncoder):
         drafts: Sequence[str | Sequence[int]] | None,
         layers: RequestLayers,
     ) -> list[RequestStates]:
-        """Pool hidden states of requests; see `rgate_integrations.models.base.Proxy.request_states`."""
+        """Pool hidden states of requests; see `rgate_integrations.models.base.HasStates.request_states`."""
         rows = list(map(self.encode_segments, texts, drafts or [""] * len(texts)))
+        rows = _without_unread(rows, layers.every)
         results = []
-        for row, states in self._read(rows, layers.every):
-            asked = (row.segments[0][0], row.segments[-1][1])  # without what was said before
-            of_request = pooled(states, row, layers.whole, asked)
-            parts = [pooled(states, row, layers.segments, segment) for segment in row.segments]
-            draft = pooled(states, row, layers.draft)
-            read = PREFIX_TOKENS + len(row.ids)
-            results.append(RequestStates(of_request, np.stack(parts), draft, read))
+        for row, states in zip(rows, self._read(rows, layer_numbers(layers.every)), strict=True):
+            request = (row.segments[0][0], row.segments[-1][1])  # without what was said before
+            whole = pool_row(states, row, layers.whole, request)
+            segments = [pool_row(states, row, layers.segments, segment) for segment in row.segments]
+            draft = pool_row(states, row, layers.draft)
+            results.append(RequestStates(whole, np.stack(segments), draft, PREFIX_TOKENS + len(row.ids)))
         return results
 
-    def _read(
-        self, rows: list[ReaderRow], layers: Sequence[PooledLayer]
-    ) -> list[tuple[ReaderRow, dict[int, Float32Array]]]:
-        """Return each row as far as it was read, and the states of its tokens by layer."""
-        only_question = all(span == "question" for _, span, _ in layers)
-        for i, row in enumerate(rows):
-            # What follows a question does not change its states, so where nothing else is asked for it is not read.
-            if only_question and row.question:
-                rows[i] = row._replace(ids=row.ids[: row.question], prompt=row.question)
-        # From its beginning: what follows a token changes nothing about its own window.
-        by_row = []
+    def _read(self, rows: Sequence[ReaderRow], numbers: Sequence[int]) -> list[dict[int, Float32Array]]:
+        """Return the states of the tokens of each row, (tokens, hidden size), by layer."""
+        windows, counts = [], []
         for row in rows:
+            # From its beginning: what follows a token changes nothing about its own window.
             starts = range(0, max(len(row.ids) - _OVERLAP, 1), _WINDOW - _OVERLAP)
-            by_row.append([row.ids[start : start + _WINDOW] for start in starts])
-        windows = list(chain.from_iterable(by_row))
-        lengths = [len(window) for window in windows]
-        # Texts of like length share a run, so that little of attention is padding; and each thread gets as much as
-        # the others, since a call ends with the slowest.
-        share = min(-(-sum(lengths) // self.threads), _BATCH_TOKENS)
-        batches: list[list[Sequence[int]]] = []
-        used = share
-        order = sorted(range(len(windows)), key=lengths.__getitem__)
-        for i in order:
-            if used >= share:
-                batches.append([])
-                used = 0
-            batches[-1].append(windows[i])
-            used += lengths[i]
+            windows += [row.ids[start : start + _WINDOW] for start in starts]
+            counts.append(len(starts))
+        batches = _batches(list(map(len, windows)), self.threads)
         with ThreadPoolExecutor(self.threads) as pool:
-            results = pool.map(partial(self.states, numbers=layer_numbers(layers)), batches)
-            by_place = dict(zip(order, chain.from_iterable(results), strict=True))
-        in_order = map(by_place.__getitem__, range(len(windows)))
-        found = []
-        for row, own in zip(rows, by_row, strict=True):
-            # A token of two windows has the states of the first, which saw more before it.
-            first, *others = islice(in_order, len(own))
-            states = {}
-            for number, beginning in first.items():
-                rest = [window[number][_OVERLAP:] for window in others]
-                states[number] = np.concatenate([beginning, *rest])
-            found.append((row, states))
-        return found
+            texts = [[windows[i] for i in batch] for batch in batches]
+            results = pool.map(partial(self.states, numbers=numbers), texts)
+            read = dict(zip(chain(*batches), chain.from_iterable(results), strict=True))
+        in_order = iter([read[i] for i in range(len(windows))])
+        return [_join(list(islice(in_order, count))) for count in counts]
 
     def states(self, texts: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[dict[int, Float32Array]]:
         """Return for each text the states of each of its tokens, (tokens, hidden size), by layer. One run."""
@@ -265,7 +242,45 @@ class Reader(TextEncoder):
         return ReaderRow((*prompt, *draft), len(question), len(prompt), segments)
 
 
-def pooled(
+def _without_unread(rows: list[ReaderRow], layers: Sequence[PooledLayer]) -> list[ReaderRow]:
+    """Return rows without what nothing is pooled of: what follows a question does not change its states."""
+    if any(span != "question" for _, span, _ in layers):
+        return rows
+    ends = [row.question or len(row.ids) for row in rows]  # what follows an empty question stands for it
+    return [
+        row._replace(ids=row.ids[:end], prompt=min(row.prompt, end))
+        for row, end in zip(rows, ends, strict=True)
+    ]
+
+
+def _batches(lengths: Sequence[int], threads: int) -> list[list[int]]:
+    """Share texts out to threads; returns indices, a list a run.
+
+    Texts of like length share a run, so that little of attention is padding. Each thread gets as much as the others,
+    since a call ends with the slowest.
+    """
+    share = min(-(-sum(lengths) // threads), _BATCH_TOKENS)
+    batches: list[list[int]] = []
+    used = share
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if used >= share:
+            batches.append([])
+            used = 0
+        batches[-1].append(i)
+        used += lengths[i]
+    return batches
+
+
+def _join(windows: Sequence[Mapping[int, Float32Array]]) -> dict[int, Float32Array]:
+    """Join the states of a row's windows; a token of two has those of the first, which saw more before it."""
+    first, *others = windows
+    return {
+        layer: np.concatenate([states, *(window[layer][_OVERLAP:] for window in others)])
+        for layer, states in first.items()
+    }
+
+
+def pool_row(
     states: Mapping[int, Float32Array],
     row: ReaderRow,
     layers: Sequence[PooledLayer],
@@ -274,20 +289,68 @@ def pooled(
     """Pool the states of a text or, without its draft, of a segment of its question; shape (layers, hidden size)."""
     if not layers:
         return np.zeros((0, 0), np.float32)
-    question = range(row.question)
-    draft = len(row.ids) - row.prompt
-    if segment:
-        draft = 0  # the whole is what comes before it, also where one was read behind it
-        if row.question:
-            question = range(*segment)
-    return np.stack(pool_states(states, spans_of(question, row.prompt, draft), layers))
+    # The whole of a segment is what comes before it, even if a draft was read behind it.
+    draft = 0 if segment else len(row.ids) - row.prompt
+    question = range(*segment) if segment and row.question else range(row.question)
+    return np.stack(pool_states(states, question, row.prompt, draft, layers))
 
 
 def can_read(prompt: PromptTemplate, layers: Sequence[PooledLayer]) -> bool:
     """Return whether the reader gives these states under this prompt."""
-    if prompt != ANSWER or not layers:
-        return False
-    return all(layer in STATES and (span, pooling) in _POOLED for layer, span, pooling in layers)
+    is_known = [layer in STATES and (span, pooling) in _POOLED for layer, span, pooling in layers]
+    return prompt == ANSWER and bool(layers) and all(is_known)
+
+
+class ReaderProxy(HasStates):
+    """The default model as far as the shipped gates read it: `Reader`, loaded when it is first used.
+
+    It neither writes nor scores. `rgate_integrations.models.proxies` says when the whole model is used instead.
+
+    Attributes:
+        max_batch_size: How many questions share a pass.
+    """
+
+    name = DEFAULT_MODEL
+    fingerprint = FINGERPRINT
+    num_layers = 30
+    max_batch_size = 16
+
+    @property
+    def reader(self) -> Reader:
+        """The reader, shared in the process.
+
+        Raises:
+            ModelLoadError: It is not downloaded, or cannot be loaded.
+        """
+        return shared_reader(downloaded_path(READER, "gate's model"))
+
+    def hidden(
+        self,
+        prompt: PromptTemplate,
+        values: Sequence[Values],
+        drafts: Sequence[Draft] | None,
+        layers: Sequence[PooledLayer],
+    ) -> list[HiddenStates]:
+        """Pool hidden states, of those that `can_read` allows; see `HasStates.hidden`."""
+        return self.reader.hidden([each["question"] for each in values], _readable(drafts), layers)
+
+    def request_states(
+        self,
+        prompt: PromptTemplate,
+        texts: Sequence[Segmented],
+        drafts: Sequence[Draft] | None,
+        layers: RequestLayers,
+    ) -> list[RequestStates]:
+        """Pool hidden states of requests in one pass, of those that `can_read` allows."""
+        return self.reader.request_states(texts, _readable(drafts), layers)
+
+    def truncate(self, text: str, tokens: int) -> str | None:
+        """Return ``text`` cut to a number of tokens, or None when it is not longer."""
+        return self.reader.truncate(text, tokens)
+
+
+def _readable(drafts: Sequence[Draft] | None) -> list[str | tuple[int, ...]]:
+    return [own_tokens_or_text(draft, DEFAULT_MODEL) for draft in drafts or ()]
 
 
 # One a folder for all gates: its weights take 100 MB. Guarded, so that callers at once do not load it twice.

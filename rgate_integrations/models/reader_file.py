@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.files import SHIPPED
 
-WEIGHTS, TOKENIZER = "reader.bin", "tokenizer.json"
+READER_WEIGHTS, TOKENIZER = "reader.bin", "tokenizer.json"
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE = 22, 9, 3, 64
 ALIGNED = 4_096  # the operating system maps whole pages
 _BLOCK = 32  # values a scale in the file's embedding (Q8_0)
@@ -27,7 +27,7 @@ def make_reader(source: Path, target: Path) -> None:
     from gguf import GGUFReader
 
     file = GGUFReader(source)
-    with (target / WEIGHTS).open("wb") as out:
+    with (target / READER_WEIGHTS).open("wb") as out:
         for array in reader_tensors(file).values():
             out.write(b"\0" * (-out.tell() % ALIGNED))
             out.write(array.tobytes())
@@ -57,8 +57,8 @@ def reader_tensors(file: Any) -> dict[str, np.ndarray[Any, Any]]:
         "embedding.weight": np.ascontiguousarray(blocks[..., 2:]).view(np.int8),
         "embedding.scale": np.ascontiguousarray(blocks[..., :2]).view(np.float16),
     }
-    packed = resources.files("rgate_integrations") / "weights" / "reader" / "smoothing.npz"
-    with packed.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+    packed = SHIPPED / "reader" / "smoothing.npz"
+    with np.load(packed, allow_pickle=False) as arrays:
         smoothing = {name: arrays[name].astype(np.float32) for name in arrays.files}
     for number in range(LAYERS):
         block = f"blk.{number}"

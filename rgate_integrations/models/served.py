@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError
-from rgate_integrations.models.base import HiddenStates, PooledLayer, Proxy, TargetScores, Values
+from rgate_integrations.models.base import LanguageModel, TargetScores, Values
 from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.prompts import PromptTemplate, without_control_tokens
 from rgate_integrations.runtime.files import parse_json
@@ -94,7 +94,7 @@ def _logprob_entries(given: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
     return tokens, likeliest
 
 
-class ServedProxy(Proxy):
+class ServedProxy(LanguageModel):
     """A model on a server, asked over HTTP. For gates that judge by text and probabilities; probes cannot use it.
 
     ``generate`` and ``sample`` are chat completions, or completions for raw prompts, with log-probabilities; a server
@@ -152,7 +152,7 @@ class ServedProxy(Proxy):
     def generate(
         self, prompt: PromptTemplate, values: Sequence[Values], *, tokens: int, adapter: str | None = None
     ) -> list[Draft]:
-        """Continue prompts greedily; see `Proxy.generate`."""
+        """Continue prompts greedily; see `Generates.generate`."""
         options = {"max_tokens": tokens, "temperature": 0.0}
         requests = [self._request(prompt, each, options, adapter=adapter) for each in values]
         return self._write(requests, tokens)
@@ -167,7 +167,7 @@ class ServedProxy(Proxy):
         temperature: float,
         seed: int,
     ) -> list[tuple[Draft, ...]]:
-        """Sample continuations; see `Proxy.sample`. Whether a seed is honoured is the server's matter."""
+        """Sample continuations; see `Generates.sample`. Whether a seed is honoured is the server's matter."""
         requests = []
         for each in values:
             for number in range(n):
@@ -200,23 +200,6 @@ class ServedProxy(Proxy):
         requests = [self._request(prompt, each, options, adapter=adapter, prefix=prefix) for each in values]
         completions = self._ask(requests, needs_logprobs=True)
         return [self._score(rests, likeliest, draft.prompt_tokens) for draft, likeliest in completions]
-
-    def hidden(
-        self,
-        prompt: PromptTemplate,
-        values: Sequence[Values],
-        drafts: Sequence[Draft] | None,
-        layers: Sequence[PooledLayer],
-    ) -> list[HiddenStates]:
-        """Refused: servers do not give hidden states.
-
-        Raises:
-            EvidenceError: Always.
-        """
-        raise EvidenceError(
-            "A served model gives no hidden states, which probes read.",
-            hint="Use a gate that judges text, such as ik or slimplm with an adapter, or a local proxy.",
-        )
 
     def truncate(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to about a number of tokens, or None when it is not longer."""

@@ -24,6 +24,10 @@ _LONGEST_LINE = 1 << 26  # bytes of a JSONL file; a file without line feeds must
 _WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOTSUP}  # some network file systems: written to without a lock
 
 
+SHIPPED = Path(__file__).parents[1] / "weights"
+"""The folder of what ships with the package."""
+
+
 def write_atomically(path: str | Path, content: bytes | str) -> Path:
     """Write a file that appears whole or not at all, and replaces one that was there.
 

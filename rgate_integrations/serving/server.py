@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.models.decision_server import TOKEN
+from rgate_integrations.gates.decision_server import TOKEN
 from rgate_integrations.serving.wire import problem
 
 _OPEN = ("/health", "/ready")  # asked by what starts and stops servers, which has no token

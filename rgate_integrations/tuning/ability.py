@@ -12,9 +12,9 @@ from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.loading import load_gate
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.ability import ABILITY, Ability, resolve_ability, save_measured
-from rgate_integrations.gates.probability import logits
+from rgate_integrations.gates.probability import logits, sigmoids
 from rgate_integrations.runtime.arrays import Float64Array
-from rgate_integrations.runtime.files import check_replaceable, locked
+from rgate_integrations.runtime.files import SHIPPED, check_replaceable, locked
 from rgate_integrations.runtime.records import read_records
 from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.tuning.arms import Arm
@@ -50,8 +50,8 @@ def read_anchors() -> list[Question]:
 
     The ``dataset`` of each is its kind: ``"well-known"``, ``"middling"``, ``"obscure"`` or ``"multi-step"``.
     """
-    path = Path(__file__).parents[1] / "weights" / "anchors.jsonl"
-    return [Question.of(record, record.text("kind")) for record in read_records(path)]
+    records = read_records(SHIPPED / "anchors.jsonl")
+    return [Question.of(record, record.text("kind")) for record in records]
 
 
 def measure_ability(
@@ -137,6 +137,6 @@ def estimate_ability(prior: Ability, easiness: Float64Array, slope: float, right
     at_prior = easiness + slope * prior.theta
     (moved,) = ridge_logistic(np.full((len(right), 1), slope), right, [precision], at_prior)
     theta = prior.theta + float(moved)
-    p = 1 / (1 + np.exp(-(easiness + slope * theta)))
+    p = sigmoids(easiness + slope * theta)
     curvature = slope**2 * float((p * (1 - p)).sum()) + precision
     return Ability(prior.llm, theta, curvature**-0.5, prior.source)

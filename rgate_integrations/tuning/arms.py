@@ -10,7 +10,7 @@ from rgate_integrations.answering.answers import write_answers
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.index.retriever import Retriever, index_identity
-from rgate_integrations.models.base import Proxy
+from rgate_integrations.models.base import LanguageModel
 from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, PromptTemplate
 from rgate_integrations.runtime.records import message_logprobs
@@ -42,7 +42,7 @@ class ModelArm:
         prompt: What the model is asked without passages; it has the field ``question``.
     """
 
-    llm: Proxy
+    llm: LanguageModel
     index: Retriever | None = None
     k: int = 3
     tokens: int = 64
@@ -124,14 +124,14 @@ def as_arm(given: Any, what: str) -> Arm:
     """Return what answers as an arm.
 
     Args:
-        given: An `Arm`; a `rgate_integrations.models.Proxy`; a LangChain runnable that takes the question; a
+        given: An `Arm`; a `LanguageModel`; a LangChain runnable that takes the question; a
             LlamaIndex query engine or LLM; or a callable from question to answer.
         what: Name of the argument, for the error.
 
     Raises:
         ConfigurationError: It is something else.
     """
-    if isinstance(given, Proxy):
+    if isinstance(given, LanguageModel):
         return ModelArm(given)
     if isinstance(given, ModelArm | ObjectArm):
         return given
@@ -162,7 +162,7 @@ def sampling_arms(direct: Arm, n: int, seed: int = 0) -> dict[str, Arm]:
         if not isinstance(direct, ModelArm):
             raise ConfigurationError(
                 "samples= needs an LLM that answers at random, and direct= is an object of yours.",
-                hint="Give a Proxy, such as ServedProxy(URL, MODEL).",
+                hint="Give a model, such as ServedProxy(URL, MODEL).",
             )
         arms[f"{SAMPLE} {number + 1}"] = replace(direct, index=None, seed=seed * n + number)
     return arms

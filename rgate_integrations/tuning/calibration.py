@@ -20,7 +20,7 @@ from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import ConfigurationError, DataFormatError, missing_dependency
 from rgate_integrations.gates.calibrated import CalibratedGate
 from rgate_integrations.gates.evidence.base import expand_specs
-from rgate_integrations.gates.probability import Method, ProbabilityMap, logits
+from rgate_integrations.gates.probability import Method, ProbabilityMap, logits, sigmoids
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.tuning.collection import Progress, silent
 from rgate_integrations.tuning.evaluation import expected_calibration_error, judge
@@ -32,7 +32,7 @@ ALWAYS = 1.01
 LEAST = 20
 """With fewer labelled questions no threshold is chosen."""
 
-GRID = np.unique(np.concatenate([np.linspace(0, 1, 401), 1 / (1 + np.exp(-np.linspace(-12, 12, 97)))]))
+GRID = np.unique(np.concatenate([np.linspace(0, 1, 401), sigmoids(np.linspace(-12, 12, 97))]))
 """The thresholds that are tried, in ascending order. Fixed sequence testing requires that no data are seen first."""
 
 

@@ -26,7 +26,7 @@ from rgate_integrations.errors import ConfigurationError, missing_dependency
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import ADAPTER, save_adapter
 from rgate_integrations.models.download import resolve_model
-from rgate_integrations.models.local import LocalProxy, shared_proxy
+from rgate_integrations.models.local import TransformersProxy, shared_proxy
 from rgate_integrations.models.pretrained import quiet
 from rgate_integrations.runtime.arrays import BoolArray
 from rgate_integrations.runtime.files import check_replaceable, rename_folder, write_atomically
@@ -190,7 +190,7 @@ def fine_tune(
     if not pairs:
         raise ConfigurationError("There is nothing to train on.")
     check_replaceable(out, (ADAPTER,))
-    proxy = LocalProxy(model)
+    proxy = TransformersProxy(model)
     rows = []
     for pair in pairs:
         prompt, target = proxy.encoder.training_pair(pair.prompt, pair.values, pair.target, ends=pair.ends)

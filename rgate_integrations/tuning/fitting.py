@@ -12,9 +12,11 @@ import numpy as np
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.artifacts import TunedArtifact
-from rgate_integrations.gates.probability import logits
+from rgate_integrations.gates.probability import logits, sigmoids
 from rgate_integrations.gates.tuned import features_of
-from rgate_integrations.models.base import PooledLayer, Proxy, middle_layers
+from rgate_integrations.models.base import HasStates
+from rgate_integrations.models.pooling import PooledLayer, middle_layers
+from rgate_integrations.models.proxies import read_states, with_states
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, PositionArray
 from rgate_integrations.tuning.calibration import LEAST, Policy, ThresholdChoice, provenance_of
@@ -39,7 +41,7 @@ class Readings:
     prior: Float64Array
     states: Float32Array
     layers: tuple[PooledLayer, ...]
-    proxy: Proxy
+    proxy: HasStates
 
 
 @dataclass(frozen=True)
@@ -74,14 +76,14 @@ def read_questions_with(gate: DecisionEngine, questions: Sequence[str], progress
     Raises:
         RGateError: The gate failed; here nothing is gained by going on.
     """
-    strict, proxy = gate.with_options(on_error="raise"), gate.get_proxy()
-    num_layers = getattr(proxy, "num_layers")  # noqa: B009  only models with states have it
-    layers = tuple(PooledLayer(depth, "question", "mean") for depth in middle_layers(num_layers, "question"))
+    strict, proxy = gate.with_options(on_error="raise"), with_states(gate.get_proxy())
+    depths = middle_layers(proxy.num_layers, "question")
+    layers = tuple(PooledLayer(depth, "question", "mean") for depth in depths)
     p_known: list[float] = []
     states: list[Float32Array] = []
     for start in range(0, len(questions), _CHUNK):
         chunk = questions[start : start + _CHUNK]
-        read = proxy.hidden(ANSWER, [{"question": question} for question in chunk], None, layers)
+        read = read_states(proxy, ANSWER, [{"question": question} for question in chunk], None, layers)
         for decision, hidden in zip(strict.decide_batch(chunk), read, strict=True):
             p_known.append(decision.p_known)
             states.append(hidden.states)
@@ -144,7 +146,7 @@ def fit_gate(
         readings.prior[places], basis(readings.states[places]), features, known, labels.target[places]
     )
     held_out = crossfit(table, seed)
-    p = 1 / (1 + np.exp(-held_out))
+    p = sigmoids(held_out)
     # Thresholds come from a fixed grid, not from these scores: the guarantee needs that.
     choice = policy.choose(p, known, rag)
     if not choice.guaranteed:
@@ -397,7 +399,7 @@ def ridge_logistic(
 
     found = np.zeros(columns.shape[1])
     for _ in range(_NEWTON_STEPS):
-        p = 1 / (1 + np.exp(-np.clip(offset + columns @ found, -30, 30)))
+        p = sigmoids(np.clip(offset + columns @ found, -30, 30))
         gradient = columns.T @ (weights * (p - target)) + ridge * found
         curvature = weights * np.maximum(p * (1 - p), _FLATTEST)
         step = np.linalg.solve((columns * curvature[:, None]).T @ columns + np.diag(ridge), gradient)

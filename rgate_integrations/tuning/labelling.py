@@ -15,7 +15,7 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.papers.verdicts import ik_score
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.index.retriever import Retriever
-from rgate_integrations.models.base import Proxy
+from rgate_integrations.models.base import LanguageModel
 from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
@@ -112,7 +112,7 @@ def label(
     answers: Answers,
     kind: LabelKind = "auto",
     *,
-    judge: Proxy | None = None,
+    judge: LanguageModel | None = None,
     embedder: Embedder | None = None,
     concurrency: int = 4,
     progress: Progress = silent,
@@ -236,7 +236,7 @@ class JudgeArm(ModelArm):
 
 
 def ask_judge(
-    answers: Answers, judge: Proxy, *, concurrency: int = 4, progress: Progress = silent
+    answers: Answers, judge: LanguageModel, *, concurrency: int = 4, progress: Progress = silent
 ) -> Verdicts:
     """Let a model judge every answer to a question with gold answers, and keep what it says.
 
@@ -288,13 +288,13 @@ def verdict(reply: str) -> bool | None:
 
 def collect(
     questions: Questions,
-    llm: Proxy,
+    llm: LanguageModel,
     out: str | Path,
     *,
     index: Retriever | None = None,
     k: int = 3,
     tokens: int = 64,
-    judge: Proxy | None = None,
+    judge: LanguageModel | None = None,
     progress: Progress = silent,
 ) -> Path:
     """Ask an LLM questions without and with retrieval, and write paired data, one JSON record a line.

@@ -13,7 +13,8 @@ from typing import Any, Literal, Self, get_args
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.gates.papers.boundary import certainty
-from rgate_integrations.models.base import Proxy
+from rgate_integrations.models.base import LanguageModel, Proxy
+from rgate_integrations.models.proxies import language_model
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate, answering
 from rgate_integrations.runtime.records import read_records
 from rgate_integrations.runtime.text import comparable, is_correct, normalise
@@ -144,7 +145,7 @@ def to_be_sampled(paths: Sequence[Path], label: str) -> bool:
 
 def read_own(
     paths: Sequence[Path],
-    proxy: Proxy,
+    proxy: LanguageModel,
     label: str = OWN_LABEL,
     *,
     prompt: PromptTemplate = ANSWER,
@@ -217,7 +218,7 @@ def drafts_for(
     if options.draft == "none":
         return None
     if options.draft == "proxy":
-        arm = ModelArm(proxy, tokens=options.tokens, prompt=options.prompt)
+        arm = ModelArm(language_model(proxy), tokens=options.tokens, prompt=options.prompt)
         answers = cached_answers("drafts", {"direct": arm}, questions, progress)
         return [drafts["direct"] for drafts in answers]
     drafts = []

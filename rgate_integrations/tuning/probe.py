@@ -9,8 +9,9 @@ from itertools import chain
 import numpy as np
 
 from rgate_integrations.gates.artifacts import ProbeArtifact
-from rgate_integrations.models.base import PooledLayer, Pooling, Span, middle_layers
-from rgate_integrations.models.local import LocalProxy
+from rgate_integrations.models.base import HasStates
+from rgate_integrations.models.pooling import PooledLayer, Pooling, Span, middle_layers
+from rgate_integrations.models.proxies import read_states
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
 from rgate_integrations.tuning.collection import Progress, silent
 from rgate_integrations.tuning.evaluation import fold_metrics, question_folds
@@ -42,7 +43,7 @@ _VIEWS: dict[DraftKind, tuple[tuple[Span, Pooling], ...]] = {
 
 def train_probe(
     files: Sequence[DataFile],
-    proxy: LocalProxy,
+    proxy: HasStates,
     options: TrainingOptions,
     *,
     progress: Progress = silent,
@@ -95,7 +96,7 @@ def train_probe(
 
 
 def _read_states(
-    proxy: LocalProxy,
+    proxy: HasStates,
     questions: Sequence[Question],
     views: Sequence[Sequence[PooledLayer]],
     options: TrainingOptions,
@@ -108,7 +109,7 @@ def _read_states(
     for start in range(0, len(questions), _CHUNK):
         values = [{"question": question.text} for question in questions[start : start + _CHUNK]]
         given = drafts and drafts[start : start + _CHUNK]
-        found += [hidden.states for hidden in proxy.hidden(options.prompt, values, given, layers)]
+        found += [each.states for each in read_states(proxy, options.prompt, values, given, layers)]
         progress("reading hidden states", len(found), len(questions))
     ends = np.cumsum(list(map(len, views)))
     return np.split(np.stack(found), ends[:-1], axis=1)

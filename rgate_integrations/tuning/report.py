@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.folder import plain
+from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.gates.registry import loadable
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.runtime.files import json_line, parse_json, read_file
@@ -175,7 +176,7 @@ def write_page(
             _result("tuned, question alone", labels, question, about),
             _result("tuned, answer first", labels, begun, about_begun),
         ]
-    shipped = replace(question, choice=replace(question.choice, threshold=0.5), p=1 / (1 + np.exp(-prior)))
+    shipped = replace(question, choice=replace(question.choice, threshold=0.5), p=sigmoids(prior))
     results.append(_result("shipped", labels, shipped, []))
     return report_page(results)
 

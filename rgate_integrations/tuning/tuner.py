@@ -15,7 +15,7 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.artifacts import ANSWER_FIRST
 from rgate_integrations.gates.folder import CARD, read_gate, read_prior, tuned_files
 from rgate_integrations.index.embedder import Embedder
-from rgate_integrations.models.base import Proxy
+from rgate_integrations.models.base import LanguageModel, Proxy
 from rgate_integrations.runtime.files import existing_folder, locked, write_folder
 from rgate_integrations.tuning.arms import Arm, as_arm, sampling_arms
 from rgate_integrations.tuning.calibration import MaxLoss, Policy
@@ -57,7 +57,7 @@ class TuneOptions:
 
     policy: Policy = MaxLoss(0.02)  # noqa: RUF009  it is frozen
     labels: LabelKind = "auto"
-    judge: Proxy | None = None
+    judge: LanguageModel | None = None
     sample: int | None = None
     embedder: Embedder | None = None
     concurrency: int = 4
@@ -131,7 +131,7 @@ def tune(
         questions: The log: a JSONL file, or texts and objects; see
             `rgate_integrations.tuning.questions.read_questions`.
         direct: Answers without retrieval: a LangChain runnable or LlamaIndex engine that takes the question, a
-            `rgate_integrations.models.Proxy`, or a function of the question.
+            `rgate_integrations.models.base.LanguageModel`, or a function of the question.
         retrieve: Answers with retrieval, likewise.
         out: Folder for the gate.
         options: How; the defaults when None.

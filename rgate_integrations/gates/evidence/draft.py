@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rgate_integrations.decision import LONGEST_TOKEN, Cost, Draft, DraftSource
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
+from rgate_integrations.models.proxies import language_model
 from rgate_integrations.prompts import ANSWER, PromptTemplate
 
 
@@ -20,7 +21,7 @@ class DraftSpec(EvidenceSpec[Draft]):
 
     Attributes:
         tokens: Maximum number of tokens, at least 1.
-        source: Who writes it: the proxy, the answering LLM, or nobody (``recorded``: it must be given).
+        source: Who writes it: the proxy or the answering LLM; a ``recorded`` one must be given.
         prompt: The prompt that the drafting model is given; not used for recorded drafts.
     """
 
@@ -70,7 +71,9 @@ class DraftSpec(EvidenceSpec[Draft]):
             if len(drafts) != len(questions):
                 raise EvidenceError(f"The LLM wrote {len(drafts)} drafts for {len(questions)} questions.")
             return [draft.model_copy(update={"source": "llm"}) for draft in drafts]
-        return context.use_proxy().generate(self.prompt, prompt_values(context), tokens=self.tokens)
+        return language_model(context.use_proxy()).generate(
+            self.prompt, prompt_values(context), tokens=self.tokens
+        )
 
 
 def generation_cost(drafts: Sequence[Draft]) -> Cost:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from rgate_integrations.decision import Cost, Draft, Request
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.gates.evidence.draft import DraftSpec, generation_cost, prompt_values
-from rgate_integrations.models.base import PooledLayer, RequestLayers, Segmented
-from rgate_integrations.models.segments import layout, segments
+from rgate_integrations.models.base import RequestStates
+from rgate_integrations.models.pooling import PooledLayer, RequestLayers
+from rgate_integrations.models.proxies import language_model, read_states, state_reader
+from rgate_integrations.models.streamed_answer import find_answer
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.segments import Segmented, layout, segments
 
 _SHORT_REPLY = 5  # words
 
@@ -33,8 +36,14 @@ class HiddenSpec(EvidenceSpec[Float32Array]):
 
     def compute(self, context: Context) -> list[Piece[Float32Array]]:
         """Read the questions, with their drafts if there are any."""
+        for other in context.planned:
+            if isinstance(other, RequestSpec) and other.joins(self, context):
+                reading = other.reading(context)
+                # Not if the requests were read before, in a larger batch in which some have no draft.
+                if all(reading in each.pieces or other not in each.pieces for each in context.evidence):
+                    return [Piece(each.draft) for each in context.get(reading)]
         drafts = None if self.draft is None else context.get(self.draft)
-        states = context.use_proxy().hidden(self.prompt, prompt_values(context), drafts, self.layers)
+        states = read_states(context.use_proxy(), self.prompt, prompt_values(context), drafts, self.layers)
         return [Piece(each.states, _reading_cost(each.prompt_tokens)) for each in states]
 
 
@@ -46,7 +55,7 @@ class ReadRequest:
         texts: Its segments, in order.
         whole: Pooled hidden states of all of it, shape (layers, hidden size).
         segments: Those of each segment, shape (segments, layers, hidden size).
-        layout: How they stand in the request, shape (segments, 11); see `rgate_integrations.models.segments.layout`.
+        layout: How they stand in the request, shape (segments, 11); see `rgate_integrations.runtime.segments.layout`.
     """
 
     texts: tuple[str, ...]
@@ -72,31 +81,60 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
     prompt: PromptTemplate = ANSWER
 
     def compute(self, context: Context) -> list[Piece[ReadRequest]]:
-        """Read the requests, with their begun answers if another gate reads those: one pass serves both."""
-        asked = list(map(_with_what_it_answers, context.requests))
-        requests = [Segmented.of(text, history) for text, history in asked]
-        drafts, layers = None, RequestLayers(self.whole, self.segments)
-        of_drafts = self._read_with_given_drafts(context)
-        if of_drafts is not None and of_drafts.draft is not None:
-            drafts = context.get(of_drafts.draft)
-            layers = RequestLayers(self.whole, self.segments, of_drafts.layers)
-        found = context.use_proxy().request_states(self.prompt, requests, drafts, layers)
-        if of_drafts is not None:  # what it cost is noted below
-            context.put(of_drafts, [Piece(each.draft) for each in found])
+        """Take the requests from the reading."""
         pieces = []
-        for (text, _), request, each in zip(asked, requests, found, strict=True):
-            read = ReadRequest(request.segments, each.whole, each.segments, layout(text))
-            pieces.append(Piece(read, _reading_cost(each.prompt_tokens)))
+        for request, states in zip(context.requests, context.get(self.reading(context)), strict=True):
+            text, history = _with_what_it_answers(request)
+            texts = Segmented.from_text(text, history).segments
+            pieces.append(Piece(ReadRequest(texts, states.whole, states.segments, layout(text))))
         return pieces
 
-    def _read_with_given_drafts(self, context: Context) -> HiddenSpec | None:
-        """Return the evidence for which the same requests are read with given drafts, if there is one."""
-        if any(each.draft is None or each.history for each in context.requests):
-            return None
+    def reading(self, context: Context) -> ReadingSpec:
+        """Plan one pass over requests, and over given drafts behind them if another spec reads those."""
+        layers = RequestLayers(self.whole, self.segments)
         for other in context.planned:
-            if isinstance(other, HiddenSpec) and other.draft is not None and other.prompt == self.prompt:
-                return other
-        return None
+            if isinstance(other, HiddenSpec) and self.joins(other, context):
+                return ReadingSpec(replace(layers, draft=other.layers), other.draft, self.prompt)
+        return ReadingSpec(layers, None, self.prompt)
+
+    def joins(self, other: HiddenSpec, context: Context) -> bool:
+        """Return whether one pass of one model serves both.
+
+        So it does for given drafts. One that a local LLM is writing is not read at all: its states are kept.
+        """
+        if other.draft is None or other.prompt != self.prompt:
+            return False
+        model = state_reader(context.use_proxy(), self.prompt, (*self.whole, *self.segments))
+        for request in context.requests:
+            draft = request.draft
+            if draft is None or request.history or find_answer(draft.response_id) is not None:
+                return False
+            if state_reader(context.use_proxy(), self.prompt, other.layers, draft) is not model:
+                return False
+        return True
+
+
+@dataclass(frozen=True)
+class ReadingSpec(EvidenceSpec[RequestStates]):
+    """One pass over each request, and over the draft behind it: the joint plan of two specs.
+
+    Attributes:
+        layers: How request, segments and draft are pooled.
+        draft: The draft that is read behind the request, or None.
+        prompt: The prompt that the request stands in.
+    """
+
+    layers: RequestLayers
+    draft: DraftSpec | None
+    prompt: PromptTemplate
+
+    def compute(self, context: Context) -> list[Piece[RequestStates]]:
+        """Read the requests."""
+        requests = [Segmented.from_text(*_with_what_it_answers(request)) for request in context.requests]
+        drafts = None if self.draft is None else context.get(self.draft)
+        model = state_reader(context.use_proxy(), self.prompt, self.layers.every)
+        read = model.request_states(self.prompt, requests, drafts, self.layers)
+        return [Piece(each, _reading_cost(each.prompt_tokens)) for each in read]
 
 
 def _reading_cost(prompt_tokens: int) -> Cost:
@@ -112,13 +150,13 @@ def _with_what_it_answers(request: Request) -> tuple[str, Sequence[str]]:
     if not request.history or len(request.question.split()) > _SHORT_REPLY:
         return request.question, request.history
     *before, last = request.history
-    speaker, _, said = last.partition(":")
-    if speaker != "assistant" or not said.rstrip().endswith("?"):
+    speaker, _, text = last.partition(":")
+    if speaker != "assistant" or not text.rstrip().endswith("?"):
         return request.question, request.history
-    *rest, asked = segments(said)
+    *rest, question = segments(text)
     if rest:
         before.append(f"assistant: {' '.join(rest)}")
-    return f"{asked}\n{request.question}", before
+    return f"{question}\n{request.question}", before
 
 
 @dataclass(frozen=True)
@@ -140,7 +178,9 @@ class TargetsSpec(EvidenceSpec[tuple[float, ...]]):
     def compute(self, context: Context) -> list[Piece[tuple[float, ...]]]:
         """Score the targets after the prompt."""
         values = prompt_values(context, self.draft)
-        scores = context.use_proxy().score(self.prompt, values, self.targets, adapter=self.adapter)
+        scores = language_model(context.use_proxy()).score(
+            self.prompt, values, self.targets, adapter=self.adapter
+        )
         return [Piece(each.logprobs, Cost(model_calls=1, tokens_in=each.prompt_tokens)) for each in scores]
 
 
@@ -163,7 +203,8 @@ class CompletionSpec(EvidenceSpec[Draft]):
     def compute(self, context: Context) -> list[Piece[Draft]]:
         """Complete the prompts."""
         values = prompt_values(context, self.draft)
-        written = context.use_proxy().generate(self.prompt, values, tokens=self.tokens, adapter=self.adapter)
+        model = language_model(context.use_proxy())
+        written = model.generate(self.prompt, values, tokens=self.tokens, adapter=self.adapter)
         return [Piece(each, generation_cost([each])) for each in written]
 
 
@@ -187,7 +228,7 @@ class SamplesSpec(EvidenceSpec[tuple[Draft, ...]]):
 
     def compute(self, context: Context) -> list[Piece[tuple[Draft, ...]]]:
         """Sample answers to all questions together."""
-        sampled = context.use_proxy().sample(
+        sampled = language_model(context.use_proxy()).sample(
             self.prompt,
             prompt_values(context),
             n=self.n,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -18,6 +21,29 @@ _ABBREVIATION = re.compile(r"(?:[A-Z][a-z]{0,2}|[a-z]|\w(?:\.\w)+|vs|etc|approx|
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 _MOST_WORDS = 60
 """A sentence without an end is cut after so many words: the mean of more says little of any of them."""
+
+
+@dataclass(frozen=True)
+class Segmented:
+    """A request and its segments.
+
+    Attributes:
+        lines: Its segments by line; at least one.
+        history: What was said before it, a line feed behind each turn; may be empty.
+    """
+
+    lines: tuple[tuple[str, ...], ...]
+    history: str = ""
+
+    @classmethod
+    def from_text(cls, text: str, history: Sequence[str] = ()) -> Segmented:
+        """Split a request."""
+        return cls(tuple(map(tuple, segmented_lines(text))), "".join(f"{turn}\n" for turn in history))
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        """All of them in order."""
+        return tuple(chain.from_iterable(self.lines))
 
 
 def segments(text: str) -> list[str]:

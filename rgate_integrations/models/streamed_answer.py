@@ -1,4 +1,4 @@
-"""One answer of a local model, written token by token as it is asked for; a gate can find the states that it keeps.
+"""One answer of a local model, written token by token as it is asked for; a gate can use the states that it keeps.
 
 torch is imported by what needs it, so that adapters can be imported without.
 """
@@ -14,18 +14,20 @@ from weakref import WeakValueDictionary
 
 from pydantic import BaseModel, BeforeValidator, Field
 
+from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.models.base import PooledLayer
+from rgate_integrations.models.base import Values
+from rgate_integrations.models.pooling import PooledLayer, layer_numbers
+from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
 
 if TYPE_CHECKING:
     import torch
 
-    from rgate_integrations.models.model_runner import ModelRunner, Step
+    from rgate_integrations.models.model_runner import ModelRunner, NextTokens
 
 
-def _as_texts(stop: object) -> object:
-    return (stop,) if isinstance(stop, str) else stop or ()
+_ONE_OR_SEVERAL = BeforeValidator(lambda stop: (stop,) if isinstance(stop, str) else stop or ())
 
 
 class GenerationOptions(BaseModel):
@@ -44,7 +46,7 @@ class GenerationOptions(BaseModel):
 
     temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     max_tokens: int | None = Field(default=512, ge=1)
-    stop: Annotated[tuple[str, ...], BeforeValidator(_as_texts)] = ()
+    stop: Annotated[tuple[str, ...], _ONE_OR_SEVERAL] = ()
     seed: int | None = None
     logprobs: bool | None = None
     layers: tuple[int, ...] | None = None
@@ -84,7 +86,7 @@ class TextChunk(NamedTuple):
     tokens: tuple[GeneratedToken, ...]
 
 
-class TokenStream:
+class StreamedAnswer:
     """An answer that is written as its chunks are asked for. Nothing is computed ahead, and no token twice.
 
     The model is free between two tokens, and nobody has to end an answer that is not wanted any more.
@@ -97,6 +99,7 @@ class TokenStream:
 
     Attributes:
         id: Id of the response, under which `find_answer` finds it.
+        encoder: Makes the model's token ids.
         text: The text written so far.
         ids: Its token ids.
         finish_reason: Why it ended: by itself or at a stop sequence, or because it was long enough; None before.
@@ -121,7 +124,7 @@ class TokenStream:
         self.ids: list[int] = []
         self.finish_reason: Literal["stop", "length"] | None = None
         self._use_model = use_model
-        self._ahead: Step | None = None  # computed, and not yet taken
+        self._ahead: NextTokens | None = None  # computed, and not yet taken
         self._states: dict[int, list[torch.Tensor]] = {layer: [] for layer in self.layers}
         with use_model() as runner:
             room = runner.context_size - len(prompt)
@@ -133,6 +136,7 @@ class TokenStream:
             if not all(0 <= layer <= runner.num_layers for layer in self.layers):
                 raise ConfigurationError(f"The model has {runner.num_layers} layers, not {self.layers}.")
             self.fingerprint = runner.fingerprint
+            self.encoder = runner.encoder
             self._limit = min(options.max_tokens or room, room)
             seed = secrets.randbits(32) if options.seed is None else options.seed
             # Its keys and values are this answer's own, so others may use the model between two tokens.
@@ -173,16 +177,16 @@ class TokenStream:
         """
         import torch
 
-        from rgate_integrations.models.model_runner import pooled
+        from rgate_integrations.models.model_runner import pool_tensors
 
         with self._use_model():
             # The last token is read only when the next one is chosen. So that one is chosen now, and not again then.
             self._ahead = self._ahead or self._step()
             length = len(self.prompt) + tokens
             kept = {layer: torch.cat(parts)[:length].float() for layer, parts in self._states.items()}
-            return pooled(kept, question, len(self.prompt), tokens, layers)
+            return pool_tensors(kept, question, len(self.prompt), tokens, layers)
 
-    def _step(self) -> Step:
+    def _step(self) -> NextTokens:
         """Compute another token, and keep the states of what is read for it."""
         step = next(self._steps)
         for layer, kept in self._states.items():
@@ -208,10 +212,35 @@ class TokenStream:
             return GeneratedToken(added, step.logprobs[0])
 
 
-# Weak: an answer is found as long as somebody holds it, who writes it or who judges it.
-_live: WeakValueDictionary[str, TokenStream] = WeakValueDictionary()
+# Weak: an answer is found while it is being written or judged.
+_live: WeakValueDictionary[str, StreamedAnswer] = WeakValueDictionary()
 
 
-def find_answer(response_id: str) -> TokenStream | None:
-    """Return the answer with that id; None for those of other models, and those that nobody holds any more."""
+def find_answer(response_id: str) -> StreamedAnswer | None:
+    """Return the local answer with that id; None for those of other LLMs, and once it is written and judged."""
     return _live.get(response_id)
+
+
+def kept_states(
+    draft: Draft, fingerprint: str, prompt: PromptTemplate, values: Values, layers: Sequence[PooledLayer]
+) -> Float32Array | None:
+    """Return states that a local LLM kept while it wrote a draft, shape (layers, hidden size).
+
+    Args:
+        draft: The beginning of its answer.
+        fingerprint: The model whose states are wanted.
+        prompt: The prompt that they are wanted under.
+        values: The template's fields.
+        layers: Which states.
+
+    Returns:
+        The states; None if it kept none, or those of another model, prompt or layer.
+    """
+    answer = find_answer(draft.response_id)
+    if answer is None or answer.fingerprint != fingerprint:
+        return None
+    row = answer.encoder.encode(prompt, values)
+    is_written = 0 < len(draft.tokens) <= len(answer.ids)
+    if not is_written or answer.prompt != row.ids or not set(layer_numbers(layers)) <= set(answer.layers):
+        return None
+    return answer.states(row.question, layers, len(draft.tokens))

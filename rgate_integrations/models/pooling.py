@@ -1,0 +1,84 @@
+"""Which hidden states are pooled, over which tokens, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+Pooling = Literal["mean", "last"]
+"""How the states of a span become one vector."""
+Span = Literal["question", "prompt", "draft", "all"]
+"""Whose states; see `PooledLayer`."""
+_DEPTH: Mapping[Span, tuple[float, float]] = {"question": (0.47, 0.60), "draft": (0.47, 0.74)}
+
+
+class PooledLayer(NamedTuple):
+    """Hidden states of one layer, pooled to a single vector. A plain tuple of the three will do in its place.
+
+    Attributes:
+        layer: Which layer, from 0 (the embedding) to the number of layers (the output after the final norm).
+        span: Whose tokens: those of the question, of the prompt that it stands in, of the draft, or of the whole
+            text; the last three with control tokens. Without a draft, ``"draft"`` is the whole prompt.
+        pooling: ``"mean"`` over the span, or its ``"last"`` token.
+    """
+
+    layer: int
+    span: Span
+    pooling: Pooling
+
+
+@dataclass(frozen=True)
+class RequestLayers:
+    """What is pooled of a request.
+
+    Attributes:
+        whole: Over the request, without what was said before it.
+        segments: Over each segment; their span is ``"question"``.
+        draft: Over the draft.
+    """
+
+    whole: tuple[PooledLayer, ...]
+    segments: tuple[PooledLayer, ...] = ()
+    draft: tuple[PooledLayer, ...] = ()
+
+    @property
+    def every(self) -> tuple[PooledLayer, ...]:
+        """All of them."""
+        return (*self.whole, *self.segments, *self.draft)
+
+
+def layer_numbers(layers: Iterable[PooledLayer]) -> list[int]:
+    """Return which layers are pooled, each once, in order."""
+    return sorted({layer for layer, _, _ in layers})
+
+
+def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:
+    """Return the middle layers of a model, where probes work best (measured: docs/benchmarks/gate_quality.md)."""
+    first, last = _DEPTH[span]
+    return tuple(range(round(layers * first), round(layers * last) + 1, 2))
+
+
+def pool_states(
+    states: Mapping[int, Any], question: range, prompt: int, draft: int, layers: Sequence[PooledLayer]
+) -> list[Any]:
+    """Pool the states of one text, to one vector a layer.
+
+    Args:
+        states: By number of the layer, each (tokens, hidden size): arrays or tensors.
+        question: Positions of the question in the prompt; empty if it was not found.
+        prompt: Length of the prompt.
+        draft: Length of the draft; without one, its span is the prompt.
+        layers: What is pooled.
+    """
+    spans = {
+        "question": question or range(prompt),
+        "prompt": range(prompt),
+        "draft": range(prompt, prompt + draft) or range(prompt),
+        "all": range(prompt + draft),
+    }
+    vectors = []
+    for layer, span, pooling in layers:
+        tokens = states[layer][spans[span].start : spans[span].stop]
+        vectors.append(tokens.mean(0) if pooling == "mean" else tokens[-1])
+    return vectors

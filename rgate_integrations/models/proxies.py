@@ -1,0 +1,114 @@
+"""Which implementation of a proxy does what.
+
+The default model has two. `ReaderProxy` (ONNX Runtime, no torch) reads the states that the shipped gates look at. The
+whole model, a `TransformersProxy`, writes, scores, and reads what the reader cannot. Any other model has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rgate_integrations.decision import Draft
+from rgate_integrations.errors import EvidenceError
+from rgate_integrations.models import local
+from rgate_integrations.models.base import (
+    HasStates,
+    HiddenStates,
+    LanguageModel,
+    Proxy,
+    Values,
+    own_tokens_or_text,
+)
+from rgate_integrations.models.catalog import DEFAULT_MODEL
+from rgate_integrations.models.pooling import PooledLayer
+from rgate_integrations.models.reader import ReaderProxy, can_read
+from rgate_integrations.models.streamed_answer import kept_states
+from rgate_integrations.prompts import PromptTemplate
+
+
+def gate_proxy(name: str) -> HasStates:
+    """Return the proxy of a gate by its name: the reader for the default model, or else the model."""
+    return ReaderProxy() if name == DEFAULT_MODEL else local.shared_proxy(name)
+
+
+def language_model(proxy: Proxy) -> LanguageModel:
+    """Return what writes and scores for a proxy.
+
+    Raises:
+        EvidenceError: It does neither.
+    """
+    if isinstance(proxy, ReaderProxy):
+        return local.shared_proxy(proxy.name)
+    if not isinstance(proxy, LanguageModel):
+        raise EvidenceError(f"The proxy {proxy.name!r} writes and scores no text.")
+    return proxy
+
+
+def state_reader(
+    proxy: Proxy, prompt: PromptTemplate, layers: Sequence[PooledLayer], draft: Draft | None = None
+) -> HasStates:
+    """Return what reads hidden states for a proxy.
+
+    Args:
+        proxy: The proxy.
+        prompt: The prompt that is read.
+        layers: Which states.
+        draft: What is read behind it. A draft that the whole model wrote is read by it, exactly.
+
+    Raises:
+        EvidenceError: The model gives no hidden states.
+    """
+    if isinstance(proxy, ReaderProxy):
+        is_own = draft is not None and not isinstance(own_tokens_or_text(draft, proxy.name), str)
+        return local.shared_proxy(proxy.name) if is_own or not can_read(prompt, layers) else proxy
+    return with_states(proxy)
+
+
+def with_states(proxy: Proxy) -> HasStates:
+    """Return a proxy as one that has hidden states.
+
+    Raises:
+        EvidenceError: It has none.
+    """
+    if not isinstance(proxy, HasStates):
+        raise EvidenceError(
+            f"The model {proxy.name!r} gives no hidden states, which probes read.",
+            hint="Use a gate that judges text, such as ik or slimplm with an adapter, or a local proxy.",
+        )
+    return proxy
+
+
+def read_states(
+    proxy: Proxy,
+    prompt: PromptTemplate,
+    values: Sequence[Values],
+    drafts: Sequence[Draft] | None,
+    layers: Sequence[PooledLayer],
+) -> list[HiddenStates]:
+    """Return hidden states: those that a local LLM kept while it wrote a draft, and the others by reading.
+
+    Args:
+        proxy: The proxy whose states are wanted.
+        prompt: The template.
+        values: The template's fields, one mapping a prompt.
+        drafts: One a prompt, or None for the prompts alone.
+        layers: Which states.
+
+    Raises:
+        EvidenceError: The model gives no hidden states.
+    """
+    if drafts is None:
+        return state_reader(proxy, prompt, layers).hidden(prompt, values, None, layers)
+    results: dict[int, HiddenStates] = {}
+    unread: dict[HasStates, list[int]] = {}
+    for i, draft in enumerate(drafts):
+        kept = kept_states(draft, proxy.fingerprint, prompt, values[i], layers)
+        if kept is not None:
+            results[i] = HiddenStates(kept, prompt_tokens=0)
+        else:
+            unread.setdefault(state_reader(proxy, prompt, layers, draft), []).append(i)
+    for model, indices in unread.items():
+        some = [values[i] for i in indices]
+        states = model.hidden(prompt, some, [drafts[i] for i in indices], layers)
+        results.update(zip(indices, states, strict=True))
+    return [results[i] for i in range(len(values))]
