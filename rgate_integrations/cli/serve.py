@@ -60,6 +60,10 @@ def serve(
     shadow: Annotated[
         Path | None, typer.Option(help="Change nothing; log decisions to this file, for rgate tune.")
     ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Origin whose web pages may ask, such as http://localhost:3000; may be repeated."),
+    ] = None,
 ) -> None:
     """Serve decisions over HTTP, and with --upstream be a gateway that retrieves where the LLM needs it.
 
@@ -89,7 +93,7 @@ def serve(
     elif searched is not None or shadow is not None or any(looks.values()):
         raise ConfigurationError("These options are for a gateway.", hint="--upstream URL")
     print_log(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
-    make_server(make_app(service, gateway), host, port, token=token).run()
+    make_server(make_app(service, gateway, allow_origins=allow_origin or ()), host, port, token=token).run()
 
 
 def _retriever(index: Path | None, name: str | None) -> Retriever | None:
@@ -123,6 +127,7 @@ def mcp(
     """
     try:
         from rgate_integrations.serving.agents import make_mcp_server
+        from rgate_integrations.serving.origins import OriginCheck
         from rgate_integrations.serving.server import make_server
     except ModuleNotFoundError as error:
         raise missing_dependency(error.name or "mcp", "mcp") from error
@@ -130,5 +135,5 @@ def mcp(
     if not http:
         server.run()
         return
-    app = server.streamable_http_app()
+    app = OriginCheck(server.streamable_http_app())
     make_server(app, "127.0.0.1", port, token=os.environ.get(TOKEN, "")).run()

@@ -37,7 +37,8 @@ class Metrics:
 
     Attributes:
         errors: What failed, by the name of its type.
-        requests: Chat completions: ``retrieve``, ``direct``, ``shadow``, ``untouched``, or ``off`` as it asked.
+        requests: Requests of the gateway: ``retrieve``, ``direct``, ``shadow``, ``undecided``, or ``off``.
+        undecided: Those that were sent on without a decision, by the reason.
         waiting: How many questions are being decided.
     """
 
@@ -50,7 +51,10 @@ class Metrics:
             "rgate_errors", "Decisions and requests that failed.", ["type"], registry=registry
         )
         self.requests = Counter(
-            "rgate_gateway_requests", "Chat completions, by what became of them.", ["way"], registry=registry
+            "rgate_gateway_requests", "Requests, by what became of them.", ["way"], registry=registry
+        )
+        self.undecided = Counter(
+            "rgate_gateway_undecided", "Requests sent on undecided, by reason.", ["reason"], registry=registry
         )
         self._seconds = Histogram(
             "rgate_decision_seconds", "Time to decide.", buckets=_SECONDS, registry=registry

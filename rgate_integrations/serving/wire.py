@@ -75,13 +75,18 @@ def question_in(state: object) -> Asked | None:
         state = state.get("question", state.get("messages"))
     if isinstance(state, str):
         state = [{"role": "user", "content": state}]
-    if not isinstance(state, list):
+    if not isinstance(state, list) or not state:
         return None
-    last = _SAID.validate_python(state[-1:])
+    return question_at(state, len(state) - 1)
+
+
+def question_at(messages: list[Any], index: int) -> Asked | None:
+    """Return the question that a message asks; None if that is not the user's, has no text, or more than text."""
+    last = _SAID.validate_python([messages[index]])
     if not last or last[0].role != "user" or not last[0].text.strip():
         return None
     turns = []
-    for message in _SAID.validate_python(state[:-1]):
+    for message in _SAID.validate_python(messages[:index]):
         if message.text:
             turns.append(f"{message.role}: {message.text}")
     return Asked(last[0].text, tuple(turns))
