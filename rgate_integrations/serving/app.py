@@ -31,13 +31,14 @@ from rgate_integrations.serving.wire import (
     QueriesResponse,
     SystemOneRequest,
     SystemOneResponse,
+    one_line,
     problem,
 )
 
 _log = logging.getLogger("rgate_integrations.serving")
 
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*]+")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*A-Z]+")
 _MOST_ERRORS = 5  # of one request that are listed
 _LONGEST_PAUSE = 30.0  # seconds between two attempts to load the model
 
@@ -141,7 +142,7 @@ class DecisionRoutes:
             (decision,) = await self.service.decide([DecideItem(question="Is this a question?")])
             self.is_ready = decision.error is None
             if decision.error is not None:
-                _log.warning("The gate does not decide yet: %s", decision.error.message)
+                _log.warning("The gate does not decide yet: %s", one_line(decision.error.message))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from traceback import format_exception_only
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -32,7 +33,7 @@ from rgate_integrations.serving.llm_requests import LLMRequest, UndecidedError
 from rgate_integrations.serving.search_limits import LimitedSearch
 from rgate_integrations.serving.service import DecisionService, FullError
 from rgate_integrations.serving.upstream import OWN_HEADER, Relay, Upstream, UpstreamAnswer, never_blocking
-from rgate_integrations.serving.wire import problem, way_of
+from rgate_integrations.serving.wire import one_line, problem, way_of
 
 _log = logging.getLogger("rgate_integrations.serving")
 
@@ -41,10 +42,7 @@ EXPOSED_HEADERS = [
 ]
 """What the gateway adds to answers."""
 
-_LONGEST_LINE = 300
-_NOT_PRINTED = re.compile(r"[^ -~]")
 _WISHES = ("", "off", "retrieve", "direct")
-_IN_ASCII = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "–": "-", "—": "-", "…": "..."})
 _LOGGED = {"question", "retrieve", "p_known", "threshold", "reason", "gate", "llm", "error"}
 
 
@@ -175,8 +173,9 @@ class Gateway:
         """Count an error, and log it on one line, without the words of the client's text."""
         asked = llm_request.asked
         words = set(re.findall(r"\w+", " ".join((*asked.history, asked.question)).lower()))
-        shown = re.sub(r"\w+", lambda word: "*" if word[0].lower() in words else word[0], str(error))
-        _log.warning("%s: %s: %s", what, type(error).__name__, _one_line(shown))
+        message = "".join(format_exception_only(error))  # also of an error whose own text fails
+        shown = re.sub(r"\w+", lambda word: "*" if word[0].lower() in words else word[0], message)
+        _log.warning("%s: %s", what, one_line(shown))
         self.service.metrics.errors.labels(type(error).__name__).inc()
 
     async def _log_decision(self, llm_request: LLMRequest, log: JsonlLog) -> None:
@@ -244,10 +243,4 @@ def _headers_of(decision: Decision) -> dict[str, str]:
     }
     if decision.error is not None:
         values["error"] = decision.error.type
-    return {f"{OWN_HEADER}-{name}": _one_line(value) for name, value in values.items()}
-
-
-def _one_line(text: str) -> str:
-    """Return the beginning of a text as one line of ASCII, whatever it quotes."""
-    line = " ".join(text[:_LONGEST_LINE].translate(_IN_ASCII).split())
-    return _NOT_PRINTED.sub("?", line)[:_LONGEST_LINE]
+    return {f"{OWN_HEADER}-{name}": one_line(value) for name, value in values.items()}

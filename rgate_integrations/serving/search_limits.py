@@ -98,9 +98,10 @@ class LimitedSearch:
         try:
             for ranking in islice(self._retriever.search(queries, self._k), len(queries)):
                 hits.append(list(islice(ranking, self._k)))
-        except Exception:
-            raise
-        except BaseException as error:  # such as SystemExit, or a panic in Rust, which would end the server
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                raise
+            # SystemExit, or a panic in Rust, would end the server, and no future can hold a StopIteration.
             raise SearchError(f"The search failed: {type(error).__name__}.") from error
         for hit in chain.from_iterable(hits):
             passage = getattr(hit, "passage", None)

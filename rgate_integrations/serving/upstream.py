@@ -61,7 +61,7 @@ class Relay(StreamingResponse):
         headers = httpx.Headers(response.headers)
         if "transfer-encoding" in headers:  # which overrides the length (RFC 9112, 6.3)
             headers.pop("content-length", None)
-        _drop_headers(headers, _HOP_BY_HOP)
+        _drop_headers(headers, {*_HOP_BY_HOP, "date"})  # the server writes its own date
         for name in list(headers):
             if name.startswith("access-control-"):  # which pages may read an answer is the gateway's to say
                 del headers[name]

@@ -7,6 +7,7 @@ A System One request has a *state* and typed *questions* by name; the answer has
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -99,6 +100,8 @@ NO_LLM = "rgate"
 """The model of a System One request that names no LLM."""
 
 _ROUTES = ["direct", "retrieve"]
+_LONGEST_LINE = 300
+_IN_ASCII = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "–": "-", "—": "-", "…": "..."})
 _CAN_ASK = (
     'Ask {"known": {"type": "noul"}} for P(the LLM knows), or a choice between the criteria "retrieve" and "direct". '
     'The state is the question, an object with "question" or "messages", or messages that end with the user\'s.'
@@ -250,6 +253,12 @@ def problem(
     """Return the response that says what went wrong."""
     body = ProblemResponse(error=Problem(message=message, type=kind, hint=hint))
     return Response(body.model_dump_json(), status, headers, media_type="application/json")
+
+
+def one_line(text: str) -> str:
+    """Return the beginning of a text as one line of ASCII, for headers and logs, whatever it quotes."""
+    line = " ".join(text[:_LONGEST_LINE].translate(_IN_ASCII).split())
+    return re.sub(r"[^ -~]", "?", line)[:_LONGEST_LINE]
 
 
 def way_of(decision: Decision) -> Literal["retrieve", "direct"]:
