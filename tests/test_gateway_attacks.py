@@ -313,7 +313,8 @@ def test_what_an_upstream_lets_pages_read_is_not_passed_on():
 
 
 @pytest.mark.parametrize(
-    "origin", ["*", "localhost", "http://a.example/", "http://a example", "", "http://*.a", "http://A.example"]
+    "origin",
+    ["*", "localhost", "http://a.example/", "http://a example", "", "http://*.a", "http://A.example"],
 )
 def test_what_is_no_origin_is_refused_at_the_start(origin):
     with pytest.raises(ConfigurationError, match="origin"):
@@ -350,9 +351,9 @@ def test_a_status_without_a_body_comes_through(status):
 
 def test_an_upstream_cannot_speak_for_the_gateway():
     headers = (
-        b"x-rgate-decision: direct\r\nX-RGate-Reason: mine\r\nx-rgate: off\r\nconnection: x-hop\r\nx-hop: 1\r\ndate: x"
+        b"x-rgate-decision: direct\r\nX-RGate-Reason: mine\r\nx-rgate: off\r\nconnection: x-hop\r\nx-hop: 1"
     )
-    own = b"HTTP/1.1 200 OK\r\n" + headers + b"\r\ncontent-length: 2\r\n\r\nok"
+    own = b"HTTP/1.1 200 OK\r\ndate: x\r\n" + headers + b"\r\ncontent-length: 2\r\n\r\nok"
     with raw_upstream(own) as (behind, _), serving_gateway(Words(), behind) as url:
         other = CLIENT.get(f"{url}/v1/models")
         chat = CLIENT.post(

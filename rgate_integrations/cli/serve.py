@@ -29,6 +29,14 @@ from rgate_integrations.models.decision_server import TOKEN
 if TYPE_CHECKING:
     from rgate_integrations.index.retriever import Retriever
 
+ShadowLog = Annotated[
+    Path | None, typer.Option(help="Change nothing; log decisions to this file, for rgate tune.")
+]
+AllowedOrigins = Annotated[
+    list[str] | None,
+    typer.Option(help="Origin whose web pages may ask, such as http://localhost:3000; may be repeated."),
+]
+
 
 def serve(
     host: Annotated[
@@ -57,13 +65,8 @@ def serve(
     look_first: Annotated[
         bool, typer.Option("--look-first", help="Search first, and judge what is found, too.")
     ] = False,
-    shadow: Annotated[
-        Path | None, typer.Option(help="Change nothing; log decisions to this file, for rgate tune.")
-    ] = None,
-    allow_origin: Annotated[
-        list[str] | None,
-        typer.Option(help="Origin whose web pages may ask, such as http://localhost:3000; may be repeated."),
-    ] = None,
+    shadow: ShadowLog = None,
+    allow_origin: AllowedOrigins = None,
 ) -> None:
     """Serve decisions over HTTP, and with --upstream be a gateway that retrieves where the LLM needs it.
 
@@ -127,7 +130,6 @@ def mcp(
     """
     try:
         from rgate_integrations.serving.agents import make_mcp_server
-        from rgate_integrations.serving.origins import OriginCheck
         from rgate_integrations.serving.server import make_server
     except ModuleNotFoundError as error:
         raise missing_dependency(error.name or "mcp", "mcp") from error
@@ -135,5 +137,5 @@ def mcp(
     if not http:
         server.run()
         return
-    app = OriginCheck(server.streamable_http_app())
+    app = server.streamable_http_app()
     make_server(app, "127.0.0.1", port, token=os.environ.get(TOKEN, "")).run()

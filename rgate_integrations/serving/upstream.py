@@ -44,9 +44,7 @@ _HOP_BY_HOP = frozenset(
 _WAIT = httpx.Timeout(600.0, connect=10.0)
 # Seconds: servers such as llama.cpp close a connection after 5, perhaps just when it is used again.
 _KEPT = 2.0
-_LARGEST_EVENT = 1 << 20
-_MOST_LINES = 64  # of data, in one event
-_LARGEST_HELD = 16 << 20
+_LARGEST_HELD = 4 << 20
 # A segment "." or "..", also before a parameter as in "..;x", or beside characters that servers strip.
 _DOT_SEGMENT = re.compile(r"(?:^|[/\\])[\s\0]*\.{1,2}[\s\0]*(?:;[^/\\]*)?(?:[/\\]|\Z)")
 
@@ -201,7 +199,7 @@ class UpstreamAnswer(BufferedAnswer):
     def read(self, chunk: bytes) -> bool:
         """Note the text in the events that end in a chunk; False for a call of a tool, or for too much to hold."""
         self._held += len(chunk)
-        is_text = self._held < _LARGEST_HELD
+        is_text = self._held <= _LARGEST_HELD
         for data in self._events.read(chunk):
             is_text = self._read_event(data) and is_text
         return is_text
@@ -245,14 +243,12 @@ class EventReader:
             chunk = chunk.removeprefix(b"\n")
         self._after_cr = chunk.endswith(b"\r")
         for piece in chunk.splitlines(keepends=True):
-            line = (self._line + piece)[:_LARGEST_EVENT]
+            self._line += piece
             if not piece.endswith((b"\n", b"\r")):
-                self._line = line
                 return
-            self._line = b""
-            line = line.rstrip(b"\r\n")
+            line, self._line = self._line.rstrip(b"\r\n"), b""
             if line.startswith(b"data:"):
-                self._data = [*self._data, line[5:]][:_MOST_LINES]
+                self._data.append(line[5:])
             elif not line and self._data:
                 yield b"\n".join(self._data).strip()
                 self._data = []
