@@ -20,7 +20,8 @@ from rgate_integrations import load_gate
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError
 from rgate_integrations.gates.papers.verdicts import IK_QUESTION
-from rgate_integrations.models.served import LONGEST_BODY, ServedProxy, read_completion
+from rgate_integrations.models.bounded_http import LONGEST_BODY
+from rgate_integrations.models.served import ServedProxy, read_completion
 from rgate_integrations.prompts import ANSWER
 from tests.fake_server import Fake, answer, running
 from tests.test_hostile_files import changed
@@ -113,7 +114,7 @@ def test_a_transport_error_that_quotes_the_key_is_redacted(fake, monkeypatch, ca
 
 @pytest.mark.parametrize("login_and_host", ["ann:p4ss-word/x@proxy.test:3128", "ann:ss-word#x@proxy.test"])
 def test_a_login_in_the_environments_proxy_server_is_not_quoted(caplog, login_and_host):
-    proxy = ServedProxy("http://127.0.0.1:9/v1", "m", retries=0, timeout=5)
+    proxy = ServedProxy("http://model.test:9/v1", "m", retries=0, timeout=5)
     with patch.dict(os.environ, {"ALL_PROXY": f"http://{login_and_host}"}, clear=True):
         failed(proxy, caplog, ConfigurationError, "proxy server that the environment names")
 

@@ -27,7 +27,7 @@ class RemoteGate(NamedLLMGate):
     Attributes:
         url: The server, such as ``http://localhost:8377``.
         token: Its bearer token; that of the environment's ``RGATE_TOKEN`` when None. Never in a config.
-        request_seconds: How long a request to the server may take.
+        request_seconds: How long a request to the server, with its whole answer, may take.
         llm_name: The LLM whose knowledge is judged; where it is empty, the one that the server was started for.
         llm_known_by: Who said so, if the name was found and not given.
     """
@@ -66,6 +66,8 @@ class RemoteGate(NamedLLMGate):
             decision.signals,
             decision.llm,
             decision.threshold,
+            # The server has another reason than its threshold.
+            must_retrieve=decision.retrieve and decision.p_known >= decision.threshold,
         )
 
 

@@ -194,4 +194,5 @@ def _run_in_thread(step: Step) -> Task:
 
 def _log_failure(job: Future[Any] | asyncio.Future[Any]) -> None:
     if not job.cancelled() and job.exception() is not None:
-        _log.info("A background job that was not needed failed: %r", job.exception())
+        # Without its message, which may quote a question.
+        _log.info("A background job that was not needed failed: %s", type(job.exception()).__name__)

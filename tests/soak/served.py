@@ -15,7 +15,8 @@ from typing import ClassVar
 
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.errors import ServerError
-from rgate_integrations.models.served import LONGEST_BODY, ServedProxy
+from rgate_integrations.models.bounded_http import LONGEST_BODY
+from rgate_integrations.models.served import ServedProxy
 from tests.fake_server import Fake, answer, running
 from tests.soak.callers import in_threads
 from tests.soak.scenario import Scenario, expect
