@@ -5,6 +5,7 @@ What `load_gate` returns. Everything that can go wrong with a request goes wrong
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -298,7 +299,8 @@ class DecisionEngine:
     def _evaluate(self, batch: Sequence[Inputs]) -> list[Score | Exception]:
         """Score what the callers of a batch ask; runs in the worker, whose thread is this engine's own."""
         _BUSY.set(self)
-        return evaluate(self.gate, batch, Sources(self.get_proxy, self.llm, self._memory), self.rules)
+        sources = Sources(self.get_proxy, self.llm, self._memory, self.timeout or math.inf)
+        return evaluate(self.gate, batch, sources, self.rules)
 
     def _decision(
         self, inputs: Inputs | Exception, given: float | None, score: Score | Exception

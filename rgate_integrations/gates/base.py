@@ -202,7 +202,11 @@ class NamedLLMGate(Gate):
     def for_llm(self, name: str, known_by: str = "") -> Self:
         """Return a copy that judges what this LLM knows; itself where another was given and this one found."""
         is_given = bool(self.llm_name) and self.llm_known_by in GIVEN
-        if not name or (known_by not in GIVEN and is_given) or (name, known_by) == (self.llm_name, self.llm_known_by):
+        if (
+            not name
+            or (known_by not in GIVEN and is_given)
+            or (name, known_by) == (self.llm_name, self.llm_known_by)
+        ):
             return self
         return self.changed(llm_name=name, llm_known_by=known_by)
 

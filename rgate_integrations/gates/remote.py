@@ -87,8 +87,10 @@ class ServedDecisionSpec(EvidenceSpec[Decision]):
     def compute(self, context: Context) -> Sequence[Piece[Decision]]:
         """Ask the server about all questions at once."""
         gate = self.gate
+        # No longer than a call of this gate may take: the questions after it wait for the same server.
+        seconds = min(gate.request_seconds, context.sources.timeout)
         server = context.memory(
-            ("decision server", gate.url), lambda: DecisionServer(gate.url, gate.token, gate.request_seconds)
+            ("decision server", gate.url), lambda: DecisionServer(gate.url, gate.token, seconds)
         )
         items = [to_jsonable_python(each, include=_SENT) for each in context.inputs]
         decisions = server.decide(items, gate.llm_name, gate.llm_known_by)

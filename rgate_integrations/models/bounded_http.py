@@ -110,7 +110,9 @@ async def request(
         async for part in response.aiter_raw():
             answered += part
             if len(answered) > LONGEST_BODY:
-                raise ServerError(f"{url} answered more than {LONGEST_BODY >> 20} MiB; the rest was not read.")
+                raise ServerError(
+                    f"{url} answered more than {LONGEST_BODY >> 20} MiB; the rest was not read."
+                )
         return Answer(response.status_code, response.headers, bytes(answered))
 
 

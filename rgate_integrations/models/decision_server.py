@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, cast
 
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
@@ -77,9 +78,10 @@ class DecisionServer:
         import httpx
 
         # In a thread of its own: that of the caller may be running an event loop.
-        job = Start(Call(asyncio.run, None, self._request(method, path, seconds, body))).run().job
+        asking = Start(Call(asyncio.run, None, self._request(method, path, seconds, body))).run()
+        job = cast("Future[Answer]", asking.job)
         try:
-            answer: Answer = job.result(seconds)  # here, too: looking up the host's name cannot be interrupted
+            answer = job.result(seconds)  # here, too: looking up the host's name cannot be interrupted
         except TimeoutError:
             trouble = f"there was no whole answer within {seconds:g} s"
         except httpx.RequestError as error:
@@ -95,6 +97,4 @@ class DecisionServer:
     async def _request(self, method: str, path: str, seconds: float, body: Any) -> Answer:
         headers = {"x-rgate-timeout-ms": str(1e3 * seconds)}
         async with make_client(self.url, self._credentials.headers) as client:
-            return await request(
-                client, method, self.url + path, seconds=seconds, body=body, headers=headers
-            )
+            return await request(client, method, self.url + path, seconds=seconds, body=body, headers=headers)

@@ -383,4 +383,3 @@ class ServedProxy(Proxy):
                 hint="Check api_key=, url=…/v1 and model=.",
             )
         raise EvidenceError(f"The server at {self.url} refused the request ({status}): {said}")
-

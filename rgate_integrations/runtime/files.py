@@ -306,7 +306,8 @@ class JsonlLog:
             is_ours &= last.startswith(b"{") and (bool(records) or lines is None or lines.startswith(last))
         if not is_ours:
             raise DataFormatError(
-                f"{str(self.path)!r} holds something else than what is written to it.", hint="Name another file."
+                f"{str(self.path)!r} holds something else than what is written to it.",
+                hint="Name another file.",
             )
         return len(last) if is_torn else 0
 

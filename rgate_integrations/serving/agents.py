@@ -101,7 +101,9 @@ def make_mcp_app(server: MCPServer) -> ASGIApp:
     async def served(scope: Scope, receive: Receive, send: Send) -> None:
         async def receive_mended() -> Message:
             message = await receive()
-            return {**message, "body": replace_surrogates(message["body"])} if message.get("body") else message
+            return (
+                {**message, "body": replace_surrogates(message["body"])} if message.get("body") else message
+            )
 
         await app(scope, receive_mended, send)
 
