@@ -304,7 +304,7 @@ QUESTION = "What is the salary of\nAnn Example?"
 @pytest.mark.parametrize(
     "quote",
     [str, repr, json.dumps, lambda text: f"cannot parse {text[:30]}"],
-    ids=["as it is", "repr", "JSON", "cut"],
+    ids=["bare", "repr", "JSON", "cut"],
 )
 def test_a_failure_is_one_line_in_the_log_without_the_question(quote, caplog, capfd):
     """A gate of the user's own may use any library, whose errors quote what it was given."""

@@ -46,7 +46,7 @@ def replace_surrogates(content: bytes) -> bytes:
 def redact(message: object, *private: object) -> str:
     r"""Return a message for a log: one line, at most 300 characters, without words of private texts.
 
-    Errors of libraries quote what they were given, whole, cut or escaped. Their line feeds would forge lines of the log.
+    Errors of libraries quote what they were given, whole, cut or escaped. Their line feeds would forge lines.
 
     Args:
         message: The message, or an exception that has it.

@@ -17,7 +17,6 @@ from rgate_integrations import __version__
 from rgate_integrations.answering.claims import planning
 from rgate_integrations.errors import RGateError
 from rgate_integrations.runtime.flow import arun
-from rgate_integrations.runtime.text import redact
 from rgate_integrations.serving.gateway import Gateway
 from rgate_integrations.serving.service import FOUND_BY, DecisionService, FullError
 from rgate_integrations.serving.wire import (
@@ -134,7 +133,7 @@ class DecisionRoutes:
             (decision,) = await self.service.decide([DecideItem(question="Is this a question?")])
             self.is_ready = decision.error is None
             if decision.error is not None:
-                _log.warning("The gate does not decide yet: %s", redact(decision.error.message))
+                _log.warning("The gate does not decide yet: %s", decision.error.message)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 

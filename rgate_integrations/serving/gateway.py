@@ -29,7 +29,6 @@ from rgate_integrations.index.retriever import Hit, Retriever, passage_id
 from rgate_integrations.prompts import format_passages, without_control_tokens
 from rgate_integrations.runtime.files import JsonlLog, parse_json
 from rgate_integrations.runtime.flow import Call, Step, arun
-from rgate_integrations.runtime.text import redact
 from rgate_integrations.serving.service import DecisionService, FullError
 from rgate_integrations.serving.upstream import OWN_HEADER, Relay, Upstream, UpstreamAnswer
 from rgate_integrations.serving.wire import Asked, question_in, way_of
@@ -160,8 +159,7 @@ class Gateway:
             hits = await asyncio.to_thread(self.search, [asked.search_text, *claims])
             return fuse(hits, key=passage_id, k=self._k)
         except Exception as error:
-            problem = redact(error, asked.question, *asked.history)
-            _log.warning("The search failed: %s: %s", type(error).__name__, problem)
+            _log.warning("The search failed: %s: %s", type(error).__name__, error)
             self.service.metrics.errors.labels(type(error).__name__).inc()
             return []
 
@@ -173,8 +171,7 @@ class Gateway:
             if not call.asked.history:
                 log.append([routed.decision.model_dump(mode="json", include=_LOGGED)])
         except Exception as error:
-            problem = redact(error, call.asked.question, *call.asked.history)
-            _log.warning("A decision was not logged: %s: %s", type(error).__name__, problem)
+            _log.warning("A decision was not logged: %s: %s", type(error).__name__, error)
             self.service.metrics.errors.labels(type(error).__name__).inc()
 
 
