@@ -1,4 +1,4 @@
-"""The log of a gateway that only watches: every decision is in it when the server ends, and it is the owner's alone."""
+"""The log of a gateway that only watches: each decision is in it when the server ends."""
 
 import asyncio
 import json

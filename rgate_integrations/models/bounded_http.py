@@ -47,7 +47,7 @@ def make_client(url: str, headers: Mapping[str, str]) -> httpx.AsyncClient:
     """Return a client for a server, which keeps no cookies.
 
     Args:
-        url: The server's base. For this machine the environment's proxy servers, which would get the key, are not used.
+        url: The server's base. For this machine no proxy server of the environment is used: it would get the key.
         headers: Sent with every request. The login goes here, and not into the URL, which httpx writes to its log.
 
     Raises:

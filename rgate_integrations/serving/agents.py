@@ -74,8 +74,8 @@ def make_mcp_server(gate: GateLike) -> MCPServer:
     return server
 
 
-# JavaScript that cuts an emoji sends half a surrogate pair. The parser of the MCP library refuses the whole message, and
-# its server leaves such a request without an answer: halves are replaced before it reads them.
+# JavaScript that cuts an emoji sends half a surrogate pair. The parser of the MCP library refuses the whole message,
+# and its server leaves such a request without an answer: halves are replaced before it reads them.
 
 
 def serve_stdio(server: MCPServer) -> None:
