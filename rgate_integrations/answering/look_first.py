@@ -23,6 +23,7 @@ from rgate_integrations.gates.passage_utility import (
     read_utility_model,
     search_features,
 )
+from rgate_integrations.runtime.text import redact
 
 _log = logging.getLogger("rgate_integrations")
 
@@ -102,7 +103,8 @@ def decide_with_passages(
     try:
         p_helps = p_helps_of(decision.question, found, decision.p_known, options)
     except Exception as error:  # a failing judge reads what was found, whatever went wrong
-        _log.warning("Judging what was found failed: %s: %s", type(error).__name__, error)
+        problem = redact(error, decision.question, *(passage.text for passage in found))
+        _log.warning("Judging what was found failed: %s: %s", type(error).__name__, problem)
         noted = _warn(decision, f"Judging what was found failed ({type(error).__name__}): it is read.")
         return noted.model_copy(update={"retrieve": True})
     return compare(decision, p_helps, options, known_from=known_from)

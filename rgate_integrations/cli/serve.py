@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -85,7 +86,7 @@ def serve(
     if threshold is not None:
         loaded = loaded.with_options(threshold=threshold)
     service = DecisionService(loaded, timeout=timeout, queue=queue)
-    token = os.environ.get(TOKEN, "")
+    token = os.environ.get(TOKEN, "").strip()
     gateway = None
     searched = _retriever(index, retriever)
     looks = {"answer_first": answer_first, "look_first": look_first}
@@ -129,13 +130,15 @@ def mcp(
     With --http, the bearer token that clients must send is in the environment, RGATE_TOKEN.
     """
     try:
-        from rgate_integrations.serving.agents import make_mcp_server
+        from rgate_integrations.serving.agents import make_mcp_app, make_mcp_server, serve_stdio
         from rgate_integrations.serving.server import make_server
     except ModuleNotFoundError as error:
         raise missing_dependency(error.name or "mcp", "mcp") from error
     server = make_mcp_server(load_gate(gate, llm_name=llm_name))
-    if not http:
-        server.run()
-        return
-    app = server.streamable_http_app()
-    make_server(app, "127.0.0.1", port, token=os.environ.get(TOKEN, "")).run()
+    if http:
+        token = os.environ.get(TOKEN, "")
+        make_server(make_mcp_app(server), "127.0.0.1", port, token=token).run()
+    else:
+        # At once: a thread that waits for a line of standard input cannot be interrupted.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        serve_stdio(server)

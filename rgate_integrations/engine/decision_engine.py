@@ -5,7 +5,8 @@ What `load_gate` returns. Everything that can go wrong with a request goes wrong
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Literal, Self, TypeAlias
@@ -292,13 +293,14 @@ class DecisionEngine:
         for given, compared in zip(inputs, thresholds, strict=True):
             score = next(scores) if isinstance(given, Inputs) else given
             decisions.append(self._decision(given, compared, score))
-        log_failures(decisions, self.gate.name)
+        log_failures(decisions, self.gate.name, _private_texts(judged))
         return decisions
 
     def _evaluate(self, batch: Sequence[Inputs]) -> list[Score | Exception]:
         """Score what the callers of a batch ask; runs in the worker, whose thread is this engine's own."""
         _BUSY.set(self)
-        return evaluate(self.gate, batch, Sources(self.get_proxy, self.llm, self._memory), self.rules)
+        sources = Sources(self.get_proxy, self.llm, self._memory, self.timeout or math.inf)
+        return evaluate(self.gate, batch, sources, self.rules)
 
     def _decision(
         self, inputs: Inputs | Exception, given: float | None, score: Score | Exception
@@ -314,7 +316,7 @@ class DecisionEngine:
             threshold = score.threshold
         decision = Decision(
             question=question,
-            retrieve=score.p_known < threshold,
+            retrieve=score.must_retrieve or score.p_known < threshold,
             p_known=score.p_known,
             threshold=threshold,
             reason=score.reason,
@@ -329,3 +331,11 @@ class DecisionEngine:
             return retrieve_unread(decision)
         # A gate on a server says so itself.
         return decision.model_copy(update={"retrieve": decision.retrieve or is_unread(decision)})
+
+
+def _private_texts(batch: Sequence[Inputs]) -> Iterator[str]:
+    """Yield what came with questions: the turns before them, and drafts that were given."""
+    for inputs in batch:
+        yield from inputs.history
+        if inputs.draft is not None:
+            yield inputs.draft.text

@@ -153,7 +153,8 @@ def decide(
             raise
         name = type(gate).__name__
         decisions = [fallback_decision(error, question=q, gate=name) for q in asked]
-        log_failures(decisions, name)
+        turns = [turn for history in options.get("histories") or () for turn in history or ()]
+        log_failures(decisions, name, turns)
         return decisions
 
 

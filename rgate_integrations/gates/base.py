@@ -55,6 +55,7 @@ class Score:
         signals: Probabilities that `p_known` was made of, by name; the decision carries them.
         llm: The LLM whose knowledge was judged, and how it is known which; the decision carries it.
         threshold: What `p_known` is compared with where the caller says nothing; None for the gate's own.
+        must_retrieve: Whether to retrieve whatever `p_known` is.
         cost: What the evidence cost; the engine fills it in.
     """
 
@@ -65,6 +66,7 @@ class Score:
     signals: Mapping[str, float] = field(default_factory=dict, hash=False)
     llm: str = ""
     threshold: float | None = None
+    must_retrieve: bool = False
     cost: Cost = field(default_factory=Cost)
 
 
@@ -179,6 +181,11 @@ class Gate(BaseModel, ABC):
         return {"gate": self.name, **self.model_dump(mode="json")}
 
 
+CLIENT = "the client"
+"""Who told a name that a client of a server gave: it counts as the user's, but is never a folder of this machine."""
+GIVEN = ("", CLIENT)
+
+
 class NamedLLMGate(Gate):
     """A gate that judges what the LLM of a name knows.
 
@@ -194,8 +201,12 @@ class NamedLLMGate(Gate):
 
     def for_llm(self, name: str, known_by: str = "") -> Self:
         """Return a copy that judges what this LLM knows; itself where another was given and this one found."""
-        is_given = bool(self.llm_name) and not self.llm_known_by
-        if not name or (known_by and is_given) or (name, known_by) == (self.llm_name, self.llm_known_by):
+        is_given = bool(self.llm_name) and self.llm_known_by in GIVEN
+        if (
+            not name
+            or (known_by not in GIVEN and is_given)
+            or (name, known_by) == (self.llm_name, self.llm_known_by)
+        ):
             return self
         return self.changed(llm_name=name, llm_known_by=known_by)
 

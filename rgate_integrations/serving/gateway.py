@@ -44,6 +44,8 @@ EXPOSED_HEADERS = [
 
 _WISHES = ("", "off", "retrieve", "direct")
 _LOGGED = {"question", "retrieve", "p_known", "threshold", "reason", "gate", "llm", "error"}
+_SHADOW_KEYS = ("question", "retrieve", "p_known")
+_FLUSH_SECONDS = 5.0  # for decisions that are to be logged when the server ends
 
 
 class Gateway:
@@ -77,7 +79,7 @@ class Gateway:
     ) -> None:
         begins = AnswerFirst.of(answer_first) if shadow is None else None
         self.strategy = Strategy(begins, LookFirst.of(look_first))
-        self._shadow = None if shadow is None else JsonlLog(shadow)
+        self._shadow = None if shadow is None else JsonlLog(shadow, _SHADOW_KEYS)
         if self.strategy.searches_ahead and retriever is None:
             raise ConfigurationError("There is nothing to look at first.", hint="--index or --retriever")
         if begins is not None and service.gates().answer is None:
@@ -92,7 +94,9 @@ class Gateway:
         self._logging: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """End what is under way in the background, and close the connections."""
+        """Log the decisions that are under way, but not for ever, and close the connections."""
+        if self._logging:
+            await asyncio.wait(self._logging, timeout=_FLUSH_SECONDS)
         for task in list(self._logging):
             task.cancel()
         await self.upstream.close()

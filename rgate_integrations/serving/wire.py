@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, OnErrorOmit, TypeAdapter
 from starlette.responses import Response
 
 from rgate_integrations.answering.claims import QueryPlan
-from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.decision import Decision, Draft, Text
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 
@@ -119,10 +119,10 @@ class DecideItem(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    question: str
-    draft: str | Draft | None = None
+    question: Text
+    draft: Text | Draft | None = None
     popularity: float | None = None
-    history: list[str] = []
+    history: list[Text] = []
     threshold: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
     passages: list[FoundPassage] = Field(default=[], max_length=100)
 
