@@ -354,6 +354,20 @@ def test_an_origin_that_the_operator_names_may_ask_and_read_and_no_other():
     assert len(upstream.requests) == 1
 
 
+@pytest.mark.parametrize("allowed", [[], [PAGE]])
+@pytest.mark.parametrize("origin", ["{own}", PAGE, "http://evil.example", "null", ""])
+def test_no_preflight_reaches_the_upstream(allowed, origin):
+    service = DecisionService(Words())
+    with raw_upstream() as (behind, upstream):
+        app = make_app(service, Gateway(service, Upstream(behind)), allow_origins=allowed)
+        with listening(app) as url:
+            given = [f"Origin: {origin.format(own=url)}", "Access-Control-Request-Method: POST"]
+            host = url.removeprefix("http://")
+            answer = send_raw(url, raw_request("/v1/models", *given, method="OPTIONS", host=host))
+        assert status_of(answer) == [200 if origin in allowed else 403]
+        assert upstream.received == []
+
+
 def test_what_an_upstream_lets_pages_read_is_not_passed_on():
     upstream = ScriptedUpstream()
     upstream.own = {"access-control-allow-origin": "*", "Access-Control-Expose-Headers": "*"}

@@ -125,6 +125,25 @@ def test_earlier_turns_of_responses_are_searched_with_a_follow_up(ask):
     assert ask.shelf.queries == ["Who was Napoleon?\nAnd how tall was he?"]
 
 
+CUT = "unknown \ud83d no: who wrote hamlet?"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": CUT}]}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": CUT}]}]}),
+        ("/v1/responses", {"input": CUT}),
+        ("/v1/completions", {"prompt": [CUT]}),
+    ],
+)
+def test_half_an_emoji_reaches_neither_gate_nor_search_and_the_upstream_as_it_was(ask, path, body):
+    headers, sent = ask(path, body)
+    assert (headers["decision"], headers["passages"]) == ("retrieve", "1")
+    assert ask.shelf.queries == ["unknown ? no: who wrote hamlet?"]
+    assert json.dumps(CUT)[1:-1] in json.dumps(sent)
+
+
 # --- what is not --------------------------------------------------------------------------------------------------
 
 

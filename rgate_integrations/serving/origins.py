@@ -27,20 +27,27 @@ class OriginCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["type"] == "http" and self._is_foreign(Headers(scope=scope)):
+        if scope["type"] == "http" and not self._may_ask(scope["method"], Headers(scope=scope)):
             message = "Web pages of other origins may not ask this server."
             response = problem(403, "ForbiddenOrigin", message, "--allow-origin names one that may.")
             await response(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def _is_foreign(self, headers: Headers) -> bool:
+    def _may_ask(self, method: str, headers: Headers) -> bool:
         origins = headers.getlist("origin")
         if origins and all(origin in self._allowed for origin in origins):
+            return True
+        if is_preflight(method, headers):  # a page has no need to ask for its own origin
             return False
         host = headers.get("host", "").lower()
         own = (f"http://{host}", f"https://{host}")
         sites = headers.getlist("sec-fetch-site")
-        return any(origin.lower() not in own for origin in origins) or any(
-            site.strip().lower() not in ("same-origin", "none") for site in sites
+        return all(origin.lower() in own for origin in origins) and all(
+            site.strip().lower() in ("same-origin", "none") for site in sites
         )
+
+
+def is_preflight(method: str, headers: Headers) -> bool:
+    """Return whether a browser asks if a page may ask; that request has no token."""
+    return method == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers

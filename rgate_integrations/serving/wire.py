@@ -19,6 +19,7 @@ from rgate_integrations.answering.claims import QueryPlan
 from rgate_integrations.decision import Decision, Draft, Text
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
+from rgate_integrations.runtime.text import encodable
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,10 @@ class SaidMessage(BaseModel):
 
     @property
     def text(self) -> str:
-        """The text."""
+        """The text, without half surrogate pairs, which JavaScript that cuts an emoji sends."""
         if isinstance(self.content, str):
-            return self.content
-        return "\n".join(part.text for part in self.content)
+            return encodable(self.content)
+        return encodable("\n".join(part.text for part in self.content))
 
 
 _SAID = TypeAdapter(
