@@ -8,6 +8,7 @@ variance. Without that all requests look alike.
 
 from __future__ import annotations
 
+import codecs
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ from rgate_integrations.models.base import PooledLayer, Proxy, Segmented
 from rgate_integrations.models.reader import READS
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
+from rgate_integrations.runtime.files import read_file
 
 Rule: TypeAlias = str | re.Pattern[str] | Callable[..., bool]
 """An example, a pattern that is searched for, or a function of the question or of the question and its metadata."""
@@ -85,7 +87,7 @@ class Rules:
             DataFormatError: It is something else.
         """
         try:
-            rules: dict[Any, Any] = _WRITTEN.validate_json(Path(path).read_bytes())
+            rules: dict[Any, Any] = _WRITTEN.validate_json(read_file(path).removeprefix(codecs.BOM_UTF8))
             return cls.of(**rules)
         except (OSError, ValueError) as error:
             raise DataFormatError(

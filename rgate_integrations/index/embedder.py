@@ -13,7 +13,7 @@ import numpy as np
 
 from rgate_integrations.errors import ModelLoadError, missing_dependency
 from rgate_integrations.models.download import resolve_model
-from rgate_integrations.models.pretrained import quiet, refuse_pickles
+from rgate_integrations.models.pretrained import quiet, refuse_pickles, refuse_special_files
 from rgate_integrations.models.reader import open_session
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.text import encodable
@@ -74,6 +74,7 @@ class SentenceEmbedder:
         folder = Path(resolve_model(self.name, kind="embedder"))
         if not folder.is_dir():
             return self.name
+        refuse_special_files(str(folder))
         digest = hashlib.sha256()
         for path in sorted(folder.rglob("*")):
             if path.suffix in _HASHED and path.name != "rgate.json":

@@ -104,8 +104,11 @@ def _fits_json(value: Any, kind: type) -> bool:
     if not isinstance(value, kind) or not _keys_are_text(value, _DEEPEST):
         return False
     try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except (TypeError, ValueError):  # no JSON, an integer of thousands of digits, or half of a surrogate pair
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (
+        TypeError,
+        ValueError,
+    ):  # such as NaN, an integer of thousands of digits, half of a surrogate pair
         return False
     return True
 
