@@ -115,7 +115,17 @@ def test_a_direct_arm_that_answers_first_and_quotes(lines):
     arms = {"retrieve": RunnableLambda(str), "direct": Failing()}
     gate = RetrievalGate(load_gate("ik", proxy=ScriptedProxy()))
     gate.route(**arms, answer_first=True).invoke(PRIVATE)
-    assert "The direct arm wrote no answer: QuotingError: status 400" in lines()
+    assert "The direct arm wrote no answer: QuotingError" in lines()
+
+
+def test_a_follow_up_whose_condensing_fails_and_quotes(lines):
+    def condense(messages):
+        raise quote(PRIVATE, TURN)
+
+    gate = RetrievalGate(load_gate("ik", proxy=ScriptedProxy()), condense=RunnableLambda(condense))
+    decision = gate.invoke({"question": PRIVATE, "chat_history": [("human", TURN)]})
+    assert decision.retrieve
+    assert "A follow-up could not be condensed: QuotingError" in lines()
 
 
 def test_what_is_found_and_cannot_be_judged(lines, monkeypatch):

@@ -27,7 +27,6 @@ from rgate_integrations.engine.follow_ups import is_unread
 from rgate_integrations.engine.gate_like import decide_messages
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.runtime.flow import Call, Flow, Gather, Start, Step, Task, arun, run
-from rgate_integrations.runtime.text import redact
 
 _log = logging.getLogger("rgate_integrations")
 
@@ -220,8 +219,8 @@ class RoutedCall(ABC):
             try:
                 draft = self.answers[place].draft()
             except Exception as error:  # whatever the application's arm raised: the question is retrieved for
-                problem = redact(error, self.question(place))
-                _log.warning("The direct arm wrote no answer: %s: %s", type(error).__name__, problem)
+                # Without its message, which the decision has: it may quote anything that the arm was asked.
+                _log.warning("The direct arm wrote no answer: %s", type(error).__name__)
                 outcomes[place] = fallback_decision(error, question=self.question(place))
                 continue
             if draft is None and isinstance(screened, Decision):

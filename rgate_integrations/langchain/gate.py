@@ -52,7 +52,6 @@ from rgate_integrations.langchain.questions import (
 from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
 from rgate_integrations.runtime.flow import Flow
-from rgate_integrations.runtime.text import redact
 
 _Input = TypeVar("_Input")
 _Retrieved = TypeVar("_Retrieved")
@@ -240,8 +239,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         """Return what becomes of a follow-up that could not be condensed."""
         if getattr(self.gate, "on_error", "retrieve") == "raise":
             return error
-        problem = redact(error, question)
-        _log.warning("A follow-up could not be condensed: %s: %s", type(error).__name__, problem)
+        # Without its message, which the decision has: it may quote the earlier turns.
+        _log.warning("A follow-up could not be condensed: %s", type(error).__name__)
         decision = fallback_decision(error, question=question)
         return decision.model_copy(update={"warnings": (UNCONDENSED,)})
 
