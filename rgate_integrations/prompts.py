@@ -165,17 +165,23 @@ _PATTERNS = (
     r"</?s>|<(?:bos|eos|pad|unk|mask|sep|cls|BOS|EOS|PAD|UNK|image)>",
     r"<(?:start|end)_of_(?:turn|image|audio)>|<(?:image|audio)_soft_token>",
     r"<(?:unused|reserved_|extra_id_|SPECIAL_)\d+>|<0x[0-9A-Fa-f]{2}>",
+    # Idefics and SmolVLM: <end_of_utterance>; InternLM: [UNUSED_TOKEN_145]; BERT: [unused1]
+    r"<end_of_utterance>|<fake_token_around_image>|\[(?:UNUSED_TOKEN_|unused)\d+\]",
+    # MiniMax Text: <beginning_of_sentence>
+    r"<(?:beginning|end)_of_sentence>|<begin_of_document>",
+    # Ling: <role>HUMAN</role>; LongCat: <longcat_user>
+    r"</?role>|</?longcat_\w+>",
     # Command: <BOS_TOKEN>, <EOS_TOKEN>, <EOP_TOKEN>
     r"<[A-Z_]+_TOKEN>",
     # Turns of thought and tools: Qwen, DeepSeek, Hermes, Seed
     r"</?(?:think|thinking|tool_calls?|tool_responses?|tools|function_calls?)>",
     r"</?seed:[\w:]+>",
     # Code models: StarCoder, CodeGemma; Code Llama's are <PRE>, <SUF>, <MID>, <EOT>
-    r"<(?:fim_(?:prefix|middle|suffix|pad)|file_sep|repo_name|endoftext|PRE|SUF|MID|EOT)>",
+    r"<(?:fim[-_](?:prefix|middle|suffix|pad|repo|sep)|file_sep|repo_name|endoftext|PRE|SUF|MID|EOT)>",
     # Mistral: [INST], [SYSTEM_PROMPT], [TOOL_CALLS]; GLM: [gMASK]; BERT: [SEP]
     r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_RESULTS|TOOL_CALLS|TOOL_CONTENT|MODEL_SETTINGS|THINK)\]",
     r"\[(?:ARGS|CALL_ID|PREFIX|MIDDLE|SUFFIX|IMG|IMG_BREAK|IMG_END|AUDIO|BEGIN_AUDIO|TRANSCRIBE)\]",
-    r"\[(?:[gs]?MASK|CLS|SEP|PAD|UNK|BOS|EOS)\]|<[se]op>",
+    r"\[(?:[gs]?MASK|CLS|SEP|PAD|UNK|BOS|EOS|EOT)\]|<[se]op>",
     # MiniMax: ]~b] and [e~[, between further brackets
     r"\]~!?b[\[\]]|\[e~\[|\]!p~\[",
 )

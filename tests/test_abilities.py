@@ -4,10 +4,12 @@ import json
 
 import pytest
 
-from rgate_integrations.errors import ModelLoadError
+from rgate_integrations import load_gate
+from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates import ability as abilities
 from rgate_integrations.gates.ability import Ability, read_measured, resolve_ability, save_measured, weakest
 from rgate_integrations.gates.llm_names import ALIASES, parse_name
+from tests.commands import rgate
 
 SPELLINGS = {
     "gpt-4o": [
@@ -272,7 +274,20 @@ def test_aliases_are_names_of_other_llms():
 
 
 @pytest.mark.parametrize(
-    "name", ["", ":", "::", "/", "a:b:c", "x" * 100_000, "-".join("1" * 500), "ft:", "\0"]
+    "name",
+    [
+        "",
+        ":",
+        "::",
+        "/",
+        "a:b:c",
+        "x" * 100_000,
+        "-".join("1" * 500),
+        "ft:",
+        "\0",
+        "9" * 350 + "x7b",
+        "9" * 350 + "t",
+    ],
 )
 def test_any_text_is_a_name(name):
     assert theta(name) == 0.0
@@ -294,3 +309,21 @@ def test_a_damaged_measurement_is_refused(tmp_path, content):
     (tmp_path / "ability.json").write_text(content, encoding="latin-1")
     with pytest.raises(ModelLoadError, match="cannot be read"):
         resolve_ability(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["./nope", "../nope", "~/nope", "./ability-llama-3.1-8b", "./\0"])
+def test_a_path_to_nothing_is_no_name_where_the_user_gives_it(name):
+    """A mistyped folder was judged as an LLM of that name, here as Llama-3.1-8B."""
+    with pytest.raises(ConfigurationError, match="There is no folder") as caught:
+        load_gate(llm_name=name)
+    assert "rgate ability" in caught.value.hint
+    assert isinstance(rgate("gates", "--llm", name).exception, ConfigurationError)
+    found = load_gate().gate.for_llm(name, "the chain")  # a server's own path
+    assert found.llm_name == name
+
+
+def test_a_folder_that_exists_and_a_path_of_a_server_are_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "phi-4").mkdir()
+    for name in ("./phi-4", "/models/phi-4"):
+        assert load_gate(llm_name=name).gate.ability.theta == theta("phi-4")

@@ -10,9 +10,10 @@ import pytest
 import typer
 
 from rgate_integrations.cli.main import app
-from rgate_integrations.cli.terminal import DEFAULT_GATE
+from rgate_integrations.cli.terminal import DEFAULT_GATE, TOKEN
 from rgate_integrations.engine.loading import load_gate
 from rgate_integrations.errors import DataFormatError, IndexNotFoundError
+from rgate_integrations.models import decision_server
 from rgate_integrations.models.catalog import CATALOGUE
 from rgate_integrations.runtime.files import write_folder
 from tests.commands import rgate
@@ -63,7 +64,7 @@ def test_gates_lists_all_with_their_papers():
         "boundary",
     }
     assert "IK score" in rgate("gates").stdout
-    assert load_gate().gate.artifact == DEFAULT_GATE
+    assert (load_gate().gate.artifact, decision_server.TOKEN) == (DEFAULT_GATE, TOKEN)  # written twice
 
 
 def test_decide_says_why_and_how_many_skip():
@@ -91,6 +92,13 @@ def test_a_line_that_is_no_question_is_an_error_with_its_number_and_the_others_g
     assert said == ["", "The que", "Line 3 ", "", "Line 5 ", "Line 6 ", ""]
     assert [each["retrieve"] for each in objects(done)] == [bool(wrong) for wrong in said]
     assert (done.exit_code, objects(done)[4]["question"]) == (1, "{not json")
+
+
+def test_a_mark_of_utf_8_before_json_lines_is_no_part_of_them():
+    """The JSON was judged as the question."""
+    done = rgate(*NEVER, "--json", stdin='\ufeff{"question": "who?"}\n')
+    assert [each["question"] for each in objects(done)] == ["who?"]
+    assert rgate(*NEVER, stdin="\ufeffwho?\n").stdout.startswith("skip     1.00  who?")
 
 
 def test_ctrl_c_while_the_command_finishes_is_no_traceback():

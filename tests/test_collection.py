@@ -15,9 +15,10 @@ from rgate_integrations.errors import (
 )
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.hybrid import HybridIndex
+from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.runtime.files import locked
 from rgate_integrations.tuning import collect, read_paired
-from rgate_integrations.tuning.arms import read_answer
+from rgate_integrations.tuning.arms import ModelArm, read_answer
 from rgate_integrations.tuning.collection import STOP_AFTER, answers_file
 from tests.fake_server import Fake
 from tests.patience import PATIENCE
@@ -140,6 +141,16 @@ def test_without_log_probabilities_there_is_one_gate_and_the_report_says_why(tmp
     found = tuned(tmp_path, prior, direct=Direct(says=lambda question: says_what_it_knows(question).text))
     assert found.answer_first is None
     assert f"0 of {N} answers came with log-probabilities" in (found.folder / "README.md").read_text()
+
+
+def test_a_server_that_moved_answers_for_the_same_model(tmp_path, prior, fake):
+    """After a restart on another port all answers were paid for again."""
+    tuned(tmp_path, prior, direct=fake(by_number))
+    moved = ServedProxy("http://127.0.0.1:9/v1", "m")  # nothing listens there
+    assert tuned(tmp_path, prior, direct=moved, update=True).failed == 0
+    for other in (ServedProxy(moved.url, "another"), ModelArm(moved, tokens=5)):
+        with pytest.raises(ConfigurationError, match="were made with"):
+            tuned(tmp_path, prior, direct=other, update=True)
 
 
 # --- collect -----------------------------------------------------------------------------------------------

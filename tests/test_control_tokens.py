@@ -57,6 +57,8 @@ FAMILIES = {
     "others": """
         <reserved_106> <extra_id_0> <SPECIAL_12> <seed:bos> </seed:think> <｜hy_User｜>
         [CLS] [SEP] <0x0A> ]~b] ]~!b[ [e~[
+        <beginning_of_sentence> <end_of_sentence> <begin_of_document> [EOT] <fim-prefix>
+        <end_of_utterance> <fake_token_around_image> [UNUSED_TOKEN_145] [unused3] <role> </role> <longcat_user>
     """,
 }
 TOKENS = [token for family in FAMILIES.values() for token in family.split()]
@@ -65,6 +67,7 @@ PLAIN = [
     "What does <b>bold</b> mean in HTML?",
     "x = [INSTALL] [1] [a|b] {| |}",
     "list |> map <| f || g",
+    "a <roles> tag, [UNUSED] and [unused]",
     "Vec<Option<T>> and a[i] ~ b",
     "if a<b|c>d then",
     "日本語｜区切り",

@@ -3,10 +3,12 @@
 import gzip
 import hashlib
 import json
+import os
 import re
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 import huggingface_hub
 import numpy as np
@@ -17,12 +19,17 @@ from safetensors.numpy import save as save_tensors
 
 from rgate_integrations import load_gate
 from rgate_integrations.errors import DataFormatError, ModelLoadError, RGateError
+from rgate_integrations.gates.ability import read_measured
 from rgate_integrations.gates.folder import read_gate, save_gate, tuned_files
 from rgate_integrations.gates.papers.baselines import LabelledQuestions
+from rgate_integrations.gates.passage_utility import read_utility_model
 from rgate_integrations.gates.registry import saved_gate
+from rgate_integrations.gates.rules import Rules
 from rgate_integrations.index import read_passages
+from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.models.download import cached_path, resolve_model
-from rgate_integrations.runtime.files import write_folder
+from rgate_integrations.models.pretrained import load_pretrained, load_tokenizer
+from rgate_integrations.runtime.files import read_file, write_folder
 from rgate_integrations.tuning.arms import ModelArm
 from rgate_integrations.tuning.collection import Answers
 from rgate_integrations.tuning.pairs import pairs_for, rewriter_pairs
@@ -156,6 +163,14 @@ def test_what_a_field_cannot_be_is_said(tmp_path, field, why):
         del record["closed_book_correct"]
     with pytest.raises(DataFormatError, match=why):
         read_paired([write(tmp_path / "data.jsonl", record)])
+
+
+def test_the_mark_before_utf_8_is_no_part_of_a_file(tmp_path):
+    path = tmp_path / "file"
+    path.write_text('{"text": "fine"}\n', encoding="utf-8-sig")
+    assert [passage.text for passage in read_passages(path)] == ["fine"]
+    path.write_text('{"always": ["fine"]}', encoding="utf-8-sig")
+    assert Rules.read(path).always == ("fine",)
 
 
 def test_one_gold_answer_may_stand_alone(tmp_path):
@@ -351,6 +366,59 @@ def test_weights_of_another_shape_or_kind_are_not_loaded(tmp_path, tensors):
 def test_weights_that_are_not_finite_are_not_saved(artifact, name):
     with pytest.raises(ValueError, match="not finite"):
         replace(artifact, **{name: np.full_like(getattr(artifact, name), np.nan)})
+
+
+@pytest.mark.parametrize("name", ["gate.json", "*.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "large"])
+def test_what_is_no_regular_file_or_too_large_is_not_read(gate_folder, name, kind):
+    """A pipe hung, and /dev/zero filled the memory."""
+    for file in gate_folder.glob(name):
+        file.unlink()
+        if kind == "large":
+            file.touch()
+            os.truncate(file, 1 << 40)  # it takes no space
+        elif kind == "pipe":
+            os.mkfifo(file)
+        else:
+            file.symlink_to("/dev/zero")
+        with pytest.raises(ModelLoadError, match=r"cannot be read|There is no trained gate"):
+            load_gate(str(gate_folder))
+
+
+def test_every_reader_of_whole_files_refuses_pipes_and_devices(tmp_path):
+    os.mkfifo(tmp_path / "ability.json")
+    os.mkfifo(tmp_path / "helps.json")
+    for path in (tmp_path / "ability.json", Path("/dev/zero")):
+        for read in (
+            read_file,
+            Rules.read,
+            lambda name: read_results([name]),
+            lambda name: LabelledQuestions(str(name), ""),
+        ):
+            with pytest.raises((OSError, DataFormatError)):
+                read(path)
+    with pytest.raises(ModelLoadError):
+        read_utility_model(tmp_path)
+    assert read_measured(tmp_path) is None
+    for line in (read_passages, read_questions):
+        with pytest.raises(DataFormatError, match="line 1: it has more than"):
+            list(line("/dev/zero"))
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "model.safetensors", "1_Pooling/config.json"]
+)
+def test_a_model_folder_with_a_pipe_in_it_is_not_loaded(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    os.mkfifo(tmp_path / name)
+    for load in (
+        load_pretrained,
+        load_tokenizer,
+        lambda name: SentenceEmbedder(name).embed(["x"]),
+        lambda name: SentenceEmbedder(name).identity,
+    ):
+        with pytest.raises(ModelLoadError, match="is not a regular file"):
+            load(str(tmp_path))
 
 
 @FUZZ

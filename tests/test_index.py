@@ -3,6 +3,7 @@
 import copy
 import datetime
 import itertools
+import math
 import pathlib
 import pickle
 import sys
@@ -156,6 +157,7 @@ CIRCLE = []
 CIRCLE.append(CIRCLE)
 NO_JSON = [
     *(object(), {1, 2}, np.float32(1), np.zeros(2), b"x", CIRCLE, "\ud800", 10**5_000),
+    *(math.nan, [math.inf]),
     *(uuid.UUID(int=1), datetime.date(2026, 1, 1), pathlib.Path("x"), {1: 2}, {"x": [{("a", "b"): 1}]}),
 ]
 
@@ -173,7 +175,7 @@ NO_JSON = [
         (Passage("x", None), "The text of the passage 'x'"),
         (Passage(None, "zzzz"), "The id of the passage None"),
     ],
-    ids=range(18),
+    ids=range(20),
 )
 def test_passages_that_cannot_be_stored_change_nothing(index, wrong, says):
     index.embedder.spoil = pytest.fail  # it is not even asked

@@ -116,3 +116,12 @@ def test_the_blocks_of_a_page_for_langchain_run(page, monkeypatch, smollm2):
     assert blocks
     for block in blocks:
         exec(compile(block, page, "exec"), names)  # noqa: S102
+
+
+def test_the_guide_says_what_the_extra_all_brings():
+    """It said "all but gpu, ray and serve", and mcp was not in it either."""
+    (brought,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"][
+        "all"
+    ]
+    row = re.search(r"\| `all` \| (.*) \|", (ROOT / "docs/guides/command_line.md").read_text())
+    assert re.findall("`(.*?)`", row[1]) == re.search(r"\[(.*)\]", brought)[1].split(",")

@@ -91,17 +91,40 @@ def test_the_slider_moves_every_number(browser, tmp_path, result):
 # --- drift -------------------------------------------------------------------------------------------------
 
 
-def test_drift_by_hand_and_by_simulation():
+LIKE = "The traffic is like that of the calibration."
+CHANGED = "The traffic has changed: calibrate again."
+
+
+def drift(rng, n, logged, shift=0.0):
+    """Draw both samples from normal distributions, of which that of the log is shifted."""
+    before = np.quantile(rng.normal(size=n), np.linspace(0, 1, 101))
+    return measure_drift(before, n, rng.normal(shift, size=logged), 0.0)
+
+
+def test_drift_is_told_from_chance_whatever_the_number_of_questions():
+    """Without any change, 50 decisions and 60 questions had a plain index of 0.3, which alarmed from 0.25 on."""
     rng = np.random.default_rng(0)
-    before = np.quantile(rng.beta(2, 3, 2000), np.linspace(0, 1, 101))
-    same = measure_drift(before, rng.beta(2, 3, 2000), 0.4)
-    assert same.advice == "The traffic is like that of the calibration."
-    assert same.retrieval_rate == pytest.approx(same.expected_rate, abs=0.05)
-    assert (
-        measure_drift(before, rng.beta(5, 2, 500), 0.4).advice == "The traffic has changed: calibrate again."
-    )
+    sizes = [(60, 50), (60, 500), (300, 50), (300, 300), (1000, 1000)]
+    for n, logged in sizes:
+        same = [drift(rng, n, logged) for _ in range(60)]
+        assert not any(found.advice.startswith("The traffic has changed") for found in same)
+        assert np.mean([found.psi for found in same]) < 0.15
+        assert np.mean([found.interval[0] <= 0 for found in same]) > 0.9
+    assert drift(rng, 1000, 1000).advice == LIKE
+    # By the distributions, a shift of one standard deviation has an index of 0.9.
+    for n, logged in sizes[2:]:
+        low, high = drift(rng, n, logged, 1.0).interval
+        assert low < 0.93 < high
+    assert drift(rng, 300, 300, 1.0).advice == CHANGED
+    assert drift(rng, 1000, 1000, 0.5).advice == "The traffic has changed somewhat: calibrate again soon."
+    assert drift(rng, 60, 50, 0.4).advice.startswith("Too few decisions")
     with pytest.raises(DataFormatError, match="too few"):
-        measure_drift(before, [0.5] * 10, 0.5)
+        drift(rng, 60, 10)
+
+
+def test_the_calibration_of_anybody_is_compared():
+    for n in (-5, 0, 1e308):
+        assert measure_drift([0.5], n, [0.5] * 50, 0.5).retrieval_rate == 0
 
 
 def test_monitoring_from_the_command_line(tmp_path):
@@ -111,4 +134,5 @@ def test_monitoring_from_the_command_line(tmp_path):
     log = write(tmp_path / "log.jsonl", *lines, {"question": "", "error": {"type": "x"}})
     told = printed("monitor", log, "--gate", tmp_path / "gate")
     assert "100 decisions: retrieval rate 50.0%" in told
+    assert "index 0.00 (95 %: 0.00 to 0.00)" in told
     assert isinstance(rgate("monitor", log, "--gate", "default").exception, DataFormatError)  # a probe

@@ -20,7 +20,7 @@ from rgate_integrations.serving.app import make_app
 from rgate_integrations.serving.server import make_server
 from rgate_integrations.serving.service import DecisionService
 from tests.commands import rgate
-from tests.http_servers import Blocking, Broken, listening, serving_gate
+from tests.http_servers import Blocking, Broken, Words, listening, serving_gate
 
 typesafe = pytest.importorskip("typesafe_sdk", reason="comes with the dev extra")
 CLIENT = httpx.Client(timeout=60)  # one for all: each new one reads the certificates of all authorities
@@ -310,7 +310,9 @@ def test_a_failure_is_one_line_in_the_log_without_the_question(quote, caplog, ca
     """A gate of the user's own may use any library, whose errors quote what it was given."""
 
     async def fail(questions, **_):
-        raise OSError(f"{quote(questions[0])}\nERROR forged")
+        if questions == [QUESTION]:
+            raise OSError(f"{quote(QUESTION)}\nERROR forged")
+        return Words().decide_batch(questions)
 
     gate, message = Broken(), quote(QUESTION)
     gate.adecide_batch = fail

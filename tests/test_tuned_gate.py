@@ -1,9 +1,12 @@
 """A gate that `rgate tune` made: what it says where its guarantee failed, and its pair under answer first."""
 
 from dataclasses import replace
+from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
@@ -12,7 +15,7 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.artifacts import ANSWER_FIRST
 from rgate_integrations.gates.folder import save_gate, tuned_files
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.runtime.files import write_folder
+from rgate_integrations.runtime.files import write_atomically, write_folder
 from tests.saved_gates import PROBE, TUNED
 
 PROMISE = (
@@ -46,6 +49,23 @@ def test_a_gate_without_its_guarantee_says_why_it_always_retrieves(tmp_path, scr
     assert "guarantee" not in chosen.reason
     kept = tuned(tmp_path / "kept", guaranteed=True, guarantee="Loses at most 2.0%.")
     assert "But" not in load_gate(kept, proxy=scripted).decide("who?").reason
+
+
+def test_a_tuned_gate_of_the_hub_has_its_pair(pair, tmp_path, monkeypatch):
+    """Its answer-first folder was not fetched, and answer first said that the gate reads the question alone."""
+    (tmp_path / "mine" / "code.py").touch()
+
+    def snapshot_download(name, allow_patterns):
+        (tmp_path / "hub").mkdir(exist_ok=True)
+        files = [str(path.relative_to(pair)) for path in Path(pair).rglob("*") if path.is_file()]
+        for file in filter_repo_objects(files, allow_patterns=allow_patterns):
+            write_atomically(tmp_path / "hub" / name / file, (Path(pair) / file).read_bytes())
+        return str(tmp_path / "hub" / name)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    judge, question = answer_first_gates(load_gate("owner/mine"))
+    assert (judge.gate.trained.tokens, question.gate.trained.tokens) == (4, 0)
+    assert not (tmp_path / "hub" / "owner" / "mine" / "code.py").exists()
 
 
 def test_the_gates_of_a_tuned_folder_belong_together(pair):

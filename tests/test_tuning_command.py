@@ -1,5 +1,6 @@
 """``rgate tune``: what it asks for, and what it says."""
 
+import re
 from unittest.mock import Mock
 
 import pytest
@@ -93,8 +94,32 @@ def test_a_command_that_cannot_be_meant_or_has_no_yes_asks_nothing(command, opti
     assert (done.exit_code != 0, Fake.seen) == (True, [])
 
 
-def test_ctrl_c_says_that_the_same_command_goes_on(command, monkeypatch):
-    monkeypatch.setattr("rgate_integrations.tuning.tune", Mock(side_effect=KeyboardInterrupt))
-    done = command(by_number, "--model", "m", "--budget", "0.9", "--yes")
-    assert "What was answered is kept: the same command goes on." in done.output
+STARTS_AGAIN, RESUMES = "Run the same command to start again.", "Run the same command to resume."
+
+
+@pytest.mark.parametrize(
+    ("work", "line", "says"),
+    [
+        ("tuning.tune", "tune --questions {q} --llm {url} --model m --index i --out o --yes", RESUMES),
+        ("tuning.ability.measure_ability", "ability --llm {url} --model m", RESUMES),
+        ("tuning.collect", "collect --questions {q} --closed-book --out o", RESUMES),
+        ("tuning.evaluation.evaluate", "evaluate --data {q} --draft none", STARTS_AGAIN),
+        ("tuning.calibrate", "calibrate --data {q} --draft none --out o", STARTS_AGAIN),
+        ("tuning.probe.train_probe", "train --data {q} --draft none --out o", "the same command uses them."),
+        ("tuning.fine_tuning.train_adapter", "train --data {q} --gate ik --out o", "with --resume."),
+        ("index.PassageIndex.build", "index build --corpus {q} --out o", STARTS_AGAIN),
+        ("models.download.download", "download all-minilm-l6-v2", RESUMES),
+    ],
+    ids=lambda value: value.partition(" ")[0],
+)
+def test_ctrl_c_says_what_is_kept_and_how_to_go_on(work, line, says, command, fake, tmp_path, monkeypatch):
+    """`rgate ability` said nothing."""
+    monkeypatch.chdir(tmp_path)
+    paired = {"closed_book_correct": True, "rag_correct": True, "text": "t"}
+    q = write(tmp_path / "q.jsonl", *(each | paired for each in questions()))
+    stopped = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr(f"rgate_integrations.{work}", stopped)
+    done = rgate(*line.format(q=q, url=fake(answer()).url).split())
+    assert stopped.called, (done.output, done.exception)
+    assert re.search(f"Stopped. .*(kept|written).* {re.escape(says)}", done.output.replace("\n", " "))
     assert done.exit_code != 0

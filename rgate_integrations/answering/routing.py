@@ -27,7 +27,6 @@ from rgate_integrations.engine.follow_ups import is_unread
 from rgate_integrations.engine.gate_like import decide_messages
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.runtime.flow import Call, Flow, Gather, Start, Step, Task, arun, run
-from rgate_integrations.runtime.text import redact
 
 _log = logging.getLogger("rgate_integrations")
 
@@ -193,8 +192,9 @@ class RoutedCall(ABC):
         """Return the decision of a question that is clearly unknown or clearly known; None if it is neither."""
         unknown_below = min(options.retrieve_below, screened.threshold)
         known_from = max(options.answer_above, screened.threshold)
+        retrieve = screened.error is not None or is_unread(screened) or screened.p_known < unknown_below
         changed = {
-            "retrieve": screened.error is not None or is_unread(screened) or screened.p_known < unknown_below,
+            "retrieve": screened.retrieve if screened.override else retrieve,
             "threshold": unknown_below,
             "partial_answer": PartialAnswerInfo(first_look=self._screening),
         }
@@ -206,7 +206,7 @@ class RoutedCall(ABC):
                 decide_early, None, early, passages, look, known_from=known_from
             )
             return settled
-        return early if early.retrieve or early.p_known >= known_from else None
+        return early if early.retrieve or early.override or early.p_known >= known_from else None
 
     def _judge_answers(self, places: list[int], tokens: int) -> Flow[Outcomes]:
         """Hold answers back until so many tokens are written, judge all in one call, and stop those that retrieve."""
@@ -219,8 +219,8 @@ class RoutedCall(ABC):
             try:
                 draft = self.answers[place].draft()
             except Exception as error:  # whatever the application's arm raised: the question is retrieved for
-                problem = redact(error, self.question(place))
-                _log.warning("The direct arm wrote no answer: %s: %s", type(error).__name__, problem)
+                # Without its message, which the decision has: it may quote anything that the arm was asked.
+                _log.warning("The direct arm wrote no answer: %s", type(error).__name__)
                 outcomes[place] = fallback_decision(error, question=self.question(place))
                 continue
             if draft is None and isinstance(screened, Decision):
@@ -305,7 +305,13 @@ class RoutedCall(ABC):
 
     def _passages(self, place: int) -> Sequence[FoundPassage] | Exception:
         found = None if self.found is None else self.found[place]
-        return found if isinstance(found, Exception) else self.passages(place, found)
+        if isinstance(found, Exception):
+            return found
+        try:
+            return self.passages(place, found)
+        except Exception as error:  # a retriever may return anything; the arm gets it as without a look
+            _log.warning("What was found cannot be judged: %s", type(error).__name__)
+            return []
 
 
 class QuestionCall(RoutedCall):

@@ -29,11 +29,10 @@ from rgate_integrations.cli.terminal import (
     print_json,
     say,
 )
-from rgate_integrations.decision import Decision, Failure
 from rgate_integrations.errors import DataFormatError
-from rgate_integrations.runtime.files import parse_json
 
 if TYPE_CHECKING:
+    from rgate_integrations.decision import Decision, Failure
     from rgate_integrations.engine.decision_engine import DecisionEngine
     from rgate_integrations.index import PassageIndex
     from rgate_integrations.models.base import Proxy
@@ -57,6 +56,7 @@ def decide(
     "popularity" and "history", a list of turns; then every line after it must be one. A line that is none is an
     error, and the others go on.
     """
+    from rgate_integrations.decision import Decision
     from rgate_integrations.engine.loading import load_gate
     from rgate_integrations.gates.rules import Rules
 
@@ -183,7 +183,9 @@ def _read_questions(arguments: list[str] | None) -> Iterator[str]:
         say("Type one question a line, then Ctrl-D.", err=True)
     try:
         for line in sys.stdin:
-            yield line.rstrip("\r\n")
+            yield line.removeprefix("\ufeff").rstrip(
+                "\r\n"
+            )  # editors put a mark before what they save as UTF-8
     except UnicodeDecodeError as error:
         raise DataFormatError(
             f"Standard input has bytes that are not {error.encoding}.", hint="Give it as UTF-8."
@@ -192,6 +194,9 @@ def _read_questions(arguments: list[str] | None) -> Iterator[str]:
 
 def _read_lines(lines: Iterable[str]) -> Iterator[tuple[Any, Any, Any, Any, Failure | None]]:
     """Read questions, or JSON objects with a question: question, draft, popularity, history, and what is wrong."""
+    from rgate_integrations.decision import Failure
+    from rgate_integrations.runtime.files import parse_json
+
     is_json = False
     for number, line in enumerate(lines, start=1):
         is_json = is_json or line.lstrip().startswith("{")

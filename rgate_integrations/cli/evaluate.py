@@ -28,11 +28,11 @@ from rgate_integrations.cli.terminal import (
     say_table,
 )
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.runtime.files import json_text, write_atomically
-from rgate_integrations.runtime.records import Record, read_records
 
 if TYPE_CHECKING:
     from rgate_integrations.engine.decision_engine import DecisionEngine
+
+_NOT_WRITTEN = "Nothing was written. Run the same command to start again."
 
 
 def collect(
@@ -57,7 +57,7 @@ def collect(
 
     asked = read_questions(questions, gold=True)
     searched = None if closed_book else open_index(index)
-    with Bar(f"asking {llm}") as bar:
+    with Bar(f"asking {llm}", stopped="What was answered is kept. Run the same command to resume.") as bar:
         run(
             asked,
             shared_proxy(llm),
@@ -83,6 +83,7 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="Write the result here, as JSON.")] = None,
 ) -> None:
     """Evaluate a gate on paired data: AUC, accuracy against never, always, random and oracle, break-even."""
+    from rgate_integrations.runtime.files import json_text, write_atomically
     from rgate_integrations.tuning import read_paired
     from rgate_integrations.tuning.evaluation import break_even
     from rgate_integrations.tuning.evaluation import evaluate as run
@@ -90,7 +91,7 @@ def evaluate(
 
     examples = all_examples(read_paired(data))
     loaded = _gate_for(gate, draft, proxy)
-    with Bar("reading the gate") as bar:
+    with Bar("reading the gate", stopped=_NOT_WRITTEN) as bar:
         result, judged = run(loaded, examples, name=gate, draft=draft, progress=bar.tell)
     measured = {**result["sets"], "pooled": result["pooled"]}
     say_table(_COLUMNS, [_row(name, numbers) for name, numbers in measured.items()])
@@ -181,7 +182,7 @@ def calibrate(
     policy = chosen_policy(max_loss, budget)
     files = read_paired(data)
     loaded = _gate_for(gate, draft, proxy)
-    with Bar("reading the gate") as bar:
+    with Bar("reading the gate", stopped=_NOT_WRITTEN) as bar:
         found = run(loaded, files, policy, progress=bar.tell, draft=draft, method=probability)
     save_gate(saved_gate(found.gate.gate, found.provenance), out)
     say(found.choice.guarantee, bold=True)
@@ -223,6 +224,7 @@ def report(
     html: Annotated[Path, typer.Option(help="Page to write.")] = Path("report.html"),
 ) -> None:
     """Write a self-contained page: curves, reliability, examples, and a threshold that can be moved."""
+    from rgate_integrations.runtime.files import write_atomically
     from rgate_integrations.tuning.report import read_results, report_page
 
     write_atomically(html, report_page(read_results(results)))
@@ -235,6 +237,7 @@ def monitor(
 ) -> None:
     """Compare logged decisions with the calibration, and say when to calibrate again."""
     from rgate_integrations.gates.folder import read_gate
+    from rgate_integrations.runtime.records import Record, read_records
     from rgate_integrations.tuning.evaluation import measure_drift
 
     saved = read_gate(gate)
@@ -248,9 +251,12 @@ def monitor(
         p_known = record.optional_number("p_known")
         if p_known is not None and not record.fields.get("error"):  # decisions that failed have none
             logged.append(p_known)
-    found = measure_drift(calibration.numbers("scores"), logged, saved.threshold)
+    scores = calibration.numbers("scores")
+    n = calibration.optional_number("n") or len(scores)
+    found = measure_drift(scores, n, logged, saved.threshold)
+    low, high = found.interval
     say(
         f"{found.n} decisions: retrieval rate {found.retrieval_rate:.1%}, {found.expected_rate:.1%} at calibration; "
-        f"population stability index {found.psi:.3f}"
+        f"population stability index {found.psi:.2f} (95 %: {low:.2f} to {high:.2f})"
     )
     say(found.advice, bold=True)

@@ -9,12 +9,13 @@ import typer
 
 from rgate_integrations.cli.terminal import AsJson, Bar, hit_as_json, print_json, say
 from rgate_integrations.errors import DataFormatError, IndexMismatchError, IndexNotFoundError
-from rgate_integrations.runtime.files import locked
 
 if TYPE_CHECKING:
     from rgate_integrations.index import PassageIndex
 
 DEMO_CORPUS = "encyclopedia-leads"
+
+_NOT_WRITTEN = "No index was written, and an earlier one is unchanged. Run the same command to start again."
 
 app = typer.Typer(help="Build and search an index of passages.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -32,7 +33,7 @@ def build(
     total = sum(1 for _ in read_passages(corpus))
     if not total:
         raise DataFormatError(f"The corpus {str(corpus)!r} holds no passages.")
-    with Bar("embedding", total) as bar:
+    with Bar("embedding", total, stopped=_NOT_WRITTEN) as bar:
         index = PassageIndex.build(read_passages(corpus), SentenceEmbedder(embedder), report=bar.count)
     index.save(out)
     say(f"{len(index):,} passages in {out}", err=True)
@@ -59,6 +60,7 @@ def open_index(folder: Path | None) -> PassageIndex:
     """Load an index; without a folder that of the demo's corpus, which is built on first use."""
     from rgate_integrations.index import PassageIndex, read_passages
     from rgate_integrations.models.download import cache_dir, corpus_path
+    from rgate_integrations.runtime.files import locked
 
     if folder is not None:
         return PassageIndex.load(folder)
@@ -67,6 +69,6 @@ def open_index(folder: Path | None) -> PassageIndex:
         return PassageIndex.load(home)
     except (IndexNotFoundError, IndexMismatchError):  # it is of an earlier version or of another embedder
         passages = list(read_passages(corpus_path(DEMO_CORPUS)))
-        with locked(home), Bar("building the index, once", len(passages)) as bar:
+        with locked(home), Bar("building the index, once", len(passages), stopped=_NOT_WRITTEN) as bar:
             PassageIndex.build(passages, report=bar.count).save(home)
         return PassageIndex.load(home)

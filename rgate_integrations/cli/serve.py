@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rgate_integrations import load_gate
+import rgate_integrations
 from rgate_integrations.cli.index import open_index
 from rgate_integrations.cli.terminal import (
     DEFAULT_GATE,
     KEY,
+    TOKEN,
     GateName,
     IndexFolder,
     JudgedName,
@@ -25,7 +26,6 @@ from rgate_integrations.cli.terminal import (
     print_log,
 )
 from rgate_integrations.errors import ConfigurationError, missing_dependency
-from rgate_integrations.models.decision_server import TOKEN
 
 if TYPE_CHECKING:
     from rgate_integrations.index.retriever import Retriever
@@ -82,7 +82,7 @@ def serve(
         from rgate_integrations.serving.upstream import Upstream
     except ModuleNotFoundError as error:
         raise missing_dependency(error.name or "fastapi", "serve") from error
-    loaded = load_gate(gate, llm_name=llm_name)
+    loaded = rgate_integrations.load_gate(gate, llm_name=llm_name)
     if threshold is not None:
         loaded = loaded.with_options(threshold=threshold)
     service = DecisionService(loaded, timeout=timeout, queue=queue)
@@ -134,7 +134,7 @@ def mcp(
         from rgate_integrations.serving.server import make_server
     except ModuleNotFoundError as error:
         raise missing_dependency(error.name or "mcp", "mcp") from error
-    server = make_mcp_server(load_gate(gate, llm_name=llm_name))
+    server = make_mcp_server(rgate_integrations.load_gate(gate, llm_name=llm_name))
     if http:
         token = os.environ.get(TOKEN, "")
         make_server(make_mcp_app(server), "127.0.0.1", port, token=token).run()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 if TYPE_CHECKING:
     from rgate_integrations.errors import RGateError
@@ -22,6 +21,7 @@ DEFAULT_GATE = "default"  # as in loading.py, which imports too much for a quick
 DEFAULT_LLM = "qwen2.5-coder-0.5b-instruct"
 KEY = "RGATE_API_KEY"
 """The environment variable that has the key of the LLM's server."""
+TOKEN = "RGATE_TOKEN"  # noqa: S105  its name, not itself; as in decision_server.py
 
 # --- options -----------------------------------------------------------------------------------------------------
 
@@ -142,22 +142,43 @@ def print_log(level: int, form: str = "%(message)s") -> None:
         logging.getLogger(library).setLevel(logging.WARNING)
 
 
-class Bar(Progress):
+class Bar:
     """A progress bar on standard error, shown inside a ``with`` statement.
 
     Args:
         what: What is done, in words.
         total: How much there is to do; None if that is told later.
+        stopped: What Ctrl-C says: what is kept, and how to go on.
     """
 
-    def __init__(self, what: str, total: int | None = None) -> None:
-        super().__init__(console=Console(stderr=True), transient=True)
-        self._task = self.add_task(what, total=total)
+    def __init__(self, what: str, total: int | None = None, *, stopped: str) -> None:
+        from rich.console import Console
+        from rich.progress import Progress
+
+        self._bar = Progress(console=Console(stderr=True), transient=True)
+        self._task = self._bar.add_task(what, total=total)
+        self._stopped = stopped
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._bar.stop()
+        if kind is KeyboardInterrupt:
+            say(f"Stopped. {self._stopped}", err=True)
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Make room for a question: the bar would run over it."""
+        self._bar.stop()
+        yield
+        self._bar.start()
 
     def count(self, done: int, total: int | None = None) -> None:
         """Show how much is done, and of how much."""
-        self.update(self._task, completed=done, total=total)
+        self._bar.update(self._task, completed=done, total=total)
 
     def tell(self, what: str, done: int, total: int) -> None:
         """Show what is being done, how far it is, and how far it goes."""
-        self.update(self._task, description=what, completed=done, total=total)
+        self._bar.update(self._task, description=what, completed=done, total=total)

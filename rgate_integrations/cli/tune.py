@@ -28,7 +28,6 @@ from rgate_integrations.cli.terminal import (
     say_table,
 )
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
-from rgate_integrations.runtime.files import locked
 
 if TYPE_CHECKING:
     from rgate_integrations.index.embedder import Embedder
@@ -38,6 +37,9 @@ if TYPE_CHECKING:
 
 JUDGE_KEY = "RGATE_JUDGE_API_KEY"
 _LLM = "the LLM of the data"
+_KEPT = "What was answered is kept. Run the same command to resume."
+_REUSABLE = "No gate was saved. Drafts and sampled answers are kept: the same command uses them."
+_RESUMABLE = "The last complete checkpoint, if any, is kept. Run the same command with --resume."
 
 AnsweringLLM = Annotated[
     str,
@@ -88,13 +90,12 @@ def tune(
         prior=init_from,
     )
     direct = ModelArm(_answering_llm(llm, model, concurrency), tokens=answer_tokens)
-    bar = Bar("asking the LLM")
+    with Bar("asking the LLM", stopped=_KEPT) as bar:
 
-    def before(asked: int, calls: Mapping[str, int]) -> None:
-        _confirm(asked, calls, llm, judge, yes)
-        bar.start()  # not before: it would run over the question
+        def before(asked: int, calls: Mapping[str, int]) -> None:
+            with bar.hidden():
+                _confirm(asked, calls, llm, judge, yes)
 
-    try:
         tuned = run(
             questions,
             direct=direct,
@@ -105,11 +106,6 @@ def tune(
             before=before,
             progress=bar.tell,
         )
-    except KeyboardInterrupt:
-        say("Stopped. What was answered is kept: the same command goes on.", err=True)
-        raise
-    finally:
-        bar.stop()
     _print_tuned(tuned)
 
 
@@ -210,6 +206,7 @@ def train(
 
     A probe is fitted to hidden states in minutes, on a CPU. The others fine-tune the proxy with LoRA.
     """
+    from rgate_integrations.runtime.files import locked
     from rgate_integrations.tuning.own import TrainingOptions
     from rgate_integrations.tuning.pairs import RECIPES
 
@@ -229,7 +226,7 @@ def train(
         recipe=recipe and recipe.with_options(epochs=epochs, learning_rate=learning_rate),
         resume=resume,
     )
-    with locked(out), Bar("reading questions") as bar:
+    with locked(out), Bar("reading questions", stopped=_REUSABLE if recipe is None else _RESUMABLE) as bar:
         metrics = _train(gate, data, model, out, options, bar, own=own)
     if metrics:
         areas = {**metrics["auc"], "mean of the sets": metrics["auc_mean"], "pooled": metrics["auc_pooled"]}
@@ -290,7 +287,7 @@ def ability(
 
     answering = _answering_llm(llm, model, concurrency)
     plain = re.sub(r"[^\w.]+", "-", answering.name).strip("-.")
-    with Bar("reading questions") as bar:
+    with Bar("reading questions", stopped=_KEPT) as bar:
         measured = measure_ability(
             ModelArm(answering),
             out or Path(f"ability-{plain}"),

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, TypeAlias
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.batching import Batcher, await_results, wait_results
 from rgate_integrations.engine.evaluation import evaluate
-from rgate_integrations.engine.fallback import fallback_decision, log_failures
+from rgate_integrations.engine.fallback import explain_threshold, fallback_decision, log_failures
 from rgate_integrations.engine.follow_ups import is_unread, retrieve_unread
 from rgate_integrations.engine.requests import check_requests, valid_question, valid_timeout
 from rgate_integrations.errors import ConfigurationError
@@ -314,18 +314,29 @@ class DecisionEngine:
             return fallback_decision(score, question=question, threshold=threshold, gate=self.gate.name)
         if given is None and score.threshold is not None:
             threshold = score.threshold
+        retrieve = score.p_known < threshold
+        reason = score.reason
+        if score.override:
+            retrieve = score.override == "always"
+        elif given is not None:
+            # The gate wrote its reason for its own threshold.
+            own = self.threshold if score.threshold is None else score.threshold
+            reason = explain_threshold(
+                reason, score.p_known, given, is_turned=retrieve != (score.p_known < own)
+            )
         decision = Decision(
             question=question,
-            retrieve=score.must_retrieve or score.p_known < threshold,
+            retrieve=retrieve,
             p_known=score.p_known,
             threshold=threshold,
-            reason=score.reason,
+            reason=reason,
             gate=self.gate.name,
             draft=score.draft,
             cost=score.cost,
             warnings=score.warnings,
             signals=dict(score.signals),
             llm=score.llm,
+            override=score.override,
         )
         if isinstance(inputs, Inputs) and inputs.history and not self.reads_history:
             return retrieve_unread(decision)

@@ -38,6 +38,21 @@ def fallback_decision(
     )
 
 
+def explain_threshold(reason: str, p_known: float, threshold: float, *, is_turned: bool) -> str:
+    """Return a gate's reason, and what the caller's threshold makes of it if that turns the decision.
+
+    Args:
+        reason: The gate's reason, for its own threshold.
+        p_known: P(known).
+        threshold: The caller's threshold.
+        is_turned: Whether the gate alone would have decided otherwise.
+    """
+    if not is_turned:
+        return reason
+    turned = f"But P(known) is {p_known:.2f}, and the caller's threshold {threshold:.2f}."
+    return f"{reason} {turned}".strip()
+
+
 def log_failures(decisions: Sequence[Decision], gate: str, texts: Iterable[str] = ()) -> None:
     """Log once for a call how many of its decisions are such, and what the first one's error is.
 

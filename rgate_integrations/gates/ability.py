@@ -16,9 +16,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from rgate_integrations.decision import Finite
-from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates.llm_names import ModelName, parse_name, sizes_left_out
-from rgate_integrations.runtime.files import existing_folder, json_text, parse_json, write_folder
+from rgate_integrations.runtime.files import existing_folder, json_text, parse_json, read_file, write_folder
 
 ABILITY = "ability.json"
 """The file of a measured ability."""
@@ -108,6 +108,21 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
         f"Nothing is known of the LLM {name!r}: it is judged {judged}. Name the model that it is with llm_name=, or "
         "measure it in a minute: rgate ability."
     )
+
+
+def check_llm_name(name: str) -> None:
+    """Refuse a path that leads nowhere: it is not the name of an LLM, but a folder that was mistyped.
+
+    Only for names that the user gives: a server's name for its model may be a path on another machine.
+
+    Raises:
+        ConfigurationError: The name begins as a relative or home path does, and nothing is there.
+    """
+    if name.startswith(("./", "../", ".\\", "..\\", "~")) and not os.path.exists(existing_folder(name)):
+        raise ConfigurationError(
+            f"There is no folder {name!r}.",
+            hint="Give the name of an LLM, or a folder that `rgate ability` made.",
+        )
 
 
 def weakest(names: Iterable[str]) -> str:
@@ -201,7 +216,7 @@ def read_measured(folder: str | Path) -> Ability | None:
     if not os.path.isfile(path):
         return None
     try:
-        facts = dict(parse_json(path.read_bytes()))
+        facts = dict(parse_json(read_file(path)))
         if facts.pop("format") != _FORMAT:
             raise ValueError("it has another format")
         return Ability(**facts)

@@ -10,15 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
+from pydantic import BaseModel, ConfigDict, PlainSerializer, ValidationError
 
-from rgate_integrations.decision import Cost, Draft
+from rgate_integrations.decision import Cost, Draft, Override, Threshold
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, ScoreError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
 from rgate_integrations.models.base import Proxy
 
-Threshold = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Specs: TypeAlias = tuple[EvidenceSpec[Any], ...]
 
 _ROUNDING = 1e-6
@@ -54,8 +53,8 @@ class Score:
         warnings: What was noticed on the way; the decision carries it.
         signals: Probabilities that `p_known` was made of, by name; the decision carries them.
         llm: The LLM whose knowledge was judged, and how it is known which; the decision carries it.
+        override: The user's rule that decides, whatever the threshold: ``"always"`` or ``"never"``; else empty.
         threshold: What `p_known` is compared with where the caller says nothing; None for the gate's own.
-        must_retrieve: Whether to retrieve whatever `p_known` is.
         cost: What the evidence cost; the engine fills it in.
     """
 
@@ -66,7 +65,7 @@ class Score:
     signals: Mapping[str, float] = field(default_factory=dict, hash=False)
     llm: str = ""
     threshold: float | None = None
-    must_retrieve: bool = False
+    override: Override = ""
     cost: Cost = field(default_factory=Cost)
 
 

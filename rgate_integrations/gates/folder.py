@@ -6,6 +6,7 @@ import hashlib
 import html
 import os
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from safetensors.numpy import load, save
 
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.gates.artifacts import (
+    ANSWER_FIRST,
     PRIOR,
     HeadsArtifact,
     ProbeArtifact,
@@ -26,6 +28,7 @@ from rgate_integrations.runtime.files import (
     existing_folder,
     json_text,
     parse_json,
+    read_file,
     write_atomically,
     write_folder,
 )
@@ -36,6 +39,7 @@ ADAPTER = "adapter_model.safetensors"
 """The file of a LoRA adapter, as peft names it."""
 
 _LONGEST_HEADER = 1 << 16
+_LARGEST_WEIGHTS = 1 << 32  # bytes; the adapter of a model with 70B parameters has about 1 GiB
 _SHIPPED = Path(__file__).parents[1] / "weights"
 _WITH_WEIGHTS: dict[Any, type[SavedGate]] = {
     "heads": HeadsArtifact,
@@ -97,7 +101,7 @@ def save_adapter(gate: SavedGate, folder: str | Path) -> Path:
         The folder.
     """
     root = Path(folder)
-    files = gate_files(gate, root.name, (root / ADAPTER).read_bytes())
+    files = gate_files(gate, root.name, read_file(root / ADAPTER, _LARGEST_WEIGHTS))
     for name in (CARD, CONFIG):  # with the last one the folder is a gate
         write_atomically(root / name, files[name])
     return root
@@ -143,7 +147,7 @@ def tuned_files(gate: TunedArtifact, prior: str | Path, name: str = "tuned") -> 
     files = gate_files(gate, name)
     for file in sorted(saved_folder(prior).iterdir()):
         if file.is_file():
-            files[f"{PRIOR}/{file.name}"] = file.read_bytes()
+            files[f"{PRIOR}/{file.name}"] = read_file(file, _LARGEST_WEIGHTS)
     return files
 
 
@@ -158,7 +162,7 @@ def read_gate(name: str | Path) -> SavedGate:
     """
     folder = saved_folder(name)
     try:
-        content = dict(parse_json((folder / CONFIG).read_bytes()))
+        content = dict(parse_json(read_file(folder / CONFIG)))
         version, digest = content.pop("format", None), content.pop("weights_sha256", "")
         if isinstance(version, int) and version > FORMAT:
             raise ModelLoadError(
@@ -168,7 +172,7 @@ def read_gate(name: str | Path) -> SavedGate:
         kind = _WITH_WEIGHTS.get(content.get("method"), SavedGate)
         file = folder / (ADAPTER if kind is SavedGate else WEIGHTS)
         if digest or os.path.isfile(file):
-            weights = file.read_bytes()
+            weights = read_file(file, _LARGEST_WEIGHTS)
             if hashlib.sha256(weights).hexdigest() != digest:
                 raise ModelLoadError(
                     f"{file.name} in {str(folder)!r} is damaged: its checksum is not the recorded one.",
@@ -225,9 +229,11 @@ def unreadable(folder: Path, error: Exception) -> ModelLoadError:
 def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download  # slow to import
 
-    files = [CONFIG, CARD, WEIGHTS, ADAPTER, "adapter_config.json", f"{PRIOR}/*"]
+    files = (CONFIG, CARD, WEIGHTS, ADAPTER, "adapter_config.json")
+    folders = ("", f"{PRIOR}/", f"{ANSWER_FIRST}/", f"{ANSWER_FIRST}/{PRIOR}/")
+    patterns = [folder + file for folder, file in product(folders, files)]
     try:
-        return Path(snapshot_download(name, allow_patterns=files))
+        return Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:  # the Hub client raises errors of several libraries
         raise ModelLoadError(
             f"The gate {name!r} could not be fetched from the Hub: {str(error).splitlines()[0]}",

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from pydantic import Field, SkipValidation, model_validator
 
-from rgate_integrations.gates.ability import Ability, resolve_ability
+from rgate_integrations.gates.ability import Ability, check_llm_name, resolve_ability
 from rgate_integrations.gates.artifacts import HeadsArtifact, Kind, p_answered
 from rgate_integrations.gates.base import GIVEN, GateInfo, NamedLLMGate, Score, Specs
 from rgate_integrations.gates.evidence.base import Evidence
@@ -81,7 +81,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             return values
         ability, name = values.get("ability"), values.get("llm_name", "")
         if ability is None:
-            ability, warning = resolve_ability(name, folders=not values.get("llm_known_by"))
+            is_given = not values.get("llm_known_by")
+            if is_given:
+                check_llm_name(name)
+            ability, warning = resolve_ability(name, folders=is_given)
             if warning:
                 _warn_once(warning)
         if ability == resolve_ability("")[0]:

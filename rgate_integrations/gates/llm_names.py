@@ -121,7 +121,7 @@ _AS_ONE_WORD = (  # of words with one space between them
     (r"(?<!\S)(\d+)\.0(?!\S)", r"\1"),
 )
 _VERSION = r"[krv]?\d+(\.\d+)?[a-z]?"
-_SIZE = r"e?(?:(\d+)x)?(\d+(?:\.\d+)?)([bmt])"
+_SIZE = r"e?(?:(\d{1,3})x)?(\d{1,5}(?:\.\d{1,5})?)([bmt])"
 _ACTIVE = r"a\d+(\.\d+)?b|\d+e"  # of a mixture: active parameters, number of experts
 _CONTEXT = r"\d+k|1m|\d{5,}"
 _BILLIONS = {"m": 0.001, "b": 1.0, "t": 1000.0}

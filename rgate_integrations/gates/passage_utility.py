@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from rgate_integrations.decision import Finite, Frozen, Probability
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.runtime.arrays import Float64Array
-from rgate_integrations.runtime.files import existing_folder
+from rgate_integrations.runtime.files import existing_folder, read_file
 
 DEFAULT = "look-first"
 """Name of the shipped model."""
@@ -130,7 +130,7 @@ def read_utility_model(name: str | Path = DEFAULT) -> PassageUtilityModel:
     shipped = Path(__file__).parents[1] / "weights" / name
     folder = shipped if name == DEFAULT else existing_folder(name)
     try:
-        return PassageUtilityModel.model_validate_json((folder / FILE).read_bytes())
+        return PassageUtilityModel.model_validate_json(read_file(folder / FILE))
     except (OSError, ValueError) as error:
         raise ModelLoadError(
             f"The model of P(helps) in {str(name)!r} cannot be read: {error}",

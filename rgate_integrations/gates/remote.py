@@ -58,6 +58,9 @@ class RemoteGate(NamedLLMGate):
             raise EvidenceError(
                 f"The server's gate failed: {failed.type}: {failed.message}", hint=failed.hint
             )
+        override = decision.override
+        if decision.retrieve and (override or decision.p_known >= decision.threshold):
+            override = "always"  # the server has another reason than its threshold
         return Score(
             decision.p_known,
             decision.reason,
@@ -66,8 +69,7 @@ class RemoteGate(NamedLLMGate):
             decision.signals,
             decision.llm,
             decision.threshold,
-            # The server has another reason than its threshold.
-            must_retrieve=decision.retrieve and decision.p_known >= decision.threshold,
+            override,
         )
 
 

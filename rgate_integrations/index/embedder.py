@@ -13,9 +13,10 @@ import numpy as np
 
 from rgate_integrations.errors import ModelLoadError, missing_dependency
 from rgate_integrations.models.download import resolve_model
-from rgate_integrations.models.pretrained import quiet, refuse_pickles
+from rgate_integrations.models.pretrained import quiet, refuse_pickles, refuse_special_files
 from rgate_integrations.models.reader import open_session
 from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.text import encodable
 from rgate_integrations.runtime.threads import ForkSafeLock, usable_cores
 
 DEFAULT_EMBEDDER = "all-minilm-l6-v2"
@@ -73,6 +74,7 @@ class SentenceEmbedder:
         folder = Path(resolve_model(self.name, kind="embedder"))
         if not folder.is_dir():
             return self.name
+        refuse_special_files(str(folder))
         digest = hashlib.sha256()
         for path in sorted(folder.rglob("*")):
             if path.suffix in _HASHED and path.name != "rgate.json":
@@ -106,7 +108,7 @@ class _SharedModel:
         with self._lock:
             if self._model is None:
                 self._model = _load(self._where)
-            return self._model(texts)
+            return self._model(list(map(encodable, texts)))
 
     def embed_queries(self, texts: Sequence[str]) -> Float32Array:
         with self._lock:

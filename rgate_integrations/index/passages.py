@@ -34,6 +34,8 @@ class Passage:
     def __post_init__(self) -> None:
         if isinstance(self.id, int):  # ids come from tables as numbers
             object.__setattr__(self, "id", str(self.id))
+        if self.metadata is None:  # as some stores and files have it
+            object.__setattr__(self, "metadata", {})
 
     @property
     def searchable(self) -> str:
@@ -102,8 +104,11 @@ def _fits_json(value: Any, kind: type) -> bool:
     if not isinstance(value, kind) or not _keys_are_text(value, _DEEPEST):
         return False
     try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except (TypeError, ValueError):  # no JSON, an integer of thousands of digits, or half of a surrogate pair
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (
+        TypeError,
+        ValueError,
+    ):  # such as NaN, an integer of thousands of digits, half of a surrogate pair
         return False
     return True
 

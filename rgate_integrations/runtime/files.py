@@ -7,10 +7,12 @@ import gzip
 import json
 import os
 import shutil
+import stat
 import uuid
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from filelock import FileLock, Timeout
 from rgate_integrations.errors import ConfigurationError, DataFormatError, LockedError, WriteError
 
 _END = 1 << 16  # bytes at the end of a log that are read
-_LONGEST_RECORD = 1 << 26  # bytes; in a log, what is longer is somebody else's
+_LONGEST_LINE = 1 << 26  # bytes of a JSONL file; a file without line feeds must not fill the memory
 _WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOTSUP}  # some network file systems: written to without a lock
 
 
@@ -171,6 +173,30 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
         lock.release()
 
 
+def read_file(path: str | Path, limit: int = 1 << 24) -> bytes:
+    """Return the content of a regular file: reading a pipe may hang, and ``/dev/zero`` would fill the memory.
+
+    Args:
+        path: The file.
+        limit: Maximum size in bytes; by default 16 MiB, ample for a JSON file.
+
+    Raises:
+        OSError: It cannot be read, is not a regular file, or is larger.
+    """
+    with open(path, "rb", opener=_open_at_once) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, f"{os.path.basename(path)} is not a regular file")
+        if found.st_size > limit:
+            raise OSError(errno.EFBIG, f"{os.path.basename(path)} has more than {limit:,} bytes")
+        return file.read(limit)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; a pipe is opened without waiting for its other end."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text, wherever it comes from.
 
@@ -198,7 +224,8 @@ def read_jsonl(path: str | Path, *, hint: str = "") -> Iterator[tuple[int, Any]]
     path = Path(path)
     opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rb") as lines:
+        with opened(path, "rb") as file:
+            lines = iter(partial(file.readline, _LONGEST_LINE), b"")
             yield from _parse_lines(lines, path, hint)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -291,7 +318,7 @@ class JsonlLog:
             if block < size:
                 del whole[:1]  # perhaps the end of a line
             records = [line for line in whole if line.strip()]
-            if records or block >= min(size, _LONGEST_RECORD):
+            if records or block >= min(size, _LONGEST_LINE):
                 break
             block *= 4
         is_torn = bool(last.strip()) and not _is_json(last)
@@ -341,8 +368,10 @@ def _parse_lines(lines: Iterable[bytes], path: Path, hint: str = "") -> Iterator
         if not line.strip():
             continue
         where = f"{path}, line {number}"
+        if len(line) == _LONGEST_LINE:
+            raise DataFormatError(f"{where}: it has more than {_LONGEST_LINE:,} bytes.", hint=hint)
         try:
-            yield number, parse_json(line.decode())
+            yield number, parse_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
         except UnicodeDecodeError as error:
             problem = f"{where}: byte {error.start + 1} of it is not UTF-8."
             raise DataFormatError(problem, hint="Save the file as UTF-8.") from error

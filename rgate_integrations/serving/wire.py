@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, OnErrorOmit, TypeAdapter
 from starlette.responses import Response
 
 from rgate_integrations.answering.claims import QueryPlan
-from rgate_integrations.decision import Decision, Draft, Text
+from rgate_integrations.decision import Decision, Draft, Text, Threshold
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.runtime.text import encodable
@@ -124,7 +124,7 @@ class DecideItem(BaseModel):
     draft: Text | Draft | None = None
     popularity: float | None = None
     history: list[Text] = []
-    threshold: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    threshold: Threshold | None = None
     passages: list[FoundPassage] = Field(default=[], max_length=100)
 
 

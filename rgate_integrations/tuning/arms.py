@@ -31,7 +31,7 @@ class ModelArm:
     """A model, local or on a server, with passages from an index if there is one.
 
     ``batch`` is how many questions it takes at once. ``facts`` are JSON values that decide its answers: a run with
-    others does not continue an earlier one.
+    others does not continue an earlier one. Where a server listens is not among them: the same model may move.
 
     Attributes:
         llm: Answers.
@@ -70,8 +70,6 @@ class ModelArm:
             "prompt": self.prompt.hash,
             "tokens": self.tokens,
         }
-        if isinstance(self.llm, ServedProxy):
-            facts["server"] = self.llm.url
         if self.index is not None:
             facts |= {"k": self.k, "prompt": ANSWER_WITH_PASSAGES.hash, "index": index_identity(self.index)}
         if self.seed is not None:

@@ -203,7 +203,8 @@ def betting_p_value(losses: Float64Array, bound: float, level: float) -> float:
 def provenance_of(policy: Policy, choice: ThresholdChoice, p: Float64Array) -> dict[str, Any]:
     """Return where a threshold comes from, as JSON values.
 
-    ``scores`` are the quantiles of P(known) that `rgate_integrations.tuning.evaluation.measure_drift` compares with.
+    ``scores`` are the quantiles of `p`, P(known) of the gate that is saved, which
+    `rgate_integrations.tuning.evaluation.measure_drift` compares with.
     """
     return {
         "policy": {"name": policy.name, **vars(policy)},

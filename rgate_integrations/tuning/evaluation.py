@@ -24,6 +24,7 @@ from rgate_integrations.tuning.questions import DraftKind, Example, recorded_dra
 _CHUNK = 64
 _WITH_INTERVAL = ("auc", "auc_utility", "accuracy", "retrieval_rate", "containment_accuracy", "area_between")
 _LEAST_LOGGED = 50
+_MOST_SCORES = 1_000_000  # of a calibration, whose file may come from anybody
 _SOMEWHAT, _MUCH = 0.1, 0.25  # population stability index, by the usual rule of thumb
 
 
@@ -231,32 +232,43 @@ class Drift:
 
     Attributes:
         n: Number of logged scores.
-        psi: Population stability index over the deciles of the calibration; below 0.1 nothing changed, above
-            0.25 a lot did (the usual rule of thumb).
+        psi: Population stability index over the deciles of the calibration, without the part that few scores alone
+            would give; below 0.1 nothing changed, from 0.25 a lot did (the usual rule of thumb).
+        interval: 95 % interval of `psi`.
         retrieval_rate: Retrieval rate in the log.
         expected_rate: Retrieval rate at calibration.
     """
 
     n: int
     psi: float
+    interval: tuple[float, float]
     retrieval_rate: float
     expected_rate: float
 
     @property
     def advice(self) -> str:
-        """One sentence: whether to calibrate again."""
-        if self.psi >= _MUCH:
+        """One sentence: whether to calibrate again. Only a change that the interval excludes chance for counts."""
+        low, high = self.interval
+        if low >= _MUCH:
             return "The traffic has changed: calibrate again."
-        if self.psi >= _SOMEWHAT:
+        if low >= _SOMEWHAT:
             return "The traffic has changed somewhat: calibrate again soon."
-        return "The traffic is like that of the calibration."
+        if high < _MUCH:
+            return "The traffic is like that of the calibration."
+        return (
+            "Too few decisions, or too few questions at calibration, to tell whether the traffic has changed."
+        )
 
 
-def measure_drift(quantiles: Sequence[float], logged: Sequence[float], threshold: float) -> Drift:
+def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float], threshold: float) -> Drift:
     """Compare logged P(known) with the calibration's.
+
+    The interval is a basic bootstrap over both samples, which also removes the bias of the plain index: two samples
+    of 50 scores from the same traffic have one of 0.3.
 
     Args:
         quantiles: Evenly spaced quantiles of P(known) at calibration, from the least to the greatest.
+        n: How many questions they are of.
         logged: P(known) of logged decisions, at least 50.
         threshold: The gate's threshold.
 
@@ -269,13 +281,29 @@ def measure_drift(quantiles: Sequence[float], logged: Sequence[float], threshold
         )
     before, now = np.asarray(quantiles, dtype=float), np.asarray(logged, dtype=float)
     edges = np.unique(np.quantile(before, np.linspace(0, 1, 11)))[1:-1]
-    shares = []
-    for scores in (before, now):
+    shares, drawn = [], []
+    rng = np.random.default_rng(0)
+    for scores, size in ((before, int(np.clip(n, 1, _MOST_SCORES))), (now, len(now))):
         # Equal scores share a bin, so the calibration's own share of each bin is counted and not one tenth.
         counts = np.bincount(np.searchsorted(edges, scores, side="right"), minlength=len(edges) + 1)
-        shares.append(np.maximum(counts / len(scores), 1e-4))
-    psi = float(((shares[1] - shares[0]) * np.log(shares[1] / shares[0])).sum())
-    return Drift(len(now), psi, float((now < threshold).mean()), float((before < threshold).mean()))
+        shares.append(_smoothed(counts * size / len(scores)))
+        drawn.append(_smoothed(rng.multinomial(size, shares[-1], 1_000).astype(np.float64)))
+    plain, bootstrap = _stability_index(*shares), _stability_index(*drawn)
+    low, psi, high = np.maximum(2 * plain - np.quantile(bootstrap, [0.975, 0.5, 0.025]), 0.0).tolist()
+    return Drift(
+        len(now), psi, (low, high), float((now < threshold).mean()), float((before < threshold).mean())
+    )
+
+
+def _smoothed(counts: Float64Array) -> Float64Array:
+    """Return the shares of counts, along the last axis; half a count more each, so that none is 0."""
+    found: Float64Array = (counts + 0.5) / (counts + 0.5).sum(axis=-1, keepdims=True)
+    return found
+
+
+def _stability_index(before: Float64Array, now: Float64Array) -> Float64Array:
+    found: Float64Array = ((now - before) * np.log(now / before)).sum(axis=-1)
+    return found
 
 
 def auc(scores: Sequence[float] | Float64Array, labels: Sequence[bool] | BoolArray) -> float:

@@ -74,7 +74,7 @@ def train_adapter(
     if gate not in PROMPTS:
         raise ConfigurationError(f"{gate!r} is not trained by fine-tuning.", hint=", ".join(PROMPTS))
     if gate == "slimplm" and options.draft == "none":
-        raise ConfigurationError("The slimplm gate judges a draft.", hint="--draft proxy or recorded")
+        raise ConfigurationError("The slimplm gate judges a draft.", hint='draft="proxy" or "recorded"')
     examples = all_examples(files)
     known = check_labels(examples, options.folds)
     drafts: Sequence[Draft | None] = [None] * len(examples)
@@ -238,7 +238,7 @@ def last_checkpoint(checkpoints: Path, identity: str) -> str | None:
     if (checkpoints / _RUN).read_text(encoding="utf-8") != identity:
         raise ConfigurationError(
             "The run that was stopped had other data, options or another base model.",
-            hint="Leave out --resume to begin anew, or train into another folder.",
+            hint="Omit resume (--resume) to start again, or train into another folder.",
         )
     return whole[max(whole)]
 

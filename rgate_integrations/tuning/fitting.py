@@ -151,7 +151,8 @@ def fit_gate(
         choice = replace(choice, guarantee=f"{choice.guarantee} {_how_many(policy, p, known, rag)}")
     correction = fit_correction(table, seed)
     before, after = auc(table.prior, known), auc(held_out, known)
-    provenance = provenance_of(policy, choice, p) | {
+    # Logged decisions are compared with what this very gate gives, not with what those of the folds gave.
+    provenance = provenance_of(policy, choice, 1 / (1 + np.exp(-correction(table)))) | {
         "seed": seed,
         "labels": labels.kind,
         "samples": labels.samples,

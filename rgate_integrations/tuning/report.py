@@ -16,11 +16,13 @@ from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.folder import plain
 from rgate_integrations.gates.registry import loadable
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
-from rgate_integrations.runtime.files import json_line, parse_json
+from rgate_integrations.runtime.files import json_line, parse_json, read_file
 from rgate_integrations.tuning.calibration import LEAST
 from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.fitting import FittedGate
 from rgate_integrations.tuning.labelling import Labels
+
+_LARGEST_RESULT = 1 << 28  # bytes
 
 
 class _Shown(BaseModel):
@@ -58,7 +60,7 @@ def read_results(paths: Sequence[str | Path]) -> list[Result]:
     found = []
     for path in map(Path, paths):
         try:
-            found.append(Result.model_validate(parse_json(path.read_bytes())))
+            found.append(Result.model_validate(parse_json(read_file(path, _LARGEST_RESULT))))
         except (OSError, ValueError) as error:
             raise DataFormatError(
                 f"{str(path)!r} is no result of an evaluation: {error}.", hint="rgate evaluate … --out FILE"

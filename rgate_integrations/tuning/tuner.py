@@ -181,7 +181,8 @@ def _check_out(folder: Path, update: bool) -> None:
         return
     if not update:
         raise ConfigurationError(
-            f"{str(folder)!r} exists.", hint="--update adds questions to it; or name another folder."
+            f"{str(folder)!r} exists.",
+            hint="update=True (--update) adds questions to it; or name another folder.",
         )
     if not there.is_dir() or read_gate(folder).method != "tuned":
         raise ConfigurationError(f"{str(folder)!r} is no tuned gate.", hint="Name another folder.")

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from rgate_integrations.decision import Cost, Draft
+from rgate_integrations.decision import Cost, Draft, Text
 from rgate_integrations.errors import (
     DownloadError,
     EvidenceError,
@@ -47,10 +47,10 @@ class Inputs:
         partly: Whether the question was too long to be read whole, and parts of its middle are left out.
     """
 
-    question: str
+    question: Text
     draft: Draft | None = None
     popularity: float | None = None
-    history: tuple[str, ...] = ()
+    history: tuple[Text, ...] = ()
     metadata: Mapping[Any, Any] = field(default_factory=dict)
     partly: bool = False
 

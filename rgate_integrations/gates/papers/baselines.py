@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -165,6 +166,8 @@ class LabelledQuestions:
     def __init__(self, path: str, embedder: str) -> None:
         from rgate_integrations.index.embedder import SentenceEmbedder
 
+        if not os.path.isfile(path):  # a saved gate may name a pipe
+            raise DataFormatError(f"There is no file {path!r}.")
         questions: list[str] = []
         self.known: list[bool] = []
         for record in read_records(path, hint='Each line needs {"question": "…", "known": true|false}.'):
