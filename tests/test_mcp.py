@@ -104,3 +104,10 @@ def test_ctrl_c_ends_it_while_it_waits_for_input():
     with started() as process:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=PATIENCE) == -signal.SIGINT  # which a shell shows as 130
+
+
+@pytest.mark.parametrize("header", [("origin", "http://evil.example"), ("sec-fetch-site", "cross-site")])
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "OPTIONS"])
+def test_a_page_of_another_origin_is_refused(method, header):
+    with listening(agents.make_mcp_app(agents.make_mcp_server(Words()))) as url:
+        assert httpx.request(method, f"{url}/mcp", headers=[header]).status_code == 403

@@ -14,6 +14,7 @@ from rgate_integrations.answering.claims import planning
 from rgate_integrations.engine.gate_like import GateLike, decide
 from rgate_integrations.runtime.flow import arun
 from rgate_integrations.runtime.text import replace_surrogates
+from rgate_integrations.serving.origins import OriginCheck
 from rgate_integrations.serving.wire import likeliest_kind
 
 _INSTRUCTIONS = (
@@ -107,4 +108,4 @@ def make_mcp_app(server: MCPServer) -> ASGIApp:
 
         await app(scope, receive_mended, send)
 
-    return served
+    return OriginCheck(served)

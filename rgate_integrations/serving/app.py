@@ -19,6 +19,7 @@ from rgate_integrations import __version__
 from rgate_integrations.answering.claims import planning
 from rgate_integrations.errors import ConfigurationError, RGateError
 from rgate_integrations.runtime.flow import arun
+from rgate_integrations.runtime.text import redact
 from rgate_integrations.serving.gateway import EXPOSED_HEADERS, Gateway
 from rgate_integrations.serving.origins import OriginCheck
 from rgate_integrations.serving.service import FOUND_BY, DecisionService, FullError
@@ -31,7 +32,6 @@ from rgate_integrations.serving.wire import (
     QueriesResponse,
     SystemOneRequest,
     SystemOneResponse,
-    one_line,
     problem,
 )
 
@@ -142,7 +142,7 @@ class DecisionRoutes:
             (decision,) = await self.service.decide([DecideItem(question="Is this a question?")])
             self.is_ready = decision.error is None
             if decision.error is not None:
-                _log.warning("The gate does not decide yet: %s", one_line(decision.error.message))
+                _log.warning("The gate does not decide yet: %s", redact(decision.error.message))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 

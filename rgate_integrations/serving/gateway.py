@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +28,7 @@ from rgate_integrations.index.retriever import Hit, Retriever, passage_id
 from rgate_integrations.prompts import format_passages, without_control_tokens
 from rgate_integrations.runtime.files import JsonlLog
 from rgate_integrations.runtime.flow import Call, Gather, Step, arun
+from rgate_integrations.runtime.text import redact
 from rgate_integrations.serving.llm_requests import LLMRequest, UndecidedError
 from rgate_integrations.serving.search_limits import LimitedSearch
 from rgate_integrations.serving.service import DecisionService, FullError
@@ -174,12 +174,10 @@ class Gateway:
             return []
 
     def _log_failure(self, what: str, error: Exception, llm_request: LLMRequest) -> None:
-        """Count an error, and log it on one line, without the words of the client's text."""
+        """Count an error, and log it without the words of the client's text."""
         asked = llm_request.asked
-        words = set(re.findall(r"\w+", " ".join((*asked.history, asked.question)).lower()))
         message = "".join(format_exception_only(error))  # also of an error whose own text fails
-        shown = re.sub(r"\w+", lambda word: "*" if word[0].lower() in words else word[0], message)
-        _log.warning("%s: %s", what, one_line(shown))
+        _log.warning("%s: %s", what, redact(message, *asked.history, asked.question))
         self.service.metrics.errors.labels(type(error).__name__).inc()
 
     async def _log_decision(self, llm_request: LLMRequest, log: JsonlLog) -> None:

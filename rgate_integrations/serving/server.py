@@ -19,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.models.decision_server import TOKEN
+from rgate_integrations.serving.origins import is_preflight
 from rgate_integrations.serving.wire import problem
 
 _log = logging.getLogger("rgate_integrations.serving")
@@ -124,7 +125,7 @@ class Guard:
             return
         given = Headers(scope=scope).get("authorization", "").encode("latin-1")
         body: bytes | Response | None
-        if self._expected and scope["path"] not in _OPEN and not hmac.compare_digest(given, self._expected):
+        if self._expected and not _is_open(scope) and not hmac.compare_digest(given, self._expected):
             message = "The bearer token is missing or wrong."
             body = problem(401, "Unauthorized", message, headers={"www-authenticate": "Bearer"})
         else:
@@ -180,6 +181,12 @@ class Guard:
             frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
             places = [f"{os.path.basename(frame.filename)}:{frame.lineno}" for frame in frames]
             _log.error("A request failed: %s at %s", type(error).__name__, " > ".join(places))
+
+
+def _is_open(scope: Scope) -> bool:
+    """Whether a request needs no token: browsers ask without it whether a page may ask, and `OriginCheck` answers."""
+    is_health = scope["method"] == "GET" and scope["path"] in _OPEN
+    return is_health or is_preflight(scope["method"], Headers(scope=scope))
 
 
 async def _leaving(receive: Receive) -> None:
