@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from rgate_integrations.runtime.records import as_logprob
 from rgate_integrations.runtime.text import encodable
 
 DraftSource = Literal["proxy", "llm", "recorded"]
 Outcome = Literal["direct", "retrieve", "abstain"]
+Override = Literal["", "always", "never"]
 LONGEST_TOKEN = 32
 """Characters of a draft's token that are read. What is given as one token may be a whole text."""
+
+
+def _refuse_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a threshold is a number, and neither true nor false")
+    return value
+
+
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
-Text: TypeAlias = Annotated[str, AfterValidator(encodable)]
-"""Text that may come from anywhere, such as a server."""
+Threshold = Annotated[float, BeforeValidator(_refuse_bool), Field(ge=0.0, allow_inf_nan=False)]
+
+
+def _replace_surrogates(value: Any) -> Any:
+    return encodable(value) if isinstance(value, str) else value
+
+
+# Before pydantic looks at it: of a subclass of str, such as LangChain's `message.text`, it refuses such text.
+Text: TypeAlias = Annotated[str, BeforeValidator(_replace_surrogates)]
+"""Text that may come from anywhere, such as a user or a server."""
 
 
 class Frozen(BaseModel):
@@ -72,9 +89,9 @@ class Draft(Frozen):
     logprobs: tuple[Annotated[float, AfterValidator(as_logprob)], ...] | None = None
     finished: bool = True
     source: DraftSource = "recorded"
-    model: str = ""
+    model: Text = ""
     prompt_tokens: int = Field(default=0, ge=0)
-    response_id: str = ""
+    response_id: Text = ""
 
     @model_validator(mode="after")
     def _same_lengths(self) -> Draft:
@@ -125,9 +142,9 @@ class Failure(Frozen):
         hint: What to do about it; may be empty.
     """
 
-    type: str
-    message: str
-    hint: str = ""
+    type: Text
+    message: Text
+    hint: Text = ""
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
@@ -181,23 +198,25 @@ class Decision(Frozen):
         outcome: What `p_known` and `p_helps` say together: ``"direct"`` answers are likely to be right, or those
             that ``"retrieve"``, or neither: ``"abstain"``; None without `p_helps`.
         llm: The LLM whose knowledge was judged, and how it is known which; empty where no LLM in particular was.
+        override: The rule of yours that decided, whatever the threshold: ``"always"`` or ``"never"``; else empty.
     """
 
-    question: str
+    question: Text
     retrieve: bool
     p_known: Probability
-    threshold: float = Field(default=0.5, ge=0.0, allow_inf_nan=False)
-    reason: str = ""
-    gate: str = ""
+    threshold: Threshold = 0.5
+    reason: Text = ""
+    gate: Text = ""
     draft: Draft | None = None
     cost: Cost = Cost()
     error: Failure | None = None
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Text, ...] = ()
     partial_answer: PartialAnswerInfo | None = None
     signals: dict[str, float] = Field(default_factory=dict)
     p_helps: Probability | None = None
     outcome: Outcome | None = None
-    llm: str = ""
+    llm: Text = ""
+    override: Override = ""
 
     def __hash__(self) -> int:
         # Without the signals, which are a dict: decisions that are equal still hash alike.

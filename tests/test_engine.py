@@ -10,11 +10,15 @@ from typing import ClassVar
 import pytest
 
 from rgate_integrations import Decision, Draft, Gate, load_gate
+from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.gates import Score
 from rgate_integrations.gates.evidence.base import EvidenceSpec, Piece
 from rgate_integrations.gates.folder import save_gate
+from rgate_integrations.index.retriever import check_k
+from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.tuning import Budget, calibrate
 from rgate_integrations.tuning.questions import DataFile, Example, Question
 from tests.saved_gates import PROBE
@@ -31,7 +35,7 @@ class Unprintable:
 # --- what callers give -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("threshold", [float("nan"), -0.1, float("inf"), "high", object()], ids=type)
+@pytest.mark.parametrize("threshold", [float("nan"), -0.1, float("inf"), "high", True, object()], ids=type)
 def test_a_bad_threshold_is_refused_when_it_is_given_and_harms_nobody(scripted, call, threshold):
     gate = load_gate("prompt", proxy=scripted)
     with pytest.raises(ConfigurationError, match="threshold must be a number"):
@@ -39,6 +43,52 @@ def test_a_bad_threshold_is_refused_when_it_is_given_and_harms_nobody(scripted, 
     with pytest.raises(ConfigurationError, match="threshold must be a number"):
         gate.decide_batch(["who?", "what?"], threshold=[0.5, threshold])
     assert scripted.calls == [], "it never reached the worker"
+
+
+def test_true_is_no_number(scripted):
+    with pytest.raises(ConfigurationError, match="threshold"):
+        load_gate("ik", threshold=True)
+    with pytest.raises(ValueError, match="a threshold is a number"):
+        Decision(question="who?", retrieve=True, p_known=0.2, threshold=True)
+    with pytest.raises(ValueError, match="a threshold is a number"):
+        RetrievalGate("constant:never", threshold=True)
+    with pytest.raises(ConfigurationError, match="not a bool"):
+        RetrievalGate("constant:never").invoke("who?", {"configurable": {"retrieval_threshold": True}})
+    with pytest.raises(ConfigurationError, match="timeout"):
+        load_gate("ik", proxy=scripted, timeout=True)
+    for make in (
+        lambda: AnswerFirst(retrieve_below=True),
+        lambda: AnswerFirst(answer_above=float("nan")),
+        lambda: LookFirst(min_gain=True),
+        lambda: check_k(True),
+    ):
+        with pytest.raises(ConfigurationError):
+            make()
+
+
+@pytest.mark.parametrize(("threshold", "turned"), [(0.5, False), (0.0, True), (None, False)])
+def test_a_reason_says_so_if_the_threshold_of_the_call_turns_the_decision(threshold, turned):
+    found = load_gate("constant:always").decide("who?", threshold=threshold)
+    assert found.retrieve is not turned
+    own = "This gate always retrieves."
+    assert found.reason == own + turned * " But P(known) is 0.00, and the caller's threshold 0.00."
+
+
+def test_so_does_that_of_a_gate_that_takes_no_threshold():
+    config = {"configurable": {"retrieval_threshold": 0.2}}
+    found = RetrievalGate(OnlyQuestions()).invoke("Who wrote Hamlet?", config)
+    assert found.retrieve is False
+    assert found.reason == "Unknown. But P(known) is 0.30, and the caller's threshold 0.20."
+
+
+class OnlyQuestions:
+    """A gate of the user's own that takes no threshold."""
+
+    def decide_batch(self, questions):
+        return [Decision(question=each, retrieve=True, p_known=0.3, reason="Unknown.") for each in questions]
+
+    async def adecide_batch(self, questions):
+        return self.decide_batch(questions)
 
 
 def test_each_question_may_have_its_own_threshold(scripted):

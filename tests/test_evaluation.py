@@ -186,6 +186,7 @@ def test_a_calibrated_gate_maps_what_its_inner_gate_says_and_tells_where_its_thr
     decision = found.gate.decide("question 3?")
     assert decision.p_known == pytest.approx(found.gate.gate.probability(inner[3].p_known))
     assert decision.threshold == found.choice.threshold
+    assert decision.reason == f"{inner[3].reason} Calibrated, P(known) is {decision.p_known:.2f}."
 
 
 def test_too_few_questions_to_calibrate(tmp_path):

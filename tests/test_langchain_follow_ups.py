@@ -1,5 +1,6 @@
 """LangChain: in a conversation nothing is skipped that the gate did not understand."""
 
+from operator import itemgetter
 from unittest.mock import Mock
 
 import pytest
@@ -7,6 +8,7 @@ from langchain_core.chat_history import BaseChatMessageHistory, InMemoryChatMess
 from langchain_core.messages import (
     AIMessage,
     AIMessageChunk,
+    ChatMessage,
     HumanMessage,
     HumanMessageChunk,
     SystemMessage,
@@ -16,17 +18,19 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
+from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
-from rgate_integrations.errors import InvalidQuestionError
+from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate
 from rgate_integrations.langchain.gate import UNCONDENSED
-from tests.begun_answers import TurnReader
+from tests.begun_answers import LOOK, TurnReader
 from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, each
 
 EARLIER = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare.")]
 TURNS = [*EARLIER, HumanMessage("And when?")]
 LINES = ("user: Who wrote Hamlet?", "assistant: Shakespeare.")
 PAIRS = [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare.")]
+ROLES = zip(TURNS, ["user", "assistant", "human"], strict=True)
 CHUNKS = [HumanMessageChunk("Who wrote Hamlet?"), AIMessageChunk("Shakespeare.")]
 DICTS = [{"role": "user", "content": "Who wrote Hamlet?"}, {"role": "assistant", "content": "Shakespeare."}]
 FOLLOW_UPS = {
@@ -35,6 +39,7 @@ FOLLOW_UPS = {
     "a history": {"input": "And when?", "history": EARLIER},
     "a chat history of pairs": {"input": "And when?", "chat_history": PAIRS},
     "a history of what was streamed": {"input": "And when?", "history": CHUNKS},
+    "messages with roles": [ChatMessage(content=turn.text, role=role) for turn, role in ROLES],
     "a history of dicts": {"input": "And when?", "history": DICTS},
     "a stored history": {
         "input": "And when?",
@@ -149,6 +154,66 @@ def test_a_follow_up_that_cannot_be_condensed_is_retrieved_for(call, condense, e
     with pytest.raises((ZeroDivisionError, InvalidQuestionError)):
         call(gate, TURNS)
     assert judge.calls == []
+
+
+def condense_to_unknown(messages):
+    return f"the unknown of {len(messages)}?"
+
+
+def router_with_key(gate, **options):
+    """Return a router whose retrieve arm gives back what it got."""
+    given = RunnableLambda(lambda value: value)
+    return gate.route(retrieve=given | given, direct=given, condensed_key="alone", **options)
+
+
+STANDALONE = "the unknown of 3?"
+CONDENSED = [
+    (TURNS, {"input": TURNS, "alone": STANDALONE}),
+    (FOLLOW_UPS["a history"], {**FOLLOW_UPS["a history"], "alone": STANDALONE}),
+    ("known?", {"input": "known?", "alone": "known?"}),
+    ({"question": "known?", "k": 3}, {"question": "known?", "k": 3, "alone": "known?"}),
+]
+
+
+@pytest.mark.parametrize("answer_first", [False, True], ids=["", "answer first"])
+@pytest.mark.parametrize("look_first", [False, LOOK], ids=["", "look first"])
+@each(BATCHES)
+def test_arms_get_the_condensed_question_under_a_key_that_is_asked_for(call, answer_first, look_first):
+    judge, condensed = Judge(), []
+    screens = AnswerFirst(question_gate=judge, answer_above=0.8)
+    options = {"answer_first": answer_first and screens, "look_first": look_first}
+
+    def condense(messages):
+        condensed.append(len(messages))
+        return condense_to_unknown(messages)
+
+    gate = RetrievalGate(judge, condense=condense)
+    found = call(router_with_key(gate, **options), [value for value, _ in CONDENSED])
+    assert found == [expected for _, expected in CONDENSED]
+    assert condensed == [3, 3], "once a follow-up"
+    assert judge.questions[:4] == [STANDALONE, STANDALONE, "known?", "known?"]
+    plain = gate.route(retrieve=lambda value: value, direct=lambda value: value)
+    assert plain.invoke(TURNS) == TURNS, "off by default"
+
+
+@each(INVOKES)
+def test_what_cannot_be_condensed_reaches_the_arms_as_it_is_and_a_guard_takes_the_decision(call):
+    failing = RetrievalGate(Judge(), condense=lambda _: 1 / 0)
+    assert call(router_with_key(failing), TURNS) == {"input": TURNS, "alone": "And when?"}
+    with pytest.raises(InvalidQuestionError):
+        call(router_with_key(failing), {"nothing": 1})
+    judge = Judge()
+    gate = RetrievalGate(judge, condense=condense_to_unknown)
+    search = RunnableLambda(itemgetter("alone")) | ClaimQueryRewriter(gate)
+    arms = gate.route(retrieve=search, direct=search, condensed_key="alone")
+    assert call(arms, TURNS) == [STANDALONE]
+    assert judge.calls == [[STANDALONE]], "it is decided once"
+
+
+def test_a_key_for_what_nobody_condenses_is_an_error():
+    with pytest.raises(ConfigurationError, match="condenses") as caught:
+        router_with_key(RetrievalGate(Judge()))
+    assert "condense=" in caught.value.hint
 
 
 # --- drafted -----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
+from rgate_integrations.langchain.chains import format_documents
 from tests.begun_answers import KNOWN, LOOK, TEXT, WHOLE, Reader, Shelf, Told, Writer, answer_to
 from tests.langchain_fakes import BATCHES, STREAMS, Judge, each
 
@@ -96,3 +97,44 @@ def test_streams_stay_alive(call):
     router = router_over(reading(Shelf()) | FakeListChatModel(responses=["abc"]) | StrOutputParser())
     assert call(router, HELD) == ["a", "b", "c"]
     assert call(answering(Shelf()), HELD) == call(Writer() | StrOutputParser(), HELD)
+
+
+# --- what is no list of documents ---------------------------------------------------------------------------------
+
+ODD = {
+    "nothing": None,
+    "a dict": {"page_content": "Bread is baked."},
+    "dicts": [{"page_content": "Bread is baked."}],
+    "texts": ["Bread is baked."],
+}
+
+
+class Returns(BaseRetriever):
+    """Returns what it was given, as retrievers of the user's own may."""
+
+    found: object = None
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        return self.found
+
+
+@pytest.mark.parametrize("look_first", [False, LOOK], ids=["", "look first"])
+@pytest.mark.parametrize("found", ODD.values(), ids=list(ODD))
+@each(BATCHES)
+def test_an_arm_gets_what_its_retriever_returned_with_and_without_a_look(call, found, look_first):
+    router = RetrievalGate(Judge()).route(
+        retrieve=Returns(found=found) | RunnableLambda(lambda given: [given]),
+        direct=answer_to,
+        look_first=look_first,
+    )
+    assert call(router, ["a thing", "unknown thing"]) == [KNOWN, [found]]
+
+
+@each(BATCHES)
+def test_a_document_without_metadata_is_judged_guarded_and_formatted(call):
+    document = Document.model_construct(page_content=TEXT, metadata=None)
+    router = router_over(reading(Returns(found=[document])))
+    assert call(router, [HELD]) == [TEXT]
+    ((guarded,),) = call(RetrievalGate(Judge()).guard(Returns(found=[document])), [HELD_UNKNOWN])
+    assert (guarded.page_content, guarded.metadata["rgate_rank"]) == (TEXT, 1)
+    assert format_documents([document]) == f"[1] {TEXT}"

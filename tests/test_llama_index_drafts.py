@@ -8,6 +8,7 @@ import pytest
 from llama_index.core.instrumentation.dispatcher import instrument_tags
 from pydantic import RootModel
 
+from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import (
     ClaimFusionRetriever,
     GatedQueryEngine,
@@ -15,7 +16,9 @@ from rgate_integrations.llama_index import (
     RetrievalGateSelector,
 )
 from rgate_integrations.llama_index.decider import DRAFT_TAG
-from tests.llama_index_parts import Rag, Shelf, Writer, both_ways, hearing
+from tests.begun_answers import KNOWN, Knowing
+from tests.langchain_fakes import Judge
+from tests.llama_index_parts import Rag, ScriptedGate, Shelf, Writer, both_ways, decisions_in, hearing
 
 EVERYTHING, NO_LOGPROBS, NOTHING = ["logprobs", "max_tokens"], ["max_tokens"], []
 LOGPROBS = (0.0, -0.25)
@@ -100,3 +103,29 @@ def test_of_a_structured_llm_the_one_inside_drafts(gate, call):
     (draft,) = asking(gate, llm.as_structured_llm(RootModel[str]), call, 1)
     assert (draft.text, draft.logprobs) == ("Perhaps it", LOGPROBS)
     assert llm.calls == [EVERYTHING]
+
+
+# --- what it costs -----------------------------------------------------------------------------------------
+
+
+@both_ways
+@pytest.mark.parametrize("logprobs", [True, False], ids=["tokens", "words"])
+def test_a_decision_counts_the_tokens_of_its_draft_once_a_request(gate, call, logprobs):
+    llm = Writer() if logprobs else Writer(fails=refuse_logprobs)
+    inside = GatedQueryEngine(Rag(), Rag(), ScriptedGate(), llm=llm, tokens=2)
+    engine = GatedQueryEngine(inside, Rag(), gate, llm=llm, tokens=2)
+    with hearing() as events:
+        call(engine, "query", "unknown?")
+    costs = [(each.cost.model_calls, each.cost.tokens_out) for each in decisions_in(events)]
+    assert costs == [(1, 2), (0, 0)], "the inner gate takes the draft that is there"
+
+
+def refuse_logprobs(options):
+    if "logprobs" in options:
+        raise ValueError("unknown parameter")
+
+
+def test_langchain_counts_them_too():
+    decision = RetrievalGate(Judge(), llm=Knowing()).invoke("known?")
+    assert decision.cost.model_calls == 1
+    assert decision.cost.tokens_out == len(decision.draft.tokens) == len(KNOWN.split())

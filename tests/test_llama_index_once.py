@@ -6,6 +6,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.response.schema import Response
 from llama_index.core.indices.query.query_transform.base import DecomposeQueryTransform, HyDEQueryTransform
 from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import RouterQueryEngine, TransformQueryEngine
@@ -24,6 +26,7 @@ from rgate_integrations.llama_index import (
     RetrievalGateSelector,
 )
 from rgate_integrations.llama_index.agents import GatedTool
+from tests.begun_answers import LOOK
 from tests.llama_index_parts import (
     CLAIMS,
     Rag,
@@ -237,3 +240,43 @@ async def test_the_cookbook_runs_on_real_models(smollm2, minilm, monkeypatch, ca
     assert said.count("from memory") == said.count("with passages") == 2
     (node,) = engine.query_engine.retrieve(QueryBundle("Where was Aarno Maliniemi born?"))
     assert "Oulu" in node.node.text
+
+
+# --- what is found -------------------------------------------------------------------------------------------
+
+
+class OddEngine(BaseQueryEngine):
+    """An engine of the user's own, whose search returns what it was given; its answer says what that was."""
+
+    def __init__(self, found):
+        self.found, self.retriever = found, Shelf()
+        super().__init__(None)
+
+    def retrieve(self, bundle):
+        return self.found
+
+    def synthesize(self, bundle, nodes, **options):
+        return Response(f"read {nodes!r}")
+
+    async def asynthesize(self, bundle, nodes, **options):
+        return self.synthesize(bundle, nodes)
+
+    def _query(self, bundle):
+        return self.synthesize(bundle, self.retrieve(bundle))
+
+    async def _aquery(self, bundle):
+        return self._query(bundle)
+
+    def _get_prompt_modules(self):
+        return {}
+
+
+@both_ways
+@pytest.mark.parametrize(
+    "found", [None, {"text": "Bread."}, [{"text": "Bread."}], ["Bread."], [None]], ids=repr
+)
+@pytest.mark.parametrize("look_first", [False, LOOK], ids=["", "look first"])
+def test_an_engine_reads_what_its_search_returned_with_and_without_a_look(gate, call, found, look_first):
+    engine = GatedQueryEngine(OddEngine(found), Rag(answer="from memory"), gate, look_first=look_first)
+    assert str(call(engine, "query", "a thing")) == "from memory"
+    assert str(call(engine, "query", "unknown thing")) == f"read {found!r}"

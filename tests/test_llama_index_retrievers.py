@@ -1,7 +1,9 @@
 """LlamaIndex: what selectors, guarded retrievers, claims and chat engines promise, called and awaited alike."""
 
 import asyncio
+import copy
 import json
+import pickle
 
 import pytest
 from llama_index.core import postprocessor as core
@@ -13,7 +15,7 @@ from llama_index.core.chat_engine import (
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.llms import MockLLM
 from llama_index.core.memory import ChatMemoryBuffer, Memory
-from llama_index.core.query_engine import RouterQueryEngine, TransformQueryEngine
+from llama_index.core.query_engine import CitationQueryEngine, RouterQueryEngine, TransformQueryEngine
 from llama_index.core.retrievers import QueryFusionRetriever, RouterRetriever
 from llama_index.core.schema import QueryBundle, TextNode
 from llama_index.core.storage.docstore import SimpleDocumentStore
@@ -31,10 +33,12 @@ from rgate_integrations.llama_index import (
     IndexRetriever,
     RetrievalGateSelector,
 )
-from tests.begun_answers import Reader, TurnReader
+from tests.begun_answers import Reader, TurnReader, answer_to
 from tests.llama_index_parts import (
+    Rag,
     ScriptedGate,
     Shelf,
+    Writer,
     aask,
     ask,
     both_ways,
@@ -200,6 +204,43 @@ async def test_a_gate_that_reads_the_turns_of_a_chat_engines_memory_decides(styl
     await aask(engine, "And how old is she?", style)
     assert gate.calls == [[KNOWN], ["And how old is she?"]]
     assert gate.histories == [(f"user: {KNOWN}", f"assistant: {answer}")]
+
+
+@pytest.mark.parametrize("engine", [ContextChatEngine, CondensePlusContextChatEngine, None])
+@every_style
+def test_the_note_is_read_and_is_no_source(gate, engine, style):
+    guarded = GatedRetriever(Shelf(), gate)
+    for question, count in ((KNOWN, 0), (UNKNOWN, 1)):
+        part = over(guarded, streaming=style.endswith("stream"))
+        if engine is not None:
+            part = engine.from_defaults(guarded, llm=MockLLM())
+        text, response = ask(part, question, style)
+        assert ("answer it from what you know" in text) is (question == KNOWN)
+        assert len(response.source_nodes) == count
+        assert [len(source.raw_output) for source in getattr(response, "sources", [])] in ([], [count])
+        if engine is None:
+            decision = response.metadata.get("rgate", {"retrieve": None})
+            assert decision["retrieve"] is (False if question == KNOWN else None)
+
+
+def test_no_citation_lists_the_note_and_notes_can_be_compared_and_copied(gate):
+    guarded = GatedRetriever(Shelf(), gate)
+    response = CitationQueryEngine(guarded, llm=MockLLM()).query(KNOWN)
+    assert (response.source_nodes, list(response.metadata)) == ([], ["rgate"])
+    (one,), (other,) = guarded.retrieve(KNOWN), guarded.retrieve(KNOWN)
+    assert one != other
+    assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == one  # noqa: S301
+
+
+async def test_a_chat_engine_that_condenses_hands_both_arms_the_condensed_question():
+    shelf, gate, llm = Shelf(), ScriptedGate(), Writer(chats=True)
+    engine = GatedQueryEngine(over(shelf), Rag(), gate)
+    chat = CondenseQuestionChatEngine.from_defaults(engine, llm=llm)
+    text, _ = await aask(chat, UNKNOWN, "query")
+    assert shelf.queries == [UNKNOWN]
+    text, _ = await aask(chat, "And when?", "query")  # what the LLM makes of it is what it always writes
+    assert gate.questions == [UNKNOWN, answer_to(UNKNOWN)]
+    assert text == f"read about {answer_to(UNKNOWN)}"
 
 
 # --- postprocessors ----------------------------------------------------------------------------------------

@@ -4,22 +4,31 @@ import json
 import pickle
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+from langchain_core.load import dumpd, load
+from llama_index.core.llms import MockLLM
 from typer.testing import CliRunner
 
 from rgate_integrations import load_gate
+from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.cli.main import app
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates import rules as rules_module
 from rgate_integrations.gates.rules import ALIKE, Rules
 from rgate_integrations.langchain import RetrievalGate
+from rgate_integrations.llama_index import GatedQueryEngine
 from rgate_integrations.models.reader import READS
+from tests.begun_answers import COVERED, Shelf, Writer
+from tests.langchain_fakes import Judge
+from tests.llama_index_parts import Rag, both_ways
 from tests.scripted_proxy import ScriptedProxy
 
 CONTRACT = re.compile("contracts?", re.IGNORECASE)
 ASKED = "Who signed the Contract?"
+ABSTAINS = LookFirst(model=COVERED, on_abstain="direct", abstain_below=1.0)
 
 
 def is_support(question, metadata):
@@ -133,6 +142,65 @@ def test_rules_stay_with_a_changed_engine_and_a_pickled_one():
     for other in (gate.with_options(threshold=0.3), pickle.loads(pickle.dumps(gate))):  # noqa: S301
         assert other.decide(ASKED).retrieve is True
     assert gate.with_options(always=()).decide(ASKED).retrieve is False
+
+
+@pytest.mark.parametrize(("rules", "retrieve"), [({"always": CONTRACT}, True), ({"never": CONTRACT}, False)])
+def test_a_rule_decides_whatever_the_threshold(rules, retrieve):
+    gate = load_gate("constant:random:0.5", **rules)
+    for threshold in (None, 0.0, 0.5, 9.0):
+        found = gate.decide(ASKED, threshold=threshold)
+        assert (found.retrieve, found.override) == (retrieve, next(iter(rules)))
+        assert found.reason.startswith(f"The rule {found.override}=")
+    assert gate.decide("who?").override == ""
+    failed = load_gate("constant:never", never=lambda question: 1 / 0).decide("who?", threshold=0.0)
+    assert failed.retrieve is True
+
+
+@pytest.mark.parametrize("name", ["always", "never"])
+@pytest.mark.parametrize("threshold", [None, 0.0, 9.0])
+@pytest.mark.parametrize("answer_first", [False, True], ids=["", "answer first"])
+@pytest.mark.parametrize("look_first", [False, ABSTAINS], ids=["", "look first"])
+def test_a_rule_decides_in_a_router_whatever_is_found_or_begun(name, threshold, answer_first, look_first):
+    gate = RetrievalGate(load_gate("answer:default,default-answer"), **{name: CONTRACT})
+    options = {"answer_first": answer_first, "look_first": look_first}
+    router = gate.route(
+        retrieve=Shelf() | (lambda _: "searched"), direct=Writer() | (lambda _: "answered"), **options
+    )
+    config = {"configurable": {"retrieval_threshold": threshold}}
+    assert router.invoke(ASKED, config) == ("searched" if name == "always" else "answered")
+
+
+def test_langchain_takes_rules_and_keeps_them():
+    gate = RetrievalGate("constant:never", always=["Which clause?", CONTRACT])
+    assert gate.invoke(ASKED).reason == "The rule always=: it matches 'contracts?'."
+    assert gate.for_arm(Writer()).invoke(ASKED).retrieve is True
+    assert RetrievalGate(gate.gate, always=gate.always).gate is gate.gate, "as a config makes it anew"
+    replaced = RetrievalGate(gate.gate, always=re.compile("lease"), never=CONTRACT)
+    assert replaced.invoke(ASKED).retrieve is False
+    assert dumpd(gate)["kwargs"]["always"][0] == "Which clause?", "no dump loses a rule"
+    examples = RetrievalGate("constant:never", always=["Which clause?"])
+    again = load(dumpd(examples), allowed_objects=[RetrievalGate], valid_namespaces=["rgate_integrations"])
+    assert again.gate.rules == examples.gate.rules
+
+
+@pytest.mark.parametrize("make", [RetrievalGate, partial(GatedQueryEngine, Rag(), Rag())])
+def test_what_takes_no_rules_or_is_none_is_refused(make):
+    with pytest.raises(ConfigurationError, match="takes no rules"):
+        make(Judge(), always=CONTRACT)
+    with pytest.raises(ConfigurationError, match="must be an example"):
+        make("constant:never", never=3)
+    with pytest.raises(TypeError, match="alwyas"):
+        make("constant:never", alwyas=CONTRACT)
+
+
+@both_ways
+def test_llama_index_takes_rules(call):
+    engine = GatedQueryEngine.from_defaults(
+        Rag(), "constant:never", MockLLM(), always=CONTRACT, never="a joke"
+    )
+    assert str(call(engine, "query", ASKED)) == f"read about {ASKED}"
+    assert engine.decider.gate.rules.never == ("a joke",)
+    assert call(engine.with_threshold(0.0), "query", ASKED).metadata["rgate"]["override"] == "always"
 
 
 def test_rules_of_a_file(tmp_path):

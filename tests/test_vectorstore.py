@@ -4,13 +4,14 @@ import copy
 import math
 import pickle
 import uuid
+from functools import reduce
 
 import numpy as np
 import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 
-from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.errors import ConfigurationError, IndexCorruptError, IndexNotFoundError
 from rgate_integrations.langchain import FaissVectorStore
 
 TEXTS = ["aaa", "aab", "abb", "bbb", "bcc", "ccc"]
@@ -179,9 +180,49 @@ async def test_filters(store, given, wanted):
         ({"$or": [{}, {"n": {"$in": "abc"}}]}, "list"),
         (["n", 1], "list"),
         ("n", "str"),
+        (reduce(lambda inner, _: {"$not": inner}, range(2_000), {"n": 1}), "64 deep"),
+        ({"n": reduce(lambda inner, _: {"a": inner}, range(2_000), 1)}, "64 deep"),
+        ({"$or": reduce(lambda inner, _: [{"$or": inner}], range(2_000), [{"n": 1}])}, "64 deep"),
     ],
 )
 def test_a_filter_that_cannot_be_meant_is_a_typed_error(store, wrong, says):
     for each in (store, FaissVectorStore(Letters())):  # an empty store, too
         with pytest.raises(ConfigurationError, match=says):
             each.similarity_search("a", filter=wrong)
+
+
+def test_a_dotted_key_is_a_key_and_no_path(store):
+    store.add_texts(["abc"], [{"flat.x": 1, "nested": {"x": 1}}], ids=["x"])
+    assert ids(store.similarity_search("abc", filter={"flat.x": 1})) == ["x"]
+    assert ids(store.similarity_search("abc", filter={"nested": {"x": 1}})) == ["x"]
+    assert store.similarity_search("abc", filter={"missing.x": 1}) == []
+    with pytest.raises(ConfigurationError, match=r"'nested.x' is no path") as caught:
+        store.similarity_search("abc", filter={"nested.x": 1})
+    assert caught.value.hint == "Give {'nested': {'x': …}}."
+
+
+def test_none_deletes_all_and_an_empty_list_nothing(store):
+    store.add_texts(["abc"], ids=["x"])
+    count = len(store.index)
+    assert store.delete([]) is store.delete(["nobody"]) is True
+    assert len(store.index) == count
+    assert store.delete(["x"]) is True
+    assert len(store.index) == count - 1
+    assert store.delete() is True
+    assert (len(store.index), store.similarity_search("abc")) == (0, [])
+    assert store.add_texts(["abc"], ids=["x"]) == ["x"]
+
+
+def test_metadata_may_be_none(store):
+    store.add_texts(["abc"], [None], ids=["x"])
+    assert store.get_by_ids(["x"])[0].metadata == {}
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["missing", "damaged"])
+def test_what_cannot_be_loaded_names_what_makes_it(tmp_path, broken):
+    if broken:
+        (tmp_path / "index.safetensors").write_bytes(b"damaged")
+    with pytest.raises((IndexNotFoundError, IndexCorruptError)) as caught:
+        FaissVectorStore.load_local(tmp_path, Letters())
+    assert "save_local" in caught.value.hint
+    assert str(tmp_path) in caught.value.message

@@ -38,7 +38,10 @@ class AnswerFirst:
     prefetch: bool = False
 
     def __post_init__(self) -> None:
-        if self.tokens < 1 or self.retrieve_below > self.answer_above:
+        is_in_range = self.tokens >= 1 and self.retrieve_below <= self.answer_above  # NaN is not
+        if isinstance(self.retrieve_below, bool) or isinstance(self.answer_above, bool):
+            is_in_range = False
+        if not is_in_range:
             raise ConfigurationError(
                 f"{self} is out of range.", hint="tokens at least 1, retrieve_below at most answer_above"
             )

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field
 
-from rgate_integrations.decision import Decision, Draft, Frozen
+from rgate_integrations.decision import Decision, Draft, Frozen, Text
 from rgate_integrations.engine.gate_like import GateLike, decide
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.prompts import PromptTemplate
@@ -31,8 +31,8 @@ class Claim(Frozen):
         kind: ``"claim"`` of the draft or sub-``"question"`` of the question.
     """
 
-    text: str = Field(min_length=1)
-    query: str | None = None
+    text: Text = Field(min_length=1)
+    query: Text | None = None
     needs_search: bool | None = None
     kind: Literal["claim", "question"] = "claim"
 
@@ -45,8 +45,8 @@ class Query(Frozen):
         claim: The claim or sub-question it is for; None for the question itself.
     """
 
-    text: str
-    claim: str | None = None
+    text: Text
+    claim: Text | None = None
 
 
 class JudgedClaim(Frozen):
@@ -61,7 +61,7 @@ class JudgedClaim(Frozen):
 
     claim: Claim
     kept: bool
-    reason: str
+    reason: Text
     p_known: float | None = None
 
 
@@ -74,7 +74,7 @@ class QueryPlan(Frozen):
         claims: Every claim of the draft with its fate.
     """
 
-    question: str
+    question: Text
     queries: tuple[Query, ...] = ()
     claims: tuple[JudgedClaim, ...] = ()
 

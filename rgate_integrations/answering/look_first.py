@@ -23,6 +23,7 @@ from rgate_integrations.gates.passage_utility import (
     read_utility_model,
     search_features,
 )
+from rgate_integrations.runtime.text import redact
 
 _log = logging.getLogger("rgate_integrations")
 
@@ -53,6 +54,8 @@ class LookFirst:
 
     def __post_init__(self) -> None:
         is_in_range = -1 <= self.min_gain <= 1 and 0 <= self.abstain_below <= 1
+        if isinstance(self.min_gain, bool) or isinstance(self.abstain_below, bool):
+            is_in_range = False
         if not is_in_range or self.on_abstain not in ("retrieve", "direct"):
             raise ConfigurationError(
                 f"{self} is out of range.",
@@ -82,10 +85,10 @@ def decide_with_passages(
     """Return a decision that also counts what a search found.
 
     The gate's decision stands if there is nothing to judge: the search failed or found nothing, or the gate failed.
-    It also stands for a question that refers to something said earlier: its own words say too little about what the
-    passages should hold. If the question is probably of a kind that no LLM can know, about the user's own documents
-    or about what changes with time, the passages are read, however little they seem to hold. If neither way is likely
-    to be right, `LookFirst.on_abstain` says what to do.
+    It also stands where a rule of the user's decided, and for a question that refers to something said earlier: its
+    own words say too little about what the passages should hold. If the question is probably of a kind that no LLM
+    can know, about the user's own documents or about what changes with time, the passages are read, however little
+    they seem to hold. If neither way is likely to be right, `LookFirst.on_abstain` says what to do.
 
     Args:
         decision: The gate's.
@@ -95,14 +98,20 @@ def decide_with_passages(
     """
     if isinstance(found, Exception):
         return _warn(decision, f"The search failed ({type(found).__name__}): the gate alone decided.")
-    if decision.error is not None or is_unread(decision) or is_follow_up(decision.question):
+    if (
+        decision.error is not None
+        or decision.override
+        or is_unread(decision)
+        or is_follow_up(decision.question)
+    ):
         return decision
     if not found:
         return _warn(decision, "The search found nothing to judge: the gate alone decided.")
     try:
         p_helps = p_helps_of(decision.question, found, decision.p_known, options)
     except Exception as error:  # a failing judge reads what was found, whatever went wrong
-        _log.warning("Judging what was found failed: %s: %s", type(error).__name__, error)
+        problem = redact(error, decision.question, *(passage.text for passage in found))
+        _log.warning("Judging what was found failed: %s: %s", type(error).__name__, problem)
         noted = _warn(decision, f"Judging what was found failed ({type(error).__name__}): it is read.")
         return noted.model_copy(update={"retrieve": True})
     return compare(decision, p_helps, options, known_from=known_from)
@@ -130,7 +139,7 @@ def decide_early(
     look = decide_with_passages(decision, found, options)
     known = decision.p_known >= known_from and not look.retrieve
     if isinstance(found, Exception) or look.p_helps is None:
-        return look if decision.retrieve or known else None
+        return look if decision.retrieve or decision.override or known else None
     if known or is_never_known(decision) or (decision.retrieve and look.retrieve):
         return look
     # The less an LLM knows, the more passages help it. One that knows still less has no answer to begin with.

@@ -192,8 +192,9 @@ class RoutedCall(ABC):
         """Return the decision of a question that is clearly unknown or clearly known; None if it is neither."""
         unknown_below = min(options.retrieve_below, screened.threshold)
         known_from = max(options.answer_above, screened.threshold)
+        retrieve = screened.error is not None or is_unread(screened) or screened.p_known < unknown_below
         changed = {
-            "retrieve": screened.error is not None or is_unread(screened) or screened.p_known < unknown_below,
+            "retrieve": screened.retrieve if screened.override else retrieve,
             "threshold": unknown_below,
             "partial_answer": PartialAnswerInfo(first_look=self._screening),
         }
@@ -205,7 +206,7 @@ class RoutedCall(ABC):
                 decide_early, None, early, passages, look, known_from=known_from
             )
             return settled
-        return early if early.retrieve or early.p_known >= known_from else None
+        return early if early.retrieve or early.override or early.p_known >= known_from else None
 
     def _judge_answers(self, places: list[int], tokens: int) -> Flow[Outcomes]:
         """Hold answers back until so many tokens are written, judge all in one call, and stop those that retrieve."""
@@ -218,7 +219,8 @@ class RoutedCall(ABC):
             try:
                 draft = self.answers[place].draft()
             except Exception as error:  # whatever the application's arm raised: the question is retrieved for
-                _log.warning("The direct arm wrote no answer: %s: %s", type(error).__name__, error)
+                # Without its message, which the decision has: it may quote anything that the arm was asked.
+                _log.warning("The direct arm wrote no answer: %s", type(error).__name__)
                 outcomes[place] = fallback_decision(error, question=self.question(place))
                 continue
             if draft is None and isinstance(screened, Decision):
@@ -303,7 +305,13 @@ class RoutedCall(ABC):
 
     def _passages(self, place: int) -> Sequence[FoundPassage] | Exception:
         found = None if self.found is None else self.found[place]
-        return found if isinstance(found, Exception) else self.passages(place, found)
+        if isinstance(found, Exception):
+            return found
+        try:
+            return self.passages(place, found)
+        except Exception as error:  # a retriever may return anything; the arm gets it as without a look
+            _log.warning("What was found cannot be judged: %s", type(error).__name__)
+            return []
 
 
 class QuestionCall(RoutedCall):

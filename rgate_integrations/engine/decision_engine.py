@@ -5,7 +5,8 @@ What `load_gate` returns. Everything that can go wrong with a request goes wrong
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Literal, Self, TypeAlias
@@ -13,7 +14,7 @@ from typing import Any, Literal, Self, TypeAlias
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.batching import Batcher, await_results, wait_results
 from rgate_integrations.engine.evaluation import evaluate
-from rgate_integrations.engine.fallback import fallback_decision, log_failures
+from rgate_integrations.engine.fallback import explain_threshold, fallback_decision, log_failures
 from rgate_integrations.engine.follow_ups import is_unread, retrieve_unread
 from rgate_integrations.engine.requests import check_requests, valid_question, valid_timeout
 from rgate_integrations.errors import ConfigurationError
@@ -292,13 +293,14 @@ class DecisionEngine:
         for given, compared in zip(inputs, thresholds, strict=True):
             score = next(scores) if isinstance(given, Inputs) else given
             decisions.append(self._decision(given, compared, score))
-        log_failures(decisions, self.gate.name)
+        log_failures(decisions, self.gate.name, _private_texts(judged))
         return decisions
 
     def _evaluate(self, batch: Sequence[Inputs]) -> list[Score | Exception]:
         """Score what the callers of a batch ask; runs in the worker, whose thread is this engine's own."""
         _BUSY.set(self)
-        return evaluate(self.gate, batch, Sources(self.get_proxy, self.llm, self._memory), self.rules)
+        sources = Sources(self.get_proxy, self.llm, self._memory, self.timeout or math.inf)
+        return evaluate(self.gate, batch, sources, self.rules)
 
     def _decision(
         self, inputs: Inputs | Exception, given: float | None, score: Score | Exception
@@ -312,20 +314,39 @@ class DecisionEngine:
             return fallback_decision(score, question=question, threshold=threshold, gate=self.gate.name)
         if given is None and score.threshold is not None:
             threshold = score.threshold
+        retrieve = score.p_known < threshold
+        reason = score.reason
+        if score.override:
+            retrieve = score.override == "always"
+        elif given is not None:
+            # The gate wrote its reason for its own threshold.
+            own = self.threshold if score.threshold is None else score.threshold
+            reason = explain_threshold(
+                reason, score.p_known, given, is_turned=retrieve != (score.p_known < own)
+            )
         decision = Decision(
             question=question,
-            retrieve=score.p_known < threshold,
+            retrieve=retrieve,
             p_known=score.p_known,
             threshold=threshold,
-            reason=score.reason,
+            reason=reason,
             gate=self.gate.name,
             draft=score.draft,
             cost=score.cost,
             warnings=score.warnings,
             signals=dict(score.signals),
             llm=score.llm,
+            override=score.override,
         )
         if isinstance(inputs, Inputs) and inputs.history and not self.reads_history:
             return retrieve_unread(decision)
         # A gate on a server says so itself.
         return decision.model_copy(update={"retrieve": decision.retrieve or is_unread(decision)})
+
+
+def _private_texts(batch: Sequence[Inputs]) -> Iterator[str]:
+    """Yield what came with questions: the turns before them, and drafts that were given."""
+    for inputs in batch:
+        yield from inputs.history
+        if inputs.draft is not None:
+            yield inputs.draft.text

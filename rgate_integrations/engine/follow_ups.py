@@ -81,6 +81,7 @@ def retrieve_unread(decision: Decision, why: str = UNREAD) -> Decision:
     return decision.model_copy(
         update={
             "retrieve": True,
+            "override": "",
             "reason": f"It retrieves: {why[0].lower()}{why[1:]}",
             "warnings": (*decision.warnings, why),
         }

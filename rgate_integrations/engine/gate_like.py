@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Unpack, runtime_checkable
 
-from rgate_integrations.decision import Decision, Draft
+from rgate_integrations.decision import Cost, Decision, Draft
 from rgate_integrations.engine.decision_engine import DecisionEngine
-from rgate_integrations.engine.fallback import fallback_decision, log_failures
+from rgate_integrations.engine.fallback import explain_threshold, fallback_decision, log_failures
 from rgate_integrations.engine.follow_ups import retrieve_unread, why_unread
 from rgate_integrations.engine.loading import load_gate, set_llm
 from rgate_integrations.engine.requests import valid_threshold
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.answer import answer_gate_of, question_gate_of
 from rgate_integrations.gates.base import Gate
+from rgate_integrations.gates.evidence.draft import generation_cost
+from rgate_integrations.gates.rules import RuleOptions, Rules
 from rgate_integrations.runtime.flow import Call, Flow, Step
+from rgate_integrations.runtime.text import encodable
 
 OWN = "own"
 """Stands for the first look of the gate that judges; see `answer_first_gates`."""
@@ -59,6 +62,25 @@ def resolve_gate(gate: Any = None, llm_name: str = "") -> GateLike:
         f"A gate needs the methods decide_batch and adecide_batch; {type(gate).__name__} lacks one of them.",
         hint='Pass a name such as "ik", a folder, a Gate, or an object with both methods.',
     )
+
+
+def with_rules(gate: GateLike, **rules: Unpack[RuleOptions]) -> GateLike:
+    """Return a gate with rules in place of its own ``always=`` or ``never=``; the gate itself without any.
+
+    Raises:
+        ConfigurationError: The gate is an object of the user's own, or a rule is none.
+    """
+    given = Rules.of(**rules)
+    if not given.always and not given.never:
+        return gate
+    if not isinstance(gate, DecisionEngine):
+        raise ConfigurationError(
+            f"{type(gate).__name__} takes no rules.", hint="Apply them in its own decide_batch."
+        )
+    changed = Rules(given.always or gate.rules.always, given.never or gate.rules.never)
+    if changed == gate.rules:
+        return gate
+    return gate.with_options(always=changed.always, never=changed.never)
 
 
 def answer_first_gates(
@@ -135,9 +157,11 @@ def decide(
         One decision a question, in order.
     """
     asked = list(questions)
+    costs: list[Cost] = []
     try:
         if drafting is not None:
-            options["drafts"] = yield from drafting
+            options["drafts"] = drafts = yield from drafting
+            costs = [generation_cost([draft] if draft else []) for draft in drafts]
         accepted = {}
         for name, value in options.items():
             if _is_given(value) and _takes(gate.decide_batch, name):
@@ -145,15 +169,20 @@ def decide(
         found = yield Call(gate.decide_batch, gate.adecide_batch, asked, **accepted)
         if len(found) != len(asked):
             raise ConfigurationError(f"The gate returned {len(found)} decisions for {len(asked)} questions.")
+        decisions = list(found)
         if _is_given(options.get("threshold")) and "threshold" not in accepted:
-            return _by_threshold(found, options["threshold"])
-        return list(found)
+            decisions = _by_threshold(decisions, options["threshold"])
+        for place, cost in enumerate(costs):
+            decision = decisions[place]
+            decisions[place] = decision.model_copy(update={"cost": decision.cost + cost})
+        return decisions
     except Exception as error:
         if getattr(gate, "on_error", "retrieve") == "raise":
             raise
         name = type(gate).__name__
         decisions = [fallback_decision(error, question=q, gate=name) for q in asked]
-        log_failures(decisions, name)
+        turns = [turn for history in options.get("histories") or () for turn in history or ()]
+        log_failures(decisions, name, turns)
         return decisions
 
 
@@ -183,6 +212,8 @@ def decide_messages(
     Returns:
         One decision a message, in order.
     """
+    messages = list(map(encodable, messages))  # a gate of the user's own may write JSON of them
+    histories = [tuple(map(encodable, history)) for history in histories]
     reads = reads_history(gate)
     pairs = zip(messages, histories, strict=True)
     unread = [why_unread(message, history, reads_history=reads) for message, history in pairs]
@@ -226,7 +257,10 @@ def _by_threshold(decisions: Sequence[Decision], threshold: float | Sequence[flo
         if given is not None:
             compared = valid_threshold(given)
             retrieve = decision.error is not None or decision.p_known < compared
-            decision = decision.model_copy(update={"threshold": compared, "retrieve": retrieve})
+            is_turned = retrieve != decision.retrieve
+            reason = explain_threshold(decision.reason, decision.p_known, compared, is_turned=is_turned)
+            changed = {"threshold": compared, "retrieve": retrieve, "reason": reason}
+            decision = decision.model_copy(update=changed)
         found.append(decision)
     return found
 

@@ -80,7 +80,9 @@ def valid_timeout(timeout: object) -> float | None:
     """
     if timeout is None or timeout == math.inf:
         return None
-    if not isinstance(timeout, Real) or not float(timeout) > 0:  # NaN is above nothing
+    if (
+        not isinstance(timeout, Real) or isinstance(timeout, bool) or not float(timeout) > 0
+    ):  # NaN is above nothing
         raise ConfigurationError(f"A timeout must be a number of seconds above 0, not {timeout!r}.")
     return min(float(timeout), threading.TIMEOUT_MAX)
 
@@ -91,7 +93,7 @@ def valid_threshold(threshold: object) -> float:
     Raises:
         ConfigurationError: It is not a number of at least 0.
     """
-    if not isinstance(threshold, Real):
+    if not isinstance(threshold, Real) or isinstance(threshold, bool):
         # Not printed: an object of the user's own may not be printable.
         raise ConfigurationError(
             f"A threshold must be a number of at least 0, not a {type(threshold).__name__}."

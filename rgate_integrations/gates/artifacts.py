@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, PlainValidator
 from pydantic.dataclasses import dataclass
 
-from rgate_integrations.decision import DraftSource, Finite
+from rgate_integrations.decision import DraftSource, Finite, Threshold
 from rgate_integrations.models.base import PooledLayer
 from rgate_integrations.models.segments import LAYOUT
 from rgate_integrations.prompts import ANSWER
@@ -66,7 +66,7 @@ class SavedGate:
     base_model: str = ""
     fingerprint: str = ""
     llm: str = ""
-    threshold: Annotated[float, Field(allow_inf_nan=False, ge=0)] = 0.5
+    threshold: Threshold = 0.5
     prompts: dict[str, str] = field(default_factory=lambda: {ANSWER.name: ANSWER.hash})
     parameters: dict[str, Any] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)

@@ -10,15 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
+from pydantic import BaseModel, ConfigDict, PlainSerializer, ValidationError
 
-from rgate_integrations.decision import Cost, Draft
+from rgate_integrations.decision import Cost, Draft, Override, Threshold
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, ScoreError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
 from rgate_integrations.models.base import Proxy
 
-Threshold = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Specs: TypeAlias = tuple[EvidenceSpec[Any], ...]
 
 _ROUNDING = 1e-6
@@ -54,6 +53,7 @@ class Score:
         warnings: What was noticed on the way; the decision carries it.
         signals: Probabilities that `p_known` was made of, by name; the decision carries them.
         llm: The LLM whose knowledge was judged, and how it is known which; the decision carries it.
+        override: The user's rule that decides, whatever the threshold: ``"always"`` or ``"never"``; else empty.
         threshold: What `p_known` is compared with where the caller says nothing; None for the gate's own.
         cost: What the evidence cost; the engine fills it in.
     """
@@ -65,6 +65,7 @@ class Score:
     signals: Mapping[str, float] = field(default_factory=dict, hash=False)
     llm: str = ""
     threshold: float | None = None
+    override: Override = ""
     cost: Cost = field(default_factory=Cost)
 
 
@@ -179,6 +180,11 @@ class Gate(BaseModel, ABC):
         return {"gate": self.name, **self.model_dump(mode="json")}
 
 
+CLIENT = "the client"
+"""Who told a name that a client of a server gave: it counts as the user's, but is never a folder of this machine."""
+GIVEN = ("", CLIENT)
+
+
 class NamedLLMGate(Gate):
     """A gate that judges what the LLM of a name knows.
 
@@ -194,8 +200,12 @@ class NamedLLMGate(Gate):
 
     def for_llm(self, name: str, known_by: str = "") -> Self:
         """Return a copy that judges what this LLM knows; itself where another was given and this one found."""
-        is_given = bool(self.llm_name) and not self.llm_known_by
-        if not name or (known_by and is_given) or (name, known_by) == (self.llm_name, self.llm_known_by):
+        is_given = bool(self.llm_name) and self.llm_known_by in GIVEN
+        if (
+            not name
+            or (known_by not in GIVEN and is_given)
+            or (name, known_by) == (self.llm_name, self.llm_known_by)
+        ):
             return self
         return self.changed(llm_name=name, llm_known_by=known_by)
 

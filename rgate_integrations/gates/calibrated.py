@@ -57,4 +57,6 @@ class CalibratedGate(Gate):
     def score(self, evidence: Evidence) -> Score:
         """Map the inner gate's score."""
         score = evidence[ScoreSpec(self.inner)]
-        return replace(score, p_known=self.probability(score.p_known))
+        p = self.probability(score.p_known)
+        # The inner gate wrote its reason for its own threshold.
+        return replace(score, p_known=p, reason=f"{score.reason} Calibrated, P(known) is {p:.2f}.".strip())

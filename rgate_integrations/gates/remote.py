@@ -27,7 +27,7 @@ class RemoteGate(NamedLLMGate):
     Attributes:
         url: The server, such as ``http://localhost:8377``.
         token: Its bearer token; that of the environment's ``RGATE_TOKEN`` when None. Never in a config.
-        request_seconds: How long a request to the server may take.
+        request_seconds: How long a request to the server, with its whole answer, may take.
         llm_name: The LLM whose knowledge is judged; where it is empty, the one that the server was started for.
         llm_known_by: Who said so, if the name was found and not given.
     """
@@ -58,6 +58,9 @@ class RemoteGate(NamedLLMGate):
             raise EvidenceError(
                 f"The server's gate failed: {failed.type}: {failed.message}", hint=failed.hint
             )
+        override = decision.override
+        if decision.retrieve and (override or decision.p_known >= decision.threshold):
+            override = "always"  # the server has another reason than its threshold
         return Score(
             decision.p_known,
             decision.reason,
@@ -66,6 +69,7 @@ class RemoteGate(NamedLLMGate):
             decision.signals,
             decision.llm,
             decision.threshold,
+            override,
         )
 
 
@@ -85,8 +89,10 @@ class ServedDecisionSpec(EvidenceSpec[Decision]):
     def compute(self, context: Context) -> Sequence[Piece[Decision]]:
         """Ask the server about all questions at once."""
         gate = self.gate
+        # No longer than a call of this gate may take: the questions after it wait for the same server.
+        seconds = min(gate.request_seconds, context.sources.timeout)
         server = context.memory(
-            ("decision server", gate.url), lambda: DecisionServer(gate.url, gate.token, gate.request_seconds)
+            ("decision server", gate.url), lambda: DecisionServer(gate.url, gate.token, seconds)
         )
         items = [to_jsonable_python(each, include=_SENT) for each in context.inputs]
         decisions = server.decide(items, gate.llm_name, gate.llm_known_by)

@@ -12,15 +12,16 @@ import codecs
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 from pydantic import AfterValidator, Field, TypeAdapter
 
+from rgate_integrations.decision import Override
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.base import Gate, Score
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Inputs, Piece, expand_specs
@@ -35,6 +36,14 @@ Rule: TypeAlias = str | re.Pattern[str] | Callable[..., bool]
 """An example, a pattern that is searched for, or a function of the question or of the question and its metadata."""
 
 RuleOrRules: TypeAlias = Rule | Sequence[Rule]
+
+
+class RuleOptions(TypedDict, total=False):
+    """The arguments ``always=`` and ``never=`` of whatever takes rules; see `Rules`."""
+
+    always: RuleOrRules
+    never: RuleOrRules
+
 
 ALIKE = 0.28
 """The cosine from which a request is like an example; see ``benchmarks/rules.py``."""
@@ -88,7 +97,8 @@ class Rules:
 
     def match(self, inputs: Inputs) -> Score | None:
         """Return what patterns and functions say of a request, with P(known) 0 or 1; None if they say nothing."""
-        for name, rules, known in (("always", self.always, 0.0), ("never", self.never, 1.0)):
+        named: dict[Override, tuple[Rule, ...]] = {"always": self.always, "never": self.never}
+        for name, rules in named.items():
             for rule in rules:
                 try:
                     why = _why(rule, inputs)
@@ -96,9 +106,9 @@ class Rules:
                     problem = (
                         f"A function of {name}= failed, so it retrieves: {type(error).__name__}: {error}"
                     )
-                    return Score(0.0, problem, warnings=(problem,))
+                    return replace(_score("always", problem), warnings=(problem,))
                 if why:
-                    return Score(known, f"The rule {name}=: {why}")
+                    return _score(name, f"The rule {name}=: {why}")
         return None
 
     def likeness_for(self, gate: Gate) -> tuple[LikenessSpec, ...]:
@@ -149,10 +159,16 @@ class LikenessSpec(EvidenceSpec[Score | None]):
             likeness: The cosines of its segments' directions with those of the examples, shape (segments, examples).
         """
         for (example, known), cosines in zip(self.examples, likeness.T, strict=True):
-            name, alike = ("never", cosines.min()) if known else ("always", cosines.max())
+            name: Override = "never" if known else "always"
+            alike = cosines.min() if known else cosines.max()
             if alike >= ALIKE:
-                return Score(known, f"The rule {name}=: it is like {example[:_SHOWN]!r} ({alike:.2f}).")
+                return _score(name, f"The rule {name}=: it is like {example[:_SHOWN]!r} ({alike:.2f}).")
         return None
+
+
+def _score(name: Override, reason: str) -> Score:
+    """Return the score of what a rule decides."""
+    return Score(1.0 if name == "never" else 0.0, reason, override=name)
 
 
 def _read(reader: Proxy, texts: Sequence[str]) -> Float64Array:

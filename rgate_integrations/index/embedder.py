@@ -16,6 +16,7 @@ from rgate_integrations.models.download import resolve_model
 from rgate_integrations.models.pretrained import quiet, refuse_pickles, refuse_special_files
 from rgate_integrations.models.reader import open_session
 from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.text import encodable
 from rgate_integrations.runtime.threads import ForkSafeLock, usable_cores
 
 DEFAULT_EMBEDDER = "all-minilm-l6-v2"
@@ -107,7 +108,7 @@ class _SharedModel:
         with self._lock:
             if self._model is None:
                 self._model = _load(self._where)
-            return self._model(texts)
+            return self._model(list(map(encodable, texts)))
 
     def embed_queries(self, texts: Sequence[str]) -> Float32Array:
         with self._lock:

@@ -34,6 +34,8 @@ class Passage:
     def __post_init__(self) -> None:
         if isinstance(self.id, int):  # ids come from tables as numbers
             object.__setattr__(self, "id", str(self.id))
+        if self.metadata is None:  # as some stores and files have it
+            object.__setattr__(self, "metadata", {})
 
     @property
     def searchable(self) -> str:

@@ -66,5 +66,5 @@ def check_k(k: int) -> None:
     Raises:
         ConfigurationError: It is no whole number of at least 1.
     """
-    if not isinstance(k, int) or k < 1:
+    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
         raise ConfigurationError(f"k must be a whole number, at least 1, not {k!r}.")

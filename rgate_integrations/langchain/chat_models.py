@@ -27,6 +27,7 @@ from rgate_integrations.langchain.runnable import BatchCall, RunBatch
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Flow
 from rgate_integrations.runtime.records import message_logprobs
+from rgate_integrations.runtime.text import redact
 
 _T = TypeVar("_T")
 
@@ -185,16 +186,17 @@ class ChatDrafter:
                 if isinstance(answer, Exception) and says_unsupported(answer) and form is not forms[-1]:
                     refused.append(place)
                 else:
-                    drafts[place] = self._draft(answer)
+                    drafts[place] = self._draft(answer, asked[place].conversation)
             if not refused:
                 break
             waiting = refused
         return drafts
 
-    def _draft(self, answer: Any) -> Draft | None:
+    def _draft(self, answer: Any, conversation: Sequence[BaseMessage]) -> Draft | None:
         """Return what a model answered as a draft; None if it failed or wrote nothing."""
         if isinstance(answer, Exception):
-            _log.warning("The LLM wrote no draft: %s: %s", type(answer).__name__, answer)
+            problem = redact(answer, *(message.content for message in conversation))
+            _log.warning("The LLM wrote no draft: %s: %s", type(answer).__name__, problem)
             return None
         if isinstance(answer, BaseMessage):
             metadata = answer.response_metadata

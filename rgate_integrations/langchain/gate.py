@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, Unpack
 
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
@@ -22,7 +22,7 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.claims import Query, QueryPlan, Rewriter, planning
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.routing import Strategy
-from rgate_integrations.decision import Decision
+from rgate_integrations.decision import Decision, Threshold
 from rgate_integrations.engine.fallback import fallback_decision
 from rgate_integrations.engine.gate_like import (
     GateLike,
@@ -30,10 +30,12 @@ from rgate_integrations.engine.gate_like import (
     decide_messages,
     for_llm,
     resolve_gate,
+    with_rules,
 )
 from rgate_integrations.engine.loading import DEFAULT_GATE, DEFAULT_GATES
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.gates.base import Gate
+from rgate_integrations.gates.rules import RuleOptions
 from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.langchain.chat_models import ChatDrafter, condensing
 from rgate_integrations.langchain.chat_models import llm_name as name_in
@@ -98,6 +100,10 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             the name of the chat model in the direct arm of `route`, or of ``llm``, counts: of several, such as
             fallbacks, the one that knows least.
         name: The name of its runs in traces.
+        **rules: ``always=`` and ``never=``: rules as of `load_gate`, which replace the gate's own.
+
+    Raises:
+        ConfigurationError: A rule is none, or the gate is an object of the user's own, which takes no rules.
 
     Example:
         >>> from rgate_integrations.langchain import RetrievalGate
@@ -107,12 +113,14 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     """
 
     gate: Any  # what decides; as Any, it can stand in the schema of a config
-    threshold: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    threshold: Threshold | None = None
     input_key: str | None = None
     llm: Runnable[Any, Any] | None = None
     tokens: int = Field(default=32, ge=1)
     condense: Runnable[Any, Any] | None = None
     llm_name: str = ""
+    always: Any = ()  # `RuleOrRules`; as fields, no dump loses them
+    never: Any = ()
 
     _gate_name: str | None = PrivateAttr(default=None)
     _origin: GateLike = PrivateAttr()
@@ -129,6 +137,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         condense: RunnableLike[Any, Any] | None = None,
         llm_name: str = "",
         name: str | None = None,
+        **rules: Unpack[RuleOptions],
     ) -> None:
         if gate is None:
             gate = DEFAULT_GATE if llm is None else DEFAULT_GATES["llm"]
@@ -140,7 +149,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             condense = coerce_to_runnable(condense)
         super().__init__(
             # Not in a validator: pydantic would turn its errors into one of its own.
-            gate=resolve_gate(gate, llm_name),
+            gate=with_rules(resolve_gate(gate, llm_name), **rules),
             threshold=threshold,
             input_key=input_key,
             llm=llm,
@@ -148,6 +157,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             condense=condense,
             llm_name=llm_name,
             name=name,
+            **rules,
         )
         if isinstance(gate, str):
             self._gate_name = gate
@@ -229,7 +239,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         """Return what becomes of a follow-up that could not be condensed."""
         if getattr(self.gate, "on_error", "retrieve") == "raise":
             return error
-        _log.warning("A follow-up could not be condensed: %s: %s", type(error).__name__, error)
+        # Without its message, which the decision has: it may quote the earlier turns.
+        _log.warning("A follow-up could not be condensed: %s", type(error).__name__)
         decision = fallback_decision(error, question=question)
         return decision.model_copy(update={"warnings": (UNCONDENSED,)})
 
@@ -240,6 +251,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         direct: RunnableLike[_Input, _Direct],
         answer_first: bool | AnswerFirst = False,
         look_first: bool | LookFirst = False,
+        condensed_key: str | None = None,
     ) -> RetrievalRouter[_Input, _Retrieved | _Direct]:
         """Return a runnable that sends each input to one of two arms.
 
@@ -254,10 +266,14 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 the LLM knows with what was found: only passages that help are read. Nothing is searched twice.
                 `LookFirst` has more to choose. With ``answer_first``, an answer is begun only where that can change
                 the outcome, and what was begun is compared with what was found.
+            condensed_key: Hand both arms a mapping with the question under this key, so that they need not search
+                for "And when?": of a follow-up, what ``condense`` made of it. Mappings keep their other keys; any
+                other input stands under ``input``. By default arms get the input unchanged.
 
         Raises:
             ConfigurationError: ``look_first`` or `AnswerFirst.prefetch`, and ``retrieve`` is neither a sequence of
-                steps nor a retriever; or ``answer_first``, and the gate reads the question alone.
+                steps nor a retriever; or ``answer_first``, and the gate reads the question alone; or
+                ``condensed_key``, and the gate has no ``condense``.
         """
         arm: Runnable[Any, Any] = coerce_to_runnable(direct)  # type: ignore[arg-type]  # a mapping is one
         strategy = Strategy(look_first=LookFirst.of(look_first))
@@ -270,7 +286,17 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 judge=self._reading_alike(judge).for_arm(arm),
                 question_gate=question_gate and self._reading_alike(question_gate).for_arm(arm),
             )
-        return RetrievalRouter(self.for_arm(arm), retrieve=retrieve, direct=arm, strategy=strategy)
+        if condensed_key is not None and self.condense is None:
+            raise ConfigurationError(
+                "condensed_key= needs a gate that condenses.", hint="RetrievalGate(condense=...)"
+            )
+        return RetrievalRouter(
+            self.for_arm(arm),
+            retrieve=retrieve,
+            direct=arm,
+            strategy=strategy,
+            condensed_key=condensed_key,
+        )
 
     def _reading_alike(self, gate: GateLike | Gate | str) -> RetrievalGate:
         """Return another gate that reads inputs as this one does, and drafts nothing."""
@@ -465,6 +491,8 @@ def _fused(queries: Sequence[Query], results: Sequence[Any], k: int | None) -> l
                     hint="Guard the retriever, and not the chain around it.",
                 )
             found_by = {"rgate_query": query.text, "rgate_claim": query.claim, "rgate_rank": rank}
-            ranking.append(document.model_copy(update={"metadata": {**found_by, **document.metadata}}))
+            # Some stores give documents without metadata: None.
+            metadata = {**found_by, **(document.metadata or {})}
+            ranking.append(document.model_copy(update={"metadata": metadata}))
         rankings.append(ranking)
     return fuse(rankings, key=lambda document: document.id or document.page_content, k=k)

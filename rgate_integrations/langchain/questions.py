@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
 from langchain_core.chat_history import BaseChatMessageHistory
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, convert_to_messages
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, convert_to_messages
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
@@ -19,6 +19,7 @@ from rgate_integrations.decision import Decision
 from rgate_integrations.engine.requests import valid_threshold
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.runtime.flow import Call, Flow
+from rgate_integrations.runtime.text import encodable
 
 QuestionInput: TypeAlias = str | PromptValue | BaseMessage | Mapping[str, Any] | Sequence[Any]
 """What a question is read from: text, a prompt value, a message, a mapping that holds any of these, or messages."""
@@ -73,7 +74,7 @@ def asked_in(value: Any, input_key: str | None = None) -> Asked:
     messages = _messages(value)
     for place in reversed(range(len(messages))):
         if isinstance(messages[place], HumanMessage):
-            return Asked(messages[place].text, _turns(messages[:place]))
+            return Asked(encodable(messages[place].text), _turns(messages[:place]))
     raise InvalidQuestionError(
         "There is no human message among the messages.", hint="The last one is the question."
     )
@@ -128,16 +129,27 @@ def _messages(value: Any) -> Sequence[BaseMessage]:
     if isinstance(value, BaseMessage):
         value = value.text
     if isinstance(value, str):
-        return [HumanMessage(value)]
+        return [HumanMessage(encodable(value))]  # a message's text may be cut in the middle of an emoji
     if isinstance(value, BaseChatMessageHistory):
-        return value.messages
+        value = value.messages
     try:
-        return convert_to_messages(value)
+        return list(map(_with_its_type, convert_to_messages(value)))
     except (ValueError, NotImplementedError, KeyError, TypeError, AttributeError) as error:
         raise InvalidQuestionError(
             f"A question cannot be read from {type(value).__name__}: {error}",
             hint="Pass a string, a dict with the question, or messages.",
         ) from error
+
+
+def _with_its_type(message: BaseMessage) -> BaseMessage:
+    """Return a `ChatMessage`, whose role is a text, as the message that its role stands for; others as they are."""
+    if isinstance(message, ChatMessage):
+        role = message.role.lower()
+        if role in ("user", "human"):
+            return HumanMessage(message.content)
+        if role in ("assistant", "ai"):
+            return AIMessage(message.content)
+    return message
 
 
 def _turns(messages: Sequence[BaseMessage]) -> tuple[BaseMessage, ...]:
@@ -147,7 +159,7 @@ def _turns(messages: Sequence[BaseMessage]) -> tuple[BaseMessage, ...]:
         if isinstance(message, HumanMessage):
             turns.append(message)
         elif isinstance(message, AIMessage):
-            turns.append(AIMessage(message.text))
+            turns.append(AIMessage(encodable(message.text)))
     return tuple(turn for turn in turns if turn.text.strip())
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -40,8 +40,8 @@ from rgate_integrations.langchain.answer_first import (
     DirectArm,
     split_handlers,
 )
-from rgate_integrations.langchain.chat_models import instances_in, parts_of
-from rgate_integrations.langchain.questions import announcing, bind, given_threshold
+from rgate_integrations.langchain.chat_models import condensing, instances_in, parts_of
+from rgate_integrations.langchain.questions import Asked, announcing, asked_in_all, bind, given_threshold
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, RunBatch
 from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, run
 
@@ -53,9 +53,9 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     A batch makes one call of the gate, whatever its size, and one batch of each arm, side by side, or one after the
     other if ``max_concurrency`` limits them; the order is kept.
-    Arms get the router's input unchanged. Each decision is a child run in traces and a custom event,
-    ``retrieval_gate``, which LangGraph's custom stream has, too; the chosen arm's run has the tag ``retrieve`` or
-    ``direct``.
+    Arms get the router's input unchanged, or with ``condensed_key`` a mapping with the question in it. Each decision
+    is a child run in traces and a custom event, ``retrieval_gate``, which LangGraph's custom stream has, too; the
+    chosen arm's run has the tag ``retrieve`` or ``direct``.
 
     Where the direct arm answers first, it runs as a stream, whatever the caller called, and its first tokens are held
     back and judged. Known: they are released and the stream goes on. Unknown: the stream is closed, which cancels the
@@ -73,6 +73,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         direct: Arm for known questions.
         strategy: What is looked at before there is a decision, by default the question alone. Its judge takes
             ``drafts=``, as a `RetrievalGate`.
+        condensed_key: Where arms find the question, as the gate's ``condense`` made it; see `RetrievalGate.route`.
 
     Raises:
         ConfigurationError: The strategy searches ahead, and the retrieve arm is neither a sequence of steps nor a
@@ -83,6 +84,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     retrieve: Runnable[Any, Any]
     direct: Runnable[Any, Any]
     strategy: SkipValidation[Strategy] = Strategy()
+    condensed_key: str | None = None
 
     _direct: DirectArm = PrivateAttr()
     _first: Runnable[Any, Any] = PrivateAttr()
@@ -214,9 +216,31 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     def _route(self, batch: RunBatch) -> Flow[list[ArmRun | ArmAnswer | Exception]]:
         """Decide for a batch; returns what is left to run for each input, or the exception that concerns it."""
-        call = RouterCall(self, batch)
+        asked = batch.inputs
+        if self.condensed_key is not None:
+            asked, batch = yield from self._condense(batch, self.condensed_key)
+        call = RouterCall(self, batch, asked)
         routed = yield from call.route()
         return [call.left(place, each) for place, each in enumerate(routed)]
+
+    def _condense(self, batch: RunBatch, key: str) -> Flow[tuple[list[Any], RunBatch]]:
+        """Condense the follow-ups; returns what the gate is asked, and the batch with the inputs of the arms."""
+        turns, _ = asked_in_all(batch.inputs, getattr(self.gate, "input_key", None))
+        condensed = yield from condensing(getattr(self.gate, "condense", None), turns, batch)
+        asked, inputs = list(batch.inputs), list(batch.inputs)
+        for place, turn in turns.items():
+            found = condensed.get(place)
+            if isinstance(
+                found, Asked
+            ):  # what could not be condensed keeps its history, and the gate says why
+                turn = found
+                asked[place] = found.question
+            value = batch.inputs[place]
+            inputs[place] = {
+                **(value if isinstance(value, Mapping) else {"input": value}),
+                key: turn.question,
+            }
+        return asked, replace(batch, inputs=inputs)
 
 
 async def _single(value: Any) -> AsyncIterator[Any]:
@@ -246,26 +270,28 @@ class RouterCall(RoutedCall):
 
     Args:
         router: The router.
-        batch: Its inputs and their runs.
+        batch: The inputs of its arms, and their runs.
+        asked: What the gates are asked, one an input.
     """
 
-    def __init__(self, router: RetrievalRouter[Any, Any], batch: RunBatch) -> None:
+    def __init__(self, router: RetrievalRouter[Any, Any], batch: RunBatch, asked: Sequence[Any]) -> None:
         thresholds = [given_threshold(router.gate, config) for config in batch.configs]
         super().__init__(router.strategy, thresholds)
         self.router = router
         self.batch = batch
+        self.asked = list(asked)
         self._search: ArmSearch | None = None
 
     def decide(self) -> Flow[list[Decision | Exception]]:
         """Ask the gate once for the whole batch."""
-        found: list[Any] = yield BatchCall(self.router.gate, self.batch.inputs, self.batch.children("gate"))
+        found: list[Any] = yield BatchCall(self.router.gate, self.asked, self.batch.children("gate"))
         return found
 
     def ask(self, gate: Any, drafts: dict[int, Draft | None] | None = None) -> Flow[Outcomes]:
         """Ask a gate once: about every question, or about several begun answers."""
         batch = self.batch
         if drafts is None:
-            found = yield BatchCall(gate, batch.inputs, batch.children("first_look"))
+            found = yield BatchCall(gate, self.asked, batch.children("first_look"))
             return dict(enumerate(found))
         inputs = []
         for place in drafts:
@@ -274,7 +300,7 @@ class RouterCall(RoutedCall):
             if isinstance(screened, Decision) and getattr(gate, "condense", None) is not None:
                 inputs.append(screened.question)
             else:
-                inputs.append(batch.inputs[place])
+                inputs.append(self.asked[place])
         configs = [batch.child(place, "gate") for place in drafts]
         found = yield BatchCall(gate, inputs, configs, drafts=list(drafts.values()))
         return dict(zip(drafts, found, strict=True))
@@ -363,7 +389,8 @@ class ArmSearch(BatchCall):
 
 def as_passage(document: Document) -> FoundPassage:
     """Return a document as passages are judged and read."""
-    return FoundPassage(document.page_content, str(document.metadata.get("title") or ""))
+    metadata = document.metadata or {}  # some stores give None
+    return FoundPassage(document.page_content, str(metadata.get("title") or ""))
 
 
 class RetrieverRuns(BaseCallbackHandler):

@@ -15,7 +15,12 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 from langchain_core.vectorstores.utils import maximal_marginal_relevance
 
-from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.errors import (
+    ConfigurationError,
+    IndexCorruptError,
+    IndexMismatchError,
+    IndexNotFoundError,
+)
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.langchain.embeddings import as_embedder
 
@@ -79,8 +84,10 @@ class FaissVectorStore(VectorStore):
         return self._upsert(list(texts), metadatas, ids)
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
-        """Delete documents by id; ids that are not there are ignored. None deletes nothing."""
-        self.index.delete(_list_of_ids(ids or []))
+        """Delete documents by id, or all of them with None; ids that are not there are ignored."""
+        if ids is None:
+            ids = [passage.id for passage in self.index]
+        self.index.delete(_list_of_ids(ids))
         return True
 
     @classmethod
@@ -227,7 +234,14 @@ class FaissVectorStore(VectorStore):
             IndexCorruptError: Its file is truncated or changed, or holds something else.
             IndexMismatchError: The embeddings are not those it was made with.
         """
-        return cls(embeddings, index=PassageIndex.load(folder_path, as_embedder(embeddings)))
+        embedder = as_embedder(embeddings)
+        try:
+            return cls(embeddings, index=PassageIndex.load(folder_path, embedder))
+        except (IndexNotFoundError, IndexCorruptError, IndexMismatchError) as error:
+            # The index knows only the command that makes one for the command line.
+            raise type(error)(
+                error.message, hint="Make it with save_local, from a store with these embeddings."
+            ) from error
 
 
 def _search(index: PassageIndex, vector: Any, k: int, given: Filter | None) -> Scored:
@@ -281,6 +295,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "$nin": lambda held, wanted: held not in list(wanted),
 }
 _MISSING = object()
+_DEEPEST = 64  # mappings and lists within each other
 
 
 def as_predicate(given: Filter | None) -> Callable[[Document], bool]:
@@ -292,7 +307,8 @@ def as_predicate(given: Filter | None) -> Callable[[Document], bool]:
     is compared with a missing key, or a value of another type, does not hold; so ``$ne``, ``$nin`` and ``$not`` do.
 
     Raises:
-        ConfigurationError: An operator is not known, or is given what it cannot take.
+        ConfigurationError: An operator is not known, or is given what it cannot take; or the filter is nested too
+            deeply. Raised by the function: a key such as ``"a.b"`` stands for a key within the document's ``"a"``.
 
     Example:
         >>> passes = as_predicate({"year": {"$gte": 1990}, "tag": ["a", "b"]})
@@ -307,8 +323,21 @@ def as_predicate(given: Filter | None) -> Callable[[Document], bool]:
             hint='Give, for example, {"year": {"$gte": 1990}}.',
         )
     wanted = given or {}
+    _check_depth(wanted, _DEEPEST)
     _holds(wanted, {})  # a wrong filter is an error now, also where there is nothing to search
     return lambda document: _holds(wanted, document.metadata)
+
+
+def _check_depth(given: Any, deepest: int) -> None:
+    """Refuse a filter in which more mappings and lists stand within each other than Python can follow."""
+    if not isinstance(given, Mapping | list | tuple | set):
+        return
+    if deepest == 0:
+        raise ConfigurationError(
+            f"The filter is nested more than {_DEEPEST} deep.", hint="Give conditions beside each other."
+        )
+    for each in given.values() if isinstance(given, Mapping) else given:
+        _check_depth(each, deepest - 1)
 
 
 def _holds(wanted: Any, held: Any) -> bool:
@@ -346,4 +375,9 @@ def _condition(name: Any, operand: Any, held: Any) -> bool:
     inner = _MISSING
     if isinstance(held, Mapping):
         inner = held.get(name, _MISSING)
+        outer, dot, rest = str(name).partition(".")
+        if inner is _MISSING and dot and isinstance(held.get(outer), Mapping):
+            raise ConfigurationError(
+                f"{name!r} is no path into the metadata.", hint=f"Give {{{outer!r}: {{{rest!r}: …}}}}."
+            )
     return _holds(operand, inner)

@@ -23,7 +23,6 @@ from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.events.llm import LLMChatInProgressEvent, LLMCompletionInProgressEvent
 from llama_index.core.llms import LLM
-from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import QueryBundle
 from llama_index_instrumentation import get_dispatcher
 
@@ -107,7 +106,7 @@ class EngineStream(TokenStream):
         self._bundle = copy_bundle(bundle)
         self._answer = answer
         self._kind: type[BaseEvent] | None = None
-        _listen()
+        listen(_Listener)
 
     def pull(self) -> Any:
         """Return the next chunk, or `END`."""
@@ -187,12 +186,12 @@ class _Listener(BaseEventHandler):
             stream.hear(event)
 
 
-def _listen() -> None:
-    """Give LlamaIndex's events one listener in this process."""
+def listen(kind: type[BaseEventHandler]) -> None:
+    """Give LlamaIndex's events one listener of a kind in this process."""
     root = get_dispatcher()
     with _lock:
-        if not any(isinstance(handler, _Listener) for handler in root.event_handlers):
-            root.add_event_handler(_Listener())
+        if not any(isinstance(handler, kind) for handler in root.event_handlers):
+            root.add_event_handler(kind())
 
 
 def _logprobs(response: Any, choice: Any) -> TokenLogprobs:
@@ -224,18 +223,3 @@ def with_logprobs(llm: LLM) -> LLM | None:
     if getattr(llm, "top_logprobs", None) == 0:
         options["top_logprobs"] = 1
     return llm.model_copy(update=options)
-
-
-def streams(engine: BaseQueryEngine) -> bool:
-    """Whether an engine's synthesizer streams; without one, that of an engine inside. False where there is none."""
-    waiting: list[object] = [engine]
-    while waiting:
-        part = waiting.pop(0)
-        if not isinstance(part, BaseQueryEngine):
-            continue
-        synthesizer = vars(part).get("_response_synthesizer")
-        if isinstance(synthesizer, BaseSynthesizer):
-            return bool(vars(synthesizer).get("_streaming", False))
-        for value in vars(part).values():
-            waiting += value if isinstance(value, list) else [value]
-    return False

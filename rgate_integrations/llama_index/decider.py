@@ -8,12 +8,12 @@ selector has returned. So its decision is attached to the query bundle, which th
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self, Unpack
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole
 from llama_index.core.instrumentation.events import BaseEvent
@@ -28,12 +28,21 @@ from llama_index_instrumentation.dispatcher import active_instrument_tags, instr
 from rgate_integrations.answering.partial_answer import draft_options, says_unsupported
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.decision_engine import DecisionEngine
-from rgate_integrations.engine.gate_like import GateLike, decide_messages, for_llm, resolve_gate
+from rgate_integrations.engine.gate_like import (
+    GateLike,
+    decide_messages,
+    for_llm,
+    resolve_gate,
+    with_rules,
+)
 from rgate_integrations.engine.loading import DEFAULT_GATES
 from rgate_integrations.engine.requests import valid_threshold
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.gates.rules import RuleOptions
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Call, Flow
 from rgate_integrations.runtime.records import read_logprobs
+from rgate_integrations.runtime.text import encodable, redact
 
 KNOWN_BY = "LlamaIndex's metadata"
 """Who told the name of an LLM that was not given."""
@@ -41,6 +50,12 @@ KNOWN_BY = "LlamaIndex's metadata"
 DRAFT_TAG = "rgate_draft"
 """In the ``tags`` of every LlamaIndex event of a drafting call: what the LLM writes there is not the answer."""
 
+_SPEAKERS = {
+    MessageRole.USER: "user",
+    MessageRole.ASSISTANT: "assistant",
+    MessageRole.CHATBOT: "assistant",  # as some providers' LLMs name themselves
+    MessageRole.MODEL: "assistant",
+}
 _log = logging.getLogger("rgate_integrations")
 _dispatcher = get_dispatcher(__name__)
 
@@ -103,6 +118,7 @@ class Decider:
         tokens: Maximum number of tokens that it writes, at least 1.
         memory: Has the turns before the question, where it is not condensed.
         answers: The LLM that answers, if it is known: the gate judges what it knows. ``llm`` when None.
+        **rules: ``always=`` and ``never=``, in place of the gate's own.
 
     Attributes:
         gate: What decides.
@@ -117,10 +133,11 @@ class Decider:
         memory: BaseMemory | None = None,
         *,
         answers: LLM | None = None,
+        **rules: Unpack[RuleOptions],
     ) -> None:
         if gate is None and llm is not None:
             gate = DEFAULT_GATES["llm"]
-        self.origin = resolve_gate(gate)
+        self.origin = with_rules(resolve_gate(gate), **rules)
         self.gate = for_llm(self.origin, name_of(answers or llm), KNOWN_BY)
         self.llm = llm
         self.drafter = None if llm is None else LLMDrafter(llm, tokens)
@@ -146,9 +163,23 @@ class Decider:
         if taken is not None:
             return taken
         history = yield from self._history(bundle.query_str)
-        drafting = None if self.drafter is None else self._draft(self.drafter, bundle)
+        drafting, drafts = None, None
+        if self.drafter is not None:
+            given = self.given(bundle)
+            draft = None if given is None else given.decision.draft
+            if (
+                draft is not None and draft.source == "llm"
+            ):  # what this LLM wrote for the request already will do
+                drafts = [draft]
+            else:
+                drafting = self._draft(self.drafter, bundle)
         (decision,) = yield from decide_messages(
-            self.gate, [bundle.query_str], [history], drafting=drafting, threshold=self.threshold
+            self.gate,
+            [bundle.query_str],
+            [history],
+            drafting=drafting,
+            drafts=drafts,
+            threshold=self.threshold,
         )
         return decision
 
@@ -192,12 +223,8 @@ class Decider:
             _current.set(BoundDecision(bundle.query_str, decision, maker=self, bundle=bundle))
 
     def _draft(self, drafter: LLMDrafter, bundle: QueryBundle) -> Flow[list[Draft | None]]:
-        """Draft for a batch of one, as gates take drafts; what this LLM wrote for the request already will do."""
-        given = self.given(bundle)
-        draft = None if given is None else given.decision.draft
-        if draft is None or draft.source != "llm":
-            draft = yield from drafter.drafting(bundle.query_str)
-        return [draft]
+        """Draft for a batch of one, as gates take drafts."""
+        return [(yield from drafter.drafting(encodable(bundle.query_str)))]
 
     def _history(self, question: str) -> Flow[tuple[str, ...]]:
         """Return the turns before the question, as gates read them."""
@@ -206,8 +233,9 @@ class Decider:
         messages: list[ChatMessage] = yield Call(self.memory.get, self.memory.aget)
         turns = []
         for message in messages:
-            if message.role in (MessageRole.USER, MessageRole.ASSISTANT) and message.content:
-                turns.append(f"{message.role.value}: {message.content}")
+            speaker = _SPEAKERS.get(message.role)
+            if speaker is not None and message.content:
+                turns.append(f"{speaker}: {message.content}")
         if turns[-1:] == [f"user: {question}"]:  # some engines note the question before they retrieve
             turns.pop()
         return tuple(turns)
@@ -217,6 +245,7 @@ class Gated:
     """What engines, retrievers and selectors have in common: a decider, whose threshold can be changed."""
 
     decider: Decider
+    get_prompts: Callable[[], PromptDictType]
 
     def with_threshold(self, threshold: float | None) -> Self:
         """Return a copy of this at another threshold, for a question or for good.
@@ -233,6 +262,26 @@ class Gated:
         changed.decider = copy(self.decider)
         changed.decider.threshold = threshold
         return changed
+
+    def update_prompts(self, prompts_dict: PromptDictType) -> None:
+        """Change prompts, by the keys that ``get_prompts`` gives.
+
+        Raises:
+            ConfigurationError: A key names a part that is not there.
+        """
+        # LlamaIndex's own method takes no key of a part within a part.
+        for key, prompt in prompts_dict.items():
+            part: Any = self
+            *names, own_key = key.split(":")
+            for name in names:
+                parts = part._get_prompt_modules()
+                if name not in parts:
+                    raise ConfigurationError(
+                        f"There are no prompts under {key!r}.",
+                        hint=f"Known keys: {', '.join(self.get_prompts())}.",
+                    )
+                part = parts[name]
+            part._update_prompts({own_key: prompt})
 
 
 class WithoutPrompts:
@@ -288,10 +337,11 @@ class LLMDrafter:
                     response = yield asking
             except Exception as error:  # providers raise errors of their own
                 # A timeout says nothing about what the model takes: the next question is asked with everything.
+                problem = redact(error, question)
                 if not options or not says_unsupported(error):
-                    _log.warning("The LLM wrote no draft: %s: %s", type(error).__name__, error)
+                    _log.warning("The LLM wrote no draft: %s: %s", type(error).__name__, problem)
                     return None
-                _log.info("The LLM refused %s: %s", ", ".join(options), error)
+                _log.info("The LLM refused %s: %s", ", ".join(options), problem)
             else:
                 self._options = forms[number:]
                 return self._draft(response)

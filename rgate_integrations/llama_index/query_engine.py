@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import RESPONSE_TYPE
-from llama_index.core.indices.empty import EmptyIndex
 from llama_index.core.llms import LLM
+from llama_index.core.llms.structured_llm import StructuredLLM
+from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import QueryBundle
 from llama_index.core.settings import Settings
@@ -21,9 +22,18 @@ from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, for_llm
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
-from rgate_integrations.llama_index.answer_first import EngineAnswer, streams, with_logprobs
+from rgate_integrations.gates.rules import RuleOptions
+from rgate_integrations.llama_index.answer_first import EngineAnswer, with_logprobs
 from rgate_integrations.llama_index.decider import KNOWN_BY, Decider, Gated, copy_bundle, name_of
+from rgate_integrations.llama_index.direct_arm import direct_engine, find_synthesizer, structured
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
+
+
+class EngineOptions(RuleOptions, total=False):
+    """Options that `GatedQueryEngine.from_defaults` hands on to the class."""
+
+    answer_first: bool | AnswerFirst
+    look_first: bool | LookFirst
 
 
 class GatedQueryEngine(Gated, BaseQueryEngine):
@@ -47,6 +57,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             Needs an engine that retrieves and synthesizes in two steps, and a retriever that does not decide or draft
             itself. With ``answer_first``, an answer is begun only where that can change the outcome, and what was
             begun is compared with what was found.
+        **rules: ``always=`` and ``never=``: rules as of `load_gate`, which replace the gate's own.
 
     Raises:
         ConfigurationError: ``look_first`` or `AnswerFirst.prefetch`, and the engine does not work in two steps, or
@@ -64,12 +75,13 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         answer_first: bool | AnswerFirst = False,
         streaming: bool = True,
         look_first: bool | LookFirst = False,
+        **rules: Unpack[RuleOptions],
     ) -> None:
         options = AnswerFirst.of(answer_first)
         self.query_engine = query_engine
         self.direct = direct
         writer = llm if tokens is not None or options is not None else None
-        self.decider = Decider(gate, writer, 32 if tokens is None else tokens, answers=llm)
+        self.decider = Decider(gate, writer, 32 if tokens is None else tokens, answers=llm, **rules)
         self.streaming = streaming
         judge: GateLike | None = None
         question_gate: GateLike | None = None
@@ -93,10 +105,14 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         *,
         streaming: bool | None = None,
         tokens: int | None = None,
-        answer_first: bool | AnswerFirst = False,
-        look_first: bool | LookFirst = False,
+        direct_prompt: BasePromptTemplate | None = None,
+        direct: BaseQueryEngine | None = None,
+        **options: Unpack[EngineOptions],
     ) -> GatedQueryEngine:
         """Wrap a query engine.
+
+        The direct arm asks ``llm`` the question alone, after the system messages of the engine's own prompt. It gives
+        what the engine's ``output_cls`` says; such an answer does not stream.
 
         Args:
             query_engine: Any query engine.
@@ -106,31 +122,43 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             streaming: Whether the direct arm streams; by default it does if the engine does.
             tokens: Let the LLM itself write so many tokens, at least 1, and the gate judge them: by far the
                 strongest evidence. None leaves drafts to the gate's proxy model.
-            answer_first: Let the LLM begin to answer, and judge its first tokens: 32, or ``tokens``. Known: it goes
-                on, so that nothing is asked twice. Unknown: it is stopped, and the engine answers.
-            look_first: Search for every question, and read only passages that help.
+            direct_prompt: What the LLM is asked for known questions, with ``query_str``.
+            direct: An engine of your own for known questions; `llm` is then what it asks.
+            **options: ``answer_first``, ``look_first``, ``always`` and ``never``, as of the class. With
+                ``answer_first`` the first 32 tokens are judged, or ``tokens``.
 
         Raises:
-            ConfigurationError: No LLM was given and LlamaIndex's ``Settings`` have none.
+            ConfigurationError: No LLM was given and LlamaIndex's ``Settings`` have none; or both ``direct`` and
+                ``direct_prompt`` were given.
         """
         llm = llm or _llm_of_settings()
         if streaming is None:
-            streaming = streams(query_engine)
-        options = AnswerFirst.of(answer_first)
-        if options is not None and tokens is not None:
-            options = replace(options, tokens=tokens)
-        telling = None if options is None else with_logprobs(llm)
-        # What is begun can only be stopped where it streams.
-        direct = EmptyIndex().as_query_engine(llm=telling or llm, streaming=streaming or options is not None)
+            streaming = bool(getattr(find_synthesizer(query_engine), "_streaming", False))
+        first = AnswerFirst.of(options.get("answer_first", False))
+        if first is not None and tokens is not None:
+            first = replace(first, tokens=tokens)
+        options["answer_first"] = first or False
+        telling: LLM | None = None
+        if direct is None:
+            writer = structured(llm, query_engine)
+            is_structured = isinstance(writer, StructuredLLM)
+            if first is not None and not is_structured:
+                telling = with_logprobs(llm)
+            # What is begun can only be stopped where it streams.
+            streams = (streaming or first is not None) and not is_structured
+            direct = direct_engine(query_engine, telling or writer, direct_prompt, streaming=streams)
+        elif direct_prompt is not None:
+            raise ConfigurationError(
+                "An engine of your own has its own prompt.", hint="Pass direct= or direct_prompt=, not both."
+            )
         engine = cls(
             query_engine,
             direct,
             gate,
             llm=llm,
             tokens=tokens,
-            answer_first=options or False,
             streaming=streaming,
-            look_first=look_first,
+            **options,
         )
         engine.logprobs_llm = telling
         return engine
@@ -228,6 +256,6 @@ class EngineCall(QuestionCall):
         """Return nodes as they are judged."""
         passages = []
         for each in found:
-            title = each.node.metadata.get("title") or ""
+            title = (each.node.metadata or {}).get("title") or ""
             passages.append(FoundPassage(each.node.get_content(), str(title)))
         return passages

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.events import BaseEvent
+from llama_index.core.instrumentation.events.synthesis import SynthesizeEndEvent
 from llama_index.core.llms import LLM
 from llama_index.core.memory.types import BaseMemory
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
@@ -17,6 +20,7 @@ from pydantic import Field, SkipValidation
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.gate_like import GateLike
 from rgate_integrations.index.retriever import Retriever as Index
+from rgate_integrations.llama_index.answer_first import listen
 from rgate_integrations.llama_index.decider import Decider, Gated, copy_bundle
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
@@ -43,8 +47,9 @@ class GatedRetriever(Gated, FlowRetriever):
     """Guards a retriever, for engines that cannot be wrapped: chat engines, retriever query engines.
 
     LlamaIndex's engines answer "Empty Response" when a retriever finds nothing. So for a known question this one
-    finds a single note that tells the LLM to answer from what it knows (``metadata["rgate"]`` says why). Where an
-    engine can be wrapped, `GatedQueryEngine` is better: its direct arm has a prompt of its own.
+    finds a single note that tells the LLM to answer from what it knows (``metadata["rgate"]`` says why). The note is
+    no source: responses do not list it, and have the decision in their ``metadata["rgate"]``. Where an engine can be
+    wrapped, `GatedQueryEngine` is better: its direct arm has a prompt of its own.
 
     The note passes postprocessors that go by score, time or place: its score is above every cutoff. Those that judge
     its text, such as ``KeywordNodePostprocessor``, an LLM's or a cross-encoder's reranker, may drop it if the engine
@@ -75,6 +80,8 @@ class GatedRetriever(Gated, FlowRetriever):
         self.retriever = retriever
         self.decider = Decider(gate, llm, tokens, memory)
         self.note = note
+        if note is not None:
+            listen(_NoteListener)
         self.node_postprocessors = list(node_postprocessors or [])
         super().__init__(callback_manager=retriever.callback_manager)
         for postprocessor in self.node_postprocessors:
@@ -95,7 +102,7 @@ class GatedRetriever(Gated, FlowRetriever):
         """Decide; search and postprocess, or return the note."""
         decision = yield from self.decider.decide(bundle)
         if not decision.retrieve:
-            return [] if self.note is None else [placeholder_node(decision, self.note)]
+            return [] if self.note is None else _found_note(decision, self.note)
         nodes: list[NodeWithScore]
         with self.decider.bind(decision, bundle):
             nodes = yield Call(self.retriever.retrieve, self.retriever.aretrieve, copy_bundle(bundle))
@@ -108,7 +115,17 @@ class GatedRetriever(Gated, FlowRetriever):
 
 
 class _Metadata(dict[str, Any]):
-    """Metadata that has every key: postprocessors that sort by a ``date`` fail on a node without one."""
+    """Metadata that has every key: postprocessors that sort by a ``date`` fail on a node without one.
+
+    Attributes:
+        found: The list that the note was found in; copies do not have it. In the node itself, comparing two notes
+            would compare their lists without end.
+    """
+
+    found: list[NodeWithScore]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Metadata, (dict(self),)
 
     def __missing__(self, key: str) -> None:
         return None
@@ -132,6 +149,36 @@ def placeholder_node(decision: Decision, text: str = KNOWN) -> NodeWithScore:
         excluded_embed_metadata_keys=["rgate"],
     )
     return NodeWithScore(node=node, score=PLACEHOLDER_SCORE)
+
+
+def _found_note(decision: Decision, text: str) -> list[NodeWithScore]:
+    """Return what is found for a known question: the note, which knows the list that it stands in."""
+    nodes = [placeholder_node(decision, text)]
+    metadata: Any = nodes[0].node.metadata
+    metadata.found = nodes
+    return nodes
+
+
+class _NoteListener(BaseEventHandler):
+    """Takes the note from the sources of a response, once the LLM has been asked with it."""
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "RetrievalGateNoteListener"
+
+    def handle(self, event: BaseEvent, **options: Any) -> None:
+        if not isinstance(event, SynthesizeEndEvent):
+            return
+        response = event.response
+        for source in list(response.source_nodes):
+            decision = source.node.metadata.get("rgate")
+            if not isinstance(decision, Mapping):
+                continue
+            response.source_nodes.remove(source)
+            response.metadata = {**(response.metadata or {}), "rgate": decision}
+            response.metadata.pop(source.node.node_id, None)
+            found: list[NodeWithScore] = getattr(source.node.metadata, "found", [])
+            found.clear()  # chat engines give this list as their sources
 
 
 class IndexRetriever(FlowRetriever):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.models.base import Values
 from rgate_integrations.prompts import ANSWER, ANSWER_FEW_SHOT, PromptTemplate
+from rgate_integrations.runtime.text import encodable
 
 if TYPE_CHECKING:
     import tokenizers
@@ -66,7 +67,7 @@ class TextEncoder:
 
     def tokens_of(self, text: str, *, add_special_tokens: bool = False) -> tokenizers.Encoding:
         """Tokenize a text."""
-        return self._text_tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self._text_tokenizer.encode(encodable(text), add_special_tokens=add_special_tokens)
 
     def ids(self, text: str) -> list[int]:
         """Return the token ids of plain text."""

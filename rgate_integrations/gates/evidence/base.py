@@ -7,6 +7,7 @@ dataclass with a ``compute`` method. Nothing else has to know it.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from copy import copy
@@ -15,7 +16,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from rgate_integrations.decision import Cost, Draft
+from rgate_integrations.decision import Cost, Draft, Text
 from rgate_integrations.errors import (
     DownloadError,
     EvidenceError,
@@ -46,10 +47,10 @@ class Inputs:
         partly: Whether the question was too long to be read whole, and parts of its middle are left out.
     """
 
-    question: str
+    question: Text
     draft: Draft | None = None
     popularity: float | None = None
-    history: tuple[str, ...] = ()
+    history: tuple[Text, ...] = ()
     metadata: Mapping[Any, Any] = field(default_factory=dict)
     partly: bool = False
 
@@ -160,11 +161,13 @@ class Sources:
         proxy: Returns the proxy; called only when a piece needs it.
         llm: Writes drafts for specs with ``source="llm"``, or None.
         memory: What outlives a batch, by key.
+        timeout: How long a call of the gate may take by default, in seconds: what asks a server waits no longer.
     """
 
     proxy: Callable[[], Proxy]
     llm: Drafter | None
     memory: MutableMapping[Hashable, Any]
+    timeout: float = math.inf
 
 
 class Context:

@@ -77,7 +77,8 @@ def generation_cost(drafts: Sequence[Draft]) -> Cost:
     """Return what texts cost that were written to one question."""
     cost = Cost()
     for draft in drafts:
-        cost += Cost(model_calls=1, tokens_in=draft.prompt_tokens, tokens_out=len(draft.tokens))
+        written = len(draft.tokens) or len(draft.text.split())  # where the LLM gives no tokens
+        cost += Cost(model_calls=1, tokens_in=draft.prompt_tokens, tokens_out=written)
     return cost
 
 

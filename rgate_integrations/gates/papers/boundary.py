@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from rgate_integrations.decision import Threshold
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import GateInfo, Score, Specs
 from rgate_integrations.gates.evidence.base import Evidence
@@ -75,7 +76,7 @@ class BoundaryGate(AdapterGate):
     )
     argument = "label"
 
-    threshold: float = Field(default=0.9, ge=0.0, allow_inf_nan=False)
+    threshold: Threshold = 0.9
     label: Literal["certainty", "accuracy"] = "certainty"
     samples: int = Field(default=30, ge=2, le=200)
     temperature: float = Field(default=1.0, gt=0)

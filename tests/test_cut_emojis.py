@@ -1,0 +1,124 @@
+"""Half of an emoji, as JavaScript sends it that cuts a text: every place that takes text reads a question mark."""
+
+import asyncio
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, ChatMessage, HumanMessage
+from llama_index.core.base.llms.types import ChatMessage as LlamaMessage
+from llama_index.core.llms import MockLLM
+from llama_index.core.memory import ChatMemoryBuffer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from rgate_integrations import Decision, load_gate
+from rgate_integrations.answering.claims import Claim, Query, QueryPlan
+from rgate_integrations.index.embedder import _SharedModel
+from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate, RetrievalGateMiddleware
+from rgate_integrations.langchain.graph import gate_node
+from rgate_integrations.llama_index import GatedQueryEngine, GatedRetriever
+from rgate_integrations.llama_index.agents import GatedTool
+from rgate_integrations.models.encoding import TextEncoder
+from tests.begun_answers import TurnReader
+from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Judge, each
+from tests.llama_index_parts import Shelf, both_ways, over
+
+CUT, READ = "Thanks \ud83d", "Thanks ?"
+SAID = HumanMessage(CUT)
+INPUTS = {
+    "a text": CUT,
+    "a message's text": SAID.text,
+    "a message": SAID,
+    "messages": [SAID],
+    "a message with a role": [ChatMessage(content=CUT, role="user")],
+    "a mapping": {"question": SAID.text},
+}
+HISTORY = [SAID, AIMessage(CUT), HumanMessage("And when?")]
+
+
+def as_json(decision):
+    """Return the question of a decision that JSON can hold."""
+    assert Decision.model_validate_json(decision.model_dump_json()) == decision
+    return decision.question
+
+
+@pytest.mark.parametrize("value", INPUTS.values(), ids=list(INPUTS))
+@each(INVOKES)
+def test_langchain_decides(call, value):
+    judge = Judge()
+    assert as_json(call(RetrievalGate(judge), value)) == READ
+    assert judge.questions == [READ], "a gate of the user's own may send it to a server"
+    assert as_json(call(RetrievalGate("constant:never"), value)) == READ
+
+
+@each(BATCHES)
+def test_it_takes_no_other_of_its_batch_along(call):
+    gate = RetrievalGate(Judge())
+    found = call(gate, [CUT, SAID.text, "fine"], return_exceptions=True)
+    assert [as_json(decision) for decision in found] == [READ, READ, "fine"]
+    guarded = gate.guard(lambda query: [Document(page_content=query)])
+    cut, fine = call(guarded, [f"unknown {CUT}", "unknown"], return_exceptions=True)
+    assert [cut[0].page_content, fine[0].page_content] == [f"unknown {READ}", "unknown"]
+
+
+@each(SINGLES)
+def test_a_router_routes(call):
+    router = RetrievalGate(Judge()).route(retrieve=lambda _: "searched", direct=lambda _: "answered")
+    assert call(router, SAID.text) == "answered"
+
+
+@each(INVOKES)
+def test_turns_before_a_question(call):
+    judge = TurnReader()
+    assert as_json(call(RetrievalGate(judge), HISTORY)) == "And when?"
+    assert judge.histories == [(f"user: {READ}", f"assistant: {READ}")]
+    assert call(ClaimQueryRewriter("constant:always"), SAID.text) == [READ]
+
+
+def test_agents_and_graphs():
+    middleware = RetrievalGateMiddleware(Judge(), tools=["search"])
+    assert as_json(middleware.before_agent({"messages": [SAID]}, None)["retrieval_decision"]) == READ
+    assert as_json(gate_node(Judge()).invoke({"question": SAID.text})["retrieval_decision"]) == READ
+
+
+@both_ways
+def test_llama_index_decides(call):
+    judge, memory = TurnReader(), ChatMemoryBuffer.from_defaults([LlamaMessage(role="user", content=CUT)])
+    engine = GatedQueryEngine.from_defaults(over(Shelf()), judge, MockLLM())
+    assert call(engine, "query", CUT).metadata["rgate"]["question"] == READ
+    assert call(GatedRetriever(Shelf(), judge), "retrieve", CUT)[0].node.metadata["rgate"]["question"] == READ
+    assert as_json(call(GatedTool(lambda input: input, judge), "call", CUT).raw_output) == READ
+    call(GatedRetriever(Shelf(), judge, memory=memory), "retrieve", "And when?")
+    assert judge.calls == [[READ]] * 3 + [["And when?"]]
+    assert judge.histories == [(f"user: {READ}",)]
+
+
+def test_the_core_decides(call, scripted):
+    gate = load_gate("ik", proxy=scripted)
+    assert as_json(call(gate, SAID.text, history=[SAID.text], draft=SAID.text)) == READ
+    plan = QueryPlan(question=CUT, queries=(Query(text=CUT, claim=CUT),))
+    assert QueryPlan.model_validate_json(plan.model_dump_json()) == plan
+    assert Claim(text=CUT).text == READ
+
+
+def test_what_a_gate_says_when_it_fails():
+    async def afails(questions):
+        fails(questions)
+
+    def fails(questions):
+        raise ValueError(CUT)
+
+    failing = RetrievalGate(SimpleNamespace(decide_batch=fails, adecide_batch=afails))
+    for decision in (failing.invoke("What is known?"), asyncio.run(failing.ainvoke("What is known?"))):
+        as_json(decision)
+        assert decision.error.message == READ
+
+
+def test_tokenizers_and_embedders_read_it():
+    words = Tokenizer(WordLevel({"?": 0, "[UNK]": 1}, unk_token="[UNK]"))  # noqa: S106  no password
+    assert TextEncoder(words).ids("\ud83d") == [0]
+    model = _SharedModel("nowhere")
+    model._model = lambda texts: np.array([[len(text.encode())] for text in texts], np.float32)
+    assert model.embed_queries([CUT]).tolist() == [[8.0]]

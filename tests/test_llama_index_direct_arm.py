@@ -1,0 +1,180 @@
+"""LlamaIndex: what the direct arm is asked, and what it gives."""
+
+from functools import partial
+
+import pytest
+from llama_index.core import PromptTemplate
+from llama_index.core.base.response.schema import PydanticResponse, Response
+from llama_index.core.indices.query.query_transform.base import IdentityQueryTransform
+from llama_index.core.llms import ChatMessage
+from llama_index.core.prompts import ChatPromptTemplate, RichPromptTemplate, SelectorPromptTemplate
+from llama_index.core.query_engine import RetrieverQueryEngine, TransformQueryEngine
+from pydantic import BaseModel, Field
+
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.llama_index import GatedQueryEngine, GatedRetriever
+from tests.begun_answers import Reader
+from tests.llama_index_parts import Rag, ScriptedGate, Shelf, Writer, ask, both_ways, over
+
+KNOWN, UNKNOWN = "a thing", "unknown thing"
+
+
+class City(BaseModel):
+    """A city."""
+
+    name: str
+
+
+class Listener(Writer):
+    """Writes a city as JSON, and keeps what it was asked."""
+
+    chats: bool = True
+    prompts: list = Field(default_factory=list)
+
+    def _chat(self, messages, options):
+        self.prompts.append([(str(message.role.value), message.content) for message in messages])
+        return super()._chat(messages, options)
+
+    def _whole(self, prompt, options):
+        return super()._whole(prompt, options).model_copy(update={"text": '{"name": "Oulu"}'})
+
+    @property
+    def asked(self):
+        """The roles and texts of the last call."""
+        return self.prompts[-1]
+
+
+def engine_over(llm, **options):
+    return RetrieverQueryEngine.from_args(Shelf(), llm, **options)
+
+
+def gated(inner, llm, **options):
+    return GatedQueryEngine.from_defaults(inner, ScriptedGate(), llm, **options)
+
+
+# --- what it gives -------------------------------------------------------------------------------------------
+
+
+@both_ways
+@pytest.mark.parametrize("options", [{}, {"answer_first": True}, {"streaming": True}], ids=str)
+def test_both_arms_give_the_output_class_of_the_engine(call, options):
+    llm = Listener()
+    engine = GatedQueryEngine.from_defaults(engine_over(llm, output_cls=City), Reader(), llm, **options)
+    for question in (KNOWN, UNKNOWN):
+        response = call(engine, "query", question)
+        assert (type(response), response.response) == (PydanticResponse, City(name="Oulu"))
+        assert response.metadata["rgate"]["question"] == question
+
+
+@both_ways
+def test_the_class_of_an_engine_inside_counts_too_and_an_llm_that_is_structured_stays_so(call):
+    llm = Listener()
+    wrapped = TransformQueryEngine(engine_over(llm, output_cls=City), IdentityQueryTransform())
+    assert call(gated(wrapped, llm), "query", KNOWN).response == City(name="Oulu")
+    engine = gated(engine_over(llm), llm.as_structured_llm(City), answer_first=True)
+    assert call(engine, "query", KNOWN).response == City(name="Oulu")
+    assert type(call(gated(engine_over(llm), llm), "query", KNOWN)) is Response
+
+
+# --- what it is asked ------------------------------------------------------------------------------------------
+
+PERSONA = 'You are a pirate. Answer as {"text": …}.'
+QUESTION = "Passages: {context_str}\nQuestion: {query_str}"
+
+
+def chat_prompt(*system, **options):
+    messages = [ChatMessage(role="system", content=text) for text in system]
+    return ChatPromptTemplate(message_templates=[*messages, ChatMessage(content=QUESTION)], **options)
+
+
+RICH = RichPromptTemplate(
+    '{% chat role="system" %}Be brief.{% endchat %}'
+    '{% chat role="user" %}{{ context_str }} {{ query_str }}{% endchat %}'
+)
+SELECTED = SelectorPromptTemplate(PromptTemplate(QUESTION), [(lambda llm: True, chat_prompt("Be kind."))])
+MAPPED = chat_prompt("Be {tone}.").partial_format(tone="bold")
+TAKEN = {
+    "LlamaIndex's own": ({}, []),
+    "a persona": ({"text_qa_template": chat_prompt(PERSONA)}, [PERSONA]),
+    "two": ({"text_qa_template": chat_prompt("Be brief.", "Be safe.")}, ["Be brief.", "Be safe."]),
+    "a summary's": (
+        {"summary_template": chat_prompt(PERSONA), "response_mode": "tree_summarize"},
+        [PERSONA],
+    ),
+    "a rich one": ({"text_qa_template": RICH}, ["Be brief."]),
+    "one that is selected": ({"text_qa_template": SELECTED}, ["Be kind."]),
+    "one that is filled in": ({"text_qa_template": MAPPED}, ["Be bold."]),
+    "with passages in it": (
+        {"text_qa_template": chat_prompt("Read {context_str}.", "Be safe.")},
+        ["Be safe."],
+    ),
+    "a text": ({"text_qa_template": PromptTemplate(f"You are a pirate. {QUESTION}")}, []),
+    "a function that needs passages": (
+        {"text_qa_template": chat_prompt(PERSONA, function_mappings={"context_str": lambda **given: 1 / 0})},
+        [],
+    ),
+}
+
+
+@both_ways
+@pytest.mark.parametrize(("options", "system"), TAKEN.values(), ids=list(TAKEN))
+def test_the_system_messages_of_the_engines_prompt_are_taken_over(call, options, system):
+    llm = Listener()
+    call(gated(engine_over(llm, **options), llm), "query", KNOWN)
+    assert llm.asked == [*(("system", text) for text in system), ("user", KNOWN)]
+
+
+def test_they_are_asked_for_in_a_stream_and_of_a_completion_model_too():
+    for chats, streaming in ((True, True), (False, False)):
+        llm = Writer(chats=chats)
+        inner = engine_over(llm, text_qa_template=chat_prompt("Say what is unknown."), streaming=streaming)
+        text, _ = ask(gated(inner, llm), KNOWN, "stream" if streaming else "query")
+        assert text.startswith("Perhaps"), "the writer has read the system message"
+
+
+@both_ways
+def test_a_prompt_or_an_engine_of_your_own(call):
+    llm = Listener()
+    inner = engine_over(llm, text_qa_template=chat_prompt(PERSONA))
+    prompt = ChatPromptTemplate(
+        message_templates=[
+            ChatMessage(role="system", content="From memory."),
+            ChatMessage(content="Say {query_str}"),
+        ]
+    )
+    call(gated(inner, llm, direct_prompt=prompt), "query", KNOWN)
+    assert llm.asked == [("system", "From memory."), ("user", f"Say {KNOWN}")]
+    own = Rag(answer="from memory")
+    assert str(call(gated(inner, llm, direct=own), "query", KNOWN)) == "from memory"
+    assert gated(inner, llm, direct=own).direct is own
+    with pytest.raises(ConfigurationError, match="its own prompt"):
+        gated(inner, llm, direct=own, direct_prompt=prompt)
+
+
+# --- prompts by their keys -------------------------------------------------------------------------------------
+
+
+@both_ways
+@pytest.mark.parametrize(
+    "wrap", [lambda engine: engine, partial(gated, llm=Listener())], ids=["once", "twice"]
+)
+def test_prompts_are_changed_by_the_keys_that_they_are_read_by(call, wrap):
+    llm = Writer()
+    engine = wrap(gated(over(Shelf()), llm))
+    prompts = engine.get_prompts()
+    engine.update_prompts(prompts)
+    changed = {key: PromptTemplate(f"{key} {{query_str}}") for key in prompts}
+    engine.update_prompts(changed)
+    assert {key: prompt.template for key, prompt in engine.get_prompts().items()} == {
+        key: prompt.template for key, prompt in changed.items()
+    }
+    with pytest.raises(ConfigurationError, match="nowhere:x") as caught:
+        engine.update_prompts({"nowhere:x": PromptTemplate("")})
+    assert next(iter(prompts)) in caught.value.hint
+
+
+def test_those_behind_a_guarded_retriever_too():
+    guarded = GatedRetriever(Shelf(), ScriptedGate())
+    guarded.update_prompts(guarded.get_prompts())
+    with pytest.raises(ConfigurationError):
+        guarded.update_prompts({"nowhere:x": PromptTemplate("")})
