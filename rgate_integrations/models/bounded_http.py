@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rgate_integrations.errors import ConfigurationError, ServerError
 from rgate_integrations.runtime.files import json_line
+from rgate_integrations.runtime.flow import Call, Start
 
 if TYPE_CHECKING:
     import ssl
 
     import httpx
+
+_T = TypeVar("_T")
 
 LONGEST_BODY = 16 << 20
 """Maximum bytes of an answer; 4,000 tokens with the 20 likeliest of each take 8 MB."""
@@ -114,6 +117,22 @@ async def request(
                     f"{url} answered more than {LONGEST_BODY >> 20} MiB; the rest was not read."
                 )
         return Answer(response.status_code, response.headers, bytes(answered))
+
+
+def run_requests(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Return the result of a coroutine, which runs in a thread of its own: the caller's may run an event loop."""
+    result: _T = Start(Call(_run_on_own_loop, None, coroutine)).run().run()
+    return result
+
+
+def _run_on_own_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(coroutine)
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        # `asyncio.run` would also wait for host names that are still looked up, which nothing can interrupt.
+        loop.close()
 
 
 @cache

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any, cast
+from typing import Any
 
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from rgate_integrations.decision import Decision
 from rgate_integrations.errors import ServerError
-from rgate_integrations.models.bounded_http import Answer, make_client, request
+from rgate_integrations.models.bounded_http import Answer, make_client, request, run_requests
 from rgate_integrations.models.credentials import read_credentials
-from rgate_integrations.runtime.flow import Call, Start
 
 TOKEN = "RGATE_TOKEN"  # noqa: S105  its name, not itself
 """The environment variable that has the token of a decision server, for the server and for its clients."""
@@ -77,17 +74,12 @@ class DecisionServer:
     def _send(self, method: str, path: str, *, seconds: float, body: Any = None) -> Answer:
         import httpx
 
-        # In a thread of its own: that of the caller may be running an event loop.
-        asking = Start(Call(asyncio.run, None, self._request(method, path, seconds, body))).run()
-        job = cast("Future[Answer]", asking.job)
         try:
-            answer = job.result(seconds)  # here, too: looking up the host's name cannot be interrupted
+            return run_requests(self._request(method, path, seconds, body))
         except TimeoutError:
             trouble = f"there was no whole answer within {seconds:g} s"
         except httpx.RequestError as error:
             trouble = self._credentials.redact(f"{type(error).__name__}: {error}")
-        else:
-            return answer
         self._is_broken = True
         # Nothing is raised inside an `except`: a chained error of httpx may quote what was sent.
         raise ServerError(

@@ -18,11 +18,10 @@ from pydantic import SecretStr
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError
 from rgate_integrations.models.base import HiddenStates, PooledLayer, Proxy, TargetScores, Values
-from rgate_integrations.models.bounded_http import Answer, make_client, request
+from rgate_integrations.models.bounded_http import Answer, make_client, request, run_requests
 from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.prompts import PromptTemplate, without_control_tokens
 from rgate_integrations.runtime.files import parse_json
-from rgate_integrations.runtime.flow import Call, Start
 from rgate_integrations.runtime.records import read_logprobs
 
 if TYPE_CHECKING:
@@ -290,9 +289,7 @@ class ServedProxy(Proxy):
             ServerError: All failed, the first of them with this: there is no use in trying one of them again.
             EvidenceError: Some failed, so they are best asked one by one.
         """
-        # In a thread of its own: that of the caller may be running an event loop.
-        thread = Start(Call(asyncio.run, None, self._ask_all(requests, needs_logprobs))).run()
-        outcomes: list[Completion | BaseException] = thread.run()
+        outcomes = run_requests(self._ask_all(requests, needs_logprobs))
         completions = [each for each in outcomes if isinstance(each, tuple)]
         errors = [each for each in outcomes if isinstance(each, BaseException)]
         if completions and errors:

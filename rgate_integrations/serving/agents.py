@@ -87,9 +87,10 @@ def serve_stdio(server: MCPServer) -> None:
     os.close(reading)
 
     def copy() -> None:
-        with suppress(BrokenPipeError), given, os.fdopen(writing, "wb", buffering=0) as piped:
+        with suppress(BrokenPipeError), given, os.fdopen(writing, "wb") as piped:
             for line in given:
                 piped.write(replace_surrogates(line))
+                piped.flush()
 
     Thread(target=copy, name="rgate-mcp-input", daemon=True).start()
     server.run()
