@@ -46,9 +46,11 @@ def serving_gate(gate, *, token="", patience=10.0, **options):
 
 
 @contextmanager
-def serving_gateway(gate, upstream, retriever=None, *, token="", key=None, queue=512, **options):
+def serving_gateway(
+    gate, upstream, retriever=None, *, token="", key=None, timeout=600.0, queue=512, **options
+):
     """Stand before the server at a URL; gives the gateway's own."""
-    service = DecisionService(gate, timeout=600.0, queue=queue)
+    service = DecisionService(gate, timeout=timeout, queue=queue)
     between = Gateway(service, Upstream(upstream, key=key, keeps_key=not token), retriever, **options)
     with listening(make_app(service, between), token=token) as url:
         yield url

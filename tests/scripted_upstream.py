@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import socket
 import threading
+from contextlib import contextmanager
 
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -103,3 +105,62 @@ class Shelf:
         if self.error is not None:
             raise self.error
         return [[Hit(self.passage, 1.0, query)] for query in queries]
+
+
+class RawUpstream:
+    """A server on a bare socket, which answers every request with the same bytes.
+
+    Attributes:
+        received: What came in, one entry a connection.
+    """
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.received = []
+
+    async def talk(self, reader, writer):
+        self.received.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(self.answer)
+        await writer.drain()
+        writer.close()
+
+
+@contextmanager
+def raw_upstream(answer=b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok"):
+    """Run a `RawUpstream`; gives its URL, and it."""
+    upstream, ready, done = RawUpstream(answer), threading.Event(), None
+    urls = []
+
+    async def serve():
+        nonlocal done
+        done = asyncio.Event()
+        server = await asyncio.start_server(upstream.talk, "127.0.0.1", 0)
+        urls.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        urls.append(asyncio.get_running_loop())
+        ready.set()
+        async with server:
+            await done.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+    thread.start()
+    ready.wait()
+    try:
+        yield urls[0], upstream
+    finally:
+        urls[1].call_soon_threadsafe(done.set)
+        thread.join()
+
+
+def send_raw(url, request):
+    """Send bytes on a socket, and return all that comes back until the server hangs up."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(request)
+        return connection.makefile("rb").read()
+
+
+def raw_request(target, *headers, method="GET", body=b"", host="127.0.0.1"):
+    """Return a request as bytes, whose connection is closed after its answer."""
+    lines = [f"{method} {target} HTTP/1.1", f"Host: {host}", f"Content-Length: {len(body)}", *headers]
+    lines.append("Connection: close")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body

@@ -3,8 +3,10 @@
 import contextlib
 import gzip
 import json
+import os
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 
@@ -115,14 +117,80 @@ FOREIGN = {
 def test_opening_and_reading_a_file_that_is_no_log_changes_nothing(tmp_path, content):
     """A typo in ``answers=`` emptied a file of one line, and cost others their last one."""
     path = write_atomically(tmp_path / "mine", content)
-    log = JsonlLog(path)
     with contextlib.suppress(DataFormatError):
-        log.values()
+        JsonlLog(path).values()
     assert path.read_bytes() == content
-    if b"\n" not in content:  # no line of it says whose it is
-        with pytest.raises(DataFormatError, match="something else"):
-            log.append([{"made_with": {}}])
-        assert path.read_bytes() == content
+    with pytest.raises(DataFormatError, match="something else"):
+        JsonlLog(path, keys=["p_known"]).append([{"p_known": 1}])
+    assert path.read_bytes() == content
+
+
+ONE, TWO = b'{"n": 1}\n', b'{"n": 2}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (ONE + TWO[:-1], ONE + TWO),  # an editor saved it without the last line feed
+        (ONE[:-1], ONE),
+        (ONE + b"\n  \n", ONE + b"\n  \n"),
+        (ONE + TWO[:-1] + b"  ", ONE + TWO[:-1] + b"  \n"),
+        (ONE + b"  ", ONE + b"  \n"),
+        (b"\xef\xbb\xbf" + ONE, b"\xef\xbb\xbf" + ONE),
+        (b"x" * 200_000 + b"\n" + ONE, b"x" * 200_000 + b"\n" + ONE),  # of a long file the end is read
+        (ONE + b'{"n": "' + b"2" * 200_000 + b'"}', ONE + b'{"n": "' + b"2" * 200_000 + b'"}\n'),
+        (ONE + b'{"n": "' + b"2" * 200_000, ONE),  # torn
+    ],
+)
+def test_a_whole_object_is_kept_with_or_without_its_line_feed(tmp_path, content, expected):
+    path = write_atomically(tmp_path / "log.jsonl", content)
+    JsonlLog(path, keys=["n"]).append([{"n": 3}])
+    assert path.read_bytes() == expected + b'{"n": 3}\n'
+
+
+def test_a_log_that_is_edited_between_two_appends_loses_nothing(tmp_path):
+    path = tmp_path / "log.jsonl"
+    log = JsonlLog(path)
+    log.append([{"n": 1}])
+    path.write_bytes(ONE + TWO[:-1])
+    log.append([{"n": 3}])
+    assert [row["n"] for row in log.values()] == [1, 2, 3]
+    path.write_bytes(b"mine\nand nobody else's")
+    with pytest.raises(DataFormatError, match="something else"):
+        log.append([{"n": 4}])
+    assert path.read_bytes() == b"mine\nand nobody else's"
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"x', ONE + b"# ann was here", ONE + b'{"other": 1}', ONE + b"7", b"[]\n", b"x" * 300_000]
+)
+def test_what_is_somebody_elses_is_not_cut(tmp_path, content):
+    path = write_atomically(tmp_path / "log.jsonl", content)
+    with pytest.raises(DataFormatError, match="something else"):
+        JsonlLog(path, keys=["n"]).append([{"m": 3}])
+    assert path.read_bytes() == content
+
+
+def test_only_the_end_of_a_long_log_is_read(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with path.open("wb") as file:
+        file.truncate(2_000_000_000)  # a hole, which takes no space
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n" + ONE + b'{"n": ')
+    tracemalloc.start()
+    JsonlLog(path, keys=["n"]).append([{"n": 3}])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
+    with path.open("rb") as file:
+        file.seek(-18, os.SEEK_END)
+        assert file.read() == ONE + b'{"n": 3}\n'
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_only_its_owner_may_read_a_log(tmp_path):
+    JsonlLog(tmp_path / "log.jsonl")
+    assert (tmp_path / "log.jsonl").stat().st_mode & 0o777 == 0o600
 
 
 # --- a full disk ---------------------------------------------------------------------------------------------

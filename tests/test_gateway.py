@@ -131,21 +131,24 @@ def test_only_the_last_message_changes_and_follow_ups_are_searched_with_what_the
 
 
 @pytest.mark.parametrize(
-    "messages",
+    ("messages", "why"),
     [
-        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
-        [{"role": "user", "content": "who?"}, {"role": "tool", "tool_call_id": "1", "content": "42"}],
-        [{"role": "system", "content": "who?"}],
-        [{"role": "user", "content": " "}],
-        [],
-        None,
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
+            "no-question",
+        ),
+        ([{"role": "user", "content": "who?"}, {"role": "tool", "content": "42"}], "tool-result"),
+        ([{"role": "system", "content": "who?"}], "no-question"),
+        ([{"role": "user", "content": " "}], "no-question"),
+        ([], "no-question"),
+        (None, "no-question"),
     ],
 )
-def test_what_is_no_question_passes_untouched(messages):
+def test_what_is_no_question_passes_untouched(messages, why):
     gate = Words()
     with gateway(gate) as between:
         before = len(gate.asked)
-        assert told(between.ask(messages=messages)) == {}
+        assert told(between.ask(messages=messages)) == {"undecided": why}
         assert between.upstream.requests[-1]["messages"] == messages
         assert (len(gate.asked), between.shelf.queries) == (before, [])
 
@@ -259,6 +262,7 @@ def test_a_search_that_fails_leaves_the_question_as_it_is(look_first, caplog):
         assert between.sent == HAMLET
         assert 'rgate_errors_total{type="OSError"}' in between.metrics
     assert "index gone" in caplog.text
+    assert caplog.text.count("The search failed") == 1
 
 
 @pytest.mark.parametrize("answer_first", [False, BEGUN])

@@ -4,12 +4,15 @@ import base64
 import gzip
 import json
 import logging
+import math
 import os
 import pickle
 import socketserver
+import threading
 import time
 import traceback
 from contextlib import contextmanager, suppress
+from http.server import ThreadingHTTPServer
 from unittest.mock import AsyncMock, patch
 
 import httpx
@@ -18,9 +21,10 @@ from hypothesis import given, settings
 
 from rgate_integrations import load_gate
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError
+from rgate_integrations.errors import ConfigurationError, EvidenceError, OverloadedError, ServerError
 from rgate_integrations.gates.papers.verdicts import IK_QUESTION
-from rgate_integrations.models.served import LONGEST_BODY, ServedProxy, read_completion
+from rgate_integrations.models.bounded_http import LONGEST_BODY
+from rgate_integrations.models.served import ServedProxy, read_completion
 from rgate_integrations.prompts import ANSWER
 from tests.fake_server import Fake, answer, running
 from tests.test_hostile_files import changed
@@ -113,7 +117,7 @@ def test_a_transport_error_that_quotes_the_key_is_redacted(fake, monkeypatch, ca
 
 @pytest.mark.parametrize("login_and_host", ["ann:p4ss-word/x@proxy.test:3128", "ann:ss-word#x@proxy.test"])
 def test_a_login_in_the_environments_proxy_server_is_not_quoted(caplog, login_and_host):
-    proxy = ServedProxy("http://127.0.0.1:9/v1", "m", retries=0, timeout=5)
+    proxy = ServedProxy("http://model.test:9/v1", "m", retries=0, timeout=5)
     with patch.dict(os.environ, {"ALL_PROXY": f"http://{login_and_host}"}, clear=True):
         failed(proxy, caplog, ConfigurationError, "proxy server that the environment names")
 
@@ -179,6 +183,107 @@ def test_no_more_of_an_answer_is_read_than_an_answer_can_have_and_none_is_unpack
         ServedProxy(url, "m", retries=3).generate(ANSWER, VALUES, tokens=3)
     assert len(taken) == 1
     assert taken[0] < 3 * LONGEST_BODY, "what the sockets hold may have been sent on"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("first", "piece"),
+    [(b"", b"H"), (HEAD, b"X-More: 1\r\n"), (HEAD + b"\r\n{", b" ")],
+    ids=["the status", "headers", "the body"],
+)
+@pytest.mark.parametrize("limit", [{"request_seconds": 0.3}, {"timeout": 0.3}])
+def test_a_dripping_decision_server_holds_no_question_up(first, piece, limit):
+    """Neither ``/v1/decide`` nor, after that, ``/ready`` ever ends."""
+    with dripping(first, piece, pause=0.01) as (url, taken):
+        gate = load_gate(url.removesuffix("/v1"), on_error="raise", **limit)
+        for _ in range(3):
+            with pytest.raises((ServerError, OverloadedError)):
+                gate.decide("who?")
+    if "request_seconds" in limit:
+        assert len(taken) == 3, "each question had its own request: none waited for the one before"
+
+
+@pytest.mark.parametrize(
+    ("header", "piece"),
+    [(b"\r\n", b" " * 65536), (b"Content-Encoding: gzip\r\n\r\n", gzip.compress(b" " * 1_000_000))],
+    ids=["endless", "packed"],
+)
+def test_no_more_of_a_decision_is_read_than_one_can_have_and_none_is_unpacked(header, piece):
+    with dripping(HEAD + header, piece, pause=0) as (url, taken):
+        decision = load_gate(url.removesuffix("/v1"), request_seconds=60.0).decide("who?")
+    assert decision.retrieve
+    assert "more than 16 MiB" in decision.error.message
+    assert taken[0] < 3 * LONGEST_BODY, "what the sockets hold may have been sent on"
+
+
+def test_a_host_name_that_cannot_be_looked_up_in_time_holds_no_question_up(monkeypatch):
+    is_over = threading.Event()
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: is_over.wait())
+    decision = load_gate("http://gate.test", request_seconds=0.1).decide("who?")
+    assert "no whole answer within 0.1 s" in decision.error.message
+    with pytest.raises(ServerError, match=r"no whole answer within 0\.1 s"):
+        ServedProxy("http://model.test", "m", timeout=0.1, retries=1).generate(ANSWER, VALUES, tokens=3)
+    is_over.set()
+
+
+@pytest.mark.parametrize("charset", ["undefined", "idna", "unicode_escape", "\xff", "utf-16"])
+def test_a_charset_of_the_servers_choice_decodes_nothing(charset):
+    headers = (
+        f"HTTP/1.1 500 X\r\nContent-Type: text/plain; charset={charset}\r\nContent-Length: 3\r\n\r\na\xffb"
+    )
+    with dripping(headers.encode("latin-1"), b"", pause=0.01) as (url, _):
+        decision = load_gate(url.removesuffix("/v1")).decide("who?")
+    assert decision.error.type == "ServerError"
+    assert "answered 500: a\ufffdb" in decision.error.message
+
+
+class Cookies(Fake):
+    """Sets a cookie with each answer, and notes which one comes back."""
+
+    came: list = []  # noqa: RUF012
+
+    def do_GET(self):
+        self.do_POST()
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.came.append(self.headers.get("Cookie"))
+        text = json.dumps(answer()).encode()
+        self.send_response(200 if len(self.came) != 1 else 503)
+        self.send_header("Set-Cookie", "session=of-somebody; Path=/")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+
+@pytest.mark.parametrize("asks", ["a served model", "a decision server"])
+def test_a_servers_cookie_does_not_come_back_with_another_request(asks, monkeypatch):
+    monkeypatch.setattr(Cookies, "came", [])
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), Cookies)) as url:
+        if asks == "a served model":
+            ServedProxy(f"{url}/v1", "m", max_concurrency=1).generate(ANSWER, VALUES * 3, tokens=3)
+        else:
+            gate = load_gate(url)
+            for _ in range(4):
+                gate.decide("who?")
+    assert Cookies.came == [None] * 4
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_this_machine_is_asked_without_the_environments_proxy_server(fake, host):
+    """It would get the key, and has another idea of what this machine is."""
+    port = fake(answer()).url.rpartition(":")[2]
+    with patch.dict(os.environ, {"HTTP_PROXY": "http://127.0.0.1:9", "ALL_PROXY": "http://127.0.0.1:9"}):
+        (draft,) = ServedProxy(f"http://{host}:{port}", "m", retries=0).generate(ANSWER, VALUES, tokens=3)
+    assert draft.text == "Yes"
+
+
+@pytest.mark.parametrize("timeout", [0, -1, math.nan, math.inf])
+def test_a_timeout_that_bounds_nothing_is_refused(timeout):
+    with pytest.raises(ConfigurationError, match="timeout"):
+        ServedProxy("http://127.0.0.1:9/v1", "m", timeout=timeout)
+    with pytest.raises(ConfigurationError, match="request_seconds"):
+        load_gate("http://127.0.0.1:9", request_seconds=timeout)
 
 
 CHAT = answer(tops={"Yes": -0.1, "No": -2.5})

@@ -1,10 +1,15 @@
 """The MCP server, asked by the official client: in process, on standard input and output, and over HTTP."""
 
+import json
+import signal
+import subprocess
 import sys
 
+import httpx
 import pytest
 
 from tests.http_servers import Broken, Words, listening
+from tests.patience import PATIENCE
 
 mcp = pytest.importorskip("mcp", reason="comes with the dev extra")
 agents = pytest.importorskip("rgate_integrations.serving.agents")
@@ -35,7 +40,74 @@ async def test_a_gate_that_fails_advises_to_retrieve():
 
 @pytest.mark.parametrize("http", [True, False])
 async def test_it_is_served_over_http_and_on_standard_input_and_output(http):
-    with listening(agents.make_mcp_server(Words()).streamable_http_app()) as url:
+    with listening(agents.make_mcp_app(agents.make_mcp_server(Words()))) as url:
         served = f"{url}/mcp" if http else mcp.StdioServerParameters(command=sys.executable, args=COMMAND)
         async with mcp.Client(served) as client:
             assert not (await call(client, "should_retrieve", question="known"))["retrieve"]
+
+
+# --- without the official client, which sends nothing else than its own messages ---------------------------------
+
+CUT_EMOJI = {"name": "should_retrieve", "arguments": {"question": "known \ud83d"}}
+HELLO = {
+    "protocolVersion": "2025-06-18",
+    "capabilities": {},
+    "clientInfo": {"name": "a test", "version": "1"},
+}
+
+
+def message(method, number=None, **params):
+    fields = {"jsonrpc": "2.0", "method": method, "params": params}
+    return json.dumps(fields if number is None else {**fields, "id": number}).encode() + b"\n"
+
+
+def started():
+    """Start the command, which has no question yet; returns it once it has said hello."""
+    process = subprocess.Popen([sys.executable, *COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdin.write(message("initialize", 1, **HELLO) + message("notifications/initialized"))
+    process.stdin.flush()
+    assert json.loads(process.stdout.readline())["id"] == 1
+    return process
+
+
+def test_half_an_emoji_is_answered_on_standard_input():
+    with started() as process:
+        process.stdin.write(message("tools/call", 2, **CUT_EMOJI))
+        process.stdin.flush()
+        answer = json.loads(process.stdout.readline())
+        process.stdin.close()
+        assert process.wait(timeout=PATIENCE) == 0
+    assert (answer["id"], answer["result"]["structuredContent"]["retrieve"]) == (2, False)
+
+
+def test_half_an_emoji_is_answered_over_http_in_a_session_that_outlasts_its_first_answer():
+    """The session ended when the client had its first answer: what came then got 404."""
+    headers = {
+        "accept": "application/json, text/event-stream",
+        "content-type": "application/json",
+        "mcp-protocol-version": HELLO["protocolVersion"],
+    }
+    with listening(agents.make_mcp_app(agents.make_mcp_server(Words()))) as url:
+
+        def post(content):
+            return httpx.post(f"{url}/mcp", content=content, headers=headers, timeout=PATIENCE)
+
+        headers["mcp-session-id"] = post(message("initialize", 1, **HELLO)).headers["mcp-session-id"]
+        assert post(message("notifications/initialized")).status_code == 202
+        answered = post(message("tools/call", 2, **CUT_EMOJI))
+    (said,) = [line for line in answered.text.splitlines() if line.startswith("data:")]
+    assert json.loads(said.removeprefix("data:"))["result"]["structuredContent"]["p_known"] == 0.9
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has another Ctrl-C")
+def test_ctrl_c_ends_it_while_it_waits_for_input():
+    with started() as process:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=PATIENCE) == -signal.SIGINT  # which a shell shows as 130
+
+
+@pytest.mark.parametrize("header", [("origin", "http://evil.example"), ("sec-fetch-site", "cross-site")])
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "OPTIONS"])
+def test_a_page_of_another_origin_is_refused(method, header):
+    with listening(agents.make_mcp_app(agents.make_mcp_server(Words()))) as url:
+        assert httpx.request(method, f"{url}/mcp", headers=[header]).status_code == 403

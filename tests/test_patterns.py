@@ -10,8 +10,8 @@ from rgate_integrations.engine.follow_ups import is_follow_up
 from rgate_integrations.gates.evidence.base import Sources
 from rgate_integrations.gates.llm_names import parse_name
 from rgate_integrations.gates.passage_utility import words_of
-from rgate_integrations.runtime.segments import segments
 from rgate_integrations.prompts import without_control_tokens
+from rgate_integrations.runtime.segments import segments
 
 MEGABYTE = 1_000_000
 NO_MODEL = Sources(lambda: 1 / 0, None, {})  # nothing counts tokens

@@ -38,6 +38,44 @@ def ended(process):
     return process.returncode, out, err
 
 
+CLOSED = """
+import asyncio, gc, threading
+from rgate_integrations import load_gate
+from rgate_integrations.runtime.flow import Call, Start, arun
+
+is_asked, may_answer = threading.Event(), threading.Event()
+
+class Slow(Model):
+    def _called(self, name, values):
+        is_asked.set()
+        may_answer.wait()
+
+def in_the_background():
+    task = yield Start(Call(None, asyncio.sleep, 3600))
+    try:
+        yield Call(None, asyncio.sleep, 3600)
+    finally:
+        task.drop()
+
+gate = load_gate("ik", proxy=Slow())
+loop = asyncio.new_event_loop()
+tasks = [loop.create_task(each) for each in (gate.adecide("who?"), gate.adecide("what?"), arun(in_the_background()))]
+while not is_asked.is_set():
+    loop.run_until_complete(asyncio.sleep(0))
+loop.close()
+del tasks
+gc.collect()
+may_answer.set()
+print(gate.decide("when?").error)
+"""
+
+
+def test_a_loop_that_is_closed_while_it_decides_says_nothing_of_ours():
+    code, out, err = ended(python(CLOSED))
+    assert (code, out) == (0, "None\n")
+    assert "Event loop is closed" not in err  # that a task was left pending is asyncio's own word
+
+
 # --- forks -------------------------------------------------------------------------------------------------
 
 FORKS = """

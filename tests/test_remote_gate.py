@@ -15,7 +15,8 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rgate_integrations import Draft, load_gate
+from rgate_integrations import Decision, Draft, load_gate
+from rgate_integrations.engine.loading import answer_first_gates
 from rgate_integrations.errors import ModelLoadError, ServerError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import save_gate
@@ -118,6 +119,26 @@ def test_whatever_else_it_answers_retrieves(status, body):
         assert (decision.retrieve, decision.error.type) == (True, "ServerError")
         with pytest.raises(ServerError):
             load_gate(url, on_error="raise").decide("known")
+
+
+@pytest.mark.parametrize(
+    ("retrieve", "p_known", "expected"), [(True, 0.9, True), (True, 0.1, True), (False, 0.9, False)]
+)
+def test_the_servers_decision_holds_also_where_it_has_another_reason_than_its_threshold(
+    retrieve, p_known, expected
+):
+    decision = Decision(question="known", retrieve=retrieve, p_known=p_known, reason="A rule.")
+    body = f'{{"decisions": [{decision.model_dump_json()}]}}'.encode()
+    with answering(200, body) as (url, _):
+        found = load_gate(url).decide("known")
+    assert (found.retrieve, found.p_known, found.reason) == (expected, p_known, "A rule.")
+
+
+@pytest.mark.parametrize("there", ["s3cret", "s3cret\n", " s3cret\r\n"])
+def test_a_token_is_the_same_on_both_sides_whatever_white_space_its_file_ended_in(words, monkeypatch, there):
+    monkeypatch.setenv("RGATE_TOKEN", "s3cret\n")
+    with serving_gate(words, token=there) as url:
+        assert load_gate(url).decide("known").error is None
 
 
 def test_the_token_is_sent_and_never_shown(words, monkeypatch):

@@ -1,6 +1,8 @@
 """The decision server: what it answers, to its own clients and to those of System One, and what it refuses."""
 
 import asyncio
+import json
+import logging
 import re
 import socket
 import subprocess
@@ -13,10 +15,12 @@ import pytest
 
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.gates.ability import Ability, save_measured
 from rgate_integrations.serving.app import make_app
 from rgate_integrations.serving.server import make_server
 from rgate_integrations.serving.service import DecisionService
-from tests.http_servers import Blocking, Broken, listening, serving_gate
+from tests.commands import rgate
+from tests.http_servers import Blocking, Broken, Words, listening, serving_gate
 
 typesafe = pytest.importorskip("typesafe_sdk", reason="comes with the dev extra")
 CLIENT = httpx.Client(timeout=60)  # one for all: each new one reads the certificates of all authorities
@@ -170,6 +174,42 @@ def test_other_machines_and_web_pages_are_not_served_without_a_token(url):
     assert post(url, "/v1/decide", {"questions": ["x"]}, host="evil.example").status_code == 400
 
 
+@pytest.mark.parametrize("token", ["é", "a\nb", "a\x00b"])
+def test_a_token_that_no_client_can_send_is_refused(token):
+    with pytest.raises(ConfigurationError, match="token"):
+        make_server(lambda *_: None, "127.0.0.1", 0, token=token)
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", "nan", "-inf"])
+def test_a_timeout_that_bounds_nothing_is_refused_when_the_server_starts(timeout, monkeypatch):
+    monkeypatch.setattr("uvicorn.Server.run", lambda _: pytest.fail("it started"))
+    result = rgate("serve", "--gate", "constant:never", f"--timeout={timeout}")
+    assert isinstance(result.exception, ConfigurationError)
+    assert "timeout" in str(result.exception)
+
+
+def test_names_over_the_wire_are_names_and_junk_does_not_displace_real_ones(tmp_path, monkeypatch):
+    """A folder of that name in the server's working folder was read; 64 names made the 65th count as the default."""
+    monkeypatch.chdir(tmp_path)
+    save_measured(Ability("mine", 9.0, 0.1, "a test"), tmp_path / "measured")
+    service = DecisionService(load_gate())
+    for given_by in ("", "the request"):
+        assert service.gates("measured", given_by).question.gate.ability is None
+    for number in range(300):
+        service.gates(f"junk-{number}")
+    real = service.gates("gpt-4o", "").question.gate
+    assert real.ability == load_gate(llm_name="gpt-4o").gate.ability
+    assert service.gates("gpt-4o", "").question.gate is real
+    assert load_gate(llm_name="measured").gate.ability.theta == 9.0  # the user may name a folder
+
+
+@pytest.mark.parametrize("given_by", ["", "the client"])
+def test_a_name_that_a_client_gives_goes_before_that_of_the_server_and_one_that_it_found_does_not(given_by):
+    service = DecisionService(load_gate(llm_name="gpt-4o"))
+    assert service.gates("gpt-2", given_by).question.gate.llm_name == "gpt-2"
+    assert service.gates("gpt-2", "the chain").question.gate.llm_name == "gpt-4o"
+
+
 def talk(url, *parts):
     """Send each part, the next one after an answer to the last; return what comes until the server hangs up."""
     host, port = url.removeprefix("http://").split(":")
@@ -256,6 +296,53 @@ def test_metrics_count_outcomes_and_the_log_has_no_questions(words, caplog):
     assert "rgate_decision_seconds_count 2.0" in text
     assert "3 questions, 2 to retrieve" in caplog.text
     assert "secret" not in caplog.text
+
+
+QUESTION = "What is the salary of\nAnn Example?"
+
+
+@pytest.mark.parametrize(
+    "quote",
+    [str, repr, json.dumps, lambda text: f"cannot parse {text[:30]}"],
+    ids=["bare", "repr", "JSON", "cut"],
+)
+def test_a_failure_is_one_line_in_the_log_without_the_question(quote, caplog, capfd):
+    """A gate of the user's own may use any library, whose errors quote what it was given."""
+
+    async def fail(questions, **_):
+        if questions == [QUESTION]:
+            raise OSError(f"{quote(QUESTION)}\nERROR forged")
+        return Words().decide_batch(questions)
+
+    gate, message = Broken(), quote(QUESTION)
+    gate.adecide_batch = fail
+    caplog.set_level("DEBUG")
+    logging.getLogger("httpcore").setLevel("WARNING")
+    with serving_gate(gate) as url:
+        (decision,) = decide(url, QUESTION)
+    with (
+        patch.object(DecisionService, "gates", side_effect=RuntimeError(message)),
+        listening(make_app(DecisionService(Broken()))) as url,
+    ):
+        assert post(url, "/v1/decide", {"questions": [QUESTION]}).status_code == 500
+    assert decision.error.type == "OSError"
+    text = caplog.text + capfd.readouterr().err
+    assert "OSError" in text
+    assert "A request failed: RuntimeError at app.py:" in text
+    assert [word for word in ("salary", "Ann", "Examp", "\nERROR forged") if word in text] == []
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"questions": ["known \\ud83d"]}', b'{"questions": ["known \\uDE00\\uD83D"]}']
+)
+def test_an_emoji_that_javascript_has_cut_is_a_question_like_others(url, body):
+    response = post(url, "/v1/decide", body)
+    assert response.status_code == 200
+    assert response.json()["decisions"][0]["question"].startswith("known ?")
+    state = post(
+        url, "/v1/systemone", b'{"state": "known \\ud83d", "questions": {"known": {"type": "noul"}}}'
+    )
+    assert state.json()["answers"]["known"]["noul"] == 0.9
 
 
 def test_openapi_names_every_route(url):

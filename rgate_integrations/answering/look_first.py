@@ -23,6 +23,7 @@ from rgate_integrations.gates.passage_utility import (
     read_utility_model,
     search_features,
 )
+from rgate_integrations.runtime.text import redact
 
 _log = logging.getLogger("rgate_integrations")
 
@@ -104,7 +105,8 @@ def decide_with_passages(
     try:
         p_helps = estimate_p_helps(decision.question, passages, decision.p_known, options)
     except Exception as error:  # a failing judge reads what was found, whatever went wrong
-        _log.warning("Judging what was found failed: %s", type(error).__name__)
+        problem = redact(error, decision.question, *(passage.text for passage in passages))
+        _log.warning("Judging what was found failed: %s: %s", type(error).__name__, problem)
         noted = _warn(decision, f"Judging what was found failed ({type(error).__name__}): it is read.")
         return noted.model_copy(update={"retrieve": True})
     return compare(decision, p_helps, options, direct_threshold=direct_threshold)

@@ -202,7 +202,8 @@ class BufferedAnswer(ABC):
         try:
             yield Call(self.source.close, self.source.aclose)
         except Exception as error:  # nobody wants this answer any more
-            _log.info("An answer that was stopped failed: %s: %s", type(error).__name__, error)
+            # Without its message, which may quote the question.
+            _log.info("An answer that was stopped failed: %s", type(error).__name__)
 
     def cancel(self) -> Flow[None]:
         """End the answer early since the gate says so."""

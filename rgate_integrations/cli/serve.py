@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +29,14 @@ from rgate_integrations.errors import ConfigurationError, missing_dependency
 
 if TYPE_CHECKING:
     from rgate_integrations.index.retriever import Retriever
+
+ShadowLog = Annotated[
+    Path | None, typer.Option(help="Change nothing; log decisions to this file, for rgate tune.")
+]
+AllowedOrigins = Annotated[
+    list[str] | None,
+    typer.Option(help="Origin whose web pages may ask, such as http://localhost:3000; may be repeated."),
+]
 
 
 def serve(
@@ -57,9 +66,8 @@ def serve(
     look_first: Annotated[
         bool, typer.Option("--look-first", help="Search first, and judge what is found, too.")
     ] = False,
-    shadow: Annotated[
-        Path | None, typer.Option(help="Change nothing; log decisions to this file, for rgate tune.")
-    ] = None,
+    shadow: ShadowLog = None,
+    allow_origin: AllowedOrigins = None,
 ) -> None:
     """Serve decisions over HTTP, and with --upstream be a gateway that retrieves where the LLM needs it.
 
@@ -78,7 +86,7 @@ def serve(
     if threshold is not None:
         loaded = loaded.with_options(threshold=threshold)
     service = DecisionService(loaded, timeout=timeout, queue=queue)
-    token = os.environ.get(TOKEN, "")
+    token = os.environ.get(TOKEN, "").strip()
     gateway = None
     searched = _retriever(index, retriever)
     looks = {"answer_first": answer_first, "look_first": look_first}
@@ -89,7 +97,7 @@ def serve(
     elif searched is not None or shadow is not None or any(looks.values()):
         raise ConfigurationError("These options are for a gateway.", hint="--upstream URL")
     print_log(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
-    make_server(make_app(service, gateway), host, port, token=token).run()
+    make_server(make_app(service, gateway, allow_origins=allow_origin or ()), host, port, token=token).run()
 
 
 def _retriever(index: Path | None, name: str | None) -> Retriever | None:
@@ -122,13 +130,15 @@ def mcp(
     With --http, the bearer token that clients must send is in the environment, RGATE_TOKEN.
     """
     try:
-        from rgate_integrations.serving.agents import make_mcp_server
+        from rgate_integrations.serving.agents import make_mcp_app, make_mcp_server, serve_stdio
         from rgate_integrations.serving.server import make_server
     except ModuleNotFoundError as error:
         raise missing_dependency(error.name or "mcp", "mcp") from error
     server = make_mcp_server(rgate_integrations.load_gate(gate, llm_name=llm_name))
-    if not http:
-        server.run()
-        return
-    app = server.streamable_http_app()
-    make_server(app, "127.0.0.1", port, token=os.environ.get(TOKEN, "")).run()
+    if http:
+        token = os.environ.get(TOKEN, "")
+        make_server(make_mcp_app(server), "127.0.0.1", port, token=token).run()
+    else:
+        # At once: a thread that waits for a line of standard input cannot be interrupted.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        serve_stdio(server)

@@ -11,6 +11,7 @@ from concurrent.futures import Future, InvalidStateError, wait
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from rgate_integrations.errors import OverloadedError
+from rgate_integrations.runtime.flow import cancel
 from rgate_integrations.runtime.threads import close_at_exit, reset_after_fork, start_thread
 
 _T = TypeVar("_T")
@@ -156,7 +157,7 @@ async def await_results(futures: Sequence[Future[_T]], timeout: float | None) ->
         # Both: the event loop may end before it has told the one that the other was cancelled.
         for future, each in zip(futures, waiting, strict=True):
             future.cancel()
-            each.cancel()
+            cancel(each)
 
 
 def _outcome(future: Future[Any] | asyncio.Future[Any], timeout: float | None) -> Any:

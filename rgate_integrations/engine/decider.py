@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self, TypeAlias, Unpack
 
@@ -157,7 +157,7 @@ class Decider(ABC):
             elif isinstance(each, Request):
                 outcome = self._check_context(each, outcome)
             decisions.append(outcome)
-        log_failures(decisions, self.name)
+        log_failures(decisions, self.name, _private_texts(requests))
         return decisions
 
     def _fall_back(self, item: Request | Failed, error: Exception) -> Decision:
@@ -173,6 +173,14 @@ class Decider(ABC):
         override = Override(retrieve=True, reason=missing)
         reason = f"{missing} {decision.reason}".strip()
         return decision.model_copy(update={"retrieve": True, "override": override, "reason": reason})
+
+
+def _private_texts(requests: Sequence[Request]) -> Iterator[str]:
+    """Yield what came with questions: the turns before them, and drafts that were given."""
+    for request in requests:
+        yield from request.history
+        if request.draft is not None:
+            yield request.draft.text
 
 
 def _as_list(requests: Iterable[str | Request]) -> list[str | Request]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -198,7 +199,8 @@ class DecisionEngine(Decider):
     def _evaluate(self, requests: Sequence[Request]) -> list[Score | Exception]:
         """Score what the callers of a batch ask; runs in the worker, whose thread is this engine's own."""
         _BUSY.set(self)
-        return evaluate(self.gate, requests, Sources(self.get_proxy, self.llm, self._memory), self.rules)
+        sources = Sources(self.get_proxy, self.llm, self._memory, self.timeout or math.inf)
+        return evaluate(self.gate, requests, sources, self.rules)
 
     def _decision(self, request: Request, score: Score) -> Decision:
         """Apply an override, or else the threshold: that of the request, of the score, or of the gate."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rgate_integrations.decision import Decision, Failure
 from rgate_integrations.errors import InvalidQuestionError
+from rgate_integrations.runtime.text import redact
 
 _log = logging.getLogger("rgate_integrations")
 
@@ -37,8 +38,14 @@ def fallback_decision(
     )
 
 
-def log_failures(decisions: Sequence[Decision], gate: str) -> None:
-    """Log once for a call how many of its decisions are such, and what the first one's error is."""
+def log_failures(decisions: Sequence[Decision], gate: str, texts: Iterable[str] = ()) -> None:
+    """Log once for a call how many of its decisions are such, and what the first one's error is.
+
+    Args:
+        decisions: The decisions; their questions are not logged.
+        gate: Name of the gate.
+        texts: What else came with the questions and is not logged, such as the turns before them.
+    """
     failures = []
     for decision in decisions:
         # A question that is none is the caller's error, and no failure of the gate.
@@ -51,5 +58,5 @@ def log_failures(decisions: Sequence[Decision], gate: str) -> None:
             len(failures),
             len(decisions),
             failures[0].type,
-            failures[0].message,
+            redact(failures[0].message, *(decision.question for decision in decisions), *texts),
         )

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rgate_integrations.decision import Decision, Request
 from rgate_integrations.engine.decider import Decider, OnError
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.runtime.flow import Call, Flow
 
 
@@ -52,7 +53,7 @@ class OwnGate(Decider):
     @property
     def threshold(self) -> float:
         """Its threshold, if it says so."""
-        return float(getattr(self.gate, "threshold", 0.5))
+        return float(getattr(self.gate, "threshold", None) or 0.5)
 
     @property
     def reads_history(self) -> bool:
@@ -62,9 +63,9 @@ class OwnGate(Decider):
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
         """Ask it for all decisions at once; a threshold that it did not apply is applied here."""
         decisions = yield Call(self.gate.decide_batch, self.gate.adecide_batch, list(requests))
-        if len(decisions) != len(requests):
+        if len(decisions) != len(requests):  # said where the gate is asked
             return list(decisions)
-        return [_apply_threshold(*each) for each in zip(requests, decisions, strict=True)]
+        return [self._check(*each) for each in zip(requests, decisions, strict=True)]
 
     def answer_gate(self) -> Decider | None:
         """Return this gate, if it says that it reads drafts."""
@@ -78,8 +79,11 @@ class OwnGate(Decider):
         """Return whether the same object decides."""
         return isinstance(other, OwnGate) and self.gate is other.gate
 
-
-def _apply_threshold(request: Request, decision: Decision) -> Decision:
-    if request.threshold is None or request.threshold == decision.threshold:
-        return decision
-    return decision.with_threshold(request.threshold)
+    def _check(self, request: Request, decision: Any) -> Decision | Exception:
+        if not isinstance(decision, Decision):
+            return ConfigurationError(
+                f"The gate {self.name!r} returned {type(decision).__name__} and no Decision."
+            )
+        if request.threshold is None or request.threshold == decision.threshold:
+            return decision
+        return decision.with_threshold(request.threshold)

@@ -67,7 +67,7 @@ class Entry:
     ability: Ability
 
 
-def resolve_ability(name: str) -> tuple[Ability, str]:
+def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
     """Return the ability of an LLM, and a warning; the warning is empty where the name says which LLM it is.
 
     The first of these that applies:
@@ -83,13 +83,14 @@ def resolve_ability(name: str) -> tuple[Ability, str]:
 
     Args:
         name: The name, as a provider, a server, a file or a framework tells it; empty for none.
+        folders: Whether it may be a folder: only if the user gave it.
 
     Raises:
         ModelLoadError: The folder's measurement cannot be read.
     """
     if not name.strip():
         return _DEFAULT, ""
-    measured = read_measured(name)
+    measured = read_measured(name) if folders else None
     if measured is not None:
         return measured, ""
     said = parse_name(name)
@@ -132,7 +133,7 @@ def check_llm_name(name: str) -> None:
 
 def weakest(names: Iterable[str]) -> str:
     """Return the name of the LLM that knows least; of equals, the first. At least one name is needed."""
-    return min(names, key=lambda name: resolve_ability(name)[0].theta)
+    return min(names, key=lambda name: resolve_ability(name, folders=False)[0].theta)
 
 
 @cache

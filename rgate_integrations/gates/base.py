@@ -189,6 +189,11 @@ class Gate(BaseModel, ABC):
         return {"gate": self.name, **self.model_dump(mode="json")}
 
 
+CLIENT = "the client"
+"""Who told a name that a client of a server gave: it counts as the user's, but is never a folder of this machine."""
+GIVEN = ("", CLIENT)
+
+
 class NamedLLMGate(Gate):
     """A gate that judges what the LLM of a name knows.
 
@@ -204,8 +209,12 @@ class NamedLLMGate(Gate):
 
     def for_llm(self, name: str, known_by: str = "") -> Self:
         """Return a copy that judges what this LLM knows; itself where another was given and this one found."""
-        is_given = bool(self.llm_name) and not self.llm_known_by
-        if not name or (known_by and is_given) or (name, known_by) == (self.llm_name, self.llm_known_by):
+        is_given = bool(self.llm_name) and self.llm_known_by in GIVEN
+        if (
+            not name
+            or (known_by not in GIVEN and is_given)
+            or (name, known_by) == (self.llm_name, self.llm_known_by)
+        ):
             return self
         return self.changed(llm_name=name, llm_known_by=known_by)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,14 +13,14 @@ from pydantic import Field, SkipValidation, model_validator
 
 from rgate_integrations.gates.ability import Ability, check_llm_name, resolve_ability
 from rgate_integrations.gates.artifacts import HeadsArtifact, Kind, p_answered
-from rgate_integrations.gates.base import GateInfo, NamedLLMGate, Score, Specs
+from rgate_integrations.gates.base import GIVEN, GateInfo, NamedLLMGate, Score, Specs
 from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.evidence.model_outputs import ReadRequest, RequestSpec
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
 
 _log = logging.getLogger("rgate_integrations")
-_warn_once = cache(_log.warning)
+_warn_once = lru_cache(maxsize=256)(_log.warning)  # names may come from anybody
 _SHOWN = 80  # characters of a segment in a reason
 MOST_QUESTIONS = 8
 """A request that asks more than this retrieves: among so many, the heads do not find the one that needs it."""
@@ -81,9 +81,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             return values
         ability, name = values.get("ability"), values.get("llm_name", "")
         if ability is None:
-            if not values.get("llm_known_by"):
+            is_given = not values.get("llm_known_by")
+            if is_given:
                 check_llm_name(name)
-            ability, warning = resolve_ability(name)
+            ability, warning = resolve_ability(name, folders=is_given)
             if warning:
                 _warn_once(warning)
         if ability == resolve_ability("")[0]:
@@ -171,7 +172,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             return ""
         if self.ability is None:
             return f"an LLM of which nothing is known but its name, {self.llm_name}"
-        told = f"named by {self.llm_known_by}" if self.llm_known_by else "as given"
+        told = "as given" if self.llm_known_by in GIVEN else f"named by {self.llm_known_by}"
         ability = f"ability {self.ability.theta:+.1f} ± {self.ability.sd:.1f}"
         return f"{self.ability.llm} ({told}; {ability}: {self.ability.source})"
 

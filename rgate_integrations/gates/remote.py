@@ -9,7 +9,7 @@ from typing import ClassVar
 from pydantic import Field, SecretStr
 from pydantic_core import to_jsonable_python
 
-from rgate_integrations.decision import Decision
+from rgate_integrations.decision import Decision, Override
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.gates.base import GateInfo, NamedLLMGate, Score, Specs
 from rgate_integrations.gates.decision_server import DecisionServer
@@ -58,6 +58,9 @@ class RemoteGate(NamedLLMGate):
             raise EvidenceError(
                 f"The server's gate failed: {failed.type}: {failed.message}", hint=failed.hint
             )
+        override = decision.override
+        if override is None and decision.retrieve and decision.p_known >= decision.threshold:
+            override = Override(retrieve=True, reason="The server's gate retrieves whatever P(known) is.")
         return Score(
             decision.p_known,
             decision.reason,
@@ -66,7 +69,7 @@ class RemoteGate(NamedLLMGate):
             decision.signals,
             decision.llm,
             decision.threshold,
-            decision.override,
+            override,
         )
 
 

@@ -19,6 +19,7 @@ from rgate_integrations.langchain.runnable import BatchCall
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Flow
 from rgate_integrations.runtime.records import message_logprobs
+from rgate_integrations.runtime.text import redact
 
 DRAFT_TAG = "rgate_draft"
 CONDENSE_TAG = "rgate_condense"
@@ -81,16 +82,17 @@ class ChatDrafter:
                 if isinstance(answer, Exception) and says_unsupported(answer) and form is not forms[-1]:
                     refused.append(call)
                 else:
-                    call.draft = self._draft(answer)
+                    call.draft = self._draft(answer, call.prompt)
             if not refused:
                 break
             waiting = refused
         return [call.draft for call in calls]
 
-    def _draft(self, answer: Any) -> Draft | None:
+    def _draft(self, answer: Any, conversation: Sequence[BaseMessage]) -> Draft | None:
         """Return what a model answered as a draft; None if it failed or wrote nothing."""
         if isinstance(answer, Exception):
-            _log.warning("The LLM wrote no draft: %s: %s", type(answer).__name__, answer)
+            problem = redact(answer, *(message.content for message in conversation))
+            _log.warning("The LLM wrote no draft: %s: %s", type(answer).__name__, problem)
             return None
         if isinstance(answer, BaseMessage):
             metadata = answer.response_metadata

@@ -36,31 +36,27 @@ def find_synthesizer(engine: BaseQueryEngine) -> BaseSynthesizer | None:
     return None
 
 
-def structured(llm: LLM, engine: BaseQueryEngine) -> LLM:
-    """Return an LLM that gives what an engine's ``output_cls`` says; the LLM itself without one."""
-    output_cls = getattr(find_synthesizer(engine), "_output_cls", None)
-    if output_cls is None or isinstance(llm, StructuredLLM):
-        return llm
-    return llm.as_structured_llm(output_cls)
-
-
 def direct_engine(
     query_engine: BaseQueryEngine, llm: LLM, prompt: BasePromptTemplate | None, *, streaming: bool
 ) -> BaseQueryEngine:
-    """Return an engine that lets an LLM answer alone.
+    """Return an engine that lets an LLM answer alone, and gives what the other engine's ``output_cls`` says.
 
     Args:
         query_engine: The engine with passages.
         llm: The LLM.
         prompt: What it is asked, with ``query_str``; when None the question alone, after the system messages of
             the engine's own prompt.
-        streaming: Whether it streams.
+        streaming: Whether it streams; structured output does not.
     """
     if prompt is None:
         system = _system_messages(query_engine, llm)
         if system:
             question = ChatMessage(role=MessageRole.USER, content="{query_str}")
             prompt = ChatPromptTemplate(message_templates=[*system, question])
+    output_cls = getattr(find_synthesizer(query_engine), "_output_cls", None)
+    if output_cls is not None and not isinstance(llm, StructuredLLM):
+        llm = llm.as_structured_llm(output_cls)
+    streaming = streaming and not isinstance(llm, StructuredLLM)
     return EmptyIndex().as_query_engine(llm=llm, simple_template=prompt, streaming=streaming)
 
 

@@ -14,6 +14,7 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Call, Flow
 from rgate_integrations.runtime.records import read_logprobs
+from rgate_integrations.runtime.text import redact
 
 DRAFT_TAG = "rgate_draft"
 """In the ``tags`` of every LlamaIndex event of a drafting call: what the LLM writes there is not the answer."""
@@ -57,10 +58,11 @@ class LLMDrafter:
                     response = yield asking
             except Exception as error:  # providers raise errors of their own
                 # A timeout says nothing about what the model takes: the next question is asked with everything.
+                problem = redact(error, question)
                 if not options or not says_unsupported(error):
-                    _log.warning("The LLM wrote no draft: %s: %s", type(error).__name__, error)
+                    _log.warning("The LLM wrote no draft: %s: %s", type(error).__name__, problem)
                     return None
-                _log.info("The LLM refused %s: %s", ", ".join(options), error)
+                _log.info("The LLM refused %s: %s", ", ".join(options), problem)
             else:
                 self._options = forms[number:]
                 return self._draft(response)

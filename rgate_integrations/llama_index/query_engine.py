@@ -9,7 +9,6 @@ from typing import Any, Unpack
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.response.schema import RESPONSE_TYPE
 from llama_index.core.llms import LLM
-from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import QueryBundle
@@ -33,7 +32,7 @@ from rgate_integrations.llama_index.decider import (
     copy_bundle,
     get_llm_name,
 )
-from rgate_integrations.llama_index.direct_arm import direct_engine, find_synthesizer, structured
+from rgate_integrations.llama_index.direct_arm import direct_engine, find_synthesizer
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
 
@@ -149,26 +148,15 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         options["answer_first"] = first or False
         telling: LLM | None = None
         if direct is None:
-            writer = structured(llm, query_engine)
-            is_structured = isinstance(writer, StructuredLLM)
-            if first is not None and not is_structured:
-                telling = with_logprobs(llm)
+            telling = None if first is None else with_logprobs(llm)
             # What is begun can only be stopped where it streams.
-            streams = (streaming or first is not None) and not is_structured
-            direct = direct_engine(query_engine, telling or writer, direct_prompt, streaming=streams)
+            streams = streaming or first is not None
+            direct = direct_engine(query_engine, telling or llm, direct_prompt, streaming=streams)
         elif direct_prompt is not None:
             raise ConfigurationError(
                 "An engine of your own has its own prompt.", hint="Pass direct= or direct_prompt=, not both."
             )
-        engine = cls(
-            query_engine,
-            direct,
-            gate,
-            llm=llm,
-            tokens=tokens,
-            streaming=streaming,
-            **options,
-        )
+        engine = cls(query_engine, direct, gate, llm=llm, tokens=tokens, streaming=streaming, **options)
         engine.logprobs_llm = telling
         return engine
 

@@ -11,7 +11,6 @@ import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import SecretStr
@@ -19,19 +18,14 @@ from pydantic import SecretStr
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError
 from rgate_integrations.models.base import LanguageModel, TargetScores, Values
+from rgate_integrations.models.bounded_http import Answer, make_client, request, run_requests
 from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.prompts import PromptTemplate, without_control_tokens
 from rgate_integrations.runtime.files import parse_json
-from rgate_integrations.runtime.flow import Call, Start
 from rgate_integrations.runtime.records import read_logprobs
 
 if TYPE_CHECKING:
-    import ssl
-
     import httpx
-
-LONGEST_BODY = 16 << 20
-"""Bytes of an answer; 4,000 tokens with 20 likeliest each take 8 MB."""
 
 Completion: TypeAlias = tuple[Draft, Mapping[str, float]]
 """What a server wrote, and the tokens that were likeliest in the first place, with their log-probabilities.
@@ -137,8 +131,12 @@ class ServedProxy(LanguageModel):
         retries: int = 3,
         max_concurrency: int = 16,
     ) -> None:
-        if timeout <= 0 or retries < 0 or max_concurrency < 1:
-            raise ConfigurationError("timeout and max_concurrency must be above 0, retries at least 0.")
+        # Infinity is no deadline, and NaN is above nothing.
+        if not 0 < timeout < math.inf or retries < 0 or max_concurrency < 1:
+            raise ConfigurationError(
+                f"timeout={timeout!r} and max_concurrency={max_concurrency!r} must be above 0, and timeout finite; "
+                f"retries={retries!r} must be at least 0."
+            )
         self.url, self._credentials = read_credentials(url, api_key)
         self.name = model
         self.timeout = timeout
@@ -274,9 +272,7 @@ class ServedProxy(LanguageModel):
             ServerError: All failed, the first of them with this: there is no use in trying one of them again.
             EvidenceError: Some failed, so they are best asked one by one.
         """
-        # In a thread of its own: that of the caller may be running an event loop.
-        thread = Start(Call(asyncio.run, None, self._ask_all(requests, needs_logprobs))).run()
-        outcomes: list[Completion | BaseException] = thread.run()
+        outcomes = run_requests(self._ask_all(requests, needs_logprobs))
         completions = [each for each in outcomes if isinstance(each, tuple)]
         errors = [each for each in outcomes if isinstance(each, BaseException)]
         if completions and errors:
@@ -288,24 +284,9 @@ class ServedProxy(LanguageModel):
     async def _ask_all(
         self, requests: Sequence[_Request], needs_logprobs: bool
     ) -> list[Completion | BaseException]:
-        import httpx
-
         slots = asyncio.Semaphore(self.max_concurrency)
-        # The login goes here too, and not into the URL, which httpx writes to its log.
-        headers = {"Accept-Encoding": "identity", **self._credentials.headers}
-        # As many connections as there are requests at a time: the semaphore bounds them.
-        limits = httpx.Limits(max_connections=None)
-        try:
-            client = httpx.AsyncClient(
-                timeout=self.timeout, headers=headers, limits=limits, verify=_ssl_context()
-            )
-        except (httpx.InvalidURL, ValueError):  # their messages quote parts of a proxy server's login
-            raise ConfigurationError(
-                "A proxy server that the environment names (such as HTTPS_PROXY or ALL_PROXY) cannot be used.",
-                hint="Percent-encode user and password in it: / is %2F, @ is %40, : is %3A.",
-            ) from None
-        async with client:
-            asked = [self._complete(client, slots, *request, needs_logprobs) for request in requests]
+        async with make_client(self.url, self._credentials.headers) as client:
+            asked = [self._complete(client, slots, *each, needs_logprobs) for each in requests]
             return await asyncio.gather(*asked, return_exceptions=True)
 
     async def _complete(
@@ -348,19 +329,18 @@ class ServedProxy(LanguageModel):
             # Of random length, so that callers that failed together do not come back together.
             pause = min(0.5 * 2**attempt, 8.0) * random.uniform(0.5, 1.0)  # noqa: S311  not for cryptography
             try:
-                # httpx bounds the wait for each next piece: who sends a byte a second would never be late.
-                async with asyncio.timeout(self.timeout):
-                    response, content = await self._send(client, path, body)
+                url = self.url + path
+                answer = await request(client, "POST", url, seconds=self.timeout, body=body)
             except TimeoutError:
                 trouble = f"there was no whole answer within {self.timeout:g} s"
                 continue
             except httpx.RequestError as error:
                 trouble = self._credentials.redact(f"{type(error).__name__}: {error}")
                 continue
-            if response.status_code not in _BUSY:
-                return self._read(response.status_code, content)
-            trouble = f"it answered {response.status_code}"
-            wished = response.headers.get("retry-after", "")
+            if answer.status not in _BUSY:
+                return self._read(answer)
+            trouble = f"it answered {answer.status}"
+            wished = answer.headers.get("retry-after", "")
             if wished.isdecimal():
                 pause = min(float(wished), _LONGEST_PAUSE)
         # Nothing is raised inside an `except`: a chained error of httpx may quote what was sent.
@@ -369,39 +349,17 @@ class ServedProxy(LanguageModel):
             hint="Is it running, and is the URL its /v1?",
         )
 
-    async def _send(
-        self, client: httpx.AsyncClient, path: str, body: dict[str, Any]
-    ) -> tuple[httpx.Response, bytes]:
-        """Send a request once; returns the response and its body."""
-        async with client.stream("POST", self.url + path, json=body) as response:
-            content = bytearray()
-            # Raw, not unpacked: a megabyte of gzip can be gigabytes, and none was asked for.
-            async for part in response.aiter_raw():
-                content += part
-                if len(content) > LONGEST_BODY:
-                    raise ServerError(
-                        f"The server at {self.url} answered more than {LONGEST_BODY >> 20} MiB, and was not read on."
-                    )
-        return response, bytes(content)
-
-    def _read(self, status: int, content: bytes) -> Completion:
+    def _read(self, answer: Answer) -> Completion:
+        status = answer.status
         if status < 400:
-            completion = read_completion(content, self.name)
+            completion = read_completion(answer.content, self.name)
             if completion is None:
                 raise ServerError(f"{self.url} does not answer as OpenAI's API does.")
             return completion
-        said = self._credentials.redact(content.decode(errors="replace"))[:_QUOTED]
+        said = self._credentials.redact(answer.text)[:_QUOTED]
         if status in (401, 403, 404):
             raise ServerError(
                 f"The server at {self.url} refused the key, or has no such path or model ({status}): {said}",
                 hint="Check api_key=, url=…/v1 and model=.",
             )
         raise EvidenceError(f"The server at {self.url} refused the request ({status}): {said}")
-
-
-@cache
-def _ssl_context() -> ssl.SSLContext:
-    """Return what checks servers' certificates: reading those of all authorities takes 20 ms."""
-    import httpx
-
-    return httpx.create_ssl_context()

@@ -10,9 +10,10 @@ import shutil
 import stat
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from rgate_integrations.errors import ConfigurationError, DataFormatError, LockedError, WriteError
 
+_END = 1 << 16  # bytes at the end of a log that are read
 _LONGEST_LINE = 1 << 26  # bytes of a JSONL file; a file without line feeds must not fill the memory
 _WITHOUT_LOCKS = {errno.ENOLCK, errno.ENOTSUP}  # some network file systems: written to without a lock
 
@@ -235,25 +237,28 @@ def read_jsonl(path: str | Path, *, hint: str = "") -> Iterator[tuple[int, Any]]
 
 
 class JsonlLog:
-    """A JSONL file that a run appends to, and that a run which is started again continues.
+    """A JSONL file of objects that a run appends to, and that a run which is started again continues.
 
-    A last line that a kill left half written is passed over, and cut off when something is appended. Opening and
-    reading change nothing: the file may turn out to be somebody else's. Two runs that append at once need a lock:
-    see `locked`.
+    A last line that a kill left half written is passed over, and cut off when something is appended. One that is a
+    whole object is kept, with or without its line feed. Opening and reading change nothing: the file may turn out to
+    be somebody else's. Two runs that append at once need a lock: see `locked`.
 
     Args:
-        path: The file; it and its folder are made if they are missing.
+        path: The file; it and its folder are made if they are missing. Only its owner may read it: it has questions.
+        keys: What every object has; a file whose last object has other keys is somebody else's.
 
     Raises:
+        DataFormatError: The file holds something else.
         WriteError: The file cannot be written to.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, keys: Collection[str] = ()) -> None:
         self.path = Path(path)
-        self._is_whole = False  # not known before something is appended
+        self._keys = frozenset(keys)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.open("ab").close()  # so that what cannot be written to fails here
+            with self._open() as file:  # what cannot be written to fails here
+                self._check_end(file)
         except OSError as error:
             raise _write_error(self.path, error) from error
 
@@ -263,8 +268,10 @@ class JsonlLog:
         Raises:
             DataFormatError: A line is not JSON.
         """
-        whole, _ = self._parts()
-        return [value for _, value in _parse_lines(whole.split(b"\n"), self.path)]
+        *lines, last = self.path.read_bytes().split(b"\n")
+        if _is_json(last):
+            lines.append(last)
+        return [value for _, value in _parse_lines(lines, self.path)]
 
     def append(self, values: Iterable[Any]) -> None:
         """Append values, one a line: all of them or, with an error, none.
@@ -274,35 +281,74 @@ class JsonlLog:
             WriteError: They could not be written, such as on a full disk. The file ends as it did before.
         """
         lines = "".join(json_line(value) for value in values).encode()
-        if not self._is_whole:
-            whole, torn = self._parts()
-            # Where not one line is whole, only the same line, begun by an earlier run, is known to be ours.
-            if not whole and not lines.startswith(torn):
-                raise DataFormatError(
-                    f"{str(self.path)!r} holds something else than what is written to it.",
-                    hint="Name another file.",
-                )
-            if torn:
-                os.truncate(self.path, len(whole))
-            self._is_whole = True
-        # Unbuffered: all lines go out in one write, so that those of another process do not come between.
-        with self.path.open("ab", buffering=0) as file:
-            before = file.seek(0, os.SEEK_END)
+        with self._open() as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            if file.read(1) not in (b"", b"\n"):  # a kill, or an editor
+                torn = self._check_end(file, lines)
+                size -= torn
+                lines = lines if torn else b"\n" + lines
             try:
+                file.truncate(size)
                 left = memoryview(lines)
                 while left:  # when the disk becomes full, a write takes a part, and says nothing
                     left = left[file.write(left) or 0 :]
             except BaseException as error:
-                file.truncate(before)
+                file.truncate(size)
                 if isinstance(error, OSError):
                     raise _write_error(self.path, error) from error
                 raise
 
-    def _parts(self) -> tuple[bytes, bytes]:
-        """Return the whole lines, and what stands behind the last line feed."""
-        content = self.path.read_bytes()
-        end = content.rfind(b"\n") + 1
-        return content[:end], content[end:]
+    def _open(self) -> FileIO:
+        """Open the file to append to it, and to read its end."""
+        # Unbuffered: all lines go out in one write, so that those of another process do not come between.
+        return open(self.path, "a+b", buffering=0, opener=lambda path, flags: os.open(path, flags, 0o600))
+
+    def _check_end(self, file: FileIO, lines: bytes | None = None) -> int:
+        """Return how many bytes at the end are half a line.
+
+        Args:
+            file: The file; of a long one only the end is read.
+            lines: What is going to be appended.
+
+        Raises:
+            DataFormatError: It is somebody else's.
+        """
+        size, block = file.seek(0, os.SEEK_END), _END
+        while True:
+            file.seek(max(size - block, 0))
+            end = file.read()
+            *whole, last = end.split(b"\n")
+            if block < size:
+                del whole[:1]  # perhaps the end of a line
+            records = [line for line in whole if line.strip()]
+            if records or block >= min(size, _LONGEST_LINE):
+                break
+            block *= 4
+        is_torn = bool(last.strip()) and not _is_json(last)
+        if last.strip() and not is_torn:
+            records.append(last)
+        is_ours = block >= size
+        if records:
+            value = parse_json(records[-1]) if _is_json(records[-1]) else None
+            is_ours = isinstance(value, dict) and self._keys <= value.keys()
+        if is_torn:
+            # Where not one line is whole, only the same line, begun by an earlier run, is known to be ours.
+            is_ours &= last.startswith(b"{") and (bool(records) or lines is None or lines.startswith(last))
+        if not is_ours:
+            raise DataFormatError(
+                f"{str(self.path)!r} holds something else than what is written to it.",
+                hint="Name another file.",
+            )
+        return len(last) if is_torn else 0
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        parse_json(line)
+    except ValueError:
+        return False
+    return True
 
 
 def json_line(value: Any) -> str:

@@ -166,8 +166,14 @@ class Task(Step):
     def drop(self) -> None:
         """Cancel the job, or forget its result; what it raises is logged only. A job that is done is left alone."""
         if not self.job.done():
-            self.job.cancel()
+            cancel(self.job)
         self.job.add_done_callback(_log_failure)
+
+
+def cancel(job: Future[Any] | asyncio.Future[Any]) -> None:
+    """Cancel a job, unless its event loop is closed: that would raise, and nobody waits there any more."""
+    if not (isinstance(job, asyncio.Future) and job.get_loop().is_closed()):
+        job.cancel()
 
 
 def _run_in_thread(step: Step) -> Task:
@@ -194,4 +200,5 @@ def _run_in_thread(step: Step) -> Task:
 
 def _log_failure(job: Future[Any] | asyncio.Future[Any]) -> None:
     if not job.cancelled() and job.exception() is not None:
-        _log.info("A background job that was not needed failed: %r", job.exception())
+        # Without its message, which may quote a question.
+        _log.info("A background job that was not needed failed: %s", type(job.exception()).__name__)

@@ -1,4 +1,4 @@
-"""Text as the field compares it: normalised answers, which of them are right."""
+"""Text as the field compares it: normalised answers, which of them are right; and text of others in a log."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from rgate_integrations.errors import EvidenceError
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+_LONGEST_IN_LOG = 300  # characters
+_LONGEST_WORD = 32  # characters; what is longer may be a key
+_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)")
+_WORD = re.compile(r"\w+")
+_JSON_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
 
 
 def normalise(text: str) -> str:
@@ -24,6 +32,41 @@ def normalise(text: str) -> str:
 def encodable(text: str) -> str:
     """Replace halves of surrogate pairs, which have no bytes in UTF-8 and which tokenizers refuse, by ``?``."""
     return text.encode("utf-8", errors="replace").decode()
+
+
+def replace_surrogates(content: bytes) -> bytes:
+    r"""Return JSON whose escapes name no half of a surrogate pair: some parsers refuse all of a message with one.
+
+    >>> print(replace_surrogates(rb'["\ud83d\ude00", "\ud83d", "\\ud83d"]').decode())
+    ["\ud83d\ude00", "\ufffd", "\\ud83d"]
+    """
+    return _JSON_ESCAPE.sub(lambda escape: rb"\ufffd" if escape[1] else escape[0], content)
+
+
+def redact(message: object, *private: object) -> str:
+    r"""Return a message for a log: one line, at most 300 characters, without words of private texts.
+
+    Errors of libraries quote what they were given, whole, cut or escaped. Their line feeds would forge lines.
+
+    Args:
+        message: The message, or an exception that has it.
+        *private: The texts, such as a question.
+
+    >>> redact("cannot parse 'Who wrote Hamlet?'\nERROR forged", "Who wrote Hamlet?")
+    "cannot parse '… … …?' ERROR forged"
+    """
+    text = " ".join(map(str, private)).casefold()
+    words = set(_WORD.findall(text))
+
+    def mask(found: re.Match[str]) -> str:
+        word = found.group().casefold()
+        is_private = word in words or (len(word) > 2 and word in text)
+        return "…" if is_private or len(word) > _LONGEST_WORD else found.group()
+
+    # Words are cut after they are masked: a part of one would not be recognised.
+    shown = _ESCAPE.sub(" ", str(message)[: 4 * _LONGEST_IN_LOG])
+    printable = "".join(character if character.isprintable() else " " for character in shown)
+    return _WORD.sub(mask, " ".join(printable.split()))[:_LONGEST_IN_LOG]
 
 
 def comparable(answers: Sequence[str]) -> list[str]:

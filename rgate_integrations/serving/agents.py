@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+from threading import Thread
+
 from mcp.server import MCPServer
 from pydantic import BaseModel
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rgate_integrations.answering.claims import planning
 from rgate_integrations.engine.gate_like import GateLike, decide
 from rgate_integrations.runtime.flow import arun
+from rgate_integrations.runtime.text import replace_surrogates
+from rgate_integrations.serving.origins import OriginCheck
 from rgate_integrations.serving.wire import likeliest_kind
 
 _INSTRUCTIONS = (
@@ -60,9 +67,46 @@ class Advisor:
 
 
 def make_mcp_server(gate: GateLike) -> MCPServer:
-    """Return the MCP server; ``run()`` serves it on standard input and output."""
+    """Return the MCP server; see `serve_stdio` and `make_mcp_app`."""
     advisor = Advisor(gate)
     server = MCPServer("rgate", instructions=_INSTRUCTIONS)
     server.add_tool(advisor.should_retrieve)
     server.add_tool(advisor.search_queries)
     return server
+
+
+# JavaScript that cuts an emoji sends half a surrogate pair. The parser of the MCP library refuses the whole message,
+# and its server leaves such a request without an answer: halves are replaced before it reads them.
+
+
+def serve_stdio(server: MCPServer) -> None:
+    """Serve on standard input and output until the input ends."""
+    given = os.fdopen(os.dup(0), "rb")
+    reading, writing = os.pipe()
+    os.dup2(reading, 0)
+    os.close(reading)
+
+    def copy() -> None:
+        with suppress(BrokenPipeError), given, os.fdopen(writing, "wb") as piped:
+            for line in given:
+                piped.write(replace_surrogates(line))
+                piped.flush()
+
+    Thread(target=copy, name="rgate-mcp-input", daemon=True).start()
+    server.run()
+
+
+def make_mcp_app(server: MCPServer) -> ASGIApp:
+    """Return the application that serves at ``/mcp``; behind `make_server`, which gives it each body as a whole."""
+    app = server.streamable_http_app()
+
+    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+        async def receive_mended() -> Message:
+            message = await receive()
+            return (
+                {**message, "body": replace_surrogates(message["body"])} if message.get("body") else message
+            )
+
+        await app(scope, receive_mended, send)
+
+    return OriginCheck(served)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Annotated
 
 from fastapi import FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, Response
 
 from rgate_integrations import __version__
 from rgate_integrations.answering.claims import planning
-from rgate_integrations.errors import RGateError
+from rgate_integrations.errors import ConfigurationError, RGateError
 from rgate_integrations.runtime.flow import arun
-from rgate_integrations.serving.gateway import Gateway
+from rgate_integrations.runtime.text import redact
+from rgate_integrations.serving.gateway import EXPOSED_HEADERS, Gateway
+from rgate_integrations.serving.origins import OriginCheck
 from rgate_integrations.serving.service import FOUND_BY, DecisionService, FullError
 from rgate_integrations.serving.wire import (
     NO_LLM,
@@ -33,7 +37,8 @@ from rgate_integrations.serving.wire import (
 
 _log = logging.getLogger("rgate_integrations.serving")
 
-_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*A-Z]+")
 _MOST_ERRORS = 5  # of one request that are listed
 _LONGEST_PAUSE = 30.0  # seconds between two attempts to load the model
 
@@ -107,6 +112,10 @@ class DecisionRoutes:
         text = self.service.metrics.text()
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    async def wrong_method(self, request: Request) -> Response:
+        """Say that a route only takes GET."""
+        raise HTTPException(405)
+
     async def failed(self, request: Request, error: Exception) -> Response:
         """Say what is wrong with a request, or that the server itself failed."""
         if isinstance(error, HTTPException):  # there is no such route, or it is asked in another way
@@ -133,13 +142,24 @@ class DecisionRoutes:
             (decision,) = await self.service.decide([DecideItem(question="Is this a question?")])
             self.is_ready = decision.error is None
             if decision.error is not None:
-                _log.warning("The gate does not decide yet: %s", decision.error.message)
+                _log.warning("The gate does not decide yet: %s", redact(decision.error.message))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAPI:
-    """Return the application that decides with a service, and answers with a gateway if there is one."""
+def make_app(
+    service: DecisionService, gateway: Gateway | None = None, *, allow_origins: Collection[str] = ()
+) -> FastAPI:
+    """Return the application that decides with a service, and answers with a gateway if there is one.
+
+    Args:
+        service: Decides.
+        gateway: Answers what has no other route; None for a server of decisions alone.
+        allow_origins: Origins whose web pages may ask, such as ``http://localhost:3000``.
+
+    Raises:
+        ConfigurationError: One of them is not an origin.
+    """
     routes = DecisionRoutes(service, gateway)
     failures = (RGateError, RequestValidationError, HTTPException, Exception)
     app = FastAPI(
@@ -152,6 +172,20 @@ def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAP
         redoc_url=None,
         responses={422: {"model": ProblemResponse}, 529: {"model": ProblemResponse}},
     )
+    for origin in allow_origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise ConfigurationError(
+                f"{origin!r} is not an origin.", hint="Scheme, host and port, such as http://localhost:3000"
+            )
+    if allow_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=allow_origins,
+            allow_methods=_METHODS,
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
+        )
+    app.add_middleware(OriginCheck, allowed=allow_origins)
     for path, answer in (
         ("systemone", routes.systemone),
         ("decide", routes.decide),
@@ -160,7 +194,8 @@ def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAP
         app.post(f"/v1/{path}")(answer)
     for path, state in (("health", routes.health), ("ready", routes.ready), ("metrics", routes.metrics)):
         app.get(f"/{path}", response_class=PlainTextResponse)(state)
+        # Health needs no token: nothing but GET may get from there to an upstream.
+        app.add_route(f"/{path}", routes.wrong_method, methods=_METHODS, include_in_schema=False)
     if gateway is not None:
-        app.add_route("/v1/chat/completions", gateway.chat, methods=["POST"], include_in_schema=False)
-        app.add_route("/{path:path}", gateway.forward, methods=_METHODS, include_in_schema=False)
+        app.add_route("/{path:path}", gateway.answer, methods=_METHODS, include_in_schema=False)
     return app

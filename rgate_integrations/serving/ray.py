@@ -116,7 +116,7 @@ def application(arguments: dict[str, Any]) -> Application:
         # Ray sends nothing before: the first client does not wait for the model.
         gate.decide("Is this a question?")
         service = DecisionService(gate, timeout=options.timeout, queue=options.queue)
-        return Guard(make_app(service), token=os.environ.get(TOKEN, ""))
+        return Guard(make_app(service), token=os.environ.get(TOKEN, "").strip())
 
     # A replica batches what it is asked at a time: Ray's five would leave it nothing to batch.
     replica = serve.deployment(name="rgate", max_ongoing_requests=options.queue)(serve.ingress(served)())

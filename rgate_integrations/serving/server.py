@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
+import logging
+import os
+import traceback
 from typing import Any
 
 import uvicorn
@@ -17,7 +19,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.decision_server import TOKEN
+from rgate_integrations.serving.origins import is_preflight
 from rgate_integrations.serving.wire import problem
+
+_log = logging.getLogger("rgate_integrations.serving")
 
 _OPEN = ("/health", "/ready")  # asked by what starts and stops servers, which has no token
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -25,6 +30,7 @@ _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0
 _LARGEST_HEADERS = 32 << 10
 _LARGEST_BODY = 16 << 20
 _PATIENCE = 10.0
+_FRAMES = 5  # of a traceback that are logged
 _LAST_SECONDS = 30  # for what is being answered when the server is told to end
 
 
@@ -37,12 +43,16 @@ def make_server(
         app: The application.
         host: Address to listen on.
         port: Port; 0 for any that is free.
-        token: The bearer token that requests must have. Without one only this machine can be served.
+        token: The bearer token that requests must have, without the white space around it, as clients send it.
+            Without one only this machine can be served.
         patience: Seconds that the headers of a request, and then its body, may take to come.
 
     Raises:
-        ConfigurationError: Other machines could ask, and there is no token.
+        ConfigurationError: Other machines could ask, and there is no token; or it cannot be sent.
     """
+    token = token.strip()
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigurationError("The token is not text of printable ASCII characters.", hint=f"Set {TOKEN}.")
     if not token:
         if host not in _LOOPBACK:
             raise ConfigurationError(
@@ -115,7 +125,7 @@ class Guard:
             return
         given = Headers(scope=scope).get("authorization", "").encode("latin-1")
         body: bytes | Response | None
-        if self._expected and scope["path"] not in _OPEN and not hmac.compare_digest(given, self._expected):
+        if self._expected and not _is_open(scope) and not hmac.compare_digest(given, self._expected):
             message = "The bearer token is missing or wrong."
             body = problem(401, "Unauthorized", message, headers={"www-authenticate": "Bearer"})
         else:
@@ -146,15 +156,37 @@ class Guard:
         # Who leaves is noticed here: after the body, the application waits for another message in vain.
         messages: asyncio.Queue[Message] = asyncio.Queue()
         messages.put_nowait({"type": "http.request", "body": body, "more_body": False})
-        answering = asyncio.ensure_future(self._app(scope, messages.get, send))
+        is_answered = asyncio.Event()
+
+        async def send_on(message: Message) -> None:
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                is_answered.set()
+
+        answering = asyncio.ensure_future(self._app(scope, messages.get, send_on))
         leaving = asyncio.ensure_future(_leaving(receive))
         try:
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
             leaving.cancel()
-            answering.cancel()  # nothing happens to one that is done
-        with contextlib.suppress(asyncio.CancelledError):
+            # A client may leave once it has its answer: MCP's sessions begin after that.
+            if not is_answered.is_set():
+                answering.cancel()  # nothing happens to one that is done
+        try:
             await answering
+        except asyncio.CancelledError:
+            pass
+        except Exception as error:
+            # Not raised: uvicorn would log its message, which may quote a question.
+            frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+            places = [f"{os.path.basename(frame.filename)}:{frame.lineno}" for frame in frames]
+            _log.error("A request failed: %s at %s", type(error).__name__, " > ".join(places))
+
+
+def _is_open(scope: Scope) -> bool:
+    """Whether a request needs no token: browsers ask without it whether a page may ask, and `OriginCheck` answers."""
+    is_health = scope["method"] == "GET" and scope["path"] in _OPEN
+    return is_health or is_preflight(scope["method"], Headers(scope=scope))
 
 
 async def _leaving(receive: Receive) -> None:

@@ -8,13 +8,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from rgate_integrations.answering.look_first import LookFirst, decide_with_passages
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, decide, for_llm
+from rgate_integrations.engine.requests import valid_timeout
 from rgate_integrations.errors import ConfigurationError, RGateError
+from rgate_integrations.gates.base import CLIENT
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 from rgate_integrations.serving.wire import DecideItem, likeliest_kind, way_of
 
@@ -37,7 +40,8 @@ class Metrics:
 
     Attributes:
         errors: What failed, by the name of its type.
-        requests: Chat completions: ``retrieve``, ``direct``, ``shadow``, ``untouched``, or ``off`` as it asked.
+        requests: Requests of the gateway: ``retrieve``, ``direct``, ``shadow``, ``undecided``, or ``off``.
+        undecided: Those that were sent on without a decision, by the reason.
         waiting: How many questions are being decided.
     """
 
@@ -50,7 +54,10 @@ class Metrics:
             "rgate_errors", "Decisions and requests that failed.", ["type"], registry=registry
         )
         self.requests = Counter(
-            "rgate_gateway_requests", "Chat completions, by what became of them.", ["way"], registry=registry
+            "rgate_gateway_requests", "Requests, by what became of them.", ["way"], registry=registry
+        )
+        self.undecided = Counter(
+            "rgate_gateway_undecided", "Requests sent on undecided, by reason.", ["reason"], registry=registry
         )
         self._seconds = Histogram(
             "rgate_decision_seconds", "Time to decide.", buckets=_SECONDS, registry=registry
@@ -106,6 +113,9 @@ class DecisionService:
         timeout: How long a decision may take, in seconds; without one by then it retrieves.
         queue: How many questions may wait at a time; what comes then is refused at once.
 
+    Raises:
+        ConfigurationError: ``timeout`` is not a number above 0.
+
     Attributes:
         metrics: Counts what is decided.
     """
@@ -113,20 +123,16 @@ class DecisionService:
     def __init__(self, gate: GateLike, *, timeout: float = 5.0, queue: int = 512) -> None:
         self.gate = gate
         self.metrics = Metrics()
-        self.timeout = timeout
+        self.timeout = valid_timeout(timeout) or math.inf
         self._queue = queue
         self._waiting = 0
-        self._gates: dict[tuple[str, str], LLMGates] = {}
+        # Names come from anybody: the least recently used are forgotten.
+        self._gates = lru_cache(_MOST_LLMS)(partial(LLMGates.of, gate))
 
     def gates(self, llm: str = "", known_by: str = FOUND_BY) -> LLMGates:
         """Return the gates for what an LLM knows, or those of the server where that changes nothing."""
-        # A name may come from anybody: it is no path, and only so many are remembered.
-        name = (llm.rpartition("/")[2].lstrip("."), known_by if llm else "")
-        if name not in self._gates and len(self._gates) >= _MOST_LLMS:
-            name = ("", "")
-        if name not in self._gates:
-            self._gates[name] = LLMGates.of(self.gate, *name)
-        return self._gates[name]
+        name = llm.rpartition("/")[2].lstrip(".")
+        return self._gates(name, (known_by or CLIENT) if name else "")
 
     async def decide(
         self,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+import ipaddress
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
 from contextlib import aclosing
 from functools import partial
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 from starlette.requests import Request
@@ -23,9 +27,10 @@ OWN_HEADER = "x-rgate"
 """What a client says to the gateway, and the beginning of what the gateway says to clients."""
 
 # They concern one connection, and not what goes over it (RFC 9110, 7.6.1).
-_OF_CONNECTION = frozenset(
+_HOP_BY_HOP = frozenset(
     (
         "connection",
+        "expect",
         "keep-alive",
         "proxy-authenticate",
         "proxy-authorization",
@@ -39,20 +44,26 @@ _OF_CONNECTION = frozenset(
 _WAIT = httpx.Timeout(600.0, connect=10.0)
 # Seconds: servers such as llama.cpp close a connection after 5, perhaps just when it is used again.
 _KEPT = 2.0
-_LONGEST_LINE = 1 << 20
+_LARGEST_HELD = 4 << 20
+# A segment "." or "..", also before a parameter as in "..;x", or beside characters that servers strip.
+_DOT_SEGMENT = re.compile(r"(?:^|[/\\])[\s\0]*\.{1,2}[\s\0]*(?:;[^/\\]*)?(?:[/\\]|\Z)")
 
 
 class Relay(StreamingResponse):
     """A response of the upstream, whose connection is closed when the client leaves."""
 
     def __init__(
-        self, response: httpx.Response, chunks: AsyncGenerator[bytes], told: Mapping[str, str]
+        self, response: httpx.Response, chunks: AsyncGenerator[bytes], own_headers: Mapping[str, str]
     ) -> None:
         super().__init__(chunks, response.status_code)
         headers = httpx.Headers(response.headers)
-        for name in _OF_CONNECTION:
-            headers.pop(name, None)
-        headers.update(told)
+        if "transfer-encoding" in headers:  # which overrides the length (RFC 9112, 6.3)
+            headers.pop("content-length", None)
+        _drop_headers(headers, {*_HOP_BY_HOP, "date"})  # the server writes its own date
+        for name in list(headers):
+            if name.startswith("access-control-"):  # which pages may read an answer is the gateway's to say
+                del headers[name]
+        headers.update(own_headers)
         self.raw_headers = [(name.lower(), value) for name, value in headers.raw]
         self._chunks = chunks
 
@@ -76,14 +87,22 @@ class Upstream:
 
     def __init__(self, url: str, *, key: str | None = None, keeps_key: bool = True) -> None:
         base, credentials = read_credentials(url, key)
-        self.url = base.removesuffix("/v1")
+        self._base = httpx.URL(base.removesuffix("/v1"))
         self._own_headers = credentials.headers
-        self._dropped = {*_OF_CONNECTION, "host", "content-length", OWN_HEADER}
+        self._dropped = {*_HOP_BY_HOP, "host", "content-length"}
         if self._own_headers or not keeps_key:
             self._dropped.add("authorization")
         # As many connections as there are clients: what waits, waits at the server.
         limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEPT)
-        self._client = httpx.AsyncClient(timeout=_WAIT, limits=limits)
+        # All clients share this one: a cookie that it kept would go out with the requests of others.
+        no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
+        # A proxy server of the environment must not get what stays on this machine.
+        without_proxy = (
+            {f"all://{self._base.netloc.decode()}": None} if _is_loopback(self._base.host) else None
+        )
+        self._client = httpx.AsyncClient(
+            timeout=_WAIT, limits=limits, cookies=no_cookies, mounts=without_proxy
+        )
 
     async def close(self) -> None:
         """Close the connections."""
@@ -98,30 +117,56 @@ class Upstream:
             plain: Whether the answer must not be compressed.
 
         Raises:
-            httpx.HTTPError: The server cannot be asked.
+            httpx.HTTPError: The server cannot be asked, or its answer has no status that a client could read.
+            httpx.InvalidURL: The request's target leads out of the server's base URL.
         """
         headers = httpx.Headers(request.headers.raw)
-        for name in self._dropped:
-            headers.pop(name, None)
+        _drop_headers(headers, self._dropped)
         headers.update(self._own_headers)
         # httpx would ask for more than the client can read.
         if plain or "accept-encoding" not in headers:
             headers["accept-encoding"] = "identity"
-        path = request.scope.get("raw_path", b"/").decode("latin-1")
-        query = request.scope["query_string"].decode("latin-1")
-        url = self.url + path + (f"?{query}" if query else "")
+        url = self._url_for(request)
         built = self._client.build_request(request.method, url, headers=headers, content=body)
-        return await self._client.send(built, stream=True)
+        response = await self._client.send(built, stream=True)
+        if not 200 <= response.status_code < 600:
+            await response.aclose()
+            raise httpx.RemoteProtocolError("The status is unknown.")
+        return response
 
-    async def forward(self, request: Request, body: bytes, told: Mapping[str, str] | None = None) -> Response:
+    async def forward(
+        self, request: Request, body: bytes, own_headers: Mapping[str, str] | None = None
+    ) -> Response:
         """Send a client's request on, and return the response with some headers more."""
         try:
             response = await self.send(request, body)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except httpx.InvalidURL:
+            return problem(
+                400, "InvalidTarget", "The request's target is not a path below the upstream's URL."
+            )
+        except httpx.HTTPError as error:
             # Without what the error says: that may have the key.
             message = f"The upstream server cannot be asked ({type(error).__name__})."
             return problem(502, "UpstreamError", message)
-        return Relay(response, _read_chunks(response), told or {})
+        return Relay(response, _read_chunks(response), own_headers or {})
+
+    def _url_for(self, request: Request) -> httpx.URL:
+        """Return the URL that a request goes to: the target below the base, and never another host.
+
+        Raises:
+            httpx.InvalidURL: The target is not a path, or has dot segments.
+        """
+        path: bytes = request.scope["raw_path"]
+        decoded = unquote(path.decode("latin-1"))
+        if not path.startswith(b"/") or _DOT_SEGMENT.search(decoded):
+            raise httpx.InvalidURL("The target leads out of the base URL.")
+        query: bytes = request.scope["query_string"]
+        below = self._base.raw_path.rstrip(b"/")
+        url = self._base.copy_with(raw_path=below + path + (b"?" + query if query else b""))
+        is_below = url.raw_path.startswith(below + b"/")
+        if not is_below or (url.scheme, url.netloc) != (self._base.scheme, self._base.netloc):
+            raise httpx.InvalidURL("The target leads out of the base URL.")
+        return url
 
 
 class UpstreamAnswer(BufferedAnswer):
@@ -137,10 +182,11 @@ class UpstreamAnswer(BufferedAnswer):
     """
 
     def __init__(self, upstream: Upstream, request: Request, body: bytes) -> None:
-        super().__init__(PartialAnswer(), TokenStream(_never_blocking, self._open))
+        super().__init__(PartialAnswer(), TokenStream(never_blocking, self._open))
         self.response: httpx.Response | None = None
         self._send = partial(upstream.send, request, body, plain=True)
-        self._line = b""
+        self._events = EventReader()
+        self._held = 0
 
     async def _open(self) -> AsyncIterator[bytes]:
         self.response = await self._send()
@@ -151,13 +197,11 @@ class UpstreamAnswer(BufferedAnswer):
         return _read_chunks(self.response)
 
     def read(self, chunk: bytes) -> bool:
-        """Note the text in the events that end in a chunk; returns False for a call of a tool."""
-        *lines, self._line = (self._line + chunk).split(b"\n")
-        self._line = self._line[:_LONGEST_LINE]
-        is_text = True
-        for line in lines:
-            if line.startswith(b"data:"):
-                is_text = self._read_event(line[5:].strip()) and is_text
+        """Note the text in the events that end in a chunk; False for a call of a tool, or for too much to hold."""
+        self._held += len(chunk)
+        is_text = self._held <= _LARGEST_HELD
+        for data in self._events.read(chunk):
+            is_text = self._read_event(data) and is_text
         return is_text
 
     def _read_event(self, data: bytes) -> bool:
@@ -185,6 +229,47 @@ class UpstreamAnswer(BufferedAnswer):
         return True
 
 
+class EventReader:
+    """Reads server-sent events from chunks of bytes: lines end with LF, CR or both, and an event may have several."""
+
+    def __init__(self) -> None:
+        self._line = b""
+        self._data: list[bytes] = []
+        self._after_cr = False
+
+    def read(self, chunk: bytes) -> Iterator[bytes]:
+        """Yield the data of each event that ends in a chunk."""
+        if self._after_cr:
+            chunk = chunk.removeprefix(b"\n")
+        self._after_cr = chunk.endswith(b"\r")
+        for piece in chunk.splitlines(keepends=True):
+            self._line += piece
+            if not piece.endswith((b"\n", b"\r")):
+                return
+            line, self._line = self._line.rstrip(b"\r\n"), b""
+            if line.startswith(b"data:"):
+                self._data.append(line[5:])
+            elif not line and self._data:
+                yield b"\n".join(self._data).strip()
+                self._data = []
+
+
+def _drop_headers(headers: httpx.Headers, names: Collection[str]) -> None:
+    """Remove headers by name, those that ``Connection`` names, and those between a client and this gateway."""
+    named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
+    for name in list(headers):
+        if name in names or name in named or name == OWN_HEADER or name.startswith(f"{OWN_HEADER}-"):
+            del headers[name]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+        return address.is_loopback or address.is_unspecified
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
 async def _read_chunks(response: httpx.Response) -> AsyncGenerator[bytes]:
     """Yield the body of a response as it comes, and close the connection whenever that ends."""
     try:
@@ -194,5 +279,6 @@ async def _read_chunks(response: httpx.Response) -> AsyncGenerator[bytes]:
         await response.aclose()
 
 
-def _never_blocking() -> Iterator[Any]:
+def never_blocking(*_: object) -> Any:
+    """Stand where a step needs a blocking form: the gateway only awaits."""
     raise NotImplementedError("The gateway only awaits.")

@@ -7,6 +7,7 @@ A System One request has a *state* and typed *questions* by name; the answer has
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -15,9 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, OnErrorOmit, TypeAdapter
 from starlette.responses import Response
 
 from rgate_integrations.answering.claims import QueryPlan
-from rgate_integrations.decision import Decision, Draft, Threshold
+from rgate_integrations.decision import Decision, Draft, Text, Threshold
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
+from rgate_integrations.runtime.text import encodable
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,10 @@ class SaidMessage(BaseModel):
 
     @property
     def text(self) -> str:
-        """The text."""
+        """The text, without half surrogate pairs, which JavaScript that cuts an emoji sends."""
         if isinstance(self.content, str):
-            return self.content
-        return "\n".join(part.text for part in self.content)
+            return encodable(self.content)
+        return encodable("\n".join(part.text for part in self.content))
 
 
 _SAID = TypeAdapter(
@@ -75,13 +77,18 @@ def question_in(state: object) -> Asked | None:
         state = state.get("question", state.get("messages"))
     if isinstance(state, str):
         state = [{"role": "user", "content": state}]
-    if not isinstance(state, list):
+    if not isinstance(state, list) or not state:
         return None
-    last = _SAID.validate_python(state[-1:])
+    return question_at(state, len(state) - 1)
+
+
+def question_at(messages: list[Any], index: int) -> Asked | None:
+    """Return the question that a message asks; None if that is not the user's, has no text, or more than text."""
+    last = _SAID.validate_python([messages[index]])
     if not last or last[0].role != "user" or not last[0].text.strip():
         return None
     turns = []
-    for message in _SAID.validate_python(state[:-1]):
+    for message in _SAID.validate_python(messages[:index]):
         if message.text:
             turns.append(f"{message.role}: {message.text}")
     return Asked(last[0].text, tuple(turns))
@@ -94,6 +101,8 @@ NO_LLM = "rgate"
 """The model of a System One request that names no LLM."""
 
 _ROUTES = ["direct", "retrieve"]
+_LONGEST_LINE = 300
+_IN_ASCII = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "–": "-", "—": "-", "…": "..."})
 _CAN_ASK = (
     'Ask {"known": {"type": "noul"}} for P(the LLM knows), or a choice between the criteria "retrieve" and "direct". '
     'The state is the question, an object with "question" or "messages", or messages that end with the user\'s.'
@@ -111,10 +120,10 @@ class DecideItem(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    question: str
-    draft: str | Draft | None = None
+    question: Text
+    draft: Text | Draft | None = None
     popularity: float | None = None
-    history: list[str] = []
+    history: list[Text] = []
     threshold: Threshold | None = None
     passages: list[FoundPassage] = Field(default=[], max_length=100)
 
@@ -245,6 +254,12 @@ def problem(
     """Return the response that says what went wrong."""
     body = ProblemResponse(error=Problem(message=message, type=kind, hint=hint))
     return Response(body.model_dump_json(), status, headers, media_type="application/json")
+
+
+def one_line(text: str) -> str:
+    """Return the beginning of a text as one line of ASCII, for headers and logs, whatever it quotes."""
+    line = " ".join(text[:_LONGEST_LINE].translate(_IN_ASCII).split())
+    return re.sub(r"[^ -~]", "?", line)[:_LONGEST_LINE]
 
 
 def way_of(decision: Decision) -> Literal["retrieve", "direct"]:

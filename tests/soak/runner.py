@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.soak.chains import QueryEngine, Router
 from tests.soak.gates import RealGate, ScriptedGates
+from tests.soak.gateway import Between
 from tests.soak.hostile import Hostile
 from tests.soak.indexes import Index
 from tests.soak.kills import Kills
@@ -21,7 +22,7 @@ from tests.soak.wire import Wire
 
 SCENARIOS: dict[str, type[Scenario]] = {
     each.name: each
-    for each in (ScriptedGates, RealGate, Router, QueryEngine, Index, Served, Wire, Kills, Hostile)
+    for each in (ScriptedGates, RealGate, Router, QueryEngine, Index, Served, Wire, Between, Kills, Hostile)
 }
 _ROUND = 60.0  # seconds
 _BREATH = 0.02  # seconds

@@ -9,13 +9,16 @@ import math
 import random
 import re
 import socket
+import time
+from contextlib import suppress
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.errors import ServerError
-from rgate_integrations.models.served import LONGEST_BODY, ServedProxy
+from rgate_integrations.models.bounded_http import LONGEST_BODY
+from rgate_integrations.models.served import ServedProxy
 from tests.fake_server import Fake, answer, running
 from tests.soak.callers import in_threads
 from tests.soak.scenario import Scenario, expect
@@ -39,9 +42,17 @@ BROKEN = {
     "huge-tokens": (200, json.dumps(answer("x" * 300_000, {"x" * 300_000: -0.01}))),
     "endless": (200, " " * (LONGEST_BODY + 1)),
 }
+# What a browser sends for a page of somebody else's; each must be refused, whatever the route.
+FOREIGN = [
+    {"origin": "https://evil.example"},
+    {"origin": "null"},
+    {"sec-fetch-site": "cross-site"},
+    {"origin": "http://127.0.0.1:9", "sec-fetch-site": "same-site"},
+]
 _BUSY = "busy"  # refused once, answered then
 _DROPPED = "dropped"  # the connection is closed in the middle of the answer
 _PACKED = "packed"  # a megabyte in a kilobyte of gzip
+_DRIPPING = "dripping"  # a byte now and then, for ever
 _PLAIN = "plain"
 
 
@@ -50,16 +61,38 @@ def certainty(text: str) -> float:
     return 0.05 + 0.9 * hashlib.sha256(text.encode()).digest()[0] / 255
 
 
+class ByText:
+    """A gate whose decision about a question nobody else's can be taken for."""
+
+    def decide_batch(self, questions: list[str]) -> list[Decision]:
+        decisions = []
+        for question in questions:
+            p = certainty(question)
+            decisions.append(Decision(question=question, retrieve=p < 0.5, p_known=p))
+        return decisions
+
+    async def adecide_batch(self, questions: list[str]) -> list[Decision]:
+        return self.decide_batch(questions)
+
+
 class _Lying(Fake):
     refused: ClassVar[set[str]] = set()
 
+    def do_GET(self) -> None:
+        self._drip()
+
     def do_POST(self) -> None:
+        if self.path == "/v1/decide":
+            self._drip()
+            return
         text = self.rfile.read(int(self.headers["Content-Length"])).decode()
         # Mood and number from a question such as "Is sample plain-17 right?".
         mood, number = re.search(r"sample ([a-z-]+)-(\d+) right", text).groups()
         if mood == _DROPPED:
             self._send(200, '{"choices": ', ("Content-Length", "1000"))
             self.connection.shutdown(socket.SHUT_RDWR)
+        elif mood == _DRIPPING:
+            self._drip()
         elif mood == _PACKED:
             self._send(200, gzip.compress(b" " * 1_000_000), ("Content-Encoding", "gzip"))
         elif mood == _BUSY and number not in self.refused:
@@ -72,6 +105,15 @@ class _Lying(Fake):
             tops = {"Yes": math.log(sure), "No": math.log(1 - sure)}
             self._send(200, json.dumps(answer("Yes", tops)))
 
+    def _drip(self) -> None:
+        """Send headers that never end, each piece in time."""
+        self.send_response(200)
+        self.flush_headers()
+        with suppress(OSError):  # until the client has left
+            while True:
+                self.wfile.write(b"X-More: 1\r\n")
+                time.sleep(0.05)
+
     def _send(self, status: int, body: str | bytes, *headers: tuple[str, str]) -> None:
         content = body.encode() if isinstance(body, str) else body
         self.send_response(status)
@@ -82,7 +124,7 @@ class _Lying(Fake):
         self.wfile.flush()
 
 
-class _Server(ThreadingHTTPServer):
+class QuietServer(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
         pass  # clients that hung up
 
@@ -94,9 +136,12 @@ class Served(Scenario):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.server = running(_Server(("127.0.0.1", 0), _Lying))
-        proxy = ServedProxy(f"{self.server.__enter__()}/v1", "m", api_key=KEY, timeout=10.0, retries=1)
+        self.server = running(QuietServer(("127.0.0.1", 0), _Lying))
+        url = self.server.__enter__()
+        proxy = ServedProxy(f"{url}/v1", "m", api_key=KEY, timeout=10.0, retries=1)
         self.gate = load_gate("ik", proxy=proxy, tokens=0)
+        hasty = ServedProxy(f"{url}/v1", "m", api_key=KEY, timeout=0.3, retries=0)
+        self.dripping = [load_gate("ik", proxy=hasty, tokens=0), load_gate(url, request_seconds=0.3)]
         # Nobody listens at port 9.
         self.dead = load_gate("ik", proxy=ServedProxy("http://127.0.0.1:9/v1", "m", retries=0), tokens=0)
 
@@ -108,6 +153,12 @@ class Served(Scenario):
             self.counts["dead servers"] += 1
             failed = decision.error is not None and decision.error.type == ServerError.__name__
             expect(decision.retrieve and failed, "a dead server:", decision)
+        if chance.random() < 0.1:
+            gate = chance.choice(self.dripping)
+            decision = gate.decide(f"Is sample {_DRIPPING}-{chance.randrange(10**9)} right?")
+            self.counts["dripping servers"] += 1
+            failed = decision.error is not None and decision.error.type == ServerError.__name__
+            expect(decision.retrieve and failed, "a dripping server:", decision)
         asked = [(mood, f"{chance.randrange(10**9)}") for mood in moods]
         texts = [f"Is sample {mood}-{number} right?" for mood, number in asked]
         decisions = in_threads(self.gate.decide, texts)

@@ -7,6 +7,7 @@ dataclass with a ``compute`` method. Nothing else has to know it.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -136,11 +137,13 @@ class Sources:
         proxy: Returns the proxy; called only when a piece needs it.
         llm: Writes drafts for specs with ``source="llm"``, or None.
         memory: What outlives a batch, by key.
+        timeout: How long a call of the gate may take by default, in seconds: what asks a server waits no longer.
     """
 
     proxy: Callable[[], Proxy]
     llm: Drafter | None
     memory: MutableMapping[Hashable, Any]
+    timeout: float = math.inf
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,230 @@
+"""The gateway's search: whether a retriever hangs, fails or returns something else, the client gets an answer."""
+
+import asyncio
+import threading
+
+import pytest
+
+from rgate_integrations.index import Passage
+from rgate_integrations.index.retriever import Hit
+from rgate_integrations.serving.app import make_app
+from rgate_integrations.serving.gateway import Gateway
+from rgate_integrations.serving.search_limits import LimitedSearch, SearchError
+from rgate_integrations.serving.service import DecisionService
+from rgate_integrations.serving.upstream import Upstream
+from tests.http_servers import Words, listening
+from tests.scripted_upstream import ScriptedUpstream, Shelf
+from tests.test_gateway import CLIENT, HAMLET, Unsure, gateway, told
+
+FOUND = [Hit(Passage("1", "a passage", title="T"), 1.0)]
+
+
+class Returns(Shelf):
+    """A retriever that returns what a test wants."""
+
+    def __init__(self, found):
+        super().__init__()
+        self.found = found
+
+    def search(self, queries, k):
+        super().search(queries, k)
+        return self.found(queries, k) if callable(self.found) else self.found
+
+
+def raises(error):
+    def search(queries, k):
+        raise error
+
+    return search
+
+
+class SpeechlessError(OSError):
+    def __str__(self):
+        raise ValueError
+
+
+class Panic(BaseException):
+    """What a panic in Rust is in Python."""
+
+
+WRONG = {
+    "None": None,
+    "one None": [None],
+    "dicts": [[{"text": "a passage"}]],
+    "texts": [["a passage"]],
+    "text": "a passage",
+    "number": 7,
+    "nothing": [],
+    "no text": [[Hit(Passage("1", None), 1.0)]],
+    "no title": [[Hit(Passage("1", "x", title=None), 1.0)]],
+    "bytes": [[Hit(Passage("1", b"x"), 1.0)]],
+    "no id": [[Hit(Passage([], "x"), 1.0)]],
+    "error": raises(OSError("index gone")),
+    "speechless": raises(SpeechlessError()),
+    "stops": raises(StopIteration()),
+    "exits": raises(SystemExit(1)),
+    "panics": raises(Panic("no index")),
+    "late": raises(TimeoutError("no answer")),
+}
+
+
+@pytest.mark.parametrize("found", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("look_first", [False, True])
+def test_whatever_a_retriever_returns_the_upstream_is_asked(found, look_first):
+    with gateway(Words(), shelf=Returns(found), look_first=look_first) as between:
+        for _ in range(2):
+            response = between.ask()
+            assert response.status_code == 200
+            assert (told(response)["decision"], told(response)["p-known"]) == ("retrieve", "0.100")
+            assert told(response)["passages"] == "0"
+            assert between.sent == HAMLET
+        assert len(between.shelf.queries) == 2
+        assert told(between.ask("known"))["decision"] == "direct"
+
+
+@pytest.mark.parametrize("look_first", [False, True])
+def test_no_more_passages_are_read_than_were_asked_for(look_first):
+    many = [
+        Hit(Passage(str(number), f"William Shakespeare wrote Hamlet {number}"), 1.0)
+        for number in range(10_000)
+    ]
+    with gateway(Words(), shelf=Returns([many]), look_first=look_first, k=2) as between:
+        assert told(between.ask())["passages"] == "2"
+        assert "Hamlet 1" in between.sent
+        assert "Hamlet 2" not in between.sent
+
+
+def test_an_endless_list_of_hits_is_not_read_to_its_end():
+    def endless(queries, k):
+        while True:
+            yield iter(FOUND * 3)
+
+    with gateway(Words(), shelf=Returns(endless), k=2) as between:
+        assert told(between.ask())["passages"] == "1"  # twice the same
+
+
+def test_the_log_has_the_error_on_one_line_without_the_question(caplog):
+    error = OSError('no answer for "WHO wrote\n2026-01-01 INFO Hamlet?" é')
+    with gateway(Words(), shelf=Returns(raises(error))) as between:
+        between.ask("who wrote hamlet? s3cret")
+    (line,) = [record.getMessage() for record in caplog.records if "search" in record.getMessage()]
+    assert line == 'The search failed: OSError: no answer for "… … 2026-01-01 INFO …?" é'
+
+
+# --- searches that hang -------------------------------------------------------------------------------------------
+
+
+class Hanging(Shelf):
+    """A retriever that returns nothing before it may."""
+
+    def __init__(self):
+        super().__init__()
+        self.may_return = threading.Event()
+        self.threads = 0
+
+    def search(self, queries, k):
+        self.threads += 1
+        self.may_return.wait()
+        return [FOUND for _ in queries]
+
+
+@pytest.fixture
+def hanging():
+    retriever = Hanging()
+    yield retriever
+    retriever.may_return.set()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"look_first": True}, {"answer_first": True, "look_first": True}], ids=str
+)
+def test_a_search_that_hangs_is_given_up_and_the_upstream_is_asked(hanging, options):
+    upstream = ScriptedUpstream()
+    service = DecisionService(Unsure() if "answer_first" in options else Words(), timeout=0.2)
+    with listening(upstream.app) as behind:
+        between = Gateway(service, Upstream(behind), hanging, **options)
+        between._search._clock = Clock()
+        with listening(make_app(service, between)) as url:
+            body = {"messages": [{"role": "user", "content": HAMLET}], "stream": True}
+            for _ in range(20):  # more than an executor of this machine has threads
+                response = CLIENT.post(f"{url}/v1/chat/completions", json=body)
+                assert response.status_code == 200
+            assert 'rgate_errors_total{type="SearchError"} 20.0' in CLIENT.get(f"{url}/metrics").text
+    assert upstream.requests[-1]["messages"][0]["content"] == HAMLET
+    assert hanging.threads == 3  # then it is paused
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+async def failing(search):
+    with pytest.raises(SearchError) as error:
+        await search.search(["?"])
+    return "paused" if "paused" in str(error.value) else "late"
+
+
+async def test_a_search_is_paused_after_three_late_ones_and_goes_on_when_one_is_in_time(hanging):
+    clock = Clock()
+    search = LimitedSearch(hanging, k=1, timeout=0.01, clock=clock)
+    assert [await failing(search) for _ in range(5)] == ["late"] * 3 + ["paused"] * 2
+    clock.now += 9.9
+    assert await failing(search) == "paused"
+    clock.now += 0.1
+    both = await asyncio.gather(failing(search), failing(search))
+    assert sorted(both) == ["late", "paused"]  # one is tried
+    assert hanging.threads == 4
+    hanging.may_return.set()
+    search._timeout = 60
+    assert await failing(search) == "paused"
+    clock.now += 10
+    assert [await search.search(["?"]) for _ in range(3)] == [[FOUND]] * 3
+
+
+async def test_no_more_threads_search_than_may_and_the_others_wait(hanging):
+    search = LimitedSearch(hanging, k=1, timeout=60, threads=2)
+    waiting = [asyncio.ensure_future(search.search(["?"])) for _ in range(5)]
+    while hanging.threads < 2:
+        await asyncio.sleep(0)
+    waiting.pop().cancel()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert hanging.threads == 2
+    hanging.may_return.set()
+    assert await asyncio.gather(*waiting) == [[FOUND]] * 4
+    assert hanging.threads == 4
+
+
+async def test_a_client_that_leaves_frees_no_thread_that_still_searches(hanging):
+    search = LimitedSearch(hanging, k=1, timeout=60, threads=1)
+    left = asyncio.ensure_future(search.search(["?"]))
+    while hanging.threads < 1:
+        await asyncio.sleep(0)
+    left.cancel()
+    waiting = asyncio.ensure_future(search.search(["?"]))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert hanging.threads == 1
+    hanging.may_return.set()
+    assert await waiting == [FOUND]
+
+
+# --- other failures -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["gates", "counting"])
+def test_whatever_breaks_in_the_gateway_the_upstream_is_asked(part, monkeypatch):
+    with gateway(Words()) as between:
+        between.ask("known")
+        monkeypatch.setattr(DecisionService, part, raises_any)
+        response = between.ask()
+    assert response.status_code == 200
+    assert told(response)["error"] == "RuntimeError"
+    assert "Shakespeare" in between.sent
+
+
+def raises_any(*args, **options):
+    raise RuntimeError("broken")
