@@ -80,13 +80,11 @@ def told(response):
 class Unsure(Words):
     """Reads nothing out of questions, so that each answer is begun; known is one that has "42" in it."""
 
-    def decide_batch(self, questions, *, drafts=None, histories=None):
-        if drafts is None:
-            return [Decision(question=each, retrieve=False, p_known=0.5) for each in questions]
+    def decide_batch(self, requests):
         decisions = []
-        for question, draft in zip(questions, drafts, strict=True):
-            known = draft is not None and "42" in draft.text
-            decisions.append(Decision(question=question, retrieve=not known, p_known=0.9 * known))
+        for request in requests:
+            p = 0.5 if request.draft is None else 0.9 * ("42" in request.draft.text)
+            decisions.append(Decision(question=request.question, retrieve=p < 0.5, p_known=p))
         return decisions
 
 

@@ -61,11 +61,13 @@ def test_a_gate_whose_model_quotes_question_turns_and_draft(lines):
 
 def test_an_object_that_is_a_gate_and_quotes(lines):
     class Quoting:
-        def decide_batch(self, questions, *, histories=None):
-            raise quote(*questions, *(histories[0] or ()))
+        reads_history = True
 
-        async def adecide_batch(self, questions, *, histories=None):
-            raise quote(*questions)
+        def decide_batch(self, requests):
+            raise quote(requests[0].question, *requests[0].history)
+
+        async def adecide_batch(self, requests):
+            raise quote(requests[0].question)
 
     RetrievalGate(Quoting()).invoke({"question": PRIVATE, "chat_history": [("human", TURN)]})
     assert "QuotingError: status 400" in lines()

@@ -10,12 +10,11 @@ from contextlib import contextmanager, suppress
 
 import httpx
 import pytest
-from rgate_integrations.engine.gate_like import answer_first_gates, for_llm
 from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rgate_integrations import Decision, Draft, load_gate
+from rgate_integrations import Decision, Draft, Request, load_gate
 from rgate_integrations.engine.loading import answer_first_gates
 from rgate_integrations.errors import ModelLoadError, ServerError
 from rgate_integrations.gates.artifacts import SavedGate
@@ -28,7 +27,8 @@ def test_it_decides_one_and_many_in_threads_and_on_a_loop(words, url):
     gate = load_gate(url)
     draft = Draft(text="It is", tokens=("It", " is"), logprobs=(-0.1, -0.2), source="llm", model="m")
     assert not gate.decide("known", draft=draft, history=["user: Hello"]).retrieve
-    assert words.asked[-1] == (["known"], [draft], [["user: Hello"]])
+    (request,) = words.asked[-1]
+    assert (request.question, request.draft, request.history) == ("known", draft, ("user: Hello",))
     questions = ["known", "who?"] * 50
     found = asyncio.run(gate.adecide_batch(questions))
     assert [(each.question, each.retrieve) for each in found] == [("known", False), ("who?", True)] * 50
@@ -51,17 +51,16 @@ def test_it_equals_the_gate_in_process_for_questions_answers_turns_and_llms(llm,
         load_gate(timeout=600.0),
         ["Who wrote Hamlet?", "What does our contract say?", "Is rain wet?"],
     )
-    histories = [None, None, ["user: I am in Paris.", "assistant: Lovely."]]
+    turns = ["user: I am in Paris.", "assistant: Lovely."]
     own_judge, _ = answer_first_gates(here)
     with serving_gate(here, timeout=600.0) as url:
         remote = load_gate(url, request_seconds=600.0)
         assert answer_first_gates(remote) == (remote, remote)
-        for gate, given in (
-            (here, {"histories": histories}),
-            (own_judge, {"drafts": ["It was him."] * 3}),
-        ):
-            expected = for_llm(gate, llm, known_by).decide_batch(questions, **given)
-            found = for_llm(remote, llm, known_by).decide_batch(questions, **given)
+        asked = [*questions[:2], Request(questions[2], history=turns)]
+        begun = [Request(question, draft="It was him.") for question in questions]
+        for gate, requests in ((here, asked), (own_judge, begun)):
+            expected = gate.for_llm(llm, known_by).decide_batch(requests)
+            found = remote.for_llm(llm, known_by).decide_batch(requests)
             for there, own in zip(found, expected, strict=True):
                 assert there.model_copy(update={"cost": own.cost, "gate": own.gate}) == own
 

@@ -4,14 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 from langchain_core.runnables import RunnableGenerator
-from rgate_integrations.engine.gate_like import OWN, answer_first_gates
 
 from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.partial_answer import MOST_BUFFERED
 from rgate_integrations.decision import Cost
-from rgate_integrations.engine.loading import DEFAULT_GATES
+from rgate_integrations.engine.loading import DEFAULT_GATES, OWN, answer_first_gates
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
 from tests.begun_answers import COVERED, KNOWN, LOOK, TEXT, UNSURE, Broken, Reader

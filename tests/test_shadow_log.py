@@ -21,11 +21,11 @@ class Slow(Words):
         super().__init__()
         self.waiting = []
 
-    async def adecide_batch(self, questions, **options):
-        if questions != ["Is this a question?"]:
+    async def adecide_batch(self, requests):
+        if requests[0].question != "Is this a question?":
             self.waiting.append(asyncio.Event())
             await self.waiting[-1].wait()
-        return self.decide_batch(questions, **options)
+        return self.decide_batch(requests)
 
 
 def test_decisions_that_are_under_way_when_the_server_ends_are_logged(tmp_path, monkeypatch):

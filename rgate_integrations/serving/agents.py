@@ -10,8 +10,10 @@ from mcp.server import MCPServer
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rgate_integrations.answering.claims import planning
-from rgate_integrations.engine.gate_like import GateLike, decide
+from rgate_integrations.answering.query_plan import plan_queries_flow
+from rgate_integrations.engine.decider import read_item
+from rgate_integrations.engine.loading import resolve_gate
+from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.runtime.flow import arun
 from rgate_integrations.runtime.text import replace_surrogates
 from rgate_integrations.serving.origins import OriginCheck
@@ -47,11 +49,11 @@ class Advisor:
     """
 
     def __init__(self, gate: GateLike) -> None:
-        self._gate = gate
+        self._gate = resolve_gate(gate)
 
     async def should_retrieve(self, question: str) -> Advice:
         """Say whether the LLM needs documents to answer a question, or already knows the answer."""
-        (decision,) = await arun(decide(self._gate, [question]))
+        (decision,) = await arun(self._gate.flow([question]))
         return Advice(
             retrieve=decision.retrieve,
             p_known=decision.p_known,
@@ -61,8 +63,8 @@ class Advisor:
 
     async def search_queries(self, question: str, draft: str = "") -> list[str]:
         """Say what to search for, given a question and an answer that was begun; nothing if the LLM knows it."""
-        decisions = await arun(decide(self._gate, [question], drafts=[draft or None]))
-        (plan,) = await arun(planning(decisions))
+        decisions = await arun(self._gate.flow([read_item(question, draft=draft or None)]))
+        (plan,) = await arun(plan_queries_flow(decisions))
         return plan.texts
 
 

@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, Response
 
 from rgate_integrations import __version__
-from rgate_integrations.answering.claims import planning
+from rgate_integrations.answering.query_plan import plan_queries_flow
 from rgate_integrations.errors import ConfigurationError, RGateError
 from rgate_integrations.runtime.flow import arun
 from rgate_integrations.runtime.text import redact
@@ -95,7 +95,7 @@ class DecisionRoutes:
     async def queries(self, body: DecideRequest, timeout: Milliseconds = None) -> QueriesResponse:
         """Say what to search for: the question and the claims of its draft; nothing where it is known."""
         decisions = await self.service.decide(body.items(), body.llm, body.llm_known_by, timeout)
-        return QueriesResponse(plans=await arun(planning(decisions)))
+        return QueriesResponse(plans=await arun(plan_queries_flow(decisions)))
 
     async def health(self) -> Response:
         """Say that the process runs."""

@@ -16,10 +16,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.answering.claims import planning
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.answering.routing import QuestionCall, Routed, Strategy
+from rgate_integrations.answering.query_plan import plan_queries_flow
+from rgate_integrations.answering.routing import QuestionCall, RoutedInput, RouteResult, Strategy
 from rgate_integrations.decision import Decision
+from rgate_integrations.engine.decider import read_item
 from rgate_integrations.engine.fallback import fallback_decision
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
@@ -43,7 +44,7 @@ EXPOSED_HEADERS = [
 """What the gateway adds to answers."""
 
 _WISHES = ("", "off", "retrieve", "direct")
-_LOGGED = {"question", "retrieve", "p_known", "threshold", "reason", "gate", "llm", "error"}
+_LOGGED = {"question", "retrieve", "p_known", "threshold", "reason", "override", "gate", "llm", "error"}
 _SHADOW_KEYS = ("question", "retrieve", "p_known")
 _FLUSH_SECONDS = 5.0  # for decisions that are to be logged when the server ends
 
@@ -77,8 +78,8 @@ class Gateway:
         look_first: bool | LookFirst = False,
         shadow: str | Path | None = None,
     ) -> None:
-        begins = AnswerFirst.of(answer_first) if shadow is None else None
-        self.strategy = Strategy(begins, LookFirst.of(look_first))
+        begins = AnswerFirst.coerce(answer_first) if shadow is None else None
+        self.strategy = Strategy(begins, LookFirst.coerce(look_first))
         self._shadow = None if shadow is None else JsonlLog(shadow, _SHADOW_KEYS)
         if self.strategy.searches_ahead and retriever is None:
             raise ConfigurationError("There is nothing to look at first.", hint="--index or --retriever")
@@ -127,7 +128,9 @@ class Gateway:
             return await self.upstream.forward(request, content)
         if wish:
             reason = f"The request says so ({OWN_HEADER}: {wish})."
-            routed = Routed(_without_gate(llm_request.asked.question, reason, retrieve=wish == "retrieve"))
+            routed = RouteResult(
+                _without_gate(llm_request.asked.question, reason, retrieve=wish == "retrieve")
+            )
         else:
             routed = await self._route(llm_request)
         self.service.metrics.requests.labels(way_of(routed.decision)).inc()
@@ -140,7 +143,7 @@ class Gateway:
             headers[f"{OWN_HEADER}-passages"] = str(count)
         return await self.upstream.forward(request, content, headers)
 
-    async def _route(self, llm_request: LLMRequest) -> Routed:
+    async def _route(self, llm_request: LLMRequest) -> RouteResult:
         """Decide; where too many questions wait, or anything goes wrong, it retrieves."""
         try:
             with self.service.counting(1) as decisions:
@@ -148,12 +151,12 @@ class Gateway:
                 if isinstance(routed, Exception):
                     raise routed
                 decisions.append(routed.decision)
-        except FullError as error:
-            self.service.metrics.errors.labels(type(error).__name__).inc()
-            return Routed(fallback_decision(error, question=llm_request.asked.question))
         except Exception as error:  # whatever it is, the upstream is asked
-            self._log_failure("The gateway retrieves without a decision", error, llm_request)
-            return Routed(fallback_decision(error, question=llm_request.asked.question))
+            if isinstance(error, FullError):
+                self.service.metrics.errors.labels(type(error).__name__).inc()
+            else:
+                self._log_failure("The gateway retrieves without a decision", error, llm_request)
+            return RouteResult(fallback_decision(error, question=llm_request.asked.question))
         return routed
 
     async def search(self, llm_request: LLMRequest, decision: Decision | None = None) -> list[Hit]:
@@ -166,7 +169,7 @@ class Gateway:
         queries = [llm_request.asked.search_text]
         try:
             if decision is not None:
-                (plan,) = await arun(planning([decision]))
+                (plan,) = await arun(plan_queries_flow([decision]))
                 queries += [query.text for query in plan.queries if query.claim is not None]
             return fuse(await self._search.search(queries), key=passage_id, k=self._k)
         except Exception as error:  # whatever the retriever raises
@@ -204,11 +207,12 @@ class GatewayCall(QuestionCall):
         answer_first = gateway.strategy.answer_first if llm_request.can_be_judged_early else None
         strategy = Strategy(answer_first, gateway.strategy.look_first, gates.answer, gates.question)
         asked = llm_request.asked
-        super().__init__(strategy, asked.question, asked.history, timeout=gateway.service.timeout)
+        item = read_item(asked.question, history=asked.history, timeout=gateway.service.timeout)
+        super().__init__(strategy, item)
         self._gateway = gateway
         self._llm_request = llm_request
 
-    def begin(self, place: int) -> UpstreamAnswer:
+    def begin(self, each: RoutedInput) -> UpstreamAnswer:
         """Let the upstream begin to answer."""
         return UpstreamAnswer(self._gateway.upstream, self._llm_request.request, self._llm_request.content)
 
@@ -216,9 +220,9 @@ class GatewayCall(QuestionCall):
         """Return the step that searches for the question; its result is a list with the list of hits."""
         return Gather([Call(never_blocking, self._gateway.search, self._llm_request)])
 
-    def passages(self, place: int, found: Sequence[Hit]) -> Sequence[FoundPassage]:
+    def passages(self, each: RoutedInput) -> Sequence[FoundPassage]:
         """Return what was found as it is judged."""
-        return [FoundPassage(hit.passage.text, hit.passage.title) for hit in found]
+        return [FoundPassage(hit.passage.text, hit.passage.title) for hit in each.found]
 
 
 def _without_gate(question: str, reason: str, *, retrieve: bool) -> Decision:

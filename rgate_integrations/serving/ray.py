@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rgate_integrations.engine.loading import DEFAULT_GATE, load_gate
+from rgate_integrations.engine.loading import DEFAULT_GATE, load_gate, resolve_gate
 from rgate_integrations.errors import missing_dependency
 from rgate_integrations.gates.decision_server import TOKEN
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ray.data import Dataset
     from ray.serve import Application
 
-    from rgate_integrations.engine.gate_like import GateLike
+    from rgate_integrations.engine.own_gate import GateLike
     from rgate_integrations.serving.server import Guard
 
 COLUMNS = ("retrieve", "p_known", "threshold", "reason", "error")
@@ -60,7 +60,7 @@ class _Decides:
     """Decides for one batch after another."""
 
     def __init__(self, gate: GateLike | str | None, question: str, prefix: str) -> None:
-        self.gate = load_gate(gate) if gate is None or isinstance(gate, str) else gate
+        self.gate = resolve_gate(gate)
         self.question = question
         self.prefix = prefix
 

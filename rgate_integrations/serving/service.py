@@ -13,9 +13,10 @@ from functools import lru_cache, partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from rgate_integrations.answering.look_first import LookFirst, decide_with_passages
-from rgate_integrations.decision import Decision, Draft
-from rgate_integrations.engine.gate_like import GateLike, answer_first_gates, decide, for_llm
-from rgate_integrations.engine.requests import valid_timeout
+from rgate_integrations.decision import Decision, Draft, valid_timeout
+from rgate_integrations.engine.decider import Decider, read_item
+from rgate_integrations.engine.loading import answer_first_gates, resolve_gate
+from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError, RGateError
 from rgate_integrations.gates.base import CLIENT
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
@@ -92,17 +93,17 @@ class LLMGates:
         answer: Judges drafts; None where no gate of the same family does.
     """
 
-    question: GateLike
-    answer: GateLike | None
+    question: Decider
+    answer: Decider | None
 
     @classmethod
-    def of(cls, gate: GateLike, llm: str, known_by: str) -> LLMGates:
+    def for_llm(cls, gate: Decider, llm: str, name_source: str) -> LLMGates:
         """Return the gates that belong to a given one."""
         try:
             judge, question = answer_first_gates(gate)
         except ConfigurationError:
-            return cls(for_llm(gate, llm, known_by), None)
-        return cls(for_llm(question or gate, llm, known_by), for_llm(judge, llm, known_by))
+            return cls(gate.for_llm(llm, name_source), None)
+        return cls((question or gate).for_llm(llm, name_source), judge.for_llm(llm, name_source))
 
 
 class DecisionService:
@@ -121,13 +122,13 @@ class DecisionService:
     """
 
     def __init__(self, gate: GateLike, *, timeout: float = 5.0, queue: int = 512) -> None:
-        self.gate = gate
+        self.gate = resolve_gate(gate)
         self.metrics = Metrics()
         self.timeout = valid_timeout(timeout) or math.inf
         self._queue = queue
         self._waiting = 0
         # Names come from anybody: the least recently used are forgotten.
-        self._gates = lru_cache(_MOST_LLMS)(partial(LLMGates.of, gate))
+        self._gates = lru_cache(_MOST_LLMS)(partial(LLMGates.for_llm, self.gate))
 
     def gates(self, llm: str = "", known_by: str = FOUND_BY) -> LLMGates:
         """Return the gates for what an LLM knows, or those of the server where that changes nothing."""
@@ -191,16 +192,16 @@ def _decide(item: DecideItem, gates: LLMGates, timeout: float) -> Flow[Decision]
         gate = gates.answer
     if isinstance(draft, Draft):  # what this process keeps of an answer that it wrote is nobody else's
         draft = draft.model_copy(update={"response_id": ""})
-    (decision,) = yield from decide(
-        gate,
-        [item.question],
-        drafts=[draft],
-        popularity=[item.popularity],
-        histories=[item.history or None],
-        threshold=[item.threshold],
+    request = read_item(
+        item.question,
+        history=item.history,
+        draft=draft,
+        popularity=item.popularity,
+        threshold=item.threshold,
         timeout=timeout,
     )
+    (decision,) = yield from gate.flow([request])
     if item.passages:
-        known_from = None if item.threshold is None else decision.threshold
-        decision = decide_with_passages(decision, item.passages, LookFirst(), known_from=known_from)
+        enough = None if item.threshold is None else decision.threshold
+        decision = decide_with_passages(decision, item.passages, LookFirst(), direct_threshold=enough)
     return decision

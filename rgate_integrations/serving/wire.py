@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, OnErrorOmit, TypeAdapter
 from starlette.responses import Response
 
-from rgate_integrations.answering.claims import QueryPlan
+from rgate_integrations.answering.query_plan import QueryPlan
 from rgate_integrations.decision import Decision, Draft, Text, Threshold
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
@@ -224,12 +224,13 @@ class SystemOneResponse(BaseModel):
     @classmethod
     def of(cls, request: SystemOneRequest, decision: Decision) -> SystemOneResponse:
         """Return the answers that a decision gives."""
-        probabilities = {"retrieve": 1 - decision.p_known, "direct": decision.p_known}
+        known = decision.effective_p_known  # what is answered has no field for an override
+        probabilities = {"retrieve": 1 - known, "direct": known}
         way = way_of(decision)
         choice = ChoiceAnswer(choice=way, probabilities=probabilities, confidence=probabilities[way])
         answers: dict[str, NoulAnswer | ChoiceAnswer] = {}
         for name, question in request.questions.items():
-            answers[name] = choice if question.is_route else NoulAnswer(noul=decision.p_known)
+            answers[name] = choice if question.is_route else NoulAnswer(noul=known)
         usage = {"input_tokens": decision.cost.tokens_in, "output_tokens": decision.cost.tokens_out}
         return cls(model=request.model, answers=answers, usage=usage)
 

@@ -64,15 +64,15 @@ def certainty(text: str) -> float:
 class ByText:
     """A gate whose decision about a question nobody else's can be taken for."""
 
-    def decide_batch(self, questions: list[str]) -> list[Decision]:
+    def decide_batch(self, requests: list[Request]) -> list[Decision]:
         decisions = []
-        for question in questions:
-            p = certainty(question)
-            decisions.append(Decision(question=question, retrieve=p < 0.5, p_known=p))
+        for request in requests:
+            p = certainty(request.question)
+            decisions.append(Decision(question=request.question, retrieve=p < 0.5, p_known=p))
         return decisions
 
-    async def adecide_batch(self, questions: list[str]) -> list[Decision]:
-        return self.decide_batch(questions)
+    async def adecide_batch(self, requests: list[Request]) -> list[Decision]:
+        return self.decide_batch(requests)
 
 
 class _Lying(Fake):
