@@ -9,6 +9,7 @@ from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates import ability as abilities
 from rgate_integrations.gates.ability import Ability, read_measured, resolve_ability, save_measured, weakest
 from rgate_integrations.gates.llm_names import ALIASES, parse_name
+from rgate_integrations.runtime.files import SHIPPED
 from tests.commands import rgate
 
 SPELLINGS = {
@@ -259,7 +260,7 @@ def test_a_wrong_guess_never_raises_ability_above_the_smallest_of_a_family():
 
 
 def facts_of_the_table():
-    return json.loads((abilities.files("rgate_integrations") / "weights" / "abilities.json").read_text())
+    return json.loads((SHIPPED / "abilities.json").read_text())
 
 
 def test_the_weakest_of_several_counts(table):

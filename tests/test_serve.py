@@ -50,7 +50,8 @@ def test_decisions_are_in_order_and_what_came_with_a_question_reaches_the_gate(w
     assert (strict.retrieve, strict.threshold) == (True, 0.95)
     assert unknown.retrieve
     decide(url, {"question": "known", "draft": "It is.", "history": ["user: Hello"]})
-    assert words.asked[-1] == (["known"], ["It is."], [["user: Hello"]])
+    (request,) = words.asked[-1]
+    assert (request.question, request.draft.text, request.history) == ("known", "It is.", ("user: Hello",))
     passage = {"text": "Hamlet was written by William Shakespeare.", "title": "Hamlet"}
     (looked,) = decide(url, {"question": "who wrote hamlet?", "passages": [passage]})
     assert looked.outcome == "retrieve"
@@ -109,8 +110,9 @@ def test_system_one_is_answered_to_the_reference_client(url, words, state, histo
     assert answer.choices["route"].choice == "direct"
     assert answer.choices["route"].probabilities == pytest.approx({"retrieve": 0.1, "direct": 0.9})
     assert answer.model == "rgate"
-    asked, _, histories = words.asked[-1]
-    assert (asked, histories) == (["known"], history)
+    (request,) = words.asked[-1]
+    assert request.question == "known"
+    assert (request.history or None) == (history and history[0] and tuple(history[0]))
 
 
 @pytest.mark.parametrize(

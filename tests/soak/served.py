@@ -15,7 +15,7 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
-from rgate_integrations import Decision, load_gate
+from rgate_integrations import Decision, Request, load_gate
 from rgate_integrations.errors import ServerError
 from rgate_integrations.models.bounded_http import LONGEST_BODY
 from rgate_integrations.models.served import ServedProxy
