@@ -33,7 +33,7 @@ def _replace_surrogates(value: Any) -> Any:
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
-Threshold = Annotated[float, BeforeValidator(_refuse_bool), Field(ge=0.0, allow_inf_nan=False)]
+Threshold = Annotated[float, BeforeValidator(_refuse_bool), Field(allow_inf_nan=False, ge=0.0)]
 # Before pydantic looks at it: of a subclass of str, such as LangChain's `message.text`, it refuses such text.
 Text: TypeAlias = Annotated[str, BeforeValidator(_replace_surrogates)]
 """Text that may come from anywhere, such as a user or a server."""

@@ -148,7 +148,7 @@ def test_what_a_stopped_llm_has_read_is_counted_where_it_says_so(llm, read):
     gate, options = RetrievalGate(Reader()), AnswerFirst(tokens=4, question_gate=None)
     router = gate.route(retrieve=gate, direct=spoken(llm()), answer_first=options)
     cost = router.invoke("an unknown one?").cost  # in an arm the gate returns what was decided
-    assert gate.gate.drafts[0][0].prompt_tokens == read
+    assert gate.gate.gate.drafts[0][0].prompt_tokens == read
     assert (cost.model_calls, cost.tokens_in, cost.tokens_out) == (1, read, 4)
 
 
@@ -194,7 +194,7 @@ def test_the_claims_that_are_searched_are_what_the_llm_had_written(call):
     retrieve = gate.guard(search) | RunnableLambda(lambda documents: str(len(documents)))
     call(gate.route(retrieve=retrieve, direct=spoken(Writer()), answer_first=options), "an unknown one?")
     assert set(search.queries) == {"an unknown one?", UNSURE.removesuffix(".")}
-    assert len(gate.gate.calls) == 1
+    assert len(gate.gate.gate.calls) == 1
 
 
 # --- who hears of it -----------------------------------------------------------------------------------------

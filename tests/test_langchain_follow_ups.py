@@ -112,7 +112,7 @@ def test_a_gate_that_reads_the_turns_in_a_chain_with_message_history():
     config = {"configurable": {"session_id": "1"}}
     answers = [chain.invoke(HumanMessage(q), config).text for q in ("known?", "And when?", "unknown, too?")]
     assert answers == ["from memory", "from memory", "from passages"]
-    assert judge.histories[-1] == ("user: known?", "assistant: from memory")
+    assert judge.histories[1] == ("user: known?", "assistant: from memory")
 
 
 # --- condensed ---------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.langchain.chains import format_documents
+from rgate_integrations.langchain.documents import format_documents
 from tests.begun_answers import KNOWN, LOOK, TEXT, WHOLE, Reader, Shelf, Told, Writer, answer_to
 from tests.langchain_fakes import BATCHES, STREAMS, Judge, each
 

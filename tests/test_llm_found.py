@@ -143,7 +143,7 @@ def test_a_gate_that_judges_no_llm_takes_no_name():
     for gate in ("constant:never", own):
         with pytest.raises(ConfigurationError, match="judges no LLM by its name"):
             RetrievalGate(gate, llm_name="phi-4")
-    assert RetrievalGate(own).route(retrieve=BIG, direct=BIG).gate.gate is own
+    assert RetrievalGate(own).route(retrieve=BIG, direct=BIG).gate.gate.gate is own
 
 
 def test_the_chat_model_that_drafts_or_answers_is_judged():

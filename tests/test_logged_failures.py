@@ -134,7 +134,7 @@ def test_what_is_found_and_cannot_be_judged(lines, monkeypatch):
     def fail(question, found, *_):
         raise quote(question, *(passage.text for passage in found))
 
-    monkeypatch.setattr("rgate_integrations.answering.look_first.p_helps_of", fail)
+    monkeypatch.setattr("rgate_integrations.answering.look_first.estimate_p_helps", fail)
     decision = Decision(question=PRIVATE, retrieve=False, p_known=0.9)
     assert decide_with_passages(decision, [FoundPassage(PASSAGE)], LookFirst()).retrieve
     assert "Judging what was found failed: QuotingError: status 400" in lines()

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rgate_integrations import Draft
+from rgate_integrations import Draft, Request
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.gates.evidence.base import Context, Inputs, Sources
+from rgate_integrations.gates.evidence.base import Context, Evidence, Sources, expand_specs
 from rgate_integrations.gates.evidence.draft import DraftSpec
 from rgate_integrations.gates.evidence.model_outputs import HiddenSpec, RequestSpec
 from rgate_integrations.models.base import HasStates, HiddenStates, LanguageModel
@@ -104,9 +104,10 @@ class Counting(ScriptedProxy):
 def test_requests_and_given_drafts_are_read_in_one_pass_whoever_asks_first(first, change, drafts):
     request = RequestSpec(READABLE, READABLE)
     states = HiddenSpec((PooledLayer(16, "draft", "mean"),), DraftSpec(source="recorded"))
-    given = Inputs("Who?", Draft(text="Rome."))
+    given = Request("Who?", draft=Draft(text="Rome."))
     proxy = Counting()
-    context = Context([given, replace(given, **change)], Sources(lambda: proxy, None, {}), [request, states])
+    requests = [Evidence(given), Evidence(replace(given, **change))]
+    context = Context(requests, Sources(lambda: proxy, None, {}), expand_specs([request, states]))
     for spec in (request, states) if first == "request" else (states, request):
         context.find(spec)
     assert proxy.passes == [(2, drafts)]

@@ -37,7 +37,7 @@ def test_it_decides_one_and_many_in_threads_and_on_a_loop(words, url):
 def test_the_servers_threshold_holds_unless_the_caller_gives_one():
     with serving_gate(load_gate("token_probability", proxy=ScriptedProxy(), threshold=0.999)) as url:
         gate = load_gate(url)
-        own, given = gate.decide("who?"), gate.decide("who?", threshold=0.0)
+        own, given = gate.decide("Who wrote Hamlet?"), gate.decide("Who wrote Hamlet?", threshold=0.0)
         follow_up = gate.decide("Is it?", history=["user: Hello"], threshold=0.0)
     assert (own.retrieve, own.threshold) == (True, 0.999)
     assert (given.retrieve, given.threshold) == (False, 0.0)
@@ -130,7 +130,8 @@ def test_the_servers_decision_holds_also_where_it_has_another_reason_than_its_th
     body = f'{{"decisions": [{decision.model_dump_json()}]}}'.encode()
     with answering(200, body) as (url, _):
         found = load_gate(url).decide("known")
-    assert (found.retrieve, found.p_known, found.reason) == (expected, p_known, "A rule.")
+    assert (found.retrieve, found.p_known) == (expected, p_known)
+    assert found.reason.endswith("A rule.")
 
 
 @pytest.mark.parametrize("there", ["s3cret", "s3cret\n", " s3cret\r\n"])

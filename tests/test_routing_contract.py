@@ -11,6 +11,7 @@ from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.partial_answer import MOST_BUFFERED
 from rgate_integrations.decision import Cost
 from rgate_integrations.engine.loading import DEFAULT_GATES, OWN, answer_first_gates
+from rgate_integrations.engine.own_gate import OwnGate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
 from tests.begun_answers import COVERED, KNOWN, LOOK, TEXT, UNSURE, Broken, Reader
@@ -150,7 +151,7 @@ def test_a_gate_that_fails_retrieves_or_raises(side):
 def test_a_follow_up_that_the_gate_does_not_read_is_never_answered_first(framework):
     routed = framework(scores={})
     assert TEXT in routed.ask("And where was he born?")
-    assert routed.writer.calls == routed.screen.calls == routed.judge.calls == []
+    assert routed.writer.calls == routed.judge.calls == []
     assert TEXT in framework().ask("And where was he born?")
 
 
@@ -158,7 +159,8 @@ def gates_of(framework, gate, *, question_gate=OWN):
     """Return the judge and the question gate of a router's strategy, without the framework's wrappers."""
     routed = framework(judge=gate, question_gate=question_gate)
     strategy = routed.router.strategy if framework is LangChain else routed.engine.strategy
-    return [getattr(gate, "origin", gate) for gate in (strategy.judge, strategy.question_gate)]
+    gates = [getattr(gate, "origin", gate) for gate in (strategy.judge, strategy.question_gate)]
+    return [gate.gate if isinstance(gate, OwnGate) else gate for gate in gates]
 
 
 def test_the_gates_for_begun_answers_are_the_users_or_the_shipped_ones(framework):
@@ -212,7 +214,7 @@ COLD = {"scores": {"cold weather": 0.05}}
         (LIKELY, "unknownish weather", UNSURE, "direct", 0.5, ["whole"], 0),
         ({"scores": {"poor weather": 0.12}}, "poor weather", KNOWN, "direct", 0.12, ["whole"], 0),
         ({"scores": {"the Zorba quartet": 0.05}}, "the Zorba quartet", TEXT, "retrieve", 0.05, [], 0),
-        (LIKELY, "Who is he?", TEXT, None, 0.0, [], 0),  # it refers back: what was found is read
+        (LIKELY, "Who is he?", TEXT, None, 0.5, [], 0),  # it refers back: what was found is read
         # Where neither is likely, the option chooses.
         (COLD, "cold weather", TEXT, "abstain", 0.05, [], 0),
         (COLD | {"look": ABSTAINS}, "cold weather", KNOWN, "abstain", 0.05, ["whole"], 0),

@@ -311,10 +311,10 @@ QUESTION = "What is the salary of\nAnn Example?"
 def test_a_failure_is_one_line_in_the_log_without_the_question(quote, caplog, capfd):
     """A gate of the user's own may use any library, whose errors quote what it was given."""
 
-    async def fail(questions, **_):
-        if questions == [QUESTION]:
+    async def fail(requests):
+        if requests[0].question == QUESTION:
             raise OSError(f"{quote(QUESTION)}\nERROR forged")
-        return Words().decide_batch(questions)
+        return Words().decide_batch(requests)
 
     gate, message = Broken(), quote(QUESTION)
     gate.adecide_batch = fail

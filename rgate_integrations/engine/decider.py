@@ -147,17 +147,19 @@ class Decider(ABC):
         except Exception as error:  # a gate may be any user's code, so any error may come
             outcomes = [error] * len(requests)
         remaining = iter(outcomes)
-        decisions = []
+        decisions, judged = [], []
         for each in checked:
             outcome = next(remaining) if isinstance(each, Request) else each.error
             if isinstance(outcome, Exception):
                 if self.on_error == "raise":
                     raise outcome
-                outcome = self._fall_back(each, outcome)
-            elif isinstance(each, Request):
-                outcome = self._check_context(each, outcome)
-            decisions.append(outcome)
-        log_failures(decisions, self.name, _private_texts(requests))
+                decision = self._fall_back(each, outcome)
+            else:
+                decision = self._check_context(each, outcome)
+            decisions.append(decision)
+            if isinstance(each, Request):  # what failed before is not the gate's failure
+                judged.append(decision)
+        log_failures(judged, self.name, _private_texts(requests))
         return decisions
 
     def _fall_back(self, item: Request | Failed, error: Exception) -> Decision:
@@ -165,9 +167,11 @@ class Decider(ABC):
         threshold = self.threshold if given is None else given
         return fallback_decision(error, question=item.question, threshold=threshold, gate=self.name)
 
-    def _check_context(self, request: Request, decision: Decision) -> Decision:
+    def _check_context(self, request: Request | Failed, decision: Decision) -> Decision:
         """Retrieve for a question that cannot be understood without turns that the gate does not read."""
-        missing = missing_context(request, reads_history=self.reads_history)
+        missing = ""
+        if isinstance(request, Request):
+            missing = missing_context(request, reads_history=self.reads_history)
         if not missing or (decision.override is not None and decision.override.retrieve):
             return decision
         override = Override(retrieve=True, reason=missing)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -18,12 +17,12 @@ from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.gates.base import Gate
+from rgate_integrations.langchain.documents import format_documents
 from rgate_integrations.langchain.drafting import condense_follow_ups
 from rgate_integrations.langchain.gate import RetrievalGate
 from rgate_integrations.langchain.questions import QuestionInput, UserTurn, parse_question
-from rgate_integrations.langchain.router import as_passage
 from rgate_integrations.langchain.runnable import FlowRunnable, Run
-from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, PromptTemplate, format_passages
+from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, PromptTemplate
 from rgate_integrations.runtime.flow import Flow
 
 QUESTION = "question"
@@ -78,11 +77,6 @@ def gated_rag(
     )
     turns = ReadTurn(input_key=decider.input_key, condense=decider.condense)
     return turns.pipe(router, name="gated_rag")
-
-
-def format_documents(documents: Sequence[Document]) -> str:
-    """Join documents into the context of a prompt: numbered, each with its title if it has one."""
-    return format_passages(map(as_passage, documents))
 
 
 class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, ClassVar, Self, TypeVar, Unpack
 
@@ -20,11 +20,11 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.answering.query_plan import Query, QueryPlan, plan_queries_flow
+from rgate_integrations.answering.query_plan import QueryPlan, plan_queries_flow
 from rgate_integrations.answering.rewriting import Rewriter
 from rgate_integrations.answering.routing import Strategy
-from rgate_integrations.decision import Decision, Draft, Request, Threshold
-from rgate_integrations.engine.decider import Decider, Failed, read_item
+from rgate_integrations.decision import Decision, Draft, Threshold
+from rgate_integrations.engine.decider import Decider
 from rgate_integrations.engine.loading import (
     DEFAULT_GATE,
     DEFAULT_GATES,
@@ -36,7 +36,6 @@ from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.evidence.draft import generation_cost
 from rgate_integrations.gates.rules import RuleOptions
-from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.langchain.bound_decision import (
     DECISION_KEY,
     THRESHOLD_KEY,
@@ -45,11 +44,14 @@ from rgate_integrations.langchain.bound_decision import (
     reusable_decision,
 )
 from rgate_integrations.langchain.chat_models import get_llm_name
+from rgate_integrations.langchain.documents import fuse_documents
 from rgate_integrations.langchain.drafting import ChatDrafter, condense_follow_ups
-from rgate_integrations.langchain.questions import QuestionInput, UserTurn, parse_question
+from rgate_integrations.langchain.gate_call import GateCall
+from rgate_integrations.langchain.questions import QuestionInput, parse_question
 from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run
 from rgate_integrations.runtime.flow import Flow
+from rgate_integrations.runtime.text import redact
 
 _Input = TypeVar("_Input")
 _Retrieved = TypeVar("_Retrieved")
@@ -195,7 +197,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         The call's option ``drafts``, one an input, is what is judged instead of any that would be written: a draft,
         None, or the error of what should have written it.
         """
-        calls = [_GateCall(each) for each in runs]
+        calls = [GateCall(each) for each in runs]
         drafts = runs[0].options.get("drafts")
         for call in calls:
             self._read(call, reuse=drafts is None)
@@ -211,6 +213,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             try:
                 written = yield from self._drafter.write_drafts(turns, configs)
             except Exception as error:  # any error may come from an LLM
+                texts = [message.content for turn in turns for message in turn.conversation]
+                _log.warning("The LLM wrote no draft: %s: %s", type(error).__name__, redact(error, *texts))
                 written = [error] * len(drafted)
             for call, draft in zip(drafted, written, strict=True):
                 call.draft = draft
@@ -224,7 +228,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             call.result = decision.model_copy(update=changed)
         return [call.result for call in calls]
 
-    def _read(self, call: _GateCall, *, reuse: bool) -> None:
+    def _read(self, call: GateCall, *, reuse: bool) -> None:
         """Read the question of an input; in the same request nothing is decided twice."""
         config = call.run.config
         call.threshold = read_threshold(self, config)
@@ -239,7 +243,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 config, question, gate=self.origin, llm=self.llm, threshold=threshold
             )
 
-    def _condense(self, calls: Sequence[_GateCall]) -> Flow[None]:
+    def _condense(self, calls: Sequence[GateCall]) -> Flow[None]:
         """Let follow-ups stand alone; one that could not be condensed is an error of its own."""
         turns, configs = [call.turn for call in calls], [call.run.child() for call in calls]
         condensed = yield from condense_follow_ups(self.condense, turns, configs)
@@ -342,40 +346,6 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             max_queries=max_queries,
             filter_claims=filter_claims,
             when_known=when_known,
-        )
-
-
-@dataclass
-class _GateCall:
-    """One input of a `RetrievalGate`, and what is known of it so far.
-
-    Attributes:
-        run: The input and its run.
-        threshold: The threshold that the caller gave.
-        turn: The question; read first.
-        draft: What is judged beside the question, or the error of what should have written it.
-        error: Why the follow-up could not be condensed.
-        result: The decision, or the exception that concerns this input.
-    """
-
-    run: Run
-    threshold: float | None = None
-    turn: UserTurn = field(default_factory=lambda: UserTurn(""))
-    draft: Draft | Exception | None = None
-    error: Exception | None = None
-    result: Any = None
-
-    def item(self) -> Request | Failed:
-        """Return the request that the gate is asked about."""
-        for error in (self.error, self.draft):
-            if isinstance(error, Exception):
-                return Failed(error, self.turn.question)
-        return read_item(
-            self.turn.question,
-            history=self.turn.lines,
-            draft=self.draft,  # type: ignore[arg-type]  # no exception
-            metadata=self.run.config.get("metadata"),
-            threshold=self.threshold,
         )
 
 
@@ -494,7 +464,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever,
         for search, plan in zip(decided, plans, strict=True):
             hits = list(islice(found, len(plan.queries)))
             if search.result.retrieve:
-                search.result = _fuse(plan.queries, hits, options.get("k", self.k))
+                search.result = fuse_documents(plan.queries, hits, options.get("k", self.k))
             else:
                 search.result = [Document(self.when_known)] if self.when_known else []
         return [search.result for search in searches]
@@ -523,29 +493,3 @@ class _Search:
 
     run: Run
     result: Any
-
-
-def _fuse(queries: Sequence[Query], results: Sequence[Any], k: int | None) -> list[Document] | Exception:
-    """Fuse what the queries of one question found; returns the exception of a search that failed.
-
-    The documents are copies that say which query found them, and at which rank.
-    """
-    rankings = []
-    for query, result in zip(queries, results, strict=True):
-        if isinstance(result, Exception):
-            return result
-        if not isinstance(result, Sequence):
-            result = [result]
-        ranking = []
-        for rank, document in enumerate(result, start=1):
-            if not isinstance(document, Document):
-                return ConfigurationError(
-                    f"What is guarded returned {type(result).__name__} and no list of documents.",
-                    hint="Guard the retriever, and not the chain around it.",
-                )
-            found_by = {"rgate_query": query.text, "rgate_claim": query.claim, "rgate_rank": rank}
-            # Some stores give documents without metadata: None.
-            metadata = {**found_by, **(document.metadata or {})}
-            ranking.append(document.model_copy(update={"metadata": metadata}))
-        rankings.append(ranking)
-    return fuse(rankings, key=lambda document: document.id or document.page_content, k=k)

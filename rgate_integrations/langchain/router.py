@@ -37,6 +37,7 @@ from rgate_integrations.langchain.answer_first import ArmAnswer, DirectArm
 from rgate_integrations.langchain.arm_callbacks import RetrieverRuns
 from rgate_integrations.langchain.bound_decision import bind_decision, emit_decision_event, read_threshold
 from rgate_integrations.langchain.chat_models import instances_in, parts_of
+from rgate_integrations.langchain.documents import as_passage
 from rgate_integrations.langchain.drafting import condense_follow_ups
 from rgate_integrations.langchain.questions import UserTurn, parse_question
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run
@@ -408,12 +409,6 @@ class ArmSearch(BatchCall):
             for listener in self._listeners:
                 listener.end()
             raise
-
-
-def as_passage(document: Document) -> FoundPassage:
-    """Return a document as passages are judged and read."""
-    metadata = document.metadata or {}  # some stores give None
-    return FoundPassage(document.page_content, str(metadata.get("title") or ""))
 
 
 def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, Any]]:

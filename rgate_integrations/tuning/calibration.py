@@ -9,13 +9,14 @@ that fails (fixed sequence testing), which needs no correction for the number of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from rgate_integrations.decision import Decision
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import ConfigurationError, DataFormatError, missing_dependency
 from rgate_integrations.gates.calibrated import CalibratedGate
@@ -283,15 +284,22 @@ def calibrate(
         "draft": draft,
         "data": list(map(DataFile.as_provenance, files)),
     }
-    # Where no model was read, none is loaded for its fingerprint.
-    weights = ""
-    may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
-    if may_read and any(decision.cost.model_calls for decision in judged.decisions):
-        weights = gate.get_proxy().fingerprint
     calibrated = CalibratedGate(
-        inner=gate.gate, probability=fitted, threshold=choice.threshold, proxy=gate.proxy, fingerprint=weights
+        inner=gate.gate,
+        probability=fitted,
+        threshold=choice.threshold,
+        proxy=gate.proxy,
+        fingerprint=_read_fingerprint(gate, judged.decisions),
     )
     return Calibration(gate.with_options(gate=calibrated), choice, provenance)
+
+
+def _read_fingerprint(gate: DecisionEngine, decisions: Iterable[Decision]) -> str:
+    """Return the fingerprint of the model that read the questions; empty, and none is loaded, if none did."""
+    may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
+    if may_read and any(decision.cost.model_calls for decision in decisions):
+        return gate.get_proxy().fingerprint
+    return ""
 
 
 def fit_map(p: Float64Array, known: BoolArray, method: Method = "platt") -> ProbabilityMap:

@@ -192,14 +192,18 @@ class Context:
     def find(self, spec: EvidenceSpec[_T]) -> list[Piece[_T] | Exception]:
         """Return the piece of each request, computed where it is missing, or why it cannot be had."""
         for needed in spec.needs:
-            for each, piece in zip(self.evidence, self.find(needed), strict=True):
+            missing = self._missing(spec)
+            for each, piece in zip(missing, self.part(missing).find(needed), strict=True):
                 if isinstance(piece, Exception):
                     # The reason is what failed first, not what follows from it.
-                    each.pieces.setdefault(spec, piece)
-        missing = [each for each in self.evidence if spec not in each.pieces]
+                    each.pieces[spec] = piece
+        missing = self._missing(spec)
         if missing:
             self.part(missing)._compute(spec)
         return [each.pieces[spec] for each in self.evidence]
+
+    def _missing(self, spec: EvidenceSpec[Any]) -> list[Evidence]:
+        return [each for each in self.evidence if spec not in each.pieces]
 
     def get(self, spec: EvidenceSpec[_T]) -> list[_T]:
         """Return the value of each request's piece.

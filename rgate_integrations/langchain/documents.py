@@ -1,0 +1,53 @@
+"""LangChain's documents: as passages that are judged, as the context of a prompt, and fused from several searches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_core.documents import Document
+
+from rgate_integrations.answering.query_plan import Query
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.gates.passage_utility import FoundPassage
+from rgate_integrations.index.hybrid import fuse
+from rgate_integrations.prompts import format_passages
+
+
+def as_passage(document: Document) -> FoundPassage:
+    """Return a document as passages are judged and read."""
+    metadata = document.metadata or {}  # some stores give None
+    return FoundPassage(document.page_content, str(metadata.get("title") or ""))
+
+
+def format_documents(documents: Sequence[Document]) -> str:
+    """Join documents into the context of a prompt: numbered, each with its title if it has one."""
+    return format_passages(map(as_passage, documents))
+
+
+def fuse_documents(
+    queries: Sequence[Query], results: Sequence[Any], k: int | None
+) -> list[Document] | Exception:
+    """Fuse what the queries of one question found; returns the exception of a search that failed.
+
+    The documents are copies that say which query found them, and at which rank.
+    """
+    rankings = []
+    for query, result in zip(queries, results, strict=True):
+        if isinstance(result, Exception):
+            return result
+        if not isinstance(result, Sequence):
+            result = [result]
+        ranking = []
+        for rank, document in enumerate(result, start=1):
+            if not isinstance(document, Document):
+                return ConfigurationError(
+                    f"What is guarded returned {type(result).__name__} and no list of documents.",
+                    hint="Guard the retriever, and not the chain around it.",
+                )
+            found_by = {"rgate_query": query.text, "rgate_claim": query.claim, "rgate_rank": rank}
+            # Some stores give documents without metadata: None.
+            metadata = {**found_by, **(document.metadata or {})}
+            ranking.append(document.model_copy(update={"metadata": metadata}))
+        rankings.append(ranking)
+    return fuse(rankings, key=lambda document: document.id or document.page_content, k=k)
