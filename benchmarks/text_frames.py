@@ -3,7 +3,7 @@
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from text_rows import (
     Asks,
     Sections,
     TextRow,
+    ended,
     language_sections,
     languages,
     part_of,
@@ -35,6 +36,13 @@ _SLOT = re.compile(r"\{([a-z_]+)\}")
 _PLACES = ("beginning", "middle", "end")
 _SHORTEST, _LONGEST = 20, 400  # words of a paragraph
 _BREAKS = ("\n", "\n\n", "\r\n")
+_LANGUAGE_TURNS = (
+    ("also", "", ASKED),
+    ("retry", "failed", ASKED),
+    ("accept", "offer", NEEDY),
+    ("accept", "more", ("task",) * len(NEEDY)),
+)
+"""Sections of the last message and of the answer before it, and the kinds of the request before that."""
 
 Pieces = tuple[tuple[str, str], ...]
 
@@ -62,7 +70,8 @@ def work_rows(seed: int) -> Iterator[TextRow]:
             draw = random.Random(f"{seed} {frame}")
             kinds = ASKED if name == "question" else CONTENTS
             for kind in kinds:
-                for _ in range(2):
+                # There are more kinds that need passages than that do not.
+                for _ in range(2 if kind in NEEDY else 5):
                     text, own = _task(template, kind, sections, slots, part, draw)
                     text = styled(text, "en", draw)
                     yield TextRow(text, own, "en", frame, f"task:{name}", part, ((text, own),))
@@ -156,9 +165,9 @@ def _paragraph(topic: Topic, kind: str, place: str, draw: random.Random) -> list
     around = read_sections(FOLDER / "paragraphs.txt")
     length = _SHORTEST * (_LONGEST / _SHORTEST) ** draw.random()
     others = [other for other in topics(topic.part) if other is not topic]
-    story = list(topic.story[draw.randrange(4) :])
+    story = list(topic.story[draw.choice((0, 0, 1, 3)) :])
     for other in draw.sample(others, 2):
-        story += other.story[draw.randrange(4) :]
+        story += other.story
     kept: list[str] = []
     while story and sum(len(sentence.split()) for sentence in kept) < length - 8:
         kept.append(story.pop(0))
@@ -214,16 +223,9 @@ def _language_paragraphs(seed: int) -> Iterator[TextRow]:
                 sentences = [(text, "given") for text in story[start : start + draw.randint(2, 6)]]
                 if kind != "given":
                     at = {"beginning": 0, "middle": len(sentences) // 2, "end": len(sentences)}[place]
-                    sentences.insert(at, (_ended(asks_of(part).draw(kind, draw, language), language), kind))
+                    sentences.insert(at, (ended(asks_of(part).draw(kind, draw, language), language), kind))
                 frame = f"paragraphs/{language}-{part}/{kind}-{place}"
                 yield from _joined(sentences, kind, language, frame, f"language:{language}", part, draw)
-
-
-def _ended(text: str, language: str) -> str:
-    """End a sentence that other text follows."""
-    if text[-1] in "?.!？。！؟।":
-        return text
-    return text + {"zh": "。", "ja": "。", "hi": "।"}.get(language, ".")
 
 
 # Turns
@@ -241,19 +243,20 @@ def turn_rows(seed: int) -> Iterator[TextRow]:
             part = part_of(number, heading.endswith(" test"))
             frame = f"turns/{name}/{number}"
             draw = random.Random(f"{seed} {frame}")
-            kinds = ASKED if kind == "asked" else (kind,)
+            kinds = {"asked": ASKED, "needy": NEEDY}.get(kind, (kind,))
             for own in [each for each in kinds for _ in range(18 // len(kinds))]:
                 asks = asks_of(part)
-                about = own if kind == "asked" else draw.choice(ASKED)
-                request = {"ask": [asks.draw(about, draw)], "other": [asks.draw("task", draw)]}
+                if kind in ("asked", "needy"):
+                    ask = asks.draw(own, draw)
+                else:
+                    ask = asks.question(draw.choice((*NEEDY, "common")), draw)
+                request = {"ask": [ask], "other": [asks.draw("task", draw)]}
                 turns = [filled(turn, slots | request, draw) for turn in template.split(" > ")]
                 yield _last_turn(turns, own, "en", frame, f"turns:{name}", part)
     yield from _language_turns(seed)
 
 
-def _last_turn(
-    turns: list[str], kind: str, language: str, frame: str, group: str, part: str
-) -> TextRow:
+def _last_turn(turns: list[str], kind: str, language: str, frame: str, group: str, part: str) -> TextRow:
     roles = {"U": "user", "A": "assistant"}
     history = tuple(f"{roles[turn[0]]}: {turn[2:]}" for turn in turns[:-1])
     text = turns[-1].removeprefix("U ")
@@ -264,13 +267,13 @@ def _language_turns(seed: int) -> Iterator[TextRow]:
     """Yield retries, remarks and replies to offers in other languages."""
     for language in languages():
         sections = language_sections(language)
-        for name, before in (("also", ""), ("retry", "failed"), ("accept", "offer")):
+        for name, before, kinds in _LANGUAGE_TURNS:
             if name not in sections or (before and before not in sections):
                 continue
             for part in (GROUPS,) if language in HELD_OUT_LANGUAGES else (TRAIN, FRAMES):
-                frame = f"turns/{language}-{name}/{part}"
+                frame = f"turns/{language}-{name}-{before}/{part}"
                 draw = random.Random(f"{seed} {frame}")
-                for kind in ASKED:
+                for kind in kinds:
                     turns = [f"U {asks_of(part).draw(kind, draw, language)}"]
                     if before:
                         turns.append(f"A {filled(sections[before][0], {}, draw)}")
@@ -334,8 +337,12 @@ class Pasted:
     def chat(self, last: str = "") -> str:
         """Return a conversation of one to four exchanges, with a further request at its end if one is named."""
         turns = []
+        asks = asks_of(self.part)
+        language = asks.language(self.draw)
         for _ in range(self.draw.randint(1, 3 if last else 4)):
-            turns += [("user", self.question()), ("assistant", self.given("reply"))]
+            kind = self.any_kind()
+            turns.append(("user", asks.draw(kind, self.draw, language)))
+            turns.append(("assistant", self._reply(kind, language)))
         if last:
             turns.append(("user", last))
         if self.draw.random() < 0.1:
@@ -347,9 +354,30 @@ class Pasted:
         between = self.draw.choice(("\n", "\n\n"))
         return between.join(marks[role] + text for role, text in turns)
 
+    def _reply(self, kind: str, language: str) -> str:
+        sections = {} if language == "en" else language_sections(language)
+        section = "more" if kind == "task" else self.draw.choice(("failed", "offer"))
+        if section in sections:
+            return filled(sections[section][0], {}, self.draw)
+        return self.given("done" if kind == "task" else "reply")
+
+    def values(self, slots: Sequence[str]) -> dict[str, str]:
+        """Return what stands for each slot of a prompt of `templates/helpers.txt`."""
+        pairs = self._helpers["given answered"][0].split("\n")
+        asked, _, told = self.draw.choice(pairs).partition(" >> ")
+        whole = self.draw.choice(topics(self.part)).story
+        start = self.draw.randrange(len(whole) - 3)
+        known = {
+            "asked": asked,
+            "told": told,
+            "whole": " ".join(whole),
+            "piece": " ".join(whole[start : start + 3]),
+        }
+        return {slot: known[slot] if slot in known else self.value(slot) for slot in slots}
+
     def value(self, slot: str) -> str:
-        """Return what stands for a slot of `templates/helpers.txt`."""
-        if slot in ("code", "diff", "files", "result", "schema", "speech"):
+        """Return what stands for a slot alone."""
+        if slot in ("code", "diff", "files", "result", "schema", "speech", "wish"):
             return self.given(slot)
         if slot == "lang":
             words = self._helpers["words"][0].removeprefix("lang: ")
@@ -384,7 +412,7 @@ def helper_rows(seed: int, each: int = 6) -> Iterator[TextRow]:
             frame = f"helpers/{name}/{number}"
             pasted = Pasted(part, random.Random(f"{seed} {frame}"))
             for _ in range(each):
-                values = {slot: pasted.value(slot) for slot in _SLOT.findall(wording)}
+                values = pasted.values(_SLOT.findall(wording))
                 pieces = _filled_pieces(wording, values, {})
                 text = "".join(piece for piece, _ in pieces)
                 yield TextRow(text, "task", "en", frame, f"helper:{name}", part, _seen(pieces))
@@ -403,7 +431,9 @@ def wrapped_rows(seed: int) -> Iterator[TextRow]:
             cases = _context_cases(pasted) if name == "context" else _asked_cases(pasted)
             for kind, values in cases:
                 if wording.startswith("{"):
-                    values = {slot: json.dumps(text, ensure_ascii=False)[1:-1] for slot, text in values.items()}
+                    values = {
+                        slot: json.dumps(text, ensure_ascii=False)[1:-1] for slot, text in values.items()
+                    }
                 asking = kind if kind in ASKED else "task"
                 pieces = _filled_pieces(wording, values, {"question": asking, "chat_open": asking})
                 text = "".join(piece for piece, _ in pieces)
@@ -423,6 +453,8 @@ def _context_cases(pasted: Pasted) -> Iterator[tuple[str, dict[str, str]]]:
     facts = facts_of(pasted.part)
     for kind, passage, question in draw.sample(facts, min(6, len(facts))):
         foreign = draw.sample(blocks["off-topic"][0].split("\n"), draw.randint(1, 3))
+        if draw.random() < 0.4:
+            foreign.append(pasted.text())
         context = draw.sample([passage, *foreign[1:]], len(foreign))
         yield "task", {"context": "\n".join(context), "question": question}
         nothing = draw.choice(blocks["words"][0].removeprefix("nothing: ").split(" | "))

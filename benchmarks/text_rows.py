@@ -1,7 +1,7 @@
 """Labelled rows made from template files, and those of single requests: languages, how-to questions, keywords.
 
-Templates are as in `templates`: ``(a|b)`` is one of these and ``{word}`` one of a list, here of the section ``[words]``
-of the same file. Every row says which template it is from and whether that one is held out.
+Templates are as in `templates`: ``(a|b)`` is one of these and ``{word}`` one of a list, here of the section
+``[words]`` of the same file. Every row says which template it is from and whether that one is held out.
 """
 
 import random
@@ -147,20 +147,23 @@ def language_rows(seed: int) -> Iterator[TextRow]:
                     request = styled(filled(template, slots, draw), language, draw)
                     pieces: tuple[tuple[str, str], ...] = ((request, kind),)
                     if kind != "thanks" and draw.random() < _POLITE:
-                        pieces = _wrapped(request, kind, sections.get("polite", []), part, draw)
+                        pieces = _wrapped(request, kind, language, part, draw)
                     text = ("" if language in _UNSPACED else " ").join(piece for piece, _ in pieces)
                     yield TextRow(text, kind, language, frame, f"language:{language}", part, pieces)
 
 
 def _wrapped(
-    request: str, kind: str, wrappers: list[str], part: str, draw: random.Random
+    request: str, kind: str, language: str, part: str, draw: random.Random
 ) -> tuple[tuple[str, str], ...]:
     """Put courtesies around a request; every third of them is held out."""
+    wrappers = language_sections(language).get("polite", [])
     if part != GROUPS:
         wrappers = [each for i, each in enumerate(wrappers) if (i % 3 == 2) == (part == FRAMES)]
     if not wrappers:
         return ((request, kind),)
     before, _, after = draw.choice(wrappers).partition("~")
+    if after.strip() and draw.random() < 0.8:
+        request = ended(request, language)
     pieces = ((before.strip(), "thanks"), (request, kind), (after.strip(), "thanks"))
     return tuple(piece for piece in pieces if piece[0])
 
@@ -195,9 +198,16 @@ def styled(text: str, language: str, draw: random.Random) -> str:
         return text.lower().strip(_ENDS + "¿¡ ")
     if style < 0.33 and language in _LATIN:
         return without_accents(text, language, draw)
-    if style < 0.42 and language not in _NO_TYPOS:
+    if style < 0.39 and language not in _NO_TYPOS:
         return with_typo(text, draw)
     return text.upper() if style > 0.985 and language in (*_LATIN, "en", "ru") else text
+
+
+def ended(text: str, language: str) -> str:
+    """End a sentence that other text follows."""
+    if text[-1] in _ENDS:
+        return text
+    return text + {"zh": "。", "ja": "。", "hi": "।"}.get(language, ".")
 
 
 def without_accents(text: str, language: str, draw: random.Random) -> str:
@@ -239,9 +249,7 @@ class Asks:
         self._templates: dict[tuple[str, str], list[str]] = defaultdict(list)
         self._slots = {"en": read_words() | read_slots(read_sections(FOLDER / "howto.txt"))}
         for kind in ("private", "fresh", "obscure", "common", "task"):
-            lines = [
-                line for line in read_lines(FOLDER / f"{kind}.txt") if not line.startswith(FOLLOW_UPS)
-            ]
+            lines = [line for line in read_lines(FOLDER / f"{kind}.txt") if not line.startswith(FOLLOW_UPS)]
             tested = lines[TEST_LINES]
             self._templates["en", kind] = [line for line in lines if (line in tested) == (part != TRAIN)]
         for heading, howtos in read_sections(FOLDER / "howto.txt").items():
@@ -258,7 +266,9 @@ class Asks:
         ]
 
     def _add(self, language: str, kind: str, templates: list[str], part: str, held_out: bool) -> None:
-        chosen = [each for i, each in enumerate(templates) if (part_of(i, held_out) == TRAIN) == (part == TRAIN)]
+        chosen = [
+            each for i, each in enumerate(templates) if (part_of(i, held_out) == TRAIN) == (part == TRAIN)
+        ]
         if chosen:
             self._templates[language, kind] += chosen
 
