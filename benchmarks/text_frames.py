@@ -430,7 +430,7 @@ def wrapped_rows(seed: int) -> Iterator[TextRow]:
             pasted = Pasted(part, random.Random(f"{seed} {frame}"))
             cases = _context_cases(pasted) if name == "context" else _asked_cases(pasted)
             for kind, values in cases:
-                if wording.startswith("{"):
+                if wording.startswith('{"'):
                     values = {
                         slot: json.dumps(text, ensure_ascii=False)[1:-1] for slot, text in values.items()
                     }

@@ -275,7 +275,7 @@ class Asks:
     def draw(self, kind: str, draw: random.Random, language: str = "en") -> str:
         """Return a request of a kind, as it is written with care."""
         text = filled(draw.choice(self._templates[language, kind]), self._slots[language], draw)
-        return text[0].upper() + text[1:]
+        return text[0].upper() + text[1:] if language == "en" else text
 
     def question(self, kind: str, draw: random.Random, language: str = "en") -> str:
         """Return a request of a kind that ends with a question mark, as far as there are some."""
