@@ -39,6 +39,7 @@ _UNSPACED = ("zh", "ja")
 _UNMARKED = str.maketrans(
     {"ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ı": "i", "ß": "ss", "ø": "o", "¿": "", "¡": ""}
 )
+_CJK = "\u2e80"
 _ENDS = "?.!？。！؟।"
 _HEADING = re.compile(r"\[([^\[\]]+)\]")
 
@@ -195,6 +196,8 @@ def styled(text: str, language: str, draw: random.Random) -> str:
     """Write as people do: some in lower case without punctuation, without accents, or with a slip of the finger."""
     style = draw.random()
     if style < 0.25:
+        if language == "tr":
+            text = text.replace("I", "ı").replace("İ", "i")
         return text.lower().strip(_ENDS + "¿¡ ")
     if style < 0.33 and language in _LATIN:
         return without_accents(text, language, draw)
@@ -222,7 +225,7 @@ def without_accents(text: str, language: str, draw: random.Random) -> str:
 def with_typo(text: str, draw: random.Random) -> str:
     """Swap two letters inside a long word, or leave one out, or double it."""
     words = text.split(" ")
-    long = [i for i, word in enumerate(words) if len(word) > 4 and word.isalpha()]
+    long = [i for i, word in enumerate(words) if len(word) > 4 and word.isalpha() and max(word) < _CJK]
     if not long:
         return text
     place = draw.choice(long)
