@@ -300,6 +300,7 @@ class Pasted:
 
     part: str
     draw: random.Random
+    language: str = ""
 
     @property
     def _helpers(self) -> Sections:
@@ -312,7 +313,7 @@ class Pasted:
     def question(self, kind: str = "") -> str:
         """Return a request."""
         asks = asks_of(self.part)
-        language = asks.language(self.draw)
+        language = self.language or asks.language(self.draw)
         return asks.draw(kind or self.any_kind(), self.draw, language)
 
     def given(self, name: str) -> str:
@@ -338,7 +339,7 @@ class Pasted:
         """Return a conversation of one to four exchanges, with a further request at its end if one is named."""
         turns = []
         asks = asks_of(self.part)
-        language = asks.language(self.draw)
+        language = self.language or asks.language(self.draw)
         for _ in range(self.draw.randint(1, 3 if last else 4)):
             kind = self.any_kind()
             turns.append(("user", asks.draw(kind, self.draw, language)))
@@ -406,16 +407,16 @@ def helper_rows(seed: int, each: int = 6) -> Iterator[TextRow]:
     for heading, wordings in read_blocks(FOLDER / "helpers.txt").items():
         if heading in ("words", "chat formats") or heading.startswith("given "):
             continue
-        name = heading.removesuffix(" test")
+        name, _, language = heading.removesuffix(" test").partition(" / ")
         for number, wording in enumerate(wordings):
             part = part_of(number, heading.endswith(" test"))
-            frame = f"helpers/{name}/{number}"
-            pasted = Pasted(part, random.Random(f"{seed} {frame}"))
+            frame = f"helpers/{name}/{language}{number}"
+            pasted = Pasted(part, random.Random(f"{seed} {frame}"), language)
             for _ in range(each):
                 values = pasted.values(_SLOT.findall(wording))
                 pieces = _filled_pieces(wording, values, {})
                 text = "".join(piece for piece, _ in pieces)
-                yield TextRow(text, "task", "en", frame, f"helper:{name}", part, _seen(pieces))
+                yield TextRow(text, "task", language or "en", frame, f"helper:{name}", part, _seen(pieces))
 
 
 def wrapped_rows(seed: int) -> Iterator[TextRow]:
@@ -423,11 +424,11 @@ def wrapped_rows(seed: int) -> Iterator[TextRow]:
     for heading, wordings in read_blocks(FOLDER / "wrapped.txt").items():
         if heading in ("words", "facts", "off-topic"):
             continue
-        name = heading.removesuffix(" test").removesuffix("-more")
+        name, _, language = heading.removesuffix(" test").removesuffix("-more").partition(" / ")
         for number, wording in enumerate(wordings):
             part = part_of(number, heading.endswith(" test"))
-            frame = f"wrapped/{heading.removesuffix(' test')}/{number}"
-            pasted = Pasted(part, random.Random(f"{seed} {frame}"))
+            frame = f"wrapped/{heading.removesuffix(' test').replace(' / ', '-')}/{number}"
+            pasted = Pasted(part, random.Random(f"{seed} {frame}"), language)
             cases = _context_cases(pasted) if name == "context" else _asked_cases(pasted)
             for kind, values in cases:
                 if wording.startswith('{"'):
@@ -437,7 +438,7 @@ def wrapped_rows(seed: int) -> Iterator[TextRow]:
                 asking = kind if kind in ASKED else "task"
                 pieces = _filled_pieces(wording, values, {"question": asking, "chat_open": asking})
                 text = "".join(piece for piece, _ in pieces)
-                yield TextRow(text, kind, "en", frame, f"wrapped:{name}", part, _seen(pieces))
+                yield TextRow(text, kind, language or "en", frame, f"wrapped:{name}", part, _seen(pieces))
 
 
 def _asked_cases(pasted: Pasted) -> Iterator[tuple[str, dict[str, str]]]:
