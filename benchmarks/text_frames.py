@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 from templates import FOLDER, filled
 from text_rows import (
@@ -45,12 +46,20 @@ _LANGUAGE_TURNS = (
 """Sections of the last message and of the answer before it, and the kinds of the request before that."""
 
 Pieces = tuple[tuple[str, str], ...]
+_T = TypeVar("_T")
 
 
 @cache
 def asks_of(part: str) -> Asks:
     """Return the requests of a part."""
     return Asks(part)
+
+
+def values_of_part(values: Sequence[_T], part: str) -> list[_T]:
+    """Return what a part has of values that are shared out: one of four is held out."""
+    if len(values) < 4:
+        return list(values)
+    return [value for number, value in enumerate(values) if (number % 4 == 3) == (part != TRAIN)]
 
 
 # Tasks
@@ -91,8 +100,7 @@ def _task(
         return filled(template, slots | {"ask": [asks_of(part).question(kind, draw)]}, draw), kind
     content = {}
     for name in _LISTS:
-        values = sections[f"{name} {kind}"]
-        content[name] = [v for i, v in enumerate(values) if (part_of(i, False) == TRAIN) == (part == TRAIN)]
+        content[name] = values_of_part(sections[f"{name} {kind}"], part)
     return filled(template, slots | content, draw), CONTENTS[kind]
 
 
@@ -219,8 +227,9 @@ def _language_paragraphs(seed: int) -> Iterator[TextRow]:
             draw = random.Random(f"{seed} {language} {part}")
             for number, kind in enumerate((*ASKED, "given") * (2 if part == TRAIN else 1)):
                 place = _PLACES[number % len(_PLACES)]
-                start = draw.randrange(4)
-                sentences = [(text, "given") for text in story[start : start + draw.randint(2, 6)]]
+                own = story if part == GROUPS else story[:5] if part == TRAIN else story[5:]
+                start = draw.randrange(len(own) - 1)
+                sentences = [(text, "given") for text in own[start : start + draw.randint(2, 5)]]
                 if kind != "given":
                     at = {"beginning": 0, "middle": len(sentences) // 2, "end": len(sentences)}[place]
                     sentences.insert(at, (ended(asks_of(part).draw(kind, draw, language), language), kind))
@@ -251,7 +260,8 @@ def turn_rows(seed: int) -> Iterator[TextRow]:
                 else:
                     ask = asks.question(draw.choice((*NEEDY, "common")), draw)
                 request = {"ask": [ask], "other": [asks.draw("task", draw)]}
-                turns = [filled(turn, slots | request, draw) for turn in template.split(" > ")]
+                words = {slot: values_of_part(values, part) for slot, values in slots.items()}
+                turns = [filled(turn, words | request, draw) for turn in template.split(" > ")]
                 yield _last_turn(turns, own, "en", frame, f"turns:{name}", part)
     yield from _language_turns(seed)
 
@@ -318,7 +328,7 @@ class Pasted:
 
     def given(self, name: str) -> str:
         """Return a block of what is given: code, diff, files, reply, result, schema or speech."""
-        return self.draw.choice(self._helpers[f"given {name}"])
+        return self.draw.choice(values_of_part(self._helpers[f"given {name}"], self.part))
 
     def text(self) -> str:
         """Return some sentences, often with a question among them."""
@@ -348,7 +358,7 @@ class Pasted:
             turns.append(("user", last))
         if self.draw.random() < 0.1:
             return json.dumps([{"role": role, "content": text} for role, text in turns], ensure_ascii=False)
-        formats = self._helpers["chat formats"][0].split("\n")
+        formats = values_of_part(self._helpers["chat formats"][0].split("\n"), self.part)
         user, assistant = self.draw.choice(formats).replace("\\n", "\n").split(" | ")
         space = "" if user.endswith("\n") else " "
         marks = {"user": user.strip(" ") + space, "assistant": assistant.strip(" ") + space}
@@ -364,7 +374,7 @@ class Pasted:
 
     def values(self, slots: Sequence[str]) -> dict[str, str]:
         """Return what stands for each slot of a prompt of `templates/helpers.txt`."""
-        pairs = self._helpers["given answered"][0].split("\n")
+        pairs = values_of_part(self._helpers["given answered"][0].split("\n"), self.part)
         asked, _, told = self.draw.choice(pairs).partition(" >> ")
         whole = self.draw.choice(topics(self.part)).story
         start = self.draw.randrange(len(whole) - 3)
@@ -392,13 +402,12 @@ class Pasted:
 
 @cache
 def facts_of(part: str) -> list[tuple[str, str, str]]:
-    """Return kind, passage and a question that the passage answers; every fifth is held out."""
+    """Return kind, passage and a question that the passage answers; one of four is held out."""
     found = []
-    for number, line in enumerate(read_blocks(FOLDER / "wrapped.txt")["facts"][0].split("\n")):
+    for line in values_of_part(read_blocks(FOLDER / "wrapped.txt")["facts"][0].split("\n"), part):
         kind, _, fact = line.partition(": ")
         passage, _, question = fact.partition(" >> ")
-        if (number % 4 == 3) == (part != TRAIN):
-            found.append((kind, passage, question))
+        found.append((kind, passage, question))
     return found
 
 
@@ -453,7 +462,9 @@ def _context_cases(pasted: Pasted) -> Iterator[tuple[str, dict[str, str]]]:
     blocks, draw = read_blocks(FOLDER / "wrapped.txt"), pasted.draw
     facts = facts_of(pasted.part)
     for kind, passage, question in draw.sample(facts, min(6, len(facts))):
-        foreign = draw.sample(blocks["off-topic"][0].split("\n"), draw.randint(1, 3))
+        foreign = draw.sample(
+            values_of_part(blocks["off-topic"][0].split("\n"), pasted.part), draw.randint(1, 2)
+        )
         if draw.random() < 0.4:
             foreign.append(pasted.text())
         context = draw.sample([passage, *foreign[1:]], len(foreign))

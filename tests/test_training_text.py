@@ -165,6 +165,17 @@ def test_there_are_six_wordings_of_each_of_twenty_two_helpers_and_all_need_nothi
     assert min(map(len, wordings.values())) >= 6
 
 
+def test_what_is_pasted_is_shared_out_between_the_parts():
+    assert text_frames.values_of_part("abcdefgh", "train") == list("abcefg")
+    assert text_frames.values_of_part("abcdefgh", "frames") == ["d", "h"]
+    assert text_frames.values_of_part("abc", "groups") == list("abc")
+    again = text_rows.read_slots(text_rows.read_sections(text_rows.FOLDER / "turns.txt"))["again"]
+    held_out = again[3::4]
+    for row in ROWS:
+        if row.group in ("turns:retry-after-failure", "turns:retry-after-wrong") and row.part == "train":
+            assert row.text not in held_out
+
+
 def test_a_context_with_the_answer_needs_nothing_and_an_empty_one_needs_passages():
     facts = [passage for part in ("train", "groups") for _, passage, _ in text_frames.facts_of(part)]
     assert len(facts) == len(set(facts)) >= 20
