@@ -283,11 +283,14 @@ def _language_turns(seed: int) -> Iterator[TextRow]:
             for part in (GROUPS,) if language in HELD_OUT_LANGUAGES else (TRAIN, FRAMES):
                 frame = f"turns/{language}-{name}-{before}/{part}"
                 draw = random.Random(f"{seed} {frame}")
-                for kind in kinds:
+                wordings = sections[name][0].strip("()").split("|")
+                if part != GROUPS:
+                    wordings = values_of_part(wordings, part)
+                for kind in kinds * (2 if part == TRAIN else 1):
                     turns = [f"U {asks_of(part).draw(kind, draw, language)}"]
                     if before:
                         turns.append(f"A {filled(sections[before][0], {}, draw)}")
-                    turns.append(f"U {filled(sections[name][0], {}, draw)}")
+                    turns.append(f"U {draw.choice(wordings)}")
                     yield _last_turn(turns, kind, language, frame, f"language:{language}", part)
 
 
