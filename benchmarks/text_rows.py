@@ -40,6 +40,7 @@ _UNMARKED = str.maketrans(
     {"ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ı": "i", "ß": "ss", "ø": "o", "¿": "", "¡": ""}
 )
 _CJK = "\u2e80"
+_QUOTES = '"”“»’」』 '
 _ENDS = "?.!？。！؟।"
 _HEADING = re.compile(r"\[([^\[\]]+)\]")
 
@@ -208,7 +209,7 @@ def styled(text: str, language: str, draw: random.Random) -> str:
 
 def ended(text: str, language: str) -> str:
     """End a sentence that other text follows."""
-    if text[-1] in _ENDS:
+    if text.rstrip(_QUOTES)[-1:] in _ENDS:
         return text
     return text + {"zh": "。", "ja": "。", "hi": "।"}.get(language, ".")
 
