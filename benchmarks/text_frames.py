@@ -40,6 +40,7 @@ _BREAKS = ("\n", "\n\n", "\r\n")
 _LANGUAGE_TURNS = (
     ("also", "", ASKED),
     ("retry", "failed", ASKED),
+    ("next", "short", (*NEEDY, "common")),
     ("accept", "offer", NEEDY),
     ("accept", "more", ("task",) * len(NEEDY)),
 )
