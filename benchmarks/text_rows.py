@@ -116,6 +116,12 @@ def part_of(number: int, group_held_out: bool) -> str:
     return FRAMES if number % EVERY == EVERY - 1 else TRAIN
 
 
+def language_part(language: str, number: int) -> str:
+    """Return the part of a template of a language; each language holds out others, so that no meaning is missing."""
+    shift = languages().index(language)
+    return part_of(number + shift, language in HELD_OUT_LANGUAGES)
+
+
 def unique(rows: Iterator[TextRow]) -> list[TextRow]:
     """Return each text once; the one of the first template stays."""
     found: dict[tuple[str, tuple[str, ...]], TextRow] = {}
@@ -124,6 +130,7 @@ def unique(rows: Iterator[TextRow]) -> list[TextRow]:
     return list(found.values())
 
 
+@cache
 def languages() -> list[str]:
     """Return the codes of all languages that have a file."""
     return sorted(path.stem for path in LANGUAGES.glob("*.txt"))
@@ -142,7 +149,7 @@ def language_rows(seed: int) -> Iterator[TextRow]:
         for section in (*NEEDY, "common", "task", "thanks", "general"):
             kind = _GENERAL.get(section, section)
             for number, template in enumerate(sections.get(section, [])):
-                part = part_of(number, language in HELD_OUT_LANGUAGES)
+                part = language_part(language, number)
                 frame = f"languages/{language}/{section}/{number}"
                 draw = random.Random(f"{seed} {frame}")
                 for _ in range(_EACH.get(kind, _EACH_OTHER)):
@@ -258,23 +265,23 @@ class Asks:
             self._templates["en", kind] = [line for line in lines if (line in tested) == (part != TRAIN)]
         for heading, howtos in read_sections(FOLDER / "howto.txt").items():
             if heading.removesuffix(" test").endswith("particular"):
-                self._add("en", "particular", howtos, part, heading.endswith(" test"))
+                parts = [part_of(i, heading.endswith(" test")) for i in range(len(howtos))]
+                self._add("en", "particular", howtos, parts, part)
         for language in languages():
             sections = language_sections(language)
             self._slots[language] = read_slots(sections)
             for kind in ASKED:
-                held_out = language in HELD_OUT_LANGUAGES
-                self._add(language, kind, sections.get(kind, []), part, held_out)
+                templates = sections.get(kind, [])
+                parts = [language_part(language, i) for i in range(len(templates))]
+                self._add(language, kind, templates, parts, part)
         self.languages = [
             each for each in self._slots if each != "en" and self._templates.get((each, "private"))
         ]
 
-    def _add(self, language: str, kind: str, templates: list[str], part: str, held_out: bool) -> None:
-        chosen = [
-            each for i, each in enumerate(templates) if (part_of(i, held_out) == TRAIN) == (part == TRAIN)
-        ]
-        if chosen:
-            self._templates[language, kind] += chosen
+    def _add(self, language: str, kind: str, templates: list[str], parts: list[str], part: str) -> None:
+        for template, own in zip(templates, parts, strict=True):
+            if (own == TRAIN) == (part == TRAIN):
+                self._templates[language, kind].append(template)
 
     def draw(self, kind: str, draw: random.Random, language: str = "en") -> str:
         """Return a request of a kind, as it is written with care."""
