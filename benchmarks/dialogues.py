@@ -16,7 +16,7 @@ NEEDY, OTHERS = ("private", "fresh", "obscure"), ("task", "common")
 EACH = 10  # dialogues of a frame that need passages, and as many that do not
 TEST_LINES = slice(2, None, 3)
 """Every third template is kept for the test part, where a whole question is drawn."""
-_FOLLOW_UPS = (
+FOLLOW_UPS = (
     "(make it|",
     "(continue|",
     "(say|repeat|",
@@ -191,7 +191,7 @@ def _open_slots() -> dict[str, list[str]]:
 def _request(reference: re.Match[str], part: str, draw: random.Random) -> str:
     """Return a template that ``@KIND`` or ``@KIND:slot`` stands for, without alternatives."""
     kind, slot = reference[1], f"{{{reference[2]}}}"
-    templates = [each for each in read_lines(FOLDER / f"{kind}.txt") if not each.startswith(_FOLLOW_UPS)]
+    templates = [each for each in read_lines(FOLDER / f"{kind}.txt") if not each.startswith(FOLLOW_UPS)]
     if not reference[2]:
         tested = templates[TEST_LINES]
         return draw.choice(tested if part == "test" else [each for each in templates if each not in tested])

@@ -1,0 +1,501 @@
+"""Labelled rows of requests in frames: tasks with content, paragraphs, turns, helper prompts, wrapped prompts."""
+
+import json
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+from templates import FOLDER, filled
+from text_rows import (
+    ASKED,
+    FRAMES,
+    GROUPS,
+    HELD_OUT_LANGUAGES,
+    NEEDY,
+    PARTS,
+    TRAIN,
+    Asks,
+    Sections,
+    TextRow,
+    ended,
+    language_sections,
+    languages,
+    part_of,
+    read_sections,
+    read_slots,
+    styled,
+)
+
+CONTENTS = {"private": "private", "fresh": "fresh", "particular": "particular", "none": "task"}
+"""What a task rests on, and the kind that the whole has."""
+_LISTS = ("topic", "event", "facts", "pair")
+_SLOT = re.compile(r"\{([a-z_]+)\}")
+_PLACES = ("beginning", "middle", "end")
+_SHORTEST, _LONGEST = 20, 400  # words of a paragraph
+_BREAKS = ("\n", "\n\n", "\r\n")
+_LANGUAGE_TURNS = (
+    ("also", "", ASKED),
+    ("retry", "failed", ASKED),
+    ("next", "short", (*NEEDY, "common")),
+    ("accept", "offer", NEEDY),
+    ("accept", "more", ("task",) * len(NEEDY)),
+)
+"""Sections of the last message and of the answer before it, and the kinds of the request before that."""
+
+Pieces = tuple[tuple[str, str], ...]
+_T = TypeVar("_T")
+
+
+@cache
+def asks_of(part: str) -> Asks:
+    """Return the requests of a part."""
+    return Asks(part)
+
+
+def values_of_part(values: Sequence[_T], part: str) -> list[_T]:
+    """Return what a part has of values that are shared out: one of four is held out."""
+    if len(values) < 4:
+        return list(values)
+    return [value for number, value in enumerate(values) if (number % 4 == 3) == (part != TRAIN)]
+
+
+# Tasks
+
+
+def work_rows(seed: int) -> Iterator[TextRow]:
+    """Yield tasks that rest on something private, fresh or particular, or on nothing; the frame tells nothing."""
+    sections = read_sections(FOLDER / "work.txt")
+    slots = read_slots(sections)
+    for heading, frames in sections.items():
+        name = heading.removesuffix(" test")
+        if heading == "words" or name.split(" ")[0] in _LISTS:
+            continue
+        for number, template in enumerate(frames):
+            part = part_of(number, heading.endswith(" test"))
+            frame = f"work/{name}/{number}"
+            draw = random.Random(f"{seed} {frame}")
+            kinds = ASKED if name == "question" else CONTENTS
+            for kind in kinds:
+                # There are more kinds that need passages than that do not.
+                for _ in range(2 if kind in NEEDY else 5):
+                    text, own = _task(template, kind, sections, slots, part, draw)
+                    text = styled(text, "en", draw)
+                    yield TextRow(text, own, "en", frame, f"task:{name}", part, ((text, own),))
+    yield from _answer_rows(seed)
+
+
+def _task(
+    template: str,
+    kind: str,
+    sections: Sections,
+    slots: dict[str, list[str]],
+    part: str,
+    draw: random.Random,
+) -> tuple[str, str]:
+    """Fill a frame with content of a kind; returns the text and the kind of the whole."""
+    if "{ask}" in template:
+        return filled(template, slots | {"ask": [asks_of(part).question(kind, draw)]}, draw), kind
+    content = {}
+    for name in _LISTS:
+        content[name] = values_of_part(sections[f"{name} {kind}"], part)
+    return filled(template, slots | content, draw), CONTENTS[kind]
+
+
+def _answer_rows(seed: int) -> Iterator[TextRow]:
+    """Yield tasks in other languages around a question."""
+    for language in languages():
+        for number, template in enumerate(language_sections(language).get("answer", [])):
+            part = GROUPS if language in HELD_OUT_LANGUAGES else (TRAIN, FRAMES)[number % 2]
+            frame = f"work/answer-{language}/{number}"
+            draw = random.Random(f"{seed} {frame}")
+            for kind in ASKED:
+                for _ in range(2):
+                    question = asks_of(part).question(kind, draw, language)
+                    text = template.replace("{ask}", question)
+                    yield TextRow(text, kind, language, frame, f"language:{language}", part, ((text, kind),))
+
+
+# Paragraphs
+
+
+@dataclass(frozen=True)
+class Topic:
+    """What a paragraph is about.
+
+    Attributes:
+        name: Its heading.
+        part: "train" or "groups".
+        story: Sentences in which nothing is asked.
+        asks: What may be asked, by kind.
+    """
+
+    name: str
+    part: str
+    story: list[str] = field(default_factory=list)
+    asks: dict[str, list[str]] = field(default_factory=dict)
+
+
+@cache
+def topics(part: str) -> list[Topic]:
+    """Return the topics of a part; what is no training text is of topics that are held out."""
+    found = []
+    for heading, lines in read_sections(FOLDER / "paragraphs.txt").items():
+        topic = Topic(heading.removesuffix(" test"), GROUPS if heading.endswith(" test") else TRAIN)
+        for line in lines:
+            kind, colon, ask = line.partition(": ")
+            if colon and kind in ASKED:
+                topic.asks.setdefault(kind, []).append(ask)
+            else:
+                topic.story.append(line)
+        if topic.asks and (topic.part == TRAIN) == (part == TRAIN):
+            found.append(topic)
+    return found
+
+
+def paragraph_rows(seed: int, each: int = 6) -> Iterator[TextRow]:
+    """Yield paragraphs of 20 to 400 words twice: on one line, and with line breaks."""
+    for topic in (*topics(TRAIN), *topics(GROUPS)):
+        draw = random.Random(f"{seed} {topic.name}")
+        for kind in (*topic.asks, "given"):
+            for number in range(each):
+                place = _PLACES[number % len(_PLACES)]
+                sentences = _paragraph(topic, kind, place, draw)
+                frame = f"paragraphs/{topic.name}/{kind}-{place}"
+                yield from _joined(sentences, kind, "en", frame, f"topic:{topic.name}", topic.part, draw)
+    yield from _language_paragraphs(seed)
+
+
+def _paragraph(topic: Topic, kind: str, place: str, draw: random.Random) -> list[tuple[str, str]]:
+    """Return the sentences of a paragraph, each with its kind."""
+    around = read_sections(FOLDER / "paragraphs.txt")
+    length = _SHORTEST * (_LONGEST / _SHORTEST) ** draw.random()
+    others = [other for other in topics(topic.part) if other is not topic]
+    story = list(topic.story[draw.choice((0, 0, 1, 3)) :])
+    for other in draw.sample(others, 2):
+        story += other.story
+    kept: list[str] = []
+    while story and sum(len(sentence.split()) for sentence in kept) < length - 8:
+        kept.append(story.pop(0))
+    sentences = [(sentence, "given") for sentence in kept]
+    if kind != "given":
+        asked = filled(draw.choice(topic.asks[kind]), {}, draw)
+        at = {"beginning": 0, "middle": (len(kept) + 1) // 2, "end": len(kept)}[place]
+        sentences.insert(at, (asked, kind))
+        if kind in NEEDY and draw.random() < 0.2:
+            easy = draw.choice(("common", "task"))
+            sentences.insert(draw.randrange(len(sentences) + 1), (draw.choice(topic.asks[easy]), easy))
+    if draw.random() < 0.25:
+        sentences.insert(0, (draw.choice(around["opening"]), "thanks"))
+    if draw.random() < 0.25:
+        sentences.append((draw.choice(around["closing"]), "thanks"))
+    if draw.random() < 0.12:  # as speech is written down
+        sentences = [(re.sub(r"[,.?!;:]", "", text).lower(), own) for text, own in sentences]
+    return sentences
+
+
+def _joined(
+    sentences: list[tuple[str, str]],
+    kind: str,
+    language: str,
+    frame: str,
+    group: str,
+    part: str,
+    draw: random.Random,
+) -> Iterator[TextRow]:
+    """Yield the same sentences on one line and on several."""
+    space = "" if language in ("zh", "ja") else " "
+    breaks = [draw.choice((space, *_BREAKS)) for _ in sentences]
+    if len(breaks) > 1 and not any("\n" in each for each in breaks[1:]):
+        breaks[draw.randrange(1, len(breaks))] = "\n"
+    lines = "".join(mark + text for mark, (text, _) in zip(breaks, sentences, strict=True)).strip()
+    flat = space.join(text for text, _ in sentences)
+    pair = f"{frame}/{draw.getrandbits(32):08x}"
+    for text in dict.fromkeys((flat, lines)):
+        yield TextRow(text, kind, language, frame, group, part, tuple(sentences), pair=pair)
+
+
+def _language_paragraphs(seed: int) -> Iterator[TextRow]:
+    """Yield paragraphs in other languages."""
+    for language in languages():
+        story = language_sections(language).get("story")
+        if not story:
+            continue
+        for part in (GROUPS,) if language in HELD_OUT_LANGUAGES else (TRAIN, FRAMES):
+            draw = random.Random(f"{seed} {language} {part}")
+            for number, kind in enumerate((*ASKED, "given") * (2 if part == TRAIN else 1)):
+                place = _PLACES[number % len(_PLACES)]
+                own = story if part == GROUPS else story[:5] if part == TRAIN else story[5:]
+                start = draw.randrange(len(own) - 1)
+                sentences = [(text, "given") for text in own[start : start + draw.randint(2, 5)]]
+                if kind != "given":
+                    at = {"beginning": 0, "middle": len(sentences) // 2, "end": len(sentences)}[place]
+                    sentences.insert(at, (ended(asks_of(part).draw(kind, draw, language), language), kind))
+                frame = f"paragraphs/{language}-{part}/{kind}-{place}"
+                yield from _joined(sentences, kind, language, frame, f"language:{language}", part, draw)
+
+
+# Turns
+
+
+def turn_rows(seed: int) -> Iterator[TextRow]:
+    """Yield messages that are to be judged with the turns before them."""
+    sections = read_sections(FOLDER / "turns.txt")
+    slots = read_slots(sections)
+    for heading, templates in sections.items():
+        if heading == "words":
+            continue
+        name, kind = heading.removesuffix(" test").rsplit(" ", 1)
+        for number, template in enumerate(templates):
+            part = part_of(number, heading.endswith(" test"))
+            frame = f"turns/{name}/{number}"
+            draw = random.Random(f"{seed} {frame}")
+            kinds = {"asked": ASKED, "needy": NEEDY}.get(kind, (kind,))
+            for own in [each for each in kinds for _ in range(18 // len(kinds))]:
+                asks = asks_of(part)
+                if kind in ("asked", "needy"):
+                    ask = asks.draw(own, draw)
+                else:
+                    ask = asks.question(draw.choice((*NEEDY, "common")), draw)
+                request = {"ask": [ask], "other": [asks.draw("task", draw)]}
+                words = {slot: values_of_part(values, part) for slot, values in slots.items()}
+                turns = [filled(turn, words | request, draw) for turn in template.split(" > ")]
+                yield _last_turn(turns, own, "en", frame, f"turns:{name}", part)
+    yield from _language_turns(seed)
+
+
+def _last_turn(turns: list[str], kind: str, language: str, frame: str, group: str, part: str) -> TextRow:
+    roles = {"U": "user", "A": "assistant"}
+    history = tuple(f"{roles[turn[0]]}: {turn[2:]}" for turn in turns[:-1])
+    text = turns[-1].removeprefix("U ")
+    return TextRow(text, kind, language, frame, group, part, ((text, kind),), history)
+
+
+def _language_turns(seed: int) -> Iterator[TextRow]:
+    """Yield retries, remarks and replies to offers in other languages."""
+    for language in languages():
+        sections = language_sections(language)
+        for name, before, kinds in _LANGUAGE_TURNS:
+            if name not in sections or (before and before not in sections):
+                continue
+            for part in (GROUPS,) if language in HELD_OUT_LANGUAGES else (TRAIN, FRAMES):
+                frame = f"turns/{language}-{name}-{before}/{part}"
+                draw = random.Random(f"{seed} {frame}")
+                wordings = sections[name][0].strip("()").split("|")
+                if part != GROUPS:
+                    wordings = values_of_part(wordings, part)
+                for kind in kinds * (2 if part == TRAIN else 1):
+                    turns = [f"U {asks_of(part).draw(kind, draw, language)}"]
+                    if before:
+                        turns.append(f"A {filled(sections[before][0], {}, draw)}")
+                    turns.append(f"U {draw.choice(wordings)}")
+                    yield _last_turn(turns, kind, language, frame, f"language:{language}", part)
+
+
+# Prompts that programs write
+
+
+@cache
+def read_blocks(path: Path) -> Sections:
+    """Return the blocks of each section: ``[[name]]`` begins one, a line ``%`` parts the blocks."""
+    found: Sections = {}
+    for section in path.read_text(encoding="utf-8").split("\n[[")[1:]:
+        name, _, text = section.partition("]]\n")
+        found[name] = [block.strip("\n") for block in text.split("\n%\n")]
+    return found
+
+
+@dataclass(frozen=True)
+class Pasted:
+    """What programs paste into prompts, drawn from what may be seen in a part."""
+
+    part: str
+    draw: random.Random
+    language: str = ""
+
+    @property
+    def _helpers(self) -> Sections:
+        return read_blocks(FOLDER / "helpers.txt")
+
+    def any_kind(self) -> str:
+        """Return a kind; two of three need passages when they are asked outright."""
+        return self.draw.choice(NEEDY if self.draw.random() < 0.65 else ("common", "task"))
+
+    def question(self, kind: str = "") -> str:
+        """Return a request."""
+        asks = asks_of(self.part)
+        language = self.language or asks.language(self.draw)
+        return asks.draw(kind or self.any_kind(), self.draw, language)
+
+    def given(self, name: str) -> str:
+        """Return a block of what is given: code, diff, files, reply, result, schema or speech."""
+        return self.draw.choice(values_of_part(self._helpers[f"given {name}"], self.part))
+
+    def text(self) -> str:
+        """Return some sentences, often with a question among them."""
+        topic = self.draw.choice(topics(self.part))
+        start = self.draw.randrange(len(topic.story) - 3)
+        sentences = topic.story[start : start + self.draw.randint(3, 8)]
+        if self.draw.random() < 0.6:
+            asked = filled(self.draw.choice(topic.asks[self.draw.choice(list(topic.asks))]), {}, self.draw)
+            sentences = [*sentences, asked]
+        return " ".join(sentences)
+
+    def passages(self) -> str:
+        """Return two or three passages with numbers."""
+        facts = self.draw.sample(facts_of(self.part), self.draw.randint(2, 3))
+        return "\n".join(f"[{i}] {passage}" for i, (_, passage, _) in enumerate(facts, 1))
+
+    def chat(self, last: str = "") -> str:
+        """Return a conversation of one to four exchanges, with a further request at its end if one is named."""
+        turns = []
+        asks = asks_of(self.part)
+        language = self.language or asks.language(self.draw)
+        for _ in range(self.draw.randint(1, 3 if last else 4)):
+            kind = self.any_kind()
+            turns.append(("user", asks.draw(kind, self.draw, language)))
+            turns.append(("assistant", self._reply(kind, language)))
+        if last:
+            turns.append(("user", last))
+        if self.draw.random() < 0.1:
+            return json.dumps([{"role": role, "content": text} for role, text in turns], ensure_ascii=False)
+        formats = values_of_part(self._helpers["chat formats"][0].split("\n"), self.part)
+        user, assistant = self.draw.choice(formats).replace("\\n", "\n").split(" | ")
+        space = "" if user.endswith("\n") else " "
+        marks = {"user": user.strip(" ") + space, "assistant": assistant.strip(" ") + space}
+        between = self.draw.choice(("\n", "\n\n"))
+        return between.join(marks[role] + text for role, text in turns)
+
+    def _reply(self, kind: str, language: str) -> str:
+        sections = {} if language == "en" else language_sections(language)
+        section = "more" if kind == "task" else self.draw.choice(("failed", "offer"))
+        if section in sections:
+            return filled(sections[section][0], {}, self.draw)
+        return self.given("done" if kind == "task" else "reply")
+
+    def values(self, slots: Sequence[str]) -> dict[str, str]:
+        """Return what stands for each slot of a prompt of `templates/helpers.txt`."""
+        pairs = values_of_part(self._helpers["given answered"][0].split("\n"), self.part)
+        asked, _, told = self.draw.choice(pairs).partition(" >> ")
+        whole = self.draw.choice(topics(self.part)).story
+        start = self.draw.randrange(len(whole) - 3)
+        known = {
+            "asked": asked,
+            "told": told,
+            "whole": " ".join(whole),
+            "piece": " ".join(whole[start : start + 3]),
+        }
+        return {slot: known[slot] if slot in known else self.value(slot) for slot in slots}
+
+    def value(self, slot: str) -> str:
+        """Return what stands for a slot alone."""
+        if slot in ("code", "diff", "files", "result", "schema", "speech", "wish"):
+            return self.given(slot)
+        if slot == "lang":
+            words = self._helpers["words"][0].removeprefix("lang: ")
+            return self.draw.choice(words.split(" | "))
+        if slot.endswith("_start"):
+            whole = self.value(slot.removesuffix("_start"))
+            return whole[: int(len(whole) * self.draw.uniform(0.3, 0.8))].rstrip()
+        made = {"chat": self.chat, "text": self.text, "question": self.question, "passages": self.passages}
+        return made[slot]()
+
+
+@cache
+def facts_of(part: str) -> list[tuple[str, str, str]]:
+    """Return kind, passage and a question that the passage answers; one of four is held out."""
+    found = []
+    for line in values_of_part(read_blocks(FOLDER / "wrapped.txt")["facts"][0].split("\n"), part):
+        kind, _, fact = line.partition(": ")
+        passage, _, question = fact.partition(" >> ")
+        found.append((kind, passage, question))
+    return found
+
+
+def helper_rows(seed: int, each: int = 6) -> Iterator[TextRow]:
+    """Yield helper prompts: instructions on given text, which need nothing."""
+    for heading, wordings in read_blocks(FOLDER / "helpers.txt").items():
+        if heading in ("words", "chat formats") or heading.startswith("given "):
+            continue
+        name, _, language = heading.removesuffix(" test").partition(" / ")
+        for number, wording in enumerate(wordings):
+            part = part_of(number, heading.endswith(" test"))
+            frame = f"helpers/{name}/{language}{number}"
+            pasted = Pasted(part, random.Random(f"{seed} {frame}"), language)
+            for _ in range(each):
+                values = pasted.values(_SLOT.findall(wording))
+                pieces = _filled_pieces(wording, values, {})
+                text = "".join(piece for piece, _ in pieces)
+                yield TextRow(text, "task", language or "en", frame, f"helper:{name}", part, _seen(pieces))
+
+
+def wrapped_rows(seed: int) -> Iterator[TextRow]:
+    """Yield prompts around a question: with context or without, as a transcript, or plainly wrapped."""
+    for heading, wordings in read_blocks(FOLDER / "wrapped.txt").items():
+        if heading in ("words", "facts", "off-topic"):
+            continue
+        name, _, language = heading.removesuffix(" test").removesuffix("-more").partition(" / ")
+        for number, wording in enumerate(wordings):
+            part = part_of(number, heading.endswith(" test"))
+            frame = f"wrapped/{heading.removesuffix(' test').replace(' / ', '-')}/{number}"
+            pasted = Pasted(part, random.Random(f"{seed} {frame}"), language)
+            cases = _context_cases(pasted) if name == "context" else _asked_cases(pasted)
+            for kind, values in cases:
+                if wording.startswith('{"'):
+                    values = {
+                        slot: json.dumps(text, ensure_ascii=False)[1:-1] for slot, text in values.items()
+                    }
+                asking = kind if kind in ASKED else "task"
+                pieces = _filled_pieces(wording, values, {"question": asking, "chat_open": asking})
+                text = "".join(piece for piece, _ in pieces)
+                yield TextRow(text, kind, language or "en", frame, f"wrapped:{name}", part, _seen(pieces))
+
+
+def _asked_cases(pasted: Pasted) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the kind and the values of prompts that ask something, each kind as often."""
+    for kind in ASKED * 3:
+        question = pasted.question(kind)
+        yield kind, {"question": question, "chat": pasted.chat(), "chat_open": pasted.chat(question)}
+
+
+def _context_cases(pasted: Pasted) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield prompts whose context holds the answer, and as many whose context is empty or foreign."""
+    blocks, draw = read_blocks(FOLDER / "wrapped.txt"), pasted.draw
+    facts = facts_of(pasted.part)
+    for kind, passage, question in draw.sample(facts, min(6, len(facts))):
+        foreign = draw.sample(
+            values_of_part(blocks["off-topic"][0].split("\n"), pasted.part), draw.randint(1, 2)
+        )
+        if draw.random() < 0.4:
+            foreign.append(pasted.text())
+        context = draw.sample([passage, *foreign[1:]], len(foreign))
+        yield "task", {"context": "\n".join(context), "question": question}
+        nothing = draw.choice(blocks["words"][0].removeprefix("nothing: ").split(" | "))
+        empty = draw.random() < 0.5
+        yield kind, {"context": nothing if empty else "\n".join(foreign), "question": question}
+
+
+def _filled_pieces(wording: str, values: dict[str, str], kinds: dict[str, str]) -> Pieces:
+    """Return the parts of a prompt: its own words, which are a task, and what is filled in."""
+    pieces = []
+    for number, part in enumerate(_SLOT.split(wording)):
+        pieces.append((values[part], kinds.get(part, "given")) if number % 2 else (part, "task"))
+    return tuple(pieces)
+
+
+def _seen(pieces: Pieces) -> Pieces:
+    """Leave out what is white space alone."""
+    return tuple((text.strip(), kind) for text, kind in pieces if text.strip())
+
+
+__all__ = [
+    "PARTS",
+    "helper_rows",
+    "paragraph_rows",
+    "turn_rows",
+    "work_rows",
+    "wrapped_rows",
+]

@@ -1,0 +1,304 @@
+"""Labelled rows made from template files, and those of single requests: languages, how-to questions, keywords.
+
+Templates are as in `templates`: ``(a|b)`` is one of these and ``{word}`` one of a list, here of the section
+``[words]`` of the same file. Every row says which template it is from and whether that one is held out.
+"""
+
+import random
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from dialogues import FOLLOW_UPS, TEST_LINES
+from templates import FOLDER, filled, read_lines, read_words
+
+LANGUAGES = FOLDER / "languages"
+HELD_OUT_LANGUAGES = ("ko", "uk", "fi", "vi", "id", "ru-latn")
+"""All that is in these languages is held out."""
+NEEDY = ("private", "fresh", "obscure", "particular")
+NEEDLESS = ("common", "task", "thanks", "given")
+KINDS = NEEDY + NEEDLESS
+ASKED = (*NEEDY, "common", "task")
+"""Kinds of requests that frames are put around."""
+TRAIN, FRAMES, GROUPS = "train", "frames", "groups"
+PARTS = (TRAIN, FRAMES, GROUPS)
+EVERY = 5
+"""One template of so many in a section is held out."""
+
+_EACH = {"thanks": 10}
+_EACH_OTHER = 5
+_GENERAL = {"general": "common"}
+_POLITE = 0.18
+_LATIN = ("de", "fr", "es", "it", "pt", "nl", "pl", "tr", "sv", "cs", "hu", "fi", "vi", "id")
+_NO_TYPOS = ("zh", "ja", "ko", "hi")
+_UNSPACED = ("zh", "ja")
+_UNMARKED = str.maketrans(
+    {"ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ı": "i", "ß": "ss", "ø": "o", "¿": "", "¡": ""}
+)
+_CJK = "\u2e80"
+_QUOTES = '"”“»’」』 '
+_ENDS = "?.!？。！؟।"
+_HEADING = re.compile(r"\[([^\[\]]+)\]")
+
+
+@dataclass(frozen=True)
+class TextRow:
+    """One labelled text.
+
+    Attributes:
+        text: What is judged: a request, or the last message of a conversation.
+        kind: One of `KINDS`. "particular" is what only one product's or field's sources say, "obscure" a fact that no
+            LLM knows; "given" is text in which nothing is asked.
+        language: ISO code; "-latn" where it is romanised, "mixed" for several at once.
+        frame: ``file/section/number`` of the template that it is made of.
+        group: What may be held out as a whole: a language, a field, a topic, a kind of helper, a frame of turns.
+        part: "train", "frames" (the template is held out) or "groups" (the whole group is).
+        pieces: The text's parts in order, each with its kind; they say which part asks.
+        history: What was said before, as ``user: …`` and ``assistant: …``.
+        pair: Rows that differ in white space alone share it; empty for others.
+    """
+
+    text: str
+    kind: str
+    language: str
+    frame: str
+    group: str
+    part: str
+    pieces: tuple[tuple[str, str], ...]
+    history: tuple[str, ...] = ()
+    pair: str = ""
+
+    @property
+    def needs_passages(self) -> bool:
+        """Whether passages must be retrieved for it."""
+        return self.kind in NEEDY
+
+    @property
+    def source(self) -> str:
+        """Name of the file that its template is in."""
+        return self.frame.split("/")[0]
+
+
+Sections = dict[str, list[str]]
+
+
+@cache
+def read_sections(path: Path) -> Sections:
+    """Return the lines of each section; a heading that comes again goes on."""
+    found: Sections = defaultdict(list)
+    name = ""
+    for line in read_lines(path):
+        heading = _HEADING.fullmatch(line)
+        if heading:
+            name = heading[1]
+        else:
+            found[name].append(line)
+    return dict(found)
+
+
+def read_slots(sections: Sections) -> dict[str, list[str]]:
+    """Return the words for each slot of a file."""
+    slots = {}
+    for line in sections.get("words", []):
+        name, _, words = line.partition(": ")
+        slots[name] = words.split(" | ")
+    return slots
+
+
+def part_of(number: int, group_held_out: bool) -> str:
+    """Return the part that the template of this number in its section belongs to."""
+    if group_held_out:
+        return GROUPS
+    return FRAMES if number % EVERY == EVERY - 1 else TRAIN
+
+
+def language_part(language: str, number: int) -> str:
+    """Return the part of a template of a language; each language holds out others, so that no meaning is missing."""
+    shift = languages().index(language)
+    return part_of(number + shift, language in HELD_OUT_LANGUAGES)
+
+
+def unique(rows: Iterator[TextRow]) -> list[TextRow]:
+    """Return each text once; the one of the first template stays."""
+    found: dict[tuple[str, tuple[str, ...]], TextRow] = {}
+    for row in rows:
+        found.setdefault((row.text, row.history), row)
+    return list(found.values())
+
+
+@cache
+def languages() -> list[str]:
+    """Return the codes of all languages that have a file."""
+    return sorted(path.stem for path in LANGUAGES.glob("*.txt"))
+
+
+def language_sections(language: str) -> Sections:
+    """Return the templates of a language by kind."""
+    return read_sections(LANGUAGES / f"{language}.txt")
+
+
+def language_rows(seed: int) -> Iterator[TextRow]:
+    """Yield single requests in other languages."""
+    for language in languages():
+        sections = language_sections(language)
+        slots = read_slots(sections)
+        for section in (*NEEDY, "common", "task", "thanks", "general"):
+            kind = _GENERAL.get(section, section)
+            for number, template in enumerate(sections.get(section, [])):
+                part = language_part(language, number)
+                frame = f"languages/{language}/{section}/{number}"
+                draw = random.Random(f"{seed} {frame}")
+                for _ in range(_EACH.get(kind, _EACH_OTHER)):
+                    request = styled(filled(template, slots, draw), language, draw)
+                    pieces: tuple[tuple[str, str], ...] = ((request, kind),)
+                    if kind != "thanks" and draw.random() < _POLITE:
+                        pieces = _wrapped(request, kind, language, part, draw)
+                    text = ("" if language in _UNSPACED else " ").join(piece for piece, _ in pieces)
+                    yield TextRow(text, kind, language, frame, f"language:{language}", part, pieces)
+
+
+def _wrapped(
+    request: str, kind: str, language: str, part: str, draw: random.Random
+) -> tuple[tuple[str, str], ...]:
+    """Put courtesies around a request; every third of them is held out."""
+    wrappers = language_sections(language).get("polite", [])
+    if part != GROUPS:
+        wrappers = [each for i, each in enumerate(wrappers) if (i % 3 == 2) == (part == FRAMES)]
+    if not wrappers:
+        return ((request, kind),)
+    before, _, after = draw.choice(wrappers).partition("~")
+    if after.strip() and draw.random() < 0.8:
+        request = ended(request, language)
+    pieces = ((before.strip(), "thanks"), (request, kind), (after.strip(), "thanks"))
+    return tuple(piece for piece in pieces if piece[0])
+
+
+def field_rows(name: str, seed: int) -> Iterator[TextRow]:
+    """Yield the rows of a file whose headings are ``field kind`` or ``field kind test``: howto, keywords."""
+    sections = read_sections(FOLDER / f"{name}.txt")
+    slots = read_slots(sections)
+    for heading, templates in sections.items():
+        if heading == "words":
+            continue
+        held_out = heading.endswith(" test")
+        field, _, section = heading.removesuffix(" test").rpartition(" ")
+        kind = _GENERAL.get(section, section)
+        for number, template in enumerate(templates):
+            frame = f"{name}/{field}/{number}"
+            draw = random.Random(f"{seed} {frame}")
+            part = part_of(number, held_out)
+            for _ in range(10):
+                text = filled(template, slots, draw)
+                if name == "howto":
+                    text = styled(text[0].upper() + text[1:], "en", draw)
+                elif kind == "thanks" and draw.random() < 0.5:
+                    text = text[0].upper() + text[1:]
+                yield TextRow(text, kind, "en", frame, f"field:{field}", part, ((text, kind),))
+
+
+def styled(text: str, language: str, draw: random.Random) -> str:
+    """Write as people do: some in lower case without punctuation, without accents, or with a slip of the finger."""
+    style = draw.random()
+    if style < 0.25:
+        if language == "tr":
+            text = text.replace("I", "ı").replace("İ", "i")
+        return text.lower().strip(_ENDS + "¿¡ ")
+    if style < 0.33 and language in _LATIN:
+        return without_accents(text, language, draw)
+    if style < 0.39 and language not in _NO_TYPOS:
+        return with_typo(text, draw)
+    return text.upper() if style > 0.985 and language in (*_LATIN, "en", "ru") else text
+
+
+def ended(text: str, language: str) -> str:
+    """End a sentence that other text follows."""
+    if text.rstrip(_QUOTES)[-1:] in _ENDS:
+        return text
+    return text + {"zh": "。", "ja": "。", "hi": "।"}.get(language, ".")
+
+
+def without_accents(text: str, language: str, draw: random.Random) -> str:
+    """Write as on a keyboard that lacks the accents."""
+    if language == "de" and draw.random() < 0.6:
+        for umlaut, plain in (("ä", "ae"), ("ö", "oe"), ("ü", "ue"), ("Ä", "Ae"), ("Ö", "Oe"), ("Ü", "Ue")):
+            text = text.replace(umlaut, plain)
+    letters = unicodedata.normalize("NFD", text.translate(_UNMARKED))
+    return "".join(letter for letter in letters if not unicodedata.combining(letter))
+
+
+def with_typo(text: str, draw: random.Random) -> str:
+    """Swap two letters inside a long word, or leave one out, or double it."""
+    words = text.split(" ")
+    long = [i for i, word in enumerate(words) if len(word) > 4 and word.isalpha() and max(word) < _CJK]
+    if not long:
+        return text
+    place = draw.choice(long)
+    word = words[place]
+    at = draw.randrange(1, len(word) - 2)
+    words[place] = draw.choice(
+        (
+            word[:at] + word[at + 1] + word[at] + word[at + 2 :],
+            word[:at] + word[at + 1 :],
+            word[: at + 1] + word[at:],
+        )
+    )
+    return " ".join(words)
+
+
+class Asks:
+    """Requests of a part, by kind and language, for frames to be put around them.
+
+    English ones are those of `templates.KINDS`, every third line of which is kept for what is held out, and the
+    how-to questions; the others are those of their language.
+    """
+
+    def __init__(self, part: str) -> None:
+        self._templates: dict[tuple[str, str], list[str]] = defaultdict(list)
+        self._slots = {"en": read_words() | read_slots(read_sections(FOLDER / "howto.txt"))}
+        for kind in ("private", "fresh", "obscure", "common", "task"):
+            lines = [line for line in read_lines(FOLDER / f"{kind}.txt") if not line.startswith(FOLLOW_UPS)]
+            tested = lines[TEST_LINES]
+            self._templates["en", kind] = [line for line in lines if (line in tested) == (part != TRAIN)]
+        for heading, howtos in read_sections(FOLDER / "howto.txt").items():
+            if heading.removesuffix(" test").endswith("particular"):
+                parts = [part_of(i, heading.endswith(" test")) for i in range(len(howtos))]
+                self._add("en", "particular", howtos, parts, part)
+        for language in languages():
+            sections = language_sections(language)
+            self._slots[language] = read_slots(sections)
+            for kind in ASKED:
+                templates = sections.get(kind, [])
+                parts = [language_part(language, i) for i in range(len(templates))]
+                self._add(language, kind, templates, parts, part)
+        self.languages = [
+            each for each in self._slots if each != "en" and self._templates.get((each, "private"))
+        ]
+
+    def _add(self, language: str, kind: str, templates: list[str], parts: list[str], part: str) -> None:
+        for template, own in zip(templates, parts, strict=True):
+            if (own == TRAIN) == (part == TRAIN):
+                self._templates[language, kind].append(template)
+
+    def draw(self, kind: str, draw: random.Random, language: str = "en") -> str:
+        """Return a request of a kind, as it is written with care."""
+        text = filled(draw.choice(self._templates[language, kind]), self._slots[language], draw)
+        return text[0].upper() + text[1:] if language == "en" else text
+
+    def question(self, kind: str, draw: random.Random, language: str = "en") -> str:
+        """Return a request of a kind that ends with a question mark, as far as there are some."""
+        for _ in range(40):
+            text = self.draw(kind, draw, language)
+            if text.endswith(("?", "？", "؟")):
+                break
+        return text
+
+    def language(self, draw: random.Random, english: float = 0.7) -> str:
+        """Return English at that rate, else another language that all kinds are there for."""
+        if draw.random() < english:
+            return "en"
+        full = [each for each in self.languages if all(self._templates.get((each, kind)) for kind in ASKED)]
+        return draw.choice(full)

@@ -1,0 +1,77 @@
+"""Prints what the training text is made of, or writes it: labelled rows in many languages and in many frames.
+
+    python benchmarks/training_text.py                       counts by file, part and kind, and by language
+    python benchmarks/training_text.py --sample turns        30 rows of a file of templates
+    python benchmarks/training_text.py --out rows.jsonl      all rows, one a line
+
+The rows are made from ``templates/languages/``, ``howto.txt``, ``keywords.txt``, ``work.txt``, ``paragraphs.txt``,
+``turns.txt``, ``helpers.txt`` and ``wrapped.txt``. The same seed gives the same rows.
+"""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from base import argument_parser, print_table
+from text_frames import helper_rows, paragraph_rows, turn_rows, work_rows, wrapped_rows
+from text_rows import KINDS, PARTS, TextRow, field_rows, language_rows, unique
+
+
+def training_rows(seed: int = 0) -> list[TextRow]:
+    """Return all rows, each text once."""
+
+    def each() -> Iterator[TextRow]:
+        yield from language_rows(seed)
+        yield from field_rows("howto", seed)
+        yield from field_rows("keywords", seed)
+        yield from work_rows(seed)
+        yield from paragraph_rows(seed)
+        yield from turn_rows(seed)
+        yield from helper_rows(seed)
+        yield from wrapped_rows(seed)
+
+    return unique(each())
+
+
+def main() -> None:
+    """Count, show or write the rows."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sample", metavar="FILE", help="show 30 rows of a file, or of a language")
+    parser.add_argument("--out", type=Path, help="write all rows to this JSONL file")
+    options = parser.parse_args()
+    rows = training_rows(options.seed)
+    if options.sample:
+        _show([row for row in rows if options.sample in (row.source, row.language)], options.seed)
+    elif options.out:
+        lines = [json.dumps(asdict(row), ensure_ascii=False) for row in rows]
+        options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    else:
+        _count(rows)
+
+
+def _show(rows: list[TextRow], seed: int) -> None:
+    for row in random.Random(seed).sample(rows, min(30, len(rows))):
+        print(f"--- {row.kind} ({row.frame}, {row.part})")
+        for turn in row.history:
+            print(f"    {turn}")
+        print(row.text)
+
+
+def _count(rows: list[TextRow]) -> None:
+    for title, of in (("file", lambda row: row.source), ("language", lambda row: row.language)):
+        table = []
+        for name in sorted({of(row) for row in rows}):
+            own = [row for row in rows if of(row) == name]
+            kinds, parts = Counter(row.kind for row in own), Counter(row.part for row in own)
+            frames = len({row.frame for row in own})
+            counts = [*(parts[part] for part in PARTS), *(kinds[kind] for kind in KINDS)]
+            table.append([name, str(frames), str(len(own)), *map(str, counts)])
+        print_table((title, "frames", "rows", *PARTS, *KINDS), table)
+
+
+if __name__ == "__main__":
+    main()

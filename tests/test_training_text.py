@@ -1,0 +1,205 @@
+"""The training text: what is held out is held out, both labels stand in every frame, and nothing is left open."""
+
+import re
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+training_text = pytest.importorskip("training_text")
+text_rows = pytest.importorskip("text_rows")
+text_frames = pytest.importorskip("text_frames")
+
+ROWS = training_text.training_rows()
+LANGUAGES = text_rows.languages()
+WHOLE = [each for each in LANGUAGES if "latn" not in each and each != "mixed"]
+
+
+def test_the_same_seed_gives_the_same_rows_and_another_one_others():
+    again = training_text.training_rows()
+    assert again == ROWS
+    other = training_text.training_rows(seed=1)
+    assert [row.text for row in other] != [row.text for row in ROWS]
+    assert {row.frame for row in other} >= {row.frame for row in ROWS if row.source in ("work", "helpers")}
+
+
+def test_a_language_held_out_has_no_row_in_training_and_five_or_more_are():
+    held_out = {row.language for row in ROWS if row.group.startswith("language:") and row.part == "groups"}
+    assert held_out == set(text_rows.HELD_OUT_LANGUAGES)
+    assert len(held_out) >= 4
+    assert not held_out & {row.language for row in ROWS if row.part == "train"}
+    assert len(set(WHOLE) - held_out) >= 15
+
+
+def test_a_frame_and_a_held_out_group_are_of_one_part():
+    parts = defaultdict(set)
+    for row in ROWS:
+        if row.source != "paragraphs":
+            parts[row.frame].add(row.part)
+    assert {frame for frame, own in parts.items() if len(own) > 1} == set()
+    groups = defaultdict(set)
+    for row in ROWS:
+        groups[row.group].add(row.part)
+    assert {group for group, own in groups.items() if "groups" in own and "train" in own} <= {
+        "wrapped:context",
+        "wrapped:plain",
+        "wrapped:transcript",
+    }
+    for kind in ("helper:emoji", "helper:moderation", "task:media", "topic:choir", "field:machines"):
+        assert groups[kind] == {"groups"}
+
+
+def test_every_fifth_template_of_a_section_is_held_out_another_one_in_each_language():
+    assert [text_rows.part_of(i, False) for i in range(6)] == ["train"] * 4 + ["frames", "train"]
+    assert text_rows.part_of(4, True) == "groups"
+    held_out = {}
+    for language in ("ar", "cs", "de"):
+        parts = [text_rows.language_part(language, i) for i in range(10)]
+        held_out[language] = [i for i, part in enumerate(parts) if part == "frames"]
+        frames = {
+            row.frame: row.part for row in ROWS if row.frame.startswith(f"languages/{language}/private/")
+        }
+        assert [frames[f"languages/{language}/private/{i}"] for i in range(10)] == parts
+    assert held_out == {"ar": [4, 9], "cs": [2, 7], "de": [1, 6]}
+
+
+def test_no_text_is_in_training_and_held_out():
+    train = {(row.text, row.history) for row in ROWS if row.part == "train"}
+    assert not train & {(row.text, row.history) for row in ROWS if row.part != "train"}
+    assert len(train) == sum(row.part == "train" for row in ROWS)
+
+
+def test_no_template_line_stands_in_two_places():
+    for path in (
+        *sorted(text_rows.LANGUAGES.glob("*.txt")),
+        *(text_rows.FOLDER / f"{name}.txt" for name in ("howto", "keywords", "work", "turns")),
+    ):
+        sections = text_rows.read_sections(path)
+        lines = Counter(line for name, own in sections.items() if name != "words" for line in own)
+        assert [line for line, number in lines.items() if number > 1] == [], path.name
+
+
+@pytest.mark.parametrize("language", WHOLE)
+def test_a_language_has_sixty_templates_of_all_kinds_and_eight_how_to_questions(language):
+    sections = text_rows.language_sections(language)
+    asked = ("private", "fresh", "obscure", "particular", "common", "general", "task", "thanks")
+    assert sum(len(sections[name]) for name in asked) >= 60
+    assert len(sections["particular"]) >= 8
+    assert len(sections["general"]) >= 4
+    assert all(line.count("~") >= 1 for line in sections["polite"])
+    slots = {slot for own in sections.values() for line in own for slot in re.findall(r"\{(\w+)\}", line)}
+    assert slots - {"ask"} <= set(text_rows.read_slots(sections))
+
+
+def test_nothing_is_left_open():
+    for row in ROWS:
+        assert row.text.strip(), row.frame
+        for text in (row.text, *row.history):
+            assert not re.search(
+                r"\{(ask|chat|text|question|topic|event|facts|pair|city|person|drug)\}", text
+            )
+            if row.source not in ("helpers", "wrapped"):
+                assert not re.search(r"\{[a-z_]+\}|\([^()]*\|", text), row.frame
+
+
+def test_pieces_are_in_the_text_in_order_and_one_of_them_has_its_kind():
+    for row in ROWS:
+        start = 0
+        for piece, kind in row.pieces:
+            assert kind in text_rows.KINDS
+            found = row.text.find(piece, start)
+            assert found >= 0, (row.frame, piece)
+            start = found + len(piece)
+        assert row.kind in {kind for _, kind in row.pieces}, row.frame
+
+
+def test_a_paragraph_is_twenty_to_four_hundred_words_and_is_joined_both_ways():
+    pairs = defaultdict(list)
+    for row in ROWS:
+        if row.pair:
+            pairs[row.pair].append(row)
+    both = [rows for rows in pairs.values() if len(rows) == 2]
+    assert len(both) > 0.9 * len(pairs)
+    for one, other in both:
+        assert one.kind == other.kind
+        assert "".join(one.text.split()) == "".join(other.text.split())
+        assert ("\n" in one.text) != ("\n" in other.text)
+    words = [len(row.text.split()) for row in ROWS if row.group.startswith("topic:")]
+    assert min(words) >= 8
+    assert max(words) <= 470
+    assert sum(200 < each <= 400 for each in words) > 0.15 * len(words)
+
+
+def test_the_question_of_a_paragraph_stands_at_any_place():
+    for place, share in (("beginning", 0.34), ("end", 0.66)):
+        at = []
+        for row in ROWS:
+            if row.frame.startswith("paragraphs/") and row.frame.endswith(f"private-{place}"):
+                kinds = [kind for _, kind in row.pieces]
+                at.append((kinds.index("private") + 0.5) / len(kinds))
+        assert (sum(at) / len(at) < share) == (place == "beginning")
+
+
+def test_three_hundred_frames_of_tasks_have_both_labels():
+    needs = defaultdict(set)
+    for row in ROWS:
+        if row.group.startswith("task:"):
+            needs[row.frame].add(row.needs_passages)
+    assert len(needs) >= 300
+    assert all(own == {True, False} for own in needs.values())
+
+
+def test_a_turn_that_inherits_has_the_kind_of_what_was_asked():
+    kinds = Counter(row.kind for row in ROWS if row.group == "turns:retry-after-failure")
+    assert set(kinds) == set(text_rows.ASKED)
+    for row in ROWS:
+        if row.source == "turns":
+            assert all(line.startswith(("user: ", "assistant: ")) for line in row.history)
+            assert row.history
+    offers = {row.kind for row in ROWS if row.group.startswith("turns:offer")}
+    assert offers == {*text_rows.NEEDY, "task"}
+
+
+def test_there_are_six_wordings_of_each_of_twenty_two_helpers_and_all_need_nothing():
+    wordings = defaultdict(set)
+    for row in ROWS:
+        if row.source == "helpers":
+            wordings[row.group].add(row.frame)
+            assert not row.needs_passages
+    assert len(wordings) == 22
+    assert min(map(len, wordings.values())) >= 6
+
+
+def test_what_is_pasted_is_shared_out_between_the_parts():
+    assert text_frames.values_of_part("abcdefgh", "train") == list("abcefg")
+    assert text_frames.values_of_part("abcdefgh", "frames") == ["d", "h"]
+    assert text_frames.values_of_part("abc", "groups") == list("abc")
+    again = text_rows.read_slots(text_rows.read_sections(text_rows.FOLDER / "turns.txt"))["again"]
+    held_out = again[3::4]
+    for row in ROWS:
+        if row.group in ("turns:retry-after-failure", "turns:retry-after-wrong") and row.part == "train":
+            assert row.text not in held_out
+
+
+def test_a_context_with_the_answer_needs_nothing_and_an_empty_one_needs_passages():
+    facts = [passage for part in ("train", "groups") for _, passage, _ in text_frames.facts_of(part)]
+    assert len(facts) == len(set(facts)) >= 20
+    for row in ROWS:
+        if row.group == "wrapped:context":
+            assert row.needs_passages == (not any(fact in row.text for fact in facts))
+
+
+def test_courtesies_and_typos_as_people_write_them():
+    draw = text_rows.random.Random(0)
+    assert text_rows.without_accents("¿Dónde está el niño?", "es", draw) == "Donde esta el nino?"
+    assert text_rows.without_accents("Łódź i Kraków", "pl", draw) == "Lodz i Krakow"
+    assert {text_rows.without_accents("Grüße", "de", draw) for _ in range(20)} == {"Gruesse", "Grusse"}
+    assert text_rows.with_typo("a b c", draw) == "a b c"
+    slip = text_rows.with_typo("weather", draw)
+    assert slip != "weather"
+    assert slip[0] == "w"
+    assert text_rows.ended("Que hora es", "es") == "Que hora es."
+    assert text_rows.ended("天气怎么样", "zh") == "天气怎么样。"
+    assert text_rows.ended("Why?", "en") == "Why?"
