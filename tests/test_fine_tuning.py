@@ -20,9 +20,8 @@ from rgate_integrations.gates.papers.verdicts import (
 )
 from rgate_integrations.runtime.files import write_folder
 from rgate_integrations.tuning.fine_tuning import last_checkpoint, train_adapter
-from rgate_integrations.tuning.own import Recipe, TrainingOptions
-from rgate_integrations.tuning.pairs import Pair, pairs_for, rewriter_pairs
 from rgate_integrations.tuning.questions import Example, Question, read_examples
+from rgate_integrations.tuning.training import Pair, Recipe, TrainingOptions, pairs_for, rewriter_pairs
 from tests.tuning_parts import write
 
 
@@ -95,7 +94,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from rgate_integrations.tuning.fine_tuning import train_adapter
-from rgate_integrations.tuning.own import Recipe, TrainingOptions
+from rgate_integrations.tuning.training import Recipe, TrainingOptions
 from rgate_integrations.tuning.questions import read_examples
 
 def progress(what, done, total):

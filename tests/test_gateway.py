@@ -244,12 +244,12 @@ def test_a_queue_that_is_full_retrieves():
         first = threading.Thread(target=between.ask, args=("known 1",))
         first.start()
         gate.is_asked.wait()
-        assert told(between.ask("known 2"))["error"] == "FullError"
+        assert told(between.ask("known 2"))["error"] == "QueueFullError"
         assert "Shakespeare" in between.sent
         gate.may_decide.set()
         first.join()
         assert between.sent == "known 1"
-        assert 'rgate_errors_total{type="FullError"} 1.0' in between.metrics
+        assert 'rgate_errors_total{type="QueueFullError"} 1.0' in between.metrics
 
 
 @pytest.mark.parametrize("look_first", [False, True])

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.serving.app import make_app
 from rgate_integrations.serving.gateway import Gateway
+from rgate_integrations.serving.server import make_server
 from rgate_integrations.serving.service import DecisionService
 from rgate_integrations.serving.upstream import Upstream
 from tests.http_servers import Words, listening, serving_gate, serving_gateway
@@ -331,9 +332,9 @@ def test_an_origin_that_the_operator_names_may_ask_and_read_and_no_other():
         "access-control-allow-credentials": "true",
         "x-own": "kept",
     }
-    with listening(upstream.app) as behind:
-        app = make_app(service, Gateway(service, Upstream(behind)), allow_origins=[PAGE])
-        with listening(app) as url:
+    with listening(upstream.app, allow_origins=[PAGE]) as behind:
+        app = make_app(service, Gateway(service, Upstream(behind)))
+        with listening(app, allow_origins=[PAGE]) as url:
             asked = {"origin": PAGE, "sec-fetch-site": "cross-site", "content-type": "application/json"}
             answer = CLIENT.post(f"{url}/v1/chat/completions", content=CHAT, headers=asked)
             wanted = {
@@ -347,7 +348,7 @@ def test_an_origin_that_the_operator_names_may_ask_and_read_and_no_other():
     assert (answer.status_code, answer.headers["x-own"]) == (200, "kept")
     assert answer.headers["access-control-allow-origin"] == PAGE
     assert "access-control-allow-credentials" not in answer.headers
-    assert "x-rgate-decision" in answer.headers["access-control-expose-headers"]
+    assert answer.headers["access-control-expose-headers"] == "*"
     assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (200, PAGE)
     assert preflight.headers["access-control-allow-headers"] == "authorization"
     assert (foreign.status_code, "access-control-allow-origin" in foreign.headers) == (403, False)
@@ -360,8 +361,8 @@ def test_an_origin_that_the_operator_names_may_ask_and_read_and_no_other():
 def test_no_preflight_reaches_the_upstream(allowed, origin, token):
     service = DecisionService(Words())
     with raw_upstream() as (behind, upstream):
-        app = make_app(service, Gateway(service, Upstream(behind)), allow_origins=allowed)
-        with listening(app, token=token) as url:
+        app = make_app(service, Gateway(service, Upstream(behind)))
+        with listening(app, token=token, allow_origins=allowed) as url:
             given = [f"Origin: {origin.format(own=url)}", "Access-Control-Request-Method: POST"]
             host = url.removeprefix("http://")
             answer = send_raw(url, raw_request("/v1/models", *given, method="OPTIONS", host=host))
@@ -384,7 +385,7 @@ def test_what_an_upstream_lets_pages_read_is_not_passed_on():
 )
 def test_what_is_no_origin_is_refused_at_the_start(origin):
     with pytest.raises(ConfigurationError, match="origin"):
-        make_app(DecisionService(Words()), allow_origins=[origin])
+        make_server(make_app(DecisionService(Words())), "127.0.0.1", 0, allow_origins=[origin])
 
 
 # --- upstreams ----------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from rgate_integrations.models.base import TargetScores
 from rgate_integrations.tuning import collect
 from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.labelling import agrees, label, verdict
-from rgate_integrations.tuning.own import read_own, to_be_sampled
 from rgate_integrations.tuning.questions import Question, read_examples, read_paired, read_questions
+from rgate_integrations.tuning.self_labels import label_own_answers, needs_sampling
 from tests.commands import printed
 from tests.fake_server import Fake, answer
 from tests.scripted_proxy import ScriptedProxy
@@ -227,21 +227,21 @@ def forty(tmp_path, monkeypatch):
     ],
 )
 def test_labels_of_a_models_own_samples(forty, label, said, target):
-    (file,) = read_own([forty], Model(lambda question, seed: said[seed % len(said)]), label)
+    (file,) = label_own_answers([forty], Model(lambda question, seed: said[seed % len(said)]), label)
     assert [example.target for example in file.examples] == [target] * 40
 
 
 def test_accuracy_needs_gold_answers(forty):
     forty.write_text('{"question": "q?"}\n')
     with pytest.raises(DataFormatError, match="line 1: no gold_answers"):
-        read_own([forty], Model(), "accuracy")
+        label_own_answers([forty], Model(), "accuracy")
 
 
 def test_labels_that_are_in_the_data_are_not_sampled(forty):
-    assert to_be_sampled([forty], "accuracy")
-    assert not to_be_sampled([forty], "closed_book_correct")
+    assert needs_sampling([forty], "accuracy")
+    assert not needs_sampling([forty], "closed_book_correct")
     forty.write_text('{"question": "a?"}\n{"question": "b?", "certainty": 0.5}\n')
-    assert not to_be_sampled([forty], "certainty")
+    assert not needs_sampling([forty], "certainty")
 
 
 def test_training_on_sampled_labels_from_the_command_line(forty, tmp_path, monkeypatch):

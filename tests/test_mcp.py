@@ -106,8 +106,32 @@ def test_ctrl_c_ends_it_while_it_waits_for_input():
         assert process.wait(timeout=PATIENCE) == -signal.SIGINT  # which a shell shows as 130
 
 
-@pytest.mark.parametrize("header", [("origin", "http://evil.example"), ("sec-fetch-site", "cross-site")])
+OTHER_PORT = ("origin", "http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    "header", [("origin", "http://evil.example"), ("sec-fetch-site", "cross-site"), OTHER_PORT]
+)
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "OPTIONS"])
-def test_a_page_of_another_origin_is_refused(method, header):
+def test_a_page_of_another_origin_is_refused_and_the_answer_says_so(method, header):
     with listening(agents.make_mcp_app(agents.make_mcp_server(Words()))) as url:
-        assert httpx.request(method, f"{url}/mcp", headers=[header]).status_code == 403
+        refused = httpx.request(method, f"{url}/mcp", headers=[header])
+    assert (refused.status_code, refused.json()["error"]["type"]) == (403, "ForbiddenOrigin")
+
+
+@pytest.mark.parametrize(("token", "status"), [("", 400), ("secret", 200)])
+def test_another_name_of_this_machine_needs_the_token(token, status):
+    """The MCP library's own check refused what a proxy server sends on, also with the token."""
+    headers = {
+        "accept": "application/json, text/event-stream",
+        "host": "mcp.example",
+        "origin": "https://mcp.example",
+        "authorization": f"Bearer {token or None}",
+    }
+    with listening(agents.make_mcp_app(agents.make_mcp_server(Words())), token=token) as url:
+        answer = httpx.post(
+            f"{url}/mcp",
+            content=message("initialize", 1, **HELLO),
+            headers={**headers, "content-type": "application/json"},
+        )
+    assert answer.status_code == status

@@ -16,9 +16,10 @@ from rgate_integrations.gates.folder import read_gate
 from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.prompts import answering
 from rgate_integrations.tuning.evaluation import fold_metrics
-from rgate_integrations.tuning.own import TrainingOptions, drafts_for, read_own
 from rgate_integrations.tuning.probe import cross_validate, fit_probe
 from rgate_integrations.tuning.questions import Question, read_examples
+from rgate_integrations.tuning.self_labels import label_own_answers
+from rgate_integrations.tuning.training import TrainingOptions, drafts_for
 from tests.commands import printed, rgate
 from tests.tuning_parts import Model, write
 
@@ -166,7 +167,7 @@ def test_a_gate_for_the_model_itself(tiny, tmp_path, monkeypatch):
     for line, said in zip(odd, shared_proxy(tiny).generate(prompt, odd, tokens=64), strict=True):
         line["gold_answers"] = re.findall(r"\w+", said.text)[0]
     data = write(tmp_path / "own.jsonl", *lines)
-    (file,) = read_own([data], shared_proxy(tiny), prompt=prompt)
+    (file,) = label_own_answers([data], shared_proxy(tiny), prompt=prompt)
     assert [example.known for example in file.examples] == [False, True] * 6
     options = ["--self-label", "--system", "Be brief.", "--proxy", tiny, "--folds", "2", "--tokens", "4"]
     printed("train", "--data", data, "--out", tmp_path / "gate", *options)

@@ -86,18 +86,19 @@ def serve(
     if threshold is not None:
         loaded = loaded.with_options(threshold=threshold)
     service = DecisionService(loaded, timeout=timeout, queue=queue)
-    token = os.environ.get(TOKEN, "").strip()
+    token = os.environ.get(TOKEN, "")
     gateway = None
     searched = _retriever(index, retriever)
     looks = {"answer_first": answer_first, "look_first": look_first}
     if upstream is not None:
         # Clients keep their own key where ours asks for none.
-        server = Upstream(upstream, key=os.environ.get(KEY), keeps_key=not token)
+        server = Upstream(upstream, key=os.environ.get(KEY), keeps_key=not token.strip())
         gateway = Gateway(service, server, searched, k=k, shadow=shadow, **looks)
     elif searched is not None or shadow is not None or any(looks.values()):
         raise ConfigurationError("These options are for a gateway.", hint="--upstream URL")
     print_log(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
-    make_server(make_app(service, gateway, allow_origins=allow_origin or ()), host, port, token=token).run()
+    app = make_app(service, gateway)
+    make_server(app, host, port, token=token, allow_origins=allow_origin or ()).run()
 
 
 def _retriever(index: Path | None, name: str | None) -> Retriever | None:
@@ -136,8 +137,7 @@ def mcp(
         raise missing_dependency(error.name or "mcp", "mcp") from error
     server = make_mcp_server(rgate_integrations.load_gate(gate, llm_name=llm_name))
     if http:
-        token = os.environ.get(TOKEN, "")
-        make_server(make_mcp_app(server), "127.0.0.1", port, token=token).run()
+        make_server(make_mcp_app(server), "127.0.0.1", port, token=os.environ.get(TOKEN, "")).run()
     else:
         # At once: a thread that waits for a line of standard input cannot be interrupted.
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -32,8 +32,8 @@ from rgate_integrations.errors import ConfigurationError, ModelLoadError
 if TYPE_CHECKING:
     from rgate_integrations.index.embedder import Embedder
     from rgate_integrations.models.base import LanguageModel
-    from rgate_integrations.tuning.own import TrainingOptions
-    from rgate_integrations.tuning.tuner import Tuned
+    from rgate_integrations.tuning.training import TrainingOptions
+    from rgate_integrations.tuning.tuner import TuneResult
 
 JUDGE_KEY = "RGATE_JUDGE_API_KEY"
 _LLM = "the LLM of the data"
@@ -109,9 +109,9 @@ def tune(
     _print_tuned(tuned)
 
 
-def _print_tuned(tuned: Tuned) -> None:
+def _print_tuned(tuned: TuneResult) -> None:
     _say_failed(tuned.failed)
-    kind, known, unknown = tuned.labels.kind, len(tuned.labels.known), tuned.labels.unknown
+    kind, known, unknown = tuned.labels.kind, len(tuned.labels.known), tuned.labels.unlabelled
     say(f"{known} questions with a label ({kind}), {unknown} without. {tuned.labels.description}")
     for gate, (guarantee, *notes) in tuned.notes.items():
         say(f"{gate}: {guarantee}", bold=True)
@@ -207,8 +207,7 @@ def train(
     A probe is fitted to hidden states in minutes, on a CPU. The others fine-tune the proxy with LoRA.
     """
     from rgate_integrations.runtime.files import locked
-    from rgate_integrations.tuning.own import TrainingOptions
-    from rgate_integrations.tuning.pairs import RECIPES
+    from rgate_integrations.tuning.training import RECIPES, TrainingOptions
 
     if system is not None and gate != "probe":
         raise ConfigurationError("Only a probe is trained under your own system prompt.", hint="--gate probe")
@@ -244,9 +243,9 @@ def _train(
     from rgate_integrations.gates.folder import save_gate
     from rgate_integrations.models.local import shared_proxy
     from rgate_integrations.models.proxies import gate_proxy
-    from rgate_integrations.tuning.own import OWN_LABEL, SAMPLES, read_own, to_be_sampled
     from rgate_integrations.tuning.probe import train_probe
     from rgate_integrations.tuning.questions import read_examples
+    from rgate_integrations.tuning.self_labels import SAMPLES, SELF_LABEL, label_own_answers, needs_sampling
 
     if gate == "rewriter":
         from rgate_integrations.tuning.fine_tuning import train_rewriter
@@ -254,10 +253,12 @@ def _train(
         train_rewriter(paths, model, out, options, progress=bar.tell)
         return {}
     if own:
-        files = read_own(paths, shared_proxy(model), prompt=options.prompt, progress=bar.tell)
-        options = replace(options, label=OWN_LABEL, labelled_by=model, llm=model)
-    elif to_be_sampled(paths, options.label):
-        files = read_own(paths, shared_proxy(model), options.label, seed=options.seed, progress=bar.tell)
+        files = label_own_answers(paths, shared_proxy(model), prompt=options.prompt, progress=bar.tell)
+        options = replace(options, label=SELF_LABEL, labelled_by=model, llm=model)
+    elif needs_sampling(paths, options.label):
+        files = label_own_answers(
+            paths, shared_proxy(model), options.label, seed=options.seed, progress=bar.tell
+        )
         llm = model if options.llm == _LLM else options.llm
         options = replace(options, labelled_by=f"{SAMPLES} answers of {model}", llm=llm)
     else:

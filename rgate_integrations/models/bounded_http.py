@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rgate_integrations.errors import ConfigurationError, ServerError
@@ -22,8 +23,6 @@ _T = TypeVar("_T")
 
 LONGEST_BODY = 16 << 20
 """Maximum bytes of an answer; 4,000 tokens with the 20 likeliest of each take 8 MB."""
-
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
@@ -46,12 +45,17 @@ class Answer:
         return self.content.decode(errors="replace")
 
 
-def make_client(url: str, headers: Mapping[str, str]) -> httpx.AsyncClient:
+def make_client(
+    url: str, headers: Mapping[str, str], *, timeout: httpx.Timeout | None = None, keepalive: float = 5.0
+) -> httpx.AsyncClient:
     """Return a client for a server, which keeps no cookies.
 
     Args:
         url: The server's base. For this machine no proxy server of the environment is used: it would get the key.
         headers: Sent with every request. The login goes here, and not into the URL, which httpx writes to its log.
+        timeout: Of connecting, and between two pieces of an answer; None for `request`, which has one deadline for
+            everything.
+        keepalive: Seconds that an unused connection is kept.
 
     Raises:
         ConfigurationError: A proxy server of the environment cannot be used.
@@ -62,16 +66,25 @@ def make_client(url: str, headers: Mapping[str, str]) -> httpx.AsyncClient:
         return httpx.AsyncClient(
             headers={"Accept-Encoding": "identity", **headers},
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
-            timeout=None,  # noqa: S113  `request` has one deadline for everything
-            limits=httpx.Limits(max_connections=None),  # the callers bound how many requests there are
+            timeout=timeout,
+            # The callers bound how many requests there are.
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=keepalive),
             verify=_ssl_context(),
-            trust_env=httpx.URL(url).host not in _LOOPBACK,
+            trust_env=not _is_this_machine(httpx.URL(url).host),
         )
     except (httpx.InvalidURL, ValueError):  # their messages quote parts of a proxy server's login
         raise ConfigurationError(
             "A proxy server that the environment names (such as HTTPS_PROXY or ALL_PROXY) cannot be used.",
             hint="Percent-encode user and password in it: / is %2F, @ is %40, : is %3A.",
         ) from None
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    return address.is_loopback or address.is_unspecified
 
 
 async def request(

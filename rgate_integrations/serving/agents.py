@@ -7,6 +7,7 @@ from contextlib import suppress
 from threading import Thread
 
 from mcp.server import MCPServer
+from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,7 +17,6 @@ from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.runtime.flow import arun
 from rgate_integrations.runtime.text import replace_surrogates
-from rgate_integrations.serving.origins import OriginCheck
 from rgate_integrations.serving.wire import likeliest_kind
 
 _INSTRUCTIONS = (
@@ -99,8 +99,13 @@ def serve_stdio(server: MCPServer) -> None:
 
 
 def make_mcp_app(server: MCPServer) -> ASGIApp:
-    """Return the application that serves at ``/mcp``; behind `make_server`, which gives it each body as a whole."""
-    app = server.streamable_http_app()
+    """Return the application that serves at ``/mcp``.
+
+    It runs behind `rgate_integrations.serving.server.make_server`, which says who may ask, and gives it whole bodies.
+    """
+    # Its own check of origins would let pages of other ports ask, and refuse those behind a proxy server.
+    no_second_check = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    app = server.streamable_http_app(transport_security=no_second_check)
 
     async def served(scope: Scope, receive: Receive, send: Send) -> None:
         async def receive_mended() -> Message:
@@ -111,4 +116,4 @@ def make_mcp_app(server: MCPServer) -> ASGIApp:
 
         await app(scope, receive_mended, send)
 
-    return OriginCheck(served)
+    return served

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated
 
 from fastapi import FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, Response
 
 from rgate_integrations import __version__
 from rgate_integrations.answering.query_plan import plan_queries_flow
-from rgate_integrations.errors import ConfigurationError, RGateError
+from rgate_integrations.errors import RGateError
 from rgate_integrations.runtime.flow import arun
 from rgate_integrations.runtime.text import redact
-from rgate_integrations.serving.gateway import EXPOSED_HEADERS, Gateway
-from rgate_integrations.serving.origins import OriginCheck
-from rgate_integrations.serving.service import FOUND_BY, DecisionService, FullError
+from rgate_integrations.serving.gateway import Gateway
+from rgate_integrations.serving.service import LLM_NAME_SOURCE, DecisionService, QueueFullError
 from rgate_integrations.serving.wire import (
+    METHODS,
     NO_LLM,
     DecideItem,
     DecideRequest,
@@ -37,8 +35,6 @@ from rgate_integrations.serving.wire import (
 
 _log = logging.getLogger("rgate_integrations.serving")
 
-_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*A-Z]+")
 _MOST_ERRORS = 5  # of one request that are listed
 _LONGEST_PAUSE = 30.0  # seconds between two attempts to load the model
 
@@ -84,7 +80,7 @@ class DecisionRoutes:
     async def systemone(self, body: SystemOneRequest, timeout: Milliseconds = None) -> SystemOneResponse:
         """Answer typed questions about a state: a noul ``known``, a choice of ``retrieve`` or ``direct``."""
         llm = "" if body.model == NO_LLM else body.model
-        (decision,) = await self.service.decide([body.item()], llm, FOUND_BY, timeout)
+        (decision,) = await self.service.decide([body.item()], llm, LLM_NAME_SOURCE, timeout)
         return SystemOneResponse.of(body, decision)
 
     async def decide(self, body: DecideRequest, timeout: Milliseconds = None) -> DecideResponse:
@@ -121,15 +117,15 @@ class DecisionRoutes:
         if isinstance(error, HTTPException):  # there is no such route, or it is asked in another way
             return problem(error.status_code, "HTTPError", str(error.detail))
         if isinstance(error, RequestValidationError):
-            said = []
+            messages = []
             # Without the input: a question may be long, and belongs in nobody's log.
-            for each in error.errors()[:_MOST_ERRORS]:
-                where = ".".join(map(str, each["loc"][1:])) or "body"
-                said.append(f"{where[:100]}: {each['msg']}")
-            return problem(422, "InvalidRequest", "; ".join(said), "GET /openapi.json has the format.")
+            for detail in error.errors()[:_MOST_ERRORS]:
+                field = ".".join(map(str, detail["loc"][1:])) or "body"
+                messages.append(f"{field[:100]}: {detail['msg']}")
+            return problem(422, "InvalidRequest", "; ".join(messages), "GET /openapi.json has the format.")
         kind = type(error).__name__
         self.service.metrics.errors.labels(kind).inc()
-        if isinstance(error, FullError):
+        if isinstance(error, QueueFullError):
             return problem(529, kind, error.message, error.hint, headers={"retry-after": "1"})
         if isinstance(error, RGateError):
             return problem(422, kind, error.message, error.hint)
@@ -147,18 +143,14 @@ class DecisionRoutes:
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def make_app(
-    service: DecisionService, gateway: Gateway | None = None, *, allow_origins: Collection[str] = ()
-) -> FastAPI:
+def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAPI:
     """Return the application that decides with a service, and answers with a gateway if there is one.
+
+    It lets everybody ask everything: it runs behind `rgate_integrations.serving.server.protect`.
 
     Args:
         service: Decides.
         gateway: Answers what has no other route; None for a server of decisions alone.
-        allow_origins: Origins whose web pages may ask, such as ``http://localhost:3000``.
-
-    Raises:
-        ConfigurationError: One of them is not an origin.
     """
     routes = DecisionRoutes(service, gateway)
     failures = (RGateError, RequestValidationError, HTTPException, Exception)
@@ -172,30 +164,13 @@ def make_app(
         redoc_url=None,
         responses={422: {"model": ProblemResponse}, 529: {"model": ProblemResponse}},
     )
-    for origin in allow_origins:
-        if not _ORIGIN.fullmatch(origin):
-            raise ConfigurationError(
-                f"{origin!r} is not an origin.", hint="Scheme, host and port, such as http://localhost:3000"
-            )
-    if allow_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=allow_origins,
-            allow_methods=_METHODS,
-            allow_headers=["*"],
-            expose_headers=EXPOSED_HEADERS,
-        )
-    app.add_middleware(OriginCheck, allowed=allow_origins)
-    for path, answer in (
-        ("systemone", routes.systemone),
-        ("decide", routes.decide),
-        ("queries", routes.queries),
-    ):
-        app.post(f"/v1/{path}")(answer)
+    app.post("/v1/systemone")(routes.systemone)
+    app.post("/v1/decide")(routes.decide)
+    app.post("/v1/queries")(routes.queries)
     for path, state in (("health", routes.health), ("ready", routes.ready), ("metrics", routes.metrics)):
         app.get(f"/{path}", response_class=PlainTextResponse)(state)
         # Health needs no token: nothing but GET may get from there to an upstream.
-        app.add_route(f"/{path}", routes.wrong_method, methods=_METHODS, include_in_schema=False)
+        app.add_route(f"/{path}", routes.wrong_method, methods=METHODS, include_in_schema=False)
     if gateway is not None:
-        app.add_route("/{path:path}", gateway.answer, methods=_METHODS, include_in_schema=False)
+        app.add_route("/{path:path}", gateway.answer, methods=METHODS, include_in_schema=False)
     return app

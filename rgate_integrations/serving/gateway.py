@@ -32,16 +32,11 @@ from rgate_integrations.runtime.flow import Call, Gather, Step, arun
 from rgate_integrations.runtime.text import redact
 from rgate_integrations.serving.llm_requests import LLMRequest, UndecidedError
 from rgate_integrations.serving.search_limits import LimitedSearch
-from rgate_integrations.serving.service import DecisionService, FullError
+from rgate_integrations.serving.service import DecisionService, QueueFullError
 from rgate_integrations.serving.upstream import OWN_HEADER, Relay, Upstream, UpstreamAnswer, never_blocking
-from rgate_integrations.serving.wire import one_line, problem, way_of
+from rgate_integrations.serving.wire import one_line, problem, route_label
 
 _log = logging.getLogger("rgate_integrations.serving")
-
-EXPOSED_HEADERS = [
-    f"{OWN_HEADER}-{name}" for name in ("decision", "p-known", "reason", "error", "passages", "undecided")
-]
-"""What the gateway adds to answers."""
 
 _WISHES = ("", "off", "retrieve", "direct")
 _LOGGED = {"question", "retrieve", "p_known", "threshold", "reason", "override", "gate", "llm", "error"}
@@ -127,13 +122,18 @@ class Gateway:
             logging_it.add_done_callback(self._logging.discard)
             return await self.upstream.forward(request, content)
         if wish:
+            retrieve = wish == "retrieve"
             reason = f"The request says so ({OWN_HEADER}: {wish})."
-            routed = RouteResult(
-                _without_gate(llm_request.asked.question, reason, retrieve=wish == "retrieve")
+            forced = Decision(
+                question=llm_request.turn.question,
+                retrieve=retrieve,
+                p_known=float(not retrieve),
+                reason=reason,
             )
+            routed = RouteResult(forced)
         else:
             routed = await self._route(llm_request)
-        self.service.metrics.requests.labels(way_of(routed.decision)).inc()
+        self.service.metrics.requests.labels(route_label(routed.decision)).inc()
         headers = _headers_of(routed.decision)
         if isinstance(routed.answer, UpstreamAnswer) and routed.answer.response is not None:
             return Relay(routed.answer.response, routed.answer.astream(), headers)
@@ -152,11 +152,11 @@ class Gateway:
                     raise routed
                 decisions.append(routed.decision)
         except Exception as error:  # whatever it is, the upstream is asked
-            if isinstance(error, FullError):
+            if isinstance(error, QueueFullError):
                 self.service.metrics.errors.labels(type(error).__name__).inc()
             else:
                 self._log_failure("The gateway retrieves without a decision", error, llm_request)
-            return RouteResult(fallback_decision(error, question=llm_request.asked.question))
+            return RouteResult(fallback_decision(error, question=llm_request.turn.question))
         return routed
 
     async def search(self, llm_request: LLMRequest, decision: Decision | None = None) -> list[Hit]:
@@ -166,7 +166,7 @@ class Gateway:
         """
         if self._search is None:
             return []
-        queries = [llm_request.asked.search_text]
+        queries = [llm_request.turn.search_text]
         try:
             if decision is not None:
                 (plan,) = await arun(plan_queries_flow([decision]))
@@ -178,9 +178,9 @@ class Gateway:
 
     def _log_failure(self, what: str, error: Exception, llm_request: LLMRequest) -> None:
         """Count an error, and log it without the words of the client's text."""
-        asked = llm_request.asked
+        turn = llm_request.turn
         message = "".join(format_exception_only(error))  # also of an error whose own text fails
-        _log.warning("%s: %s", what, redact(message, *asked.history, asked.question))
+        _log.warning("%s: %s", what, redact(message, *turn.history, turn.question))
         self.service.metrics.errors.labels(type(error).__name__).inc()
 
     async def _log_decision(self, llm_request: LLMRequest, log: JsonlLog) -> None:
@@ -188,7 +188,7 @@ class Gateway:
         try:
             routed = await self._route(llm_request)
             # What follows on something else cannot be asked again alone, as tuning does.
-            if not llm_request.asked.history:
+            if not llm_request.turn.history:
                 log.append([routed.decision.model_dump(mode="json", include=_LOGGED)])
         except Exception as error:
             self._log_failure("A decision was not logged", error, llm_request)
@@ -206,8 +206,8 @@ class GatewayCall(QuestionCall):
         gates = gateway.service.gates(str(llm_request.body.get("model") or "")[:200])
         answer_first = gateway.strategy.answer_first if llm_request.can_be_judged_early else None
         strategy = Strategy(answer_first, gateway.strategy.look_first, gates.answer, gates.question)
-        asked = llm_request.asked
-        item = read_item(asked.question, history=asked.history, timeout=gateway.service.timeout)
+        turn = llm_request.turn
+        item = read_item(turn.question, history=turn.history, timeout=gateway.service.timeout)
         super().__init__(strategy, item)
         self._gateway = gateway
         self._llm_request = llm_request
@@ -225,11 +225,6 @@ class GatewayCall(QuestionCall):
         return [FoundPassage(hit.passage.text, hit.passage.title) for hit in each.found]
 
 
-def _without_gate(question: str, reason: str, *, retrieve: bool) -> Decision:
-    """Return a decision that no gate made."""
-    return Decision(question=question, retrieve=retrieve, p_known=float(not retrieve), reason=reason)
-
-
 def _with_passages(llm_request: LLMRequest, hits: Sequence[Hit]) -> tuple[bytes, int]:
     """Return a request with passages, and how many those are; as it is if there are none, or no place for them."""
     if hits:
@@ -243,7 +238,7 @@ def _with_passages(llm_request: LLMRequest, hits: Sequence[Hit]) -> tuple[bytes,
 def _headers_of(decision: Decision) -> dict[str, str]:
     """Return what was decided as headers."""
     values = {
-        "decision": way_of(decision),
+        "decision": route_label(decision),
         "p-known": f"{decision.p_known:.3f}",
         "reason": decision.reason,
     }

@@ -17,9 +17,9 @@ from rgate_integrations.gates.decision_server import TOKEN
 if TYPE_CHECKING:
     from ray.data import Dataset
     from ray.serve import Application
+    from starlette.types import ASGIApp
 
     from rgate_integrations.engine.own_gate import GateLike
-    from rgate_integrations.serving.server import Guard
 
 COLUMNS = ("retrieve", "p_known", "threshold", "reason", "error")
 """What is added to each question; ``error`` is empty unless the gate failed, and then it retrieves."""
@@ -47,7 +47,7 @@ def gate_dataset(
         **options: Further ones of Ray's ``map_batches``, such as ``num_gpus=1`` for each worker.
     """
     return dataset.map_batches(
-        _Decides,
+        GateActor,
         fn_constructor_args=(gate, question, prefix),
         concurrency=concurrency,
         batch_size=batch_size,
@@ -56,8 +56,8 @@ def gate_dataset(
     )
 
 
-class _Decides:
-    """Decides for one batch after another."""
+class GateActor:
+    """Decides for one batch after another, with a gate of its worker's."""
 
     def __init__(self, gate: GateLike | str | None, question: str, prefix: str) -> None:
         self.gate = resolve_gate(gate)
@@ -65,6 +65,7 @@ class _Decides:
         self.prefix = prefix
 
     def __call__(self, batch: Any) -> Any:
+        """Return a batch, a data frame, with `COLUMNS`."""
         rows = []
         for decision in self.gate.decide_batch(batch[self.question].tolist()):
             error = "" if decision.error is None else decision.error.message
@@ -107,16 +108,16 @@ def application(arguments: dict[str, Any]) -> Application:
     except ImportError as error:
         raise missing_dependency("ray", "ray-serve") from error
 
-    def served() -> Guard:
+    def served() -> ASGIApp:
         from rgate_integrations.serving.app import make_app
-        from rgate_integrations.serving.server import Guard
+        from rgate_integrations.serving.server import protect
         from rgate_integrations.serving.service import DecisionService
 
         gate = load_gate(options.gate, llm_name=options.llm_name)
         # Ray sends nothing before: the first client does not wait for the model.
         gate.decide("Is this a question?")
         service = DecisionService(gate, timeout=options.timeout, queue=options.queue)
-        return Guard(make_app(service), token=os.environ.get(TOKEN, "").strip())
+        return protect(make_app(service), token=os.environ.get(TOKEN, ""))
 
     # A replica batches what it is asked at a time: Ray's five would leave it nothing to batch.
     replica = serve.deployment(name="rgate", max_ongoing_requests=options.queue)(serve.ingress(served)())

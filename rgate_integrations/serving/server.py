@@ -1,4 +1,8 @@
-"""Runs the application on uvicorn: who may ask, how large and how slow a request may be, and how the server ends."""
+"""Runs an application on uvicorn: who may ask, how large and how slow a request may be, and how the server ends.
+
+A request passes, in this order: the names of this machine (without a token), `OriginCheck`, CORS for the origins that
+are allowed, and `Guard` with the token, the limits and the client that leaves.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,14 @@ import asyncio
 import hmac
 import logging
 import os
+import re
 import traceback
+from collections.abc import Collection
 from typing import Any
 
 import uvicorn
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -19,13 +26,14 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.decision_server import TOKEN
-from rgate_integrations.serving.origins import is_preflight
-from rgate_integrations.serving.wire import problem
+from rgate_integrations.serving.wire import METHODS, problem
 
 _log = logging.getLogger("rgate_integrations.serving")
 
 _OPEN = ("/health", "/ready")  # asked by what starts and stops servers, which has no token
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_LOOPBACK_NAMES = ["localhost", "127.0.0.1", "[::1]"]  # as URLs have them
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*A-Z]+")
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _LARGEST_HEADERS = 32 << 10
 _LARGEST_BODY = 16 << 20
@@ -35,7 +43,13 @@ _LAST_SECONDS = 30  # for what is being answered when the server is told to end
 
 
 def make_server(
-    app: ASGIApp, host: str, port: int, *, token: str = "", patience: float = _PATIENCE
+    app: ASGIApp,
+    host: str,
+    port: int,
+    *,
+    token: str = "",
+    allow_origins: Collection[str] = (),
+    patience: float = _PATIENCE,
 ) -> uvicorn.Server:
     """Return a server for an application; its ``run`` listens until the process is told to end.
 
@@ -43,26 +57,24 @@ def make_server(
         app: The application.
         host: Address to listen on.
         port: Port; 0 for any that is free.
-        token: The bearer token that requests must have, without the white space around it, as clients send it.
-            Without one only this machine can be served.
+        token: The bearer token that requests must have. Without one only this machine can be served.
+        allow_origins: Origins whose web pages may ask, such as ``http://localhost:3000``.
         patience: Seconds that the headers of a request, and then its body, may take to come.
 
     Raises:
-        ConfigurationError: Other machines could ask, and there is no token; or it cannot be sent.
+        ConfigurationError: Other machines could ask, and there is no token; it cannot be sent; or an origin is none.
     """
-    token = token.strip()
-    if not (token.isascii() and token.isprintable()):
-        raise ConfigurationError("The token is not text of printable ASCII characters.", hint=f"Set {TOKEN}.")
-    if not token:
+    app = protect(app, token=token, allow_origins=allow_origins, patience=patience)
+    if not token.strip():
         if host not in _LOOPBACK:
             raise ConfigurationError(
                 f"Other machines can reach {host}, and there is no token.",
                 hint=f"Set {TOKEN} to a secret, or listen on 127.0.0.1.",
             )
-        # Web pages that a user of this machine visits know no secret either, but they have another host's name.
-        app = TrustedHostMiddleware(app, allowed_hosts=["localhost", "127.0.0.1", "[::1]"])
+        # Against DNS rebinding: a page of another name that leads to this machine has its own origin.
+        app = TrustedHostMiddleware(app, allowed_hosts=_LOOPBACK_NAMES)
     config = uvicorn.Config(
-        Guard(app, token=token, patience=patience),
+        app,
         host,
         port,
         http=_TimedProtocol,
@@ -76,6 +88,38 @@ def make_server(
         timeout_graceful_shutdown=_LAST_SECONDS,
     )
     return uvicorn.Server(config)
+
+
+def protect(
+    app: ASGIApp, *, token: str = "", allow_origins: Collection[str] = (), patience: float = _PATIENCE
+) -> ASGIApp:
+    """Return an application that is asked only what `make_server` lets through, on whatever server it runs.
+
+    Args:
+        app: The application.
+        token: The bearer token that requests must have, without the white space around it, as clients send it; empty
+            for none.
+        allow_origins: Origins whose web pages may ask.
+        patience: Seconds that the body of a request may take to come.
+
+    Raises:
+        ConfigurationError: The token cannot be sent, or one of the origins is none.
+    """
+    token = token.strip()
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigurationError("The token is not text of printable ASCII characters.", hint=f"Set {TOKEN}.")
+    for origin in allow_origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise ConfigurationError(
+                f"{origin!r} is not an origin.", hint="Scheme, host and port, such as http://localhost:3000"
+            )
+    app = Guard(app, token=token, patience=patience)
+    if allow_origins:
+        # Before the guard: browsers ask without the token whether a page may ask.
+        app = CORSMiddleware(
+            app, allow_origins=allow_origins, allow_methods=METHODS, allow_headers=["*"], expose_headers=["*"]
+        )
+    return OriginCheck(app, allow_origins)
 
 
 class _TimedProtocol(H11Protocol):
@@ -104,6 +148,46 @@ class _TimedProtocol(H11Protocol):
         self.transport.close()
 
 
+class OriginCheck:
+    """ASGI middleware: refuses what a page of another origin asks, whatever the route.
+
+    Browsers send ``Sec-Fetch-Site`` with every request to this machine or over TLS, and ``Origin`` with all but plain
+    GET and HEAD. Other clients send neither.
+
+    Args:
+        app: The application.
+        allowed: Origins whose pages may ask.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Collection[str] = ()) -> None:
+        self._app = app
+        self._allowed = allowed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] == "http" and not self._may_ask(scope["method"], Headers(scope=scope)):
+            message = "Web pages of other origins may not ask this server."
+            response = problem(
+                403, "ForbiddenOrigin", message, "rgate serve --allow-origin names one that may."
+            )
+            await response(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _may_ask(self, method: str, headers: Headers) -> bool:
+        origins = headers.getlist("origin")
+        if origins and all(origin in self._allowed for origin in origins):
+            return True
+        if origins and method == "OPTIONS" and "access-control-request-method" in headers:
+            return False  # a page has no need to ask whether it may ask its own origin
+        host = headers.get("host", "").lower()
+        own = (f"http://{host}", f"https://{host}")
+        sites = headers.getlist("sec-fetch-site")
+        return all(origin.lower() in own for origin in origins) and all(
+            site.strip().lower() in ("same-origin", "none") for site in sites
+        )
+
+
 class Guard:
     """ASGI middleware: refuses what is not allowed, too large or too slow, and cancels what nobody waits for.
 
@@ -123,19 +207,20 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("authorization", "").encode("latin-1")
+        authorization = Headers(scope=scope).get("authorization", "").encode("latin-1")
+        is_open = scope["method"] == "GET" and scope["path"] in _OPEN
         body: bytes | Response | None
-        if self._expected and not _is_open(scope) and not hmac.compare_digest(given, self._expected):
+        if self._expected and not is_open and not hmac.compare_digest(authorization, self._expected):
             message = "The bearer token is missing or wrong."
             body = problem(401, "Unauthorized", message, headers={"www-authenticate": "Bearer"})
         else:
-            body = await self._body(Request(scope, receive))
+            body = await self._read_body(Request(scope, receive))
         if isinstance(body, Response):
             await body(scope, receive, send)
         elif body is not None:
             await self._answer(scope, body, receive, send)
 
-    async def _body(self, request: Request) -> bytes | Response | None:
+    async def _read_body(self, request: Request) -> bytes | Response | None:
         """Return the body, or the response to one that is too large or too slow; None if its client has left."""
         body = bytearray()
         try:
@@ -164,7 +249,7 @@ class Guard:
                 is_answered.set()
 
         answering = asyncio.ensure_future(self._app(scope, messages.get, send_on))
-        leaving = asyncio.ensure_future(_leaving(receive))
+        leaving = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -183,13 +268,6 @@ class Guard:
             _log.error("A request failed: %s at %s", type(error).__name__, " > ".join(places))
 
 
-def _is_open(scope: Scope) -> bool:
-    """Whether a request needs no token: browsers ask without it whether a page may ask, and `OriginCheck` answers."""
-    is_health = scope["method"] == "GET" and scope["path"] in _OPEN
-    return is_health or is_preflight(scope["method"], Headers(scope=scope))
-
-
-async def _leaving(receive: Receive) -> None:
-    """Wait until the client has left."""
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

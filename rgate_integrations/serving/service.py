@@ -20,7 +20,7 @@ from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError, RGateError
 from rgate_integrations.gates.base import CLIENT
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
-from rgate_integrations.serving.wire import DecideItem, likeliest_kind, way_of
+from rgate_integrations.serving.wire import DecideItem, likeliest_kind, route_label
 
 _log = logging.getLogger("rgate_integrations.serving")
 
@@ -28,12 +28,12 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _MOST_LLMS = 64
 
-FOUND_BY = "the request"
-"""Who told which LLM answers, where a request has a model."""
+LLM_NAME_SOURCE = "the request"
+"""Where the LLM's name was found, if a request has a model."""
 
 
-class FullError(RGateError):
-    """As many questions wait as may wait: the client should ask again later, or retrieve."""
+class QueueFullError(RGateError):
+    """The queue is full: the client should ask again later, or retrieve."""
 
 
 class Metrics:
@@ -73,7 +73,7 @@ class Metrics:
         self._seconds.observe(seconds)
         self._sizes.observe(len(decisions))
         for decision in decisions:
-            outcome: str = way_of(decision)
+            outcome: str = route_label(decision)
             if decision.error is not None:
                 outcome = "failed"
                 self.errors.labels(decision.error.type).inc()
@@ -130,16 +130,16 @@ class DecisionService:
         # Names come from anybody: the least recently used are forgotten.
         self._gates = lru_cache(_MOST_LLMS)(partial(LLMGates.for_llm, self.gate))
 
-    def gates(self, llm: str = "", known_by: str = FOUND_BY) -> LLMGates:
+    def gates(self, llm: str = "", name_source: str = LLM_NAME_SOURCE) -> LLMGates:
         """Return the gates for what an LLM knows, or those of the server where that changes nothing."""
         name = llm.rpartition("/")[2].lstrip(".")
-        return self._gates(name, (known_by or CLIENT) if name else "")
+        return self._gates(name, (name_source or CLIENT) if name else "")
 
     async def decide(
         self,
         items: Sequence[DecideItem],
         llm: str = "",
-        known_by: str = FOUND_BY,
+        name_source: str = LLM_NAME_SOURCE,
         milliseconds: float | None = None,
     ) -> list[Decision]:
         """Decide for questions of one request; see `DecisionEngine.decide_batch`.
@@ -147,13 +147,13 @@ class DecisionService:
         Args:
             items: The questions.
             llm: Name of the LLM whose knowledge is judged; may be empty.
-            known_by: Who told its name.
+            name_source: Where that name was found.
             milliseconds: How long the client waits; never longer than this service does.
 
         Raises:
-            FullError: Too many questions wait.
+            QueueFullError: Too many questions wait.
         """
-        gates = self.gates(llm, known_by)
+        gates = self.gates(llm, name_source)
         timeout = min((milliseconds or math.inf) / 1e3, self.timeout)
         # One by one: the gate's own queue makes batches of them, and of those of other clients.
         steps = [Call(run, arun, _decide(item, gates, timeout)) for item in items]
@@ -166,10 +166,12 @@ class DecisionService:
         """Let so many questions be decided, unless too many wait; what is put into the list is counted and logged.
 
         Raises:
-            FullError: Too many questions wait.
+            QueueFullError: Too many questions wait.
         """
         if self._waiting + questions > self._queue:
-            raise FullError(f"{self._waiting} questions wait already.", hint="Ask again later, or retrieve.")
+            raise QueueFullError(
+                f"The queue is full: {self._waiting} questions wait.", hint="Ask again later, or retrieve."
+            )
         began = time.perf_counter()
         decisions: list[Decision] = []
         self._waiting += questions

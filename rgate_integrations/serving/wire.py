@@ -9,90 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, OnErrorOmit, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from rgate_integrations.answering.query_plan import QueryPlan
 from rgate_integrations.decision import Decision, Draft, Text, Threshold
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
-from rgate_integrations.runtime.text import encodable
+from rgate_integrations.serving.llm_requests import parse_question
 
-
-@dataclass(frozen=True)
-class Asked:
-    """A question and what was said before it.
-
-    Attributes:
-        question: The question.
-        history: The earlier turns, oldest first, as gates read them: ``user: …`` and ``assistant: …``.
-    """
-
-    question: str
-    history: tuple[str, ...] = ()
-
-    @property
-    def search_text(self) -> str:
-        """What to search for: of a question that follows on others, also the last thing that the user said."""
-        said = [turn for turn in self.history if turn.startswith("user: ")]
-        if not said:
-            return self.question
-        return f"{said[-1].removeprefix('user: ')}\n{self.question}"
-
-
-class TextPart(BaseModel):
-    """A part of a message that is text."""
-
-    text: str
-
-
-class SaidMessage(BaseModel):
-    """A message that is text alone; what is from a tool or the system was not said by anybody."""
-
-    role: Literal["user", "assistant"]
-    content: str | list[TextPart]
-
-    @property
-    def text(self) -> str:
-        """The text, without half surrogate pairs, which JavaScript that cuts an emoji sends."""
-        if isinstance(self.content, str):
-            return encodable(self.content)
-        return encodable("\n".join(part.text for part in self.content))
-
-
-_SAID = TypeAdapter(
-    list[OnErrorOmit[SaidMessage]]
-)  # other messages, such as those with an image, are left out
-
-
-def question_in(state: object) -> Asked | None:
-    """Return the question of a text, of messages, or of an object that holds either; None without any.
-
-    Of messages it is the last one, if that is the user's and is text alone.
-    """
-    if isinstance(state, Mapping):
-        state = state.get("question", state.get("messages"))
-    if isinstance(state, str):
-        state = [{"role": "user", "content": state}]
-    if not isinstance(state, list) or not state:
-        return None
-    return question_at(state, len(state) - 1)
-
-
-def question_at(messages: list[Any], index: int) -> Asked | None:
-    """Return the question that a message asks; None if that is not the user's, has no text, or more than text."""
-    last = _SAID.validate_python([messages[index]])
-    if not last or last[0].role != "user" or not last[0].text.strip():
-        return None
-    turns = []
-    for message in _SAID.validate_python(messages[:index]):
-        if message.text:
-            turns.append(f"{message.role}: {message.text}")
-    return Asked(last[0].text, tuple(turns))
-
+METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+"""Methods that clients may use, and that a gateway passes on."""
 
 MOST_QUESTIONS = 256
 """Questions of one request."""
@@ -144,8 +73,8 @@ class DecideRequest(BaseModel):
     def items(self) -> list[DecideItem]:
         """Return every question as an item."""
         items = []
-        for each in self.questions:
-            items.append(DecideItem(question=each) if isinstance(each, str) else each)
+        for item in self.questions:
+            items.append(DecideItem(question=item) if isinstance(item, str) else item)
         return items
 
 
@@ -192,10 +121,10 @@ class SystemOneRequest(BaseModel):
                     f"A retrieval gate cannot answer the question {name[:40]!r} of type {question.type[:20]!r}.",
                     hint=_CAN_ASK,
                 )
-        asked = question_in(self.state)
-        if asked is None:
+        turn = parse_question(self.state)
+        if turn is None:
             raise ConfigurationError("There is no question in the state.", hint=_CAN_ASK)
-        return DecideItem(question=asked.question, history=list(asked.history))
+        return DecideItem(question=turn.question, history=list(turn.history))
 
 
 class NoulAnswer(BaseModel):
@@ -226,8 +155,8 @@ class SystemOneResponse(BaseModel):
         """Return the answers that a decision gives."""
         known = decision.effective_p_known  # what is answered has no field for an override
         probabilities = {"retrieve": 1 - known, "direct": known}
-        way = way_of(decision)
-        choice = ChoiceAnswer(choice=way, probabilities=probabilities, confidence=probabilities[way])
+        route = route_label(decision)
+        choice = ChoiceAnswer(choice=route, probabilities=probabilities, confidence=probabilities[route])
         answers: dict[str, NoulAnswer | ChoiceAnswer] = {}
         for name, question in request.questions.items():
             answers[name] = choice if question.is_route else NoulAnswer(noul=known)
@@ -263,7 +192,7 @@ def one_line(text: str) -> str:
     return re.sub(r"[^ -~]", "?", line)[:_LONGEST_LINE]
 
 
-def way_of(decision: Decision) -> Literal["retrieve", "direct"]:
+def route_label(decision: Decision) -> Literal["retrieve", "direct"]:
     """Return what a decision says as clients and metrics have it."""
     return "retrieve" if decision.retrieve else "direct"
 

@@ -18,7 +18,7 @@ from rgate_integrations.runtime.files import SHIPPED, check_replaceable, locked
 from rgate_integrations.runtime.records import read_records
 from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.tuning.arms import Arm
-from rgate_integrations.tuning.collection import Answers, Progress, answers_file, silent
+from rgate_integrations.tuning.collection import Answers, Progress, answers_file, no_progress
 from rgate_integrations.tuning.fitting import ridge_logistic
 from rgate_integrations.tuning.questions import Question
 
@@ -29,7 +29,7 @@ _LEAST_SD = 0.5  # of the prior: the copy on a server may be quantised, or tuned
 
 
 @dataclass(frozen=True)
-class Measured:
+class AbilityEstimate:
     """What came of it.
 
     Attributes:
@@ -55,8 +55,8 @@ def read_anchors() -> list[Question]:
 
 
 def measure_ability(
-    arm: Arm, out: str | Path, *, concurrency: int = 4, progress: Progress = silent
-) -> Measured:
+    arm: Arm, out: str | Path, *, concurrency: int = 4, progress: Progress = no_progress
+) -> AbilityEstimate:
     """Ask an LLM the anchor questions without passages, and estimate its ability from which answers are right.
 
     Answers are kept as they come, in ``out`` with ``.answers.jsonl`` behind it. Run again after a kill, it goes on:
@@ -68,7 +68,7 @@ def measure_ability(
         arm: What answers, such as `rgate_integrations.tuning.arms.ModelArm`; its name gives the prior.
         out: Folder for the ability; one that was measured before is replaced.
         concurrency: Calls at a time.
-        progress: Told what is being done, how far it is, and how far it goes.
+        progress: Progress callback: ``(label, done, total)``.
 
     Raises:
         ConfigurationError: ``out`` is something else than a measured ability, or the answers are from elsewhere.
@@ -83,7 +83,7 @@ def measure_ability(
     with locked(kept):
         answers = Answers(kept, {"direct": arm})
         failed = answers.ask(read_anchors(), concurrency=concurrency, progress=progress)
-        answered = answers.whole()
+        answered = answers.complete()
         if len(answered) < LEAST_ANSWERS:
             raise DataFormatError(
                 f"{len(answered)} of {len(answered) + failed} questions were answered; {LEAST_ANSWERS} are needed.",
@@ -97,7 +97,7 @@ def measure_ability(
             estimate_ability(prior, easiness, slope, right.astype(np.float64)),
             source=f"measured: {sum(right)} of {len(answered)} anchor questions answered rightly",
         )
-        return Measured(ability, prior, failed, save_measured(ability, folder))
+        return AbilityEstimate(ability, prior, failed, save_measured(ability, folder))
 
 
 def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float64Array, float]:

@@ -23,7 +23,7 @@ from rgate_integrations.gates.calibrated import CalibratedGate
 from rgate_integrations.gates.evidence.base import expand_specs
 from rgate_integrations.gates.probability import Method, ProbabilityMap, logits, sigmoids
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
-from rgate_integrations.tuning.collection import Progress, silent
+from rgate_integrations.tuning.collection import Progress, no_progress
 from rgate_integrations.tuning.evaluation import expected_calibration_error, judge
 from rgate_integrations.tuning.questions import DataFile, DraftKind, all_examples
 
@@ -240,7 +240,7 @@ def calibrate(
     method: Method = "platt",
     draft: DraftKind = "proxy",
     seed: int = 0,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
 ) -> Calibration:
     """Calibrate a gate on paired data.
 
@@ -254,7 +254,7 @@ def calibrate(
         method: The probability map.
         draft: What the gate reads, see `rgate_integrations.tuning.evaluation.judge`.
         seed: Seed of the split.
-        progress: Told what is being done, how far it is, and how far it goes.
+        progress: Progress callback: ``(label, done, total)``.
 
     Raises:
         DataFormatError: There are fewer than 20 questions for the threshold.

@@ -25,7 +25,7 @@ from rgate_integrations.tuning.arms import SAMPLE, Arm
 from rgate_integrations.tuning.questions import Question
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Told what is being done, how far it is, and how far it goes."""
+"""Progress callback: ``(label, done, total)``."""
 
 ArmName: TypeAlias = str
 """``"direct"``, ``"retrieve"``, and ``"sample 1"``, ``"sample 2"``, … for further answers without retrieval."""
@@ -37,7 +37,7 @@ _Job: TypeAlias = tuple[int, ArmName, list[Question]]
 _Outcome: TypeAlias = tuple[Draft | Exception, float]
 
 
-def silent(what: str, done: int, total: int) -> None:
+def no_progress(what: str, done: int, total: int) -> None:
     """Tell nobody: the `Progress` of who wants none."""
 
 
@@ -96,7 +96,7 @@ class Answers:
                     f"{str(path)!r} holds something else than answers.", hint="Name another file."
                 )
             else:
-                self._take(Record(f"{path}, line {number}", fields))
+                self._load(Record(f"{path}, line {number}", fields))
         self.add(arms)
 
     def add(self, arms: Mapping[ArmName, Arm]) -> None:
@@ -117,7 +117,7 @@ class Answers:
                 )
         self.arms |= arms
 
-    def whole(self) -> list[Answered]:
+    def complete(self) -> list[Answered]:
         """Return the questions that both arms answered (or the one there is), in the order of asking."""
         found = []
         needed = {"direct", "retrieve"} & self.arms.keys()
@@ -154,7 +154,7 @@ class Answers:
         arms: Sequence[ArmName] | None = None,
         concurrency: int = 4,
         what: str = "asking the LLM",
-        progress: Progress = silent,
+        progress: Progress = no_progress,
     ) -> int:
         """Ask what is missing. A failure is kept as one, and the others go on.
 
@@ -177,7 +177,7 @@ class Answers:
         if arms is None:  # results do not depend on whose answer came first
             known, self._questions = self._questions, {}
             for question in (*questions, *known.values()):
-                self._know(question)
+                self._remember(question)
             arms = list(self.arms)
         jobs = self._jobs(questions, arms)
         total = sum(len(some) for *_, some in jobs)
@@ -187,7 +187,7 @@ class Answers:
             line = _line(arm, question, outcome, seconds)
             # On disk first: what was paid for survives a kill before the next line.
             self._log.append([line])
-            self._take(Record(str(self.path), line))
+            self._load(Record(str(self.path), line))
             done += 1
             progress(what, done, total)
             kind = kind_of(arm)
@@ -244,15 +244,15 @@ class Answers:
         seconds = (perf_counter() - start) / len(some)
         return [(draft, seconds) for draft in drafts]
 
-    def _know(self, question: Question) -> None:
+    def _remember(self, question: Question) -> None:
         known = self._questions.get(question.key)
         if known is None or (question.gold and not known.gold):
             self._questions[question.key] = question
 
-    def _take(self, record: Record) -> None:
+    def _load(self, record: Record) -> None:
         """Take a line of the file into memory."""
         question, arm = Question.of(record), record.text("arm")
-        self._know(question)
+        self._remember(question)
         if "error" in record.fields:
             self._failed.add((arm, question.key))
             return
@@ -275,7 +275,7 @@ def kind_of(arm: ArmName) -> str:
 
 
 def cached_answers(
-    what: str, arms: Mapping[ArmName, Arm], questions: Sequence[Question], progress: Progress = silent
+    what: str, arms: Mapping[ArmName, Arm], questions: Sequence[Question], progress: Progress = no_progress
 ) -> list[dict[ArmName, Draft]]:
     """Ask a local model, and keep its answers in the cache: a training that is started again continues.
 
@@ -283,7 +283,7 @@ def cached_answers(
         what: What is asked for, such as ``"drafts"``.
         arms: What answers; another model, even of the same name, has a file of its own.
         questions: The questions.
-        progress: Told what is being done, how far it is, and how far it goes.
+        progress: Progress callback: ``(label, done, total)``.
 
     Returns:
         The answers to each question, by arm.
@@ -300,7 +300,7 @@ def cached_answers(
         failed = answers.ask(questions, concurrency=1, what=f"writing {what}", progress=progress)
     if failed:
         raise ServerError(f"{failed} {what} could not be written.", hint="Run the same again.")
-    by_key = {each.question.key: dict(each.answers) for each in answers.whole()}
+    by_key = {each.question.key: dict(each.answers) for each in answers.complete()}
     return [by_key[question.key] for question in questions]
 
 

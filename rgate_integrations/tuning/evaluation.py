@@ -18,7 +18,7 @@ from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import DataFormatError, missing_dependency
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
-from rgate_integrations.tuning.collection import Progress, silent
+from rgate_integrations.tuning.collection import Progress, no_progress
 from rgate_integrations.tuning.questions import DraftKind, Example, recorded_drafts
 
 _CHUNK = 64
@@ -62,7 +62,7 @@ def judge(
     examples: Sequence[Example],
     *,
     draft: DraftKind = "proxy",
-    progress: Progress = silent,
+    progress: Progress = no_progress,
 ) -> JudgedQuestions:
     """Let a gate decide for paired questions.
 
@@ -70,7 +70,7 @@ def judge(
         gate: The gate.
         examples: The questions.
         draft: ``"recorded"`` gives it what the LLM wrote without retrieval, ``"proxy"`` and ``"none"`` nothing.
-        progress: Told what is being done, how far it is, and how far it goes.
+        progress: Progress callback: ``(label, done, total)``.
 
     Raises:
         ConfigurationError: There is no such kind of draft.
@@ -161,7 +161,7 @@ def evaluate(
     *,
     name: str = "gate",
     draft: DraftKind = "proxy",
-    progress: Progress = silent,
+    progress: Progress = no_progress,
 ) -> tuple[dict[str, Any], JudgedQuestions]:
     """Evaluate a gate on paired questions, for each data set and pooled.
 

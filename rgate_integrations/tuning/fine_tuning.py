@@ -30,11 +30,21 @@ from rgate_integrations.models.local import TransformersProxy, shared_proxy
 from rgate_integrations.models.pretrained import quiet
 from rgate_integrations.runtime.arrays import BoolArray
 from rgate_integrations.runtime.files import check_replaceable, rename_folder, write_atomically
-from rgate_integrations.tuning.collection import Progress, silent
+from rgate_integrations.tuning.collection import Progress, no_progress
 from rgate_integrations.tuning.evaluation import fold_metrics, question_folds
-from rgate_integrations.tuning.own import Recipe, SampledLabel, TrainingOptions, drafts_for
-from rgate_integrations.tuning.pairs import PROMPTS, RECIPES, Pair, pairs_for, rewriter_pairs, verdict_prompt
 from rgate_integrations.tuning.questions import DataFile, Example, all_examples, check_labels
+from rgate_integrations.tuning.self_labels import SampledLabel
+from rgate_integrations.tuning.training import (
+    PROMPTS,
+    RECIPES,
+    Pair,
+    Recipe,
+    TrainingOptions,
+    drafts_for,
+    pairs_for,
+    rewriter_pairs,
+    verdict_prompt,
+)
 
 try:
     import torch
@@ -55,17 +65,17 @@ def train_adapter(
     out: Path,
     options: TrainingOptions,
     *,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
 ) -> dict[str, Any]:
     """Fine-tune a gate on labelled questions, and save it. Returns the metrics of the cross-validation, if any.
 
     Args:
-        gate: One of `rgate_integrations.tuning.pairs.PROMPTS`.
+        gate: One of `rgate_integrations.tuning.training.PROMPTS`.
         files: The labelled questions.
         model: Base model: catalogue name, folder or Hub id.
         out: Folder for the trained gate; `load_gate` takes it.
         options: What is read, how it is trained and described; drafts are for `ik` and `slimplm` only.
-        progress: Told what is being done, how far it is, and how far it goes.
+        progress: Progress callback: ``(label, done, total)``.
 
     Raises:
         ConfigurationError: The gate is not trained so, or not with these options.
@@ -137,16 +147,16 @@ def train_rewriter(
     out: Path,
     options: TrainingOptions,
     *,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
 ) -> None:
     """Fine-tune the claim rewriter on annotated claims, and save its adapter.
 
     Args:
-        paths: What `rgate_integrations.tuning.pairs.rewriter_pairs` reads.
+        paths: What `rgate_integrations.tuning.training.rewriter_pairs` reads.
         model: Base model: catalogue name, folder or Hub id.
         out: Folder for the adapter.
         options: Of these, recipe, seed and resume.
-        progress: Told what is being done, how far it is, and how far it goes.
+        progress: Progress callback: ``(label, done, total)``.
     """
     fine_tune(
         rewriter_pairs(paths),
@@ -167,7 +177,7 @@ def fine_tune(
     *,
     seed: int = 0,
     resume: bool = False,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
 ) -> None:
     """Train a LoRA adapter and save it; only the logits of the targets are computed.
 
@@ -181,7 +191,7 @@ def fine_tune(
         recipe: How.
         seed: Seed of the adapter's weights, the order and the dropout.
         resume: Continue from the last checkpoint of this very run, if there is one.
-        progress: Told what is being done, how far it is, and how far it goes.
+        progress: Progress callback: ``(label, done, total)``.
 
     Raises:
         ConfigurationError: There is nothing to train on, ``out`` is something else than an adapter, or the run that

@@ -150,7 +150,7 @@ def fit_gate(
     # Thresholds come from a fixed grid, not from these scores: the guarantee needs that.
     choice = policy.choose(p, known, rag)
     if not choice.guaranteed:
-        choice = replace(choice, guarantee=f"{choice.guarantee} {_how_many(policy, p, known, rag)}")
+        choice = replace(choice, guarantee=f"{choice.guarantee} {_required_questions(policy, p, known, rag)}")
     correction = fit_correction(table, seed)
     before, after = auc(table.prior, known), auc(held_out, known)
     # Logged decisions are compared with what this very gate gives, not with what those of the folds gave.
@@ -158,7 +158,7 @@ def fit_gate(
         "seed": seed,
         "labels": labels.kind,
         "samples": labels.samples,
-        "unlabelled": labels.unknown,
+        "unlabelled": labels.unlabelled,
         "known": round(float(known.mean()), 4),
         "auc": round(after, 4),
         "auc_before": round(before, 4),
@@ -167,13 +167,13 @@ def fit_gate(
         "folds": FOLDS,
         **(facts or {}),
     }
-    artifact = _fold(
+    artifact = _to_artifact(
         correction, basis, readings, tokens=tokens, llm=llm, threshold=choice.threshold, provenance=provenance
     )
     return FittedGate(artifact, choice, places, p, after, before)
 
 
-def _fold(correction: Correction, basis: Basis, readings: Readings, **facts: Any) -> TunedArtifact:
+def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **facts: Any) -> TunedArtifact:
     """Fold the basis into weight and bias, so that the gate multiplies the states once."""
     many = basis.projection.shape[1]
     (slope,), states, head, (bias,) = np.split(correction.weights, [1, 1 + many, -1])
@@ -197,7 +197,7 @@ def _read_beginnings(labels: Labels, tokens: int) -> tuple[PositionArray, Float6
     return places, np.array(features)
 
 
-def _how_many(policy: Policy, p: Float64Array, known: BoolArray, rag: BoolArray) -> str:
+def _required_questions(policy: Policy, p: Float64Array, known: BoolArray, rag: BoolArray) -> str:
     """Say how many questions like these would do: they are drawn with replacement, and the policy chooses on them."""
     rng = np.random.default_rng(0)
     for times in (2, 4, 8, 16, 32):

@@ -22,7 +22,14 @@ from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.runtime.files import json_line, locked, write_atomically
 from rgate_integrations.runtime.text import contains_answer, is_correct, normalise
 from rgate_integrations.tuning.arms import Arm, ModelArm
-from rgate_integrations.tuning.collection import Answered, Answers, ArmName, Progress, answers_file, silent
+from rgate_integrations.tuning.collection import (
+    Answered,
+    Answers,
+    ArmName,
+    Progress,
+    answers_file,
+    no_progress,
+)
 from rgate_integrations.tuning.questions import Question, Questions, read_questions
 
 JUDGE = PromptTemplate(
@@ -72,7 +79,7 @@ class Labels:
         rag: Whether the answer with retrieval is right, shape (n,).
         target: What gates are fitted to, in [0, 1], shape (n,): which share of a question's samples is right (KBM,
             section 2.2). A question without a sample that has a label counts as its answer does.
-        unknown: How many questions have no label.
+        unlabelled: How many questions have no label.
         judge: Name of the model that judges, if there is one.
     """
 
@@ -81,7 +88,7 @@ class Labels:
     known: BoolArray
     rag: BoolArray
     target: Float64Array
-    unknown: int
+    unlabelled: int
     judge: str = ""
 
     @property
@@ -115,7 +122,7 @@ def label(
     judge: LanguageModel | None = None,
     embedder: Embedder | None = None,
     concurrency: int = 4,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
 ) -> Labels:
     """Label the answers of all arms.
 
@@ -132,7 +139,7 @@ def label(
         DataFormatError: Gold answers are needed, and no question has some.
         ServerError: The judge could not be asked.
     """
-    answered = answers.whole()
+    answered = answers.complete()
     with_gold = [each for each in answered if each.question.gold]
     if kind == "auto":
         kind = "agreement"
@@ -165,7 +172,7 @@ def label(
         known=known.astype(bool),
         rag=rag.astype(bool),
         target=target,
-        unknown=len(answered) - len(kept),
+        unlabelled=len(answered) - len(kept),
         judge="" if judge is None else judge.name,
     )
 
@@ -236,7 +243,7 @@ class JudgeArm(ModelArm):
 
 
 def ask_judge(
-    answers: Answers, judge: LanguageModel, *, concurrency: int = 4, progress: Progress = silent
+    answers: Answers, judge: LanguageModel, *, concurrency: int = 4, progress: Progress = no_progress
 ) -> Verdicts:
     """Let a model judge every answer to a question with gold answers, and keep what it says.
 
@@ -252,7 +259,7 @@ def ask_judge(
     Raises:
         ServerError: The judge could not be asked.
     """
-    answered = [each for each in answers.whole() if each.question.gold]
+    answered = [each for each in answers.complete() if each.question.gold]
     found: dict[tuple[ArmName, str], bool | None] = {}
     for arm in list(answers.arms):
         judged = {}
@@ -295,7 +302,7 @@ def collect(
     k: int = 3,
     tokens: int = 64,
     judge: LanguageModel | None = None,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
 ) -> Path:
     """Ask an LLM questions without and with retrieval, and write paired data, one JSON record a line.
 
@@ -311,7 +318,7 @@ def collect(
         tokens: Maximum length of an answer.
         judge: A model that judges answers against the gold ones; what it does not tell, and everything without a
             judge, is judged by containment (`rgate_integrations.runtime.text.is_correct`).
-        progress: Told what is being done, how far it is, and how far it goes.
+        progress: Progress callback: ``(label, done, total)``.
 
     Returns:
         ``out``; `rgate_integrations.tuning.questions.read_paired` reads it.
@@ -339,7 +346,7 @@ def collect(
         answers.ask(asked, progress=progress)
         verdicts = {} if judge is None else ask_judge(answers, judge, progress=progress)
         write_atomically(
-            out, "".join(json_line(_record(each, llm.name, verdicts)) for each in answers.whole())
+            out, "".join(json_line(_record(each, llm.name, verdicts)) for each in answers.complete())
         )
     return out
 

@@ -13,10 +13,10 @@ from rgate_integrations.models.base import HasStates
 from rgate_integrations.models.pooling import PooledLayer, Pooling, Span, middle_layers
 from rgate_integrations.models.proxies import read_states
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
-from rgate_integrations.tuning.collection import Progress, silent
+from rgate_integrations.tuning.collection import Progress, no_progress
 from rgate_integrations.tuning.evaluation import fold_metrics, question_folds
-from rgate_integrations.tuning.own import TrainingOptions, drafts_for
 from rgate_integrations.tuning.questions import DataFile, DraftKind, Question, all_examples, check_labels
+from rgate_integrations.tuning.training import TrainingOptions, drafts_for
 
 COMPONENTS = 128
 """Principal components that are kept of a layer."""
@@ -46,7 +46,7 @@ def train_probe(
     proxy: HasStates,
     options: TrainingOptions,
     *,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
 ) -> ProbeArtifact:
     """Train a probe: read the questions with the proxy, cross-validate, then fit on everything.
 
@@ -54,7 +54,7 @@ def train_probe(
         files: The examples.
         proxy: The model whose hidden states are read.
         options: What is read, and how the result is described.
-        progress: Told what is being done, how far it is, and how far it goes.
+        progress: Progress callback: ``(label, done, total)``.
 
     Raises:
         DataFormatError: All labels are the same, or there are fewer questions than folds.

@@ -211,7 +211,7 @@ def write_card(name: str, labels: Labels, llm: str, notes: Notes, failed: int) -
         f"A retrieval gate of `rgate-integrations`, tuned on {plain(llm)}.",
         "",
         f"- **Labels** ({labels.kind}): {labels.description}",
-        f"- **Questions**: {len(labels.known)} with a label, {labels.unknown} without; {failed} calls failed.",
+        f"- **Questions**: {len(labels.known)} with a label, {labels.unlabelled} without; {failed} calls failed.",
         f"- **Right without retrieval**: {np.mean(labels.known):.1%}; with retrieval: {np.mean(labels.rag):.1%}.",
         "",
     ]

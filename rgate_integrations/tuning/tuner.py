@@ -19,7 +19,7 @@ from rgate_integrations.models.base import LanguageModel, Proxy
 from rgate_integrations.runtime.files import existing_folder, locked, write_folder
 from rgate_integrations.tuning.arms import Arm, as_arm, sampling_arms
 from rgate_integrations.tuning.calibration import MaxLoss, Policy
-from rgate_integrations.tuning.collection import Answers, ArmName, Progress, answers_file, silent
+from rgate_integrations.tuning.collection import Answers, ArmName, Progress, answers_file, no_progress
 from rgate_integrations.tuning.fitting import (
     FittedGate,
     check_labels,
@@ -80,7 +80,7 @@ class TuneOptions:
 
 
 @dataclass(frozen=True, repr=False)
-class Tuned:
+class TuneResult:
     """What came of it.
 
     Attributes:
@@ -103,7 +103,7 @@ class Tuned:
         return "\n".join(
             [
                 f"{self.folder}: tuned on {len(self.labels.known)} questions ({self.labels.kind}); "
-                f"{self.labels.unknown} have no label, {self.failed} calls failed.",
+                f"{self.labels.unlabelled} have no label, {self.failed} calls failed.",
                 *(f"{gate}: {said[0]}" for gate, said in self.notes.items()),
                 f"More is in {self.folder / REPORT}.",
             ]
@@ -119,8 +119,8 @@ def tune(
     options: TuneOptions | None = None,
     update: bool = False,
     before: Callable[[int, Mapping[str, int]], None] | None = None,
-    progress: Progress = silent,
-) -> Tuned:
+    progress: Progress = no_progress,
+) -> TuneResult:
     """Ask an LLM the questions of a log without and with retrieval, and fit a gate to what came out.
 
     Answers are kept as they come. Run again after a kill, it goes on: no call that was answered is made again. The
@@ -138,7 +138,7 @@ def tune(
         update: Whether ``out`` may exist: it is replaced by a gate that is fitted to old and new questions.
         before: Told how many questions there are, and how many LLM calls are left to make: ``"direct"``,
             ``"retrieve"`` and, if there are any, ``"sample"``. What it raises ends the run.
-        progress: Told what is being done, how far it is, and how far it goes.
+        progress: Progress callback: ``(label, done, total)``.
 
     Raises:
         ConfigurationError: ``out`` exists, an arm cannot answer, or the answers are from elsewhere.
@@ -190,7 +190,7 @@ def _check_out(folder: Path, update: bool) -> None:
 
 def _fit_and_write(
     answers: Answers, folder: Path, failed: int, options: TuneOptions, progress: Progress
-) -> Tuned:
+) -> TuneResult:
     """Label the answers, read the questions, fit both gates, and write them."""
     labels = label(
         answers,
@@ -221,4 +221,4 @@ def _fit_and_write(
     files[REPORT] = write_page(labels, question, begun, readings.prior, notes)
     files[CARD] = write_card(folder.name, labels, llm, notes, failed)
     write_folder(folder, files)
-    return Tuned(folder, question, begun, labels, failed, notes)
+    return TuneResult(folder, question, begun, labels, failed, notes)

@@ -1,0 +1,96 @@
+"""Labels of a model's own answers: right or wrong, or the share or the agreement of sampled ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Literal, get_args
+
+from rgate_integrations.gates.papers.boundary import certainty
+from rgate_integrations.models.base import LanguageModel
+from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
+from rgate_integrations.runtime.records import read_records
+from rgate_integrations.runtime.text import comparable, is_correct, normalise
+from rgate_integrations.tuning.arms import ModelArm, sampling_arms
+from rgate_integrations.tuning.collection import Progress, cached_answers, no_progress
+from rgate_integrations.tuning.questions import DataFile, Question, read_examples
+
+SampledLabel = Literal["accuracy", "certainty"]
+"""``accuracy``: the share of right answers, which needs gold answers; ``certainty``: their agreement."""
+
+SELF_LABEL = "own_answer_correct"
+"""Whether the likeliest answer holds a gold one."""
+
+SAMPLES = 30
+"""Sampled answers to each question, at temperature 1: KBM's numbers (section 2.2)."""
+
+
+def needs_sampling(paths: Sequence[Path], label: str) -> bool:
+    """Whether a label is one of sampled answers, and the files do not hold it."""
+    if label not in get_args(SampledLabel):
+        return False
+    records = chain.from_iterable(map(read_records, paths))
+    return not any(label in record.fields for record in records)
+
+
+def label_own_answers(
+    paths: Sequence[Path],
+    proxy: LanguageModel,
+    label: str = SELF_LABEL,
+    *,
+    prompt: PromptTemplate = ANSWER,
+    seed: int = 0,
+    progress: Progress = no_progress,
+) -> list[DataFile]:
+    """Read questions, let the model answer them, and label each by its answers.
+
+    The answers are kept in a file of the cache: a restart continues where it was. Samples are drawn with the prompt,
+    the temperature and the length with which the ``boundary`` gate samples.
+
+    Args:
+        paths: JSONL files, also gzipped, with ``question`` and, unless the label is the certainty, ``gold_answers``.
+        proxy: The model whose knowledge is labelled.
+        label: `SELF_LABEL`, or a `SampledLabel`.
+        prompt: What it is asked for its likeliest answer.
+        seed: Seed of the samples.
+        progress: Progress callback: ``(label, done, total)``.
+
+    Raises:
+        DataFormatError: A line lacks a key; the message names file and line.
+    """
+    questions = []
+    for record in chain.from_iterable(map(read_records, paths)):
+        question = Question.of(record)
+        if not question.gold and label != "certainty":
+            raise record.wrong("no gold_answers, which the model's own answers are compared with")
+        questions.append(question)
+    if label == SELF_LABEL:
+        answers = cached_answers("answers", {"direct": ModelArm(proxy, prompt=prompt)}, questions, progress)
+    else:
+        arm = ModelArm(proxy, tokens=16, prompt=SHORT_ANSWER)
+        answers = cached_answers("samples", sampling_arms(arm, SAMPLES, seed), questions, progress)
+    targets = {}
+    for question, drafts in zip(questions, answers, strict=True):
+        texts = [draft.text for draft in drafts.values()]
+        if label == "certainty":
+            targets[question.text] = sampled_certainty(texts)
+        else:
+            targets[question.text] = sampled_accuracy(texts, question.gold)
+    return read_examples(paths, label, targets)
+
+
+def sampled_accuracy(samples: Sequence[str], gold: Sequence[str]) -> float:
+    """Return the share of sampled answers that are right (KBM, section 2.2): the accuracy label, in [0, 1]."""
+    return sum(is_correct(sample, gold) for sample in samples) / max(len(samples), 1)
+
+
+def sampled_certainty(samples: Sequence[str]) -> float:
+    """Return C = 1 - H / H_max of sampled answers (KBM, equations 1 and 2): the certainty label, in [0, 1].
+
+    Where all samples are empty, nothing is known: 0.
+    """
+    if not any(map(normalise, samples)):
+        return 0.0
+    return certainty(list(Counter(comparable(samples)).values()))

@@ -1,0 +1,283 @@
+"""How gates are trained: options, the papers' recipes, drafts to read, and what LoRA adapters learn to write."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+from rgate_integrations.answering.claims import Claim, parse_claims, print_claims
+from rgate_integrations.answering.rewriting import REWRITE
+from rgate_integrations.decision import Draft
+from rgate_integrations.errors import DataFormatError
+from rgate_integrations.gates.papers.boundary import BOUNDARY_QUESTION
+from rgate_integrations.gates.papers.verdicts import (
+    CONTEXT_PROMPT,
+    IK_DRAFT,
+    IK_QUESTION,
+    JUDGMENT,
+    PARAMETRIC_PROMPT,
+    RET,
+    TARGETS,
+)
+from rgate_integrations.models.base import Proxy
+from rgate_integrations.models.proxies import language_model
+from rgate_integrations.prompts import PromptTemplate, answering
+from rgate_integrations.runtime.records import Record, read_records
+from rgate_integrations.tuning.arms import ModelArm
+from rgate_integrations.tuning.collection import Progress, cached_answers, no_progress
+from rgate_integrations.tuning.questions import LABEL, DataFile, DraftKind, Example, Question, recorded_drafts
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to fine-tune.
+
+    Attributes:
+        epochs: Passes over the pairs.
+        learning_rate: Peak learning rate.
+        batch_size: Pairs an optimizer step.
+        rank: LoRA rank.
+        alpha: LoRA scaling.
+        dropout: LoRA dropout.
+        schedule: Learning rate schedule of transformers.
+        warmup: Share of the steps that warm up.
+        per_device: Pairs a forward pass; several passes make a step.
+    """
+
+    epochs: float
+    learning_rate: float
+    batch_size: int = 16
+    rank: int = 8
+    alpha: int = 16
+    dropout: float = 0.05
+    schedule: str = "linear"
+    warmup: float = 0.0
+    per_device: int = 8
+
+    def with_options(self, **options: Any) -> Self:
+        """Return a copy with the options that are not None."""
+        return replace(self, **{name: value for name, value in options.items() if value is not None})
+
+
+RECIPES: dict[str, Recipe] = {
+    "slimplm": Recipe(epochs=2, learning_rate=1e-4),
+    "ik": Recipe(epochs=1, learning_rate=1e-4),
+    "adapt": Recipe(epochs=3, learning_rate=3e-4, batch_size=128),
+    "boundary": Recipe(epochs=3, learning_rate=1e-5, batch_size=4, schedule="cosine", warmup=0.02),
+    "rewriter": Recipe(epochs=2, learning_rate=1e-4),
+}
+"""The papers' settings: SlimPLM section 4.4, IK section 3.1, ADAPT-LLM section 4.3, KBM appendix; where a paper
+fine-tunes all weights or names no batch size, LoRA of rank 8 and 16 pairs a step."""
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What a gate is trained to read, how it is trained and tested, and how it is described.
+
+    Attributes:
+        draft: ``"proxy"`` reads the proxy's own drafts, ``"recorded"`` what the LLM wrote, ``"none"`` the question
+            alone.
+        tokens: Draft tokens to read.
+        folds: Folds of the cross-validation. 0 is 5 for a probe, which is calibrated on them, and no cross-validation
+            for a gate that is fine-tuned.
+        seed: Seed of everything.
+        label: Name of the label.
+        labelled_by: What made the labels, for the model card; empty if the data came with them.
+        llm: Name of the LLM whose answers were labelled.
+        system: System turn of the prompt that the answers are written under (probes only); None is that of `ANSWER`.
+        recipe: How to fine-tune; the paper's settings when None.
+        resume: Continue a fine-tuning that was killed.
+    """
+
+    draft: DraftKind = "proxy"
+    tokens: int = 32
+    folds: int = 0
+    seed: int = 0
+    label: str = LABEL
+    labelled_by: str = ""
+    llm: str = "the LLM of the training data"
+    system: str | None = None
+    recipe: Recipe | None = None
+    resume: bool = False
+
+    @property
+    def prompt(self) -> PromptTemplate:
+        """The prompt that the question stands in, and that drafts are written for."""
+        return answering(self.system)
+
+    @property
+    def reads(self) -> dict[str, Any]:
+        """Which drafts the trained gate reads, as parameters of a gate."""
+        if self.draft == "none":
+            return {"tokens": 0, "source": "proxy"}
+        return {"tokens": self.tokens, "source": self.draft}
+
+    def provenance(self, files: Sequence[DataFile], recipe: str, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Return where a trained gate comes from, as JSON values.
+
+        Args:
+            files: What it was trained on.
+            recipe: How it was trained, in words or JSON.
+            metrics: What the cross-validation found.
+        """
+        versions = {"python": platform.python_version()}
+        for name in ("torch", "transformers", "peft", "scikit-learn", "numpy"):
+            versions[name] = version(name)
+        return {
+            "label": f"{self.label} of {self.labelled_by}" if self.labelled_by else self.label,
+            "seed": self.seed,
+            "folds": self.folds,
+            "recipe": recipe,
+            "data": list(map(DataFile.as_provenance, files)),
+            "metrics": metrics,
+            "versions": versions,
+            "licence": "that of the training data",
+        }
+
+
+def drafts_for(
+    proxy: Proxy, questions: Sequence[Question], options: TrainingOptions, progress: Progress = no_progress
+) -> list[Draft] | None:
+    """Return a draft a question as the options ask for, or None for the question alone.
+
+    The proxy's drafts are kept in a file of the cache: a restart continues where it was.
+
+    Raises:
+        DataFormatError: Recorded drafts are asked for, and some questions have none.
+    """
+    recorded = recorded_drafts(questions, options.draft)
+    if options.draft == "none":
+        return None
+    if options.draft == "proxy":
+        arm = ModelArm(language_model(proxy), tokens=options.tokens, prompt=options.prompt)
+        answers = cached_answers("drafts", {"direct": arm}, questions, progress)
+        return [drafts["direct"] for drafts in answers]
+    drafts = []
+    for draft in filter(None, recorded):
+        head = proxy.truncate(draft.text, options.tokens)
+        drafts.append(Draft(text=(head or draft.text).strip(), source="recorded", finished=head is None))
+    return drafts
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prompt and the text that should continue it.
+
+    Attributes:
+        prompt: The template.
+        values: Its fields.
+        target: What the model should write.
+        weight: Weight of the pair in the loss; a soft label is two pairs.
+        ends: Whether the end of the turn follows the target; verdicts are only ever scored.
+    """
+
+    prompt: PromptTemplate
+    values: Mapping[str, str]
+    target: str
+    weight: float = 1.0
+    ends: bool = True
+
+
+_VERDICTS = {
+    "ik": ("Yes", "No"),
+    "slimplm": TARGETS,
+    "boundary": ("known", "unknown"),
+}
+"""What a gate writes for a known question, and for an unknown one."""
+
+PROMPTS = {
+    "ik": IK_QUESTION,
+    "slimplm": JUDGMENT,
+    "adapt": PARAMETRIC_PROMPT,
+    "boundary": BOUNDARY_QUESTION,
+}
+"""The prompt of each gate that is trained by fine-tuning, before a draft is read."""
+
+
+def verdict_prompt(gate: str, drafted: bool) -> PromptTemplate:
+    """Return the prompt under which a trained gate gives its verdict."""
+    if gate == "ik" and drafted:
+        return IK_DRAFT
+    return PROMPTS[gate]
+
+
+def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
+    """Turn a labelled question into what a gate learns to write.
+
+    A soft label becomes two weighted pairs. ADAPT-LLM's two-prompt set (section 3.1, algorithm 1): the gold
+    answer where the LLM was right; ``<RET>``, and the gold answer given the context, where it was wrong.
+
+    Args:
+        gate: ``"ik"``, ``"slimplm"``, ``"adapt"`` or ``"boundary"``.
+        example: The question.
+        draft: Its draft, for gates that read drafts, or None.
+
+    Raises:
+        DataFormatError: ADAPT-LLM needs gold answers, and the question has none.
+    """
+    question = example.question
+    values = {"question": question.text}
+    if gate != "adapt":
+        prompt = verdict_prompt(gate, draft is not None)
+        known, unknown = _VERDICTS[gate]
+        if draft is not None:
+            values["draft"] = draft.text
+        ends = gate == "slimplm"
+        pairs = [
+            Pair(prompt, values, known, example.target, ends),
+            Pair(prompt, values, unknown, 1 - example.target, ends),
+        ]
+        return [pair for pair in pairs if pair.weight > 0]
+    if not question.gold:
+        raise DataFormatError(
+            f"{question.text[:60]!r} has no gold_answers.", hint="ADAPT-LLM learns to answer: give them."
+        )
+    if example.known:
+        return [Pair(PARAMETRIC_PROMPT, values, question.gold[0])]
+    pairs = [Pair(PARAMETRIC_PROMPT, values, RET)]
+    if question.context:
+        pairs.append(Pair(CONTEXT_PROMPT, {**values, "context": question.context}, question.gold[0]))
+    return pairs
+
+
+def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
+    """Read annotated claims (SlimPLM, section 3.3) as pairs for the claim rewriter.
+
+    Each line needs ``question``, ``closed_book_text`` (the heuristic answer) and ``claims``: a list of objects
+    with ``claim``, ``query`` and ``needs_search``; or ``rewritten``: the tagged text itself.
+    """
+    pairs = []
+    for path in paths:
+        for record in read_records(path, hint='Each line needs "question", "closed_book_text", "claims".'):
+            values = {"question": record.text("question"), "draft": record.optional_text("closed_book_text")}
+            tagged = record.optional_text("rewritten") or _tagged(record)
+            if tagged:
+                pairs.append(Pair(REWRITE, values, tagged))
+    return pairs
+
+
+def _tagged(record: Record) -> str:
+    """Return claims as the rewriter should write them; empty where that text could not be read back."""
+    annotated = record.fields.get("claims")
+    if not isinstance(annotated, list):
+        raise record.wrong("no claims")
+    claims = []
+    for fields in annotated:
+        each = Record(record.where, fields if isinstance(fields, dict) else {}, record.hint)
+        text, needs_search = each.optional_text("claim"), each.fields.get("needs_search")
+        if not text:
+            continue
+        if needs_search is not None and not isinstance(needs_search, bool):
+            raise each.wrong("needs_search is neither true nor false")
+        query = each.optional_text("query") or text
+        claims.append(
+            Claim(text=" ".join(text.split()), query=" ".join(query.split()), needs_search=needs_search)
+        )
+    printed = print_claims(claims)
+    if len(parse_claims(printed)) != len(claims):
+        return ""
+    return printed
