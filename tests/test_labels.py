@@ -173,7 +173,7 @@ def test_a_label_is_the_share_of_samples_that_are_right(gold, said, share):
 def test_a_server_is_asked_for_samples_and_the_gate_is_fitted_to_the_share_that_is_right(
     tmp_path, prior, fake
 ):
-    found = tuned(tmp_path, prior, direct=fake(drawn), options={"samples": 4})
+    found = tuned(tmp_path, prior, direct=fake(drawn), options={"num_samples": 4})
     drawn_with = [(body["temperature"], body["seed"]) for _, body, _ in Fake.seen if body["temperature"] > 0]
     assert sorted(drawn_with) == sorted([(1.0, seed) for seed in range(4)] * N)
     assert found.labels.target.tolist() == [
@@ -187,7 +187,7 @@ def test_a_sample_that_fails_is_counted_and_the_others_are_read(tmp_path, prior,
     def fails(body):
         return (500, "oh") if body.get("seed") == 2 and "number 8?" in str(body) else drawn(body)
 
-    found = tuned(tmp_path, prior, direct=fake(fails, retries=0), options={"samples": 4})
+    found = tuned(tmp_path, prior, direct=fake(fails, retries=0), options={"num_samples": 4})
     assert found.failed == 1
     # Of the even numbers one of four samples is wrong, and of number 8 one that is right is missing.
     assert np.unique(found.labels.target) == pytest.approx([0, 2 / 3, 3 / 4])
@@ -198,7 +198,7 @@ def test_a_sample_that_fails_is_counted_and_the_others_are_read(tmp_path, prior,
     [
         ({"labels": "judge"}, Direct(), "A judge is needed"),
         # An object of the application cannot be made to sample.
-        ({"samples": 2}, pytest.fail, "at random"),
+        ({"num_samples": 2}, pytest.fail, "at random"),
     ],
 )
 def test_labels_that_nobody_can_make(tmp_path, prior, options, direct, said):

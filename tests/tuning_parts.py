@@ -109,7 +109,9 @@ def tuned(tmp_path, prior, given=None, *, direct=None, retrieve=retrieve, option
         direct=direct or Direct(),
         retrieve=retrieve,
         out=tmp_path / "my-gate",
-        options=TuneOptions(**{"prior": prior, "policy": MaxLoss(0.2), "proxy": Reader(), **(options or {})}),
+        options=TuneOptions(
+            **{"init_from": prior, "policy": MaxLoss(0.2), "proxy": Reader(), **(options or {})}
+        ),
         **more,
     )
 

@@ -106,14 +106,21 @@ def ask(
     loaded.decide("Is this a question?")  # loads the model, so that the first question's time is its own
     failed = False
     for question in _read_questions(questions):
-        decision, told = _answer(question, loaded, answering, searched, k, threshold)
+        decision, answer = _answer(question, loaded, answering, searched, k, threshold)
         failed = failed or decision.error is not None
         if as_json:
-            print_json({**_as_json(question, decision), **told})
+            print_json({**_as_json(question, decision), **answer})
             continue
         _print_decision(question, decision)
-        if told:
-            _print_answer(told)
+        if not answer:
+            continue
+        for query in answer["queries"]:
+            say(f"searched       {query}")
+        for passage in answer["passages"]:
+            say(f"found     {passage['score']:.2f} {passage['title']}: {passage['text'][:110]}")
+        say(f"answer         {answer['answer']}", bold=True)
+        for stage, milliseconds in answer["timings"].items():
+            say(f"time           {stage} {milliseconds:.0f} ms", dim=True)
     if failed:
         raise typer.Exit(1)
 
@@ -142,13 +149,13 @@ def _answer(
     (plan,) = plan_queries([decision])
     queries = plan.texts
     hits = fuse(index().search(queries, k), key=passage_id, k=k) if queries else []
-    found = time.perf_counter()
+    searched = time.perf_counter()
     (written,) = write_answers(llm, [decision.question], [[hit.passage for hit in hits]])
     ended = time.perf_counter()
     milliseconds = {
         "gate": round((decided - began) * 1e3, 1),
-        "search": round((found - decided) * 1e3, 1),
-        "answer": round((ended - found) * 1e3, 1),
+        "search": round((searched - decided) * 1e3, 1),
+        "answer": round((ended - searched) * 1e3, 1),
     }
     return decision, {
         "queries": queries,
@@ -156,16 +163,6 @@ def _answer(
         "answer": written.text,
         "timings": milliseconds,
     }
-
-
-def _print_answer(told: dict[str, Any]) -> None:
-    for query in told["queries"]:
-        say(f"searched       {query}")
-    for passage in told["passages"]:
-        say(f"found     {passage['score']:.2f} {passage['title']}: {passage['text'][:110]}")
-    say(f"answer         {told['answer']}", bold=True)
-    for stage, milliseconds in told["timings"].items():
-        say(f"time           {stage} {milliseconds:.0f} ms", dim=True)
 
 
 def _read_questions(arguments: list[str] | None) -> Iterator[str]:
@@ -223,13 +220,13 @@ def _read_requests(
         yield fields["question"], item
 
 
-def _as_json(asked: object, decision: Decision) -> dict[str, Any]:
+def _as_json(question: object, decision: Decision) -> dict[str, Any]:
     """Return a decision, or its error, as JSON values; ``question`` is the question as it was asked."""
     if decision.error is not None:
-        return {"question": asked, "retrieve": True, "error": decision.error.model_dump()}
-    found: dict[str, Any] = decision.model_dump(mode="json", exclude={"draft", "error"})
-    found["draft"] = None if decision.draft is None else decision.draft.text
-    return found
+        return {"question": question, "retrieve": True, "error": decision.error.model_dump()}
+    fields: dict[str, Any] = decision.model_dump(mode="json", exclude={"draft", "error"})
+    fields["draft"] = None if decision.draft is None else decision.draft.text
+    return fields
 
 
 def _print_decision(asked: object, decision: Decision) -> None:

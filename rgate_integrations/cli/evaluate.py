@@ -11,6 +11,7 @@ from rgate_integrations.cli.index import open_index
 from rgate_integrations.cli.terminal import (
     DEFAULT_GATE,
     DEFAULT_LLM,
+    KEPT_ANSWERS,
     AnswerTokens,
     Bar,
     BudgetOption,
@@ -57,7 +58,7 @@ def collect(
 
     asked = read_questions(questions, gold=True)
     searched = None if closed_book else open_index(index)
-    with Bar(f"asking {llm}", stopped="What was answered is kept. Run the same command to resume.") as bar:
+    with Bar(f"asking {llm}", stopped=KEPT_ANSWERS) as bar:
         run(
             asked,
             shared_proxy(llm),
@@ -98,10 +99,10 @@ def evaluate(
     if latency is not None:
         direct, rag = latency
         rate, gate_ms = result["pooled"]["retrieval_rate"], result["gate_ms"]
-        found = result["break_even"] = break_even(rate, gate=gate_ms, direct=direct, rag=rag)
+        saving = result["break_even"] = break_even(rate, gate=gate_ms, direct=direct, rag=rag)
         say(
-            f"mean time a question: always {found['always_ms']} ms, gated {found['gated_ms']} ms; the gate "
-            f"({gate_ms:.1f} ms) pays below a retrieval rate of {found['break_even']:.1%}"
+            f"mean time a question: always {saving['always_ms']} ms, gated {saving['gated_ms']} ms; the gate "
+            f"({gate_ms:.1f} ms) pays below a retrieval rate of {saving['break_even']:.1%}"
         )
     if out is not None:
         result["questions"] = []  # what `rgate report` shows of each
@@ -183,12 +184,12 @@ def calibrate(
     files = read_paired(data)
     loaded = _gate_for(gate, draft, proxy)
     with Bar("reading the gate", stopped=_NOT_WRITTEN) as bar:
-        found = run(loaded, files, policy, progress=bar.tell, draft=draft, method=probability)
-    save_gate(saved_gate(found.gate.gate, found.provenance), out)
-    say(found.choice.guarantee, bold=True)
-    facts = found.provenance
+        calibration = run(loaded, files, policy, progress=bar.tell, draft=draft, method=probability)
+    save_gate(saved_gate(calibration.gate.gate, calibration.provenance), out)
+    say(calibration.choice.guarantee, bold=True)
+    facts = calibration.provenance
     say(
-        f"threshold {found.choice.threshold:.3f}, retrieval rate {facts['retrieval_rate']:.1%} on {facts['n']} "
+        f"threshold {calibration.choice.threshold:.3f}, retrieval rate {facts['retrieval_rate']:.1%} on {facts['n']} "
         f"questions; calibration error {facts['ece_before']:.3f} -> {facts['ece']:.3f}"
     )
     say_saved(out)
@@ -254,10 +255,10 @@ def monitor(
             logged.append(p_known)
     scores = calibration.numbers("scores")
     n = calibration.optional_number("n") or len(scores)
-    found = measure_drift(scores, n, logged, saved.threshold)
-    low, high = found.interval
+    drift = measure_drift(scores, n, logged, saved.threshold)
+    low, high = drift.interval
     say(
-        f"{found.n} decisions: retrieval rate {found.retrieval_rate:.1%}, {found.expected_rate:.1%} at calibration; "
-        f"population stability index {found.psi:.2f} (95 %: {low:.2f} to {high:.2f})"
+        f"{drift.n} decisions: retrieval rate {drift.retrieval_rate:.1%}, {drift.expected_rate:.1%} at calibration; "
+        f"population stability index {drift.psi:.2f} (95 %: {low:.2f} to {high:.2f})"
     )
-    say(found.advice, bold=True)
+    say(drift.advice, bold=True)

@@ -31,19 +31,12 @@ app = typer.Typer(
 )
 
 
-def _version(value: bool) -> None:
-    if value:
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Print the version if it is asked for; without arguments the help is printed."""
+    if version:
         typer.echo(f"rgate {__version__}")
         raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    pass
 
 
 for command in (

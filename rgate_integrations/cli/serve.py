@@ -110,12 +110,12 @@ def _retriever(index: Path | None, name: str | None) -> Retriever | None:
     module, _, attribute = name.partition(":")
     sys.path.insert(0, os.getcwd())  # as for other commands that take a module, such as uvicorn
     try:
-        found: Retriever = getattr(importlib.import_module(module), attribute)
+        retriever: Retriever = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"{name!r} cannot be imported: {error}", hint="MODULE:OBJECT") from error
-    if not callable(getattr(found, "search", None)):
+    if not callable(getattr(retriever, "search", None)):
         raise ConfigurationError(f"{name!r} has no method search(queries, k).")
-    return found
+    return retriever
 
 
 def mcp(

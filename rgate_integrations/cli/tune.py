@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ import typer
 from rgate_integrations.cli.index import open_index
 from rgate_integrations.cli.terminal import (
     DEFAULT_GATE,
+    KEPT_ANSWERS,
     KEY,
     AnswerTokens,
     Bar,
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 
 JUDGE_KEY = "RGATE_JUDGE_API_KEY"
 _LLM = "the LLM of the data"
-_KEPT = "What was answered is kept. Run the same command to resume."
 _REUSABLE = "No gate was saved. Drafts and sampled answers are kept: the same command uses them."
 _RESUMABLE = "The last complete checkpoint, if any, is kept. Run the same command with --resume."
 
@@ -83,52 +84,53 @@ def tune(
         policy=chosen_policy(max_loss, budget),
         labels=labels,
         judge=None if judge is None else _judge(judge, concurrency),
-        sample=max_questions,
+        max_questions=max_questions,
         embedder=_embedder(),
         concurrency=concurrency,
-        samples=num_samples,
-        prior=init_from,
+        num_samples=num_samples,
+        init_from=init_from,
     )
     direct = ModelArm(_answering_llm(llm, model, concurrency), tokens=answer_tokens)
-    with Bar("asking the LLM", stopped=_KEPT) as bar:
-
-        def before(asked: int, calls: Mapping[str, int]) -> None:
-            with bar.hidden():
-                _confirm(asked, calls, llm, judge, yes)
-
-        tuned = run(
+    with Bar("asking the LLM", stopped=KEPT_ANSWERS) as bar:
+        result = run(
             questions,
             direct=direct,
             retrieve=replace(direct, index=open_index(index), k=k),
             out=out,
             options=options,
             update=update,
-            before=before,
+            before=partial(_confirm, bar, llm, judge, yes),
             progress=bar.tell,
         )
-    _print_tuned(tuned)
+    _say_result(result)
 
 
-def _print_tuned(tuned: TuneResult) -> None:
-    _say_failed(tuned.failed)
-    kind, known, unknown = tuned.labels.kind, len(tuned.labels.known), tuned.labels.unlabelled
-    say(f"{known} questions with a label ({kind}), {unknown} without. {tuned.labels.description}")
-    for gate, (guarantee, *notes) in tuned.notes.items():
+def _say_result(result: TuneResult) -> None:
+    _say_failed(result.failed)
+    labels = result.labels
+    say(
+        f"{len(labels.known)} questions with a label ({labels.kind}), {labels.unlabelled} without. "
+        f"{labels.description}"
+    )
+    for gate, (guarantee, *notes) in result.notes.items():
         say(f"{gate}: {guarantee}", bold=True)
         for note in notes:
             say(note)
-    say_saved(tuned.folder)
-    say(f"The report is {tuned.folder}/report.html.")
+    say_saved(result.folder)
+    say(f"The report is {result.folder}/report.html.")
 
 
-def _confirm(asked: int, calls: Mapping[str, int], llm: str, judge: str | None, yes: bool) -> None:
+def _confirm(
+    bar: Bar, llm: str, judge: str | None, yes: bool, num_questions: int, calls: Mapping[str, int]
+) -> None:
     """Say what will be asked, and wait for a yes."""
-    left = [f"{number} {kind}" for kind, number in calls.items() if number]
-    say(f"{asked} questions: LLM calls to {llm}: {', '.join(left)}.", err=True)
-    if judge is not None:
-        say(f"Then their answers are judged by {judge}.", err=True)
-    if left and not yes:
-        typer.confirm("Go on (--yes does not ask)?", abort=True, err=True)
+    remaining = [f"{number} {kind}" for kind, number in calls.items() if number]
+    with bar.hidden():
+        say(f"{num_questions} questions: LLM calls to {llm}: {', '.join(remaining)}.", err=True)
+        if judge is not None:
+            say(f"Then their answers are judged by {judge}.", err=True)
+        if remaining and not yes:
+            typer.confirm("Go on (--yes does not ask)?", abort=True, err=True)
 
 
 def _judge(judge: str, concurrency: int) -> LanguageModel:
@@ -196,7 +198,7 @@ def train(
     epochs: Annotated[float | None, typer.Option(help="Instead of the paper's.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Instead of the paper's.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was killed.")] = False,
-    own: Annotated[
+    self_label: Annotated[
         bool, typer.Option("--self-label", help="Label --proxy's own answers by gold_answers.")
     ] = False,
     system: Annotated[str | None, typer.Option(help="System prompt of your direct arm (probe).")] = None,
@@ -211,7 +213,7 @@ def train(
 
     if system is not None and gate != "probe":
         raise ConfigurationError("Only a probe is trained under your own system prompt.", hint="--gate probe")
-    if own and (gate == "rewriter" or draft == "recorded"):
+    if self_label and (gate == "rewriter" or draft == "recorded"):
         raise ConfigurationError("--self-label labels and reads what the model writes.", hint="--draft proxy")
     recipe = RECIPES.get(gate)  # a probe has none
     options = TrainingOptions(
@@ -226,7 +228,7 @@ def train(
         resume=resume,
     )
     with locked(out), Bar("reading questions", stopped=_REUSABLE if recipe is None else _RESUMABLE) as bar:
-        metrics = _train(gate, data, model, out, options, bar, own=own)
+        metrics = _train(gate, data, model, out, options, bar, self_label=self_label)
     if metrics:
         areas = {**metrics["auc"], "mean of the sets": metrics["auc_mean"], "pooled": metrics["auc_pooled"]}
         say_table(("set", "cross-validated AUC"), [(name, f"{area:.3f}") for name, area in areas.items()])
@@ -237,7 +239,14 @@ def train(
 
 
 def _train(
-    gate: str, paths: Sequence[Path], model: str, out: Path, options: TrainingOptions, bar: Bar, *, own: bool
+    gate: str,
+    paths: Sequence[Path],
+    model: str,
+    out: Path,
+    options: TrainingOptions,
+    bar: Bar,
+    *,
+    self_label: bool,
 ) -> dict[str, Any]:
     """Read or sample the labels, train and save; return the metrics of the cross-validation."""
     from rgate_integrations.gates.folder import save_gate
@@ -252,7 +261,7 @@ def _train(
 
         train_rewriter(paths, model, out, options, progress=bar.tell)
         return {}
-    if own:
+    if self_label:
         files = label_own_answers(paths, shared_proxy(model), prompt=options.prompt, progress=bar.tell)
         options = replace(options, label=SELF_LABEL, labelled_by=model, llm=model)
     elif needs_sampling(paths, options.label):
@@ -289,7 +298,7 @@ def ability(
 
     answering = _answering_llm(llm, model, concurrency)
     plain = re.sub(r"[^\w.]+", "-", answering.name).strip("-.")
-    with Bar("reading questions", stopped=_KEPT) as bar:
+    with Bar("reading questions", stopped=KEPT_ANSWERS) as bar:
         measured = measure_ability(
             ModelArm(answering),
             out or Path(f"ability-{plain}"),

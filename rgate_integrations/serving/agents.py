@@ -83,14 +83,14 @@ def make_mcp_server(gate: GateLike) -> MCPServer:
 
 def serve_stdio(server: MCPServer) -> None:
     """Serve on standard input and output until the input ends."""
-    given = os.fdopen(os.dup(0), "rb")
+    original = os.fdopen(os.dup(0), "rb")
     reading, writing = os.pipe()
     os.dup2(reading, 0)
     os.close(reading)
 
     def copy() -> None:
-        with suppress(BrokenPipeError), given, os.fdopen(writing, "wb") as piped:
-            for line in given:
+        with suppress(BrokenPipeError), original, os.fdopen(writing, "wb") as piped:
+            for line in original:
                 piped.write(replace_surrogates(line))
                 piped.flush()
 

@@ -117,31 +117,37 @@ class Gateway:
             return await self.upstream.forward(request, content, headers)
         if self._shadow is not None:
             self.service.metrics.requests.labels("shadow").inc()
-            logging_it = asyncio.create_task(self._log_decision(llm_request, self._shadow))
-            self._logging.add(logging_it)
-            logging_it.add_done_callback(self._logging.discard)
+            task = asyncio.create_task(self._log_decision(llm_request, self._shadow))
+            self._logging.add(task)
+            task.add_done_callback(self._logging.discard)
             return await self.upstream.forward(request, content)
         if wish:
-            retrieve = wish == "retrieve"
-            reason = f"The request says so ({OWN_HEADER}: {wish})."
             forced = Decision(
                 question=llm_request.turn.question,
-                retrieve=retrieve,
-                p_known=float(not retrieve),
-                reason=reason,
+                retrieve=wish == "retrieve",
+                p_known=float(wish == "direct"),
+                reason=f"The request says so ({OWN_HEADER}: {wish}).",
             )
-            routed = RouteResult(forced)
-        else:
-            routed = await self._route(llm_request)
-        self.service.metrics.requests.labels(route_label(routed.decision)).inc()
-        headers = _headers_of(routed.decision)
+            return await self._answer_routed(llm_request, RouteResult(forced))
+        return await self._answer_routed(llm_request, await self._route(llm_request))
+
+    async def _answer_routed(self, llm_request: LLMRequest, routed: RouteResult) -> Response:
+        """Go on with an answer that was begun, or let the upstream answer, with passages if they are needed."""
+        decision, content = routed.decision, llm_request.content
+        self.service.metrics.requests.labels(route_label(decision)).inc()
+        headers = _headers_of(decision)
         if isinstance(routed.answer, UpstreamAnswer) and routed.answer.response is not None:
             return Relay(routed.answer.response, routed.answer.astream(), headers)
-        if routed.decision.retrieve and self._search is not None:
-            hits = routed.found if routed.searched else await self.search(llm_request, routed.decision)
-            content, count = _with_passages(llm_request, hits)
+        if decision.retrieve and self._search is not None:
+            hits = routed.found if routed.searched else await self.search(llm_request, decision)
+            count = 0
+            with suppress(RecursionError):  # it could only just be read: it goes on without passages
+                if hits:
+                    # No control token of a chat template, which would end the user's turn.
+                    passages = without_control_tokens(format_passages([hit.passage for hit in hits]))
+                    content, count = llm_request.with_passages(passages), len(hits)
             headers[f"{OWN_HEADER}-passages"] = str(count)
-        return await self.upstream.forward(request, content, headers)
+        return await self.upstream.forward(llm_request.request, content, headers)
 
     async def _route(self, llm_request: LLMRequest) -> RouteResult:
         """Decide; where too many questions wait, or anything goes wrong, it retrieves."""
@@ -223,16 +229,6 @@ class GatewayCall(QuestionCall):
     def passages(self, each: RoutedInput) -> Sequence[FoundPassage]:
         """Return what was found as it is judged."""
         return [FoundPassage(hit.passage.text, hit.passage.title) for hit in each.found]
-
-
-def _with_passages(llm_request: LLMRequest, hits: Sequence[Hit]) -> tuple[bytes, int]:
-    """Return a request with passages, and how many those are; as it is if there are none, or no place for them."""
-    if hits:
-        # No control token of a chat template, which would end the user's turn.
-        passages = without_control_tokens(format_passages([hit.passage for hit in hits]))
-        with suppress(RecursionError):
-            return llm_request.with_passages(passages), len(hits)
-    return llm_request.content, 0
 
 
 def _headers_of(decision: Decision) -> dict[str, str]:

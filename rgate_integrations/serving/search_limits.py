@@ -86,8 +86,8 @@ class LimitedSearch:
             self._free.release()
             raise
         job.add_done_callback(partial(self._release, asyncio.get_running_loop()))
-        found: list[list[Hit]] = await asyncio.wrap_future(job)
-        return found
+        hits: list[list[Hit]] = await asyncio.wrap_future(job)
+        return hits
 
     def _release(self, loop: asyncio.AbstractEventLoop, _: object) -> None:
         with suppress(RuntimeError):  # the loop is closed

@@ -78,10 +78,10 @@ def measure_ability(
     """
     folder = Path(out)
     check_replaceable(folder, (ABILITY,))
-    kept = answers_file(folder)
+    answers_path = answers_file(folder)
     # The answers are locked and not the folder, which is replaced in one step at the end.
-    with locked(kept):
-        answers = Answers(kept, {"direct": arm})
+    with locked(answers_path):
+        answers = Answers(answers_path, {"direct": arm})
         failed = answers.ask(read_anchors(), concurrency=concurrency, progress=progress)
         answered = answers.complete()
         if len(answered) < LEAST_ANSWERS:

@@ -120,29 +120,29 @@ Arm: TypeAlias = ModelArm | ObjectArm
 """Answers questions."""
 
 
-def as_arm(given: Any, what: str) -> Arm:
+def as_arm(source: Any, what: str) -> Arm:
     """Return what answers as an arm.
 
     Args:
-        given: An `Arm`; a `LanguageModel`; a LangChain runnable that takes the question; a
+        source: An `Arm`; a `LanguageModel`; a LangChain runnable that takes the question; a
             LlamaIndex query engine or LLM; or a callable from question to answer.
         what: Name of the argument, for the error.
 
     Raises:
         ConfigurationError: It is something else.
     """
-    if isinstance(given, LanguageModel):
-        return ModelArm(given)
-    if isinstance(given, ModelArm | ObjectArm):
-        return given
-    methods = [getattr(given, name, None) for name in _METHODS]
-    call = next(filter(callable, [*methods, given]), None)
+    if isinstance(source, LanguageModel):
+        return ModelArm(source)
+    if isinstance(source, ModelArm | ObjectArm):
+        return source
+    methods = [getattr(source, name, None) for name in _METHODS]
+    call = next(filter(callable, [*methods, source]), None)
     if call is None:
         raise ConfigurationError(
-            f"{what}= cannot answer questions: it is a {type(given).__name__}.",
+            f"{what}= cannot answer questions: it is a {type(source).__name__}.",
             hint="Give a LangChain runnable, a LlamaIndex query engine, a proxy, or a function of the question.",
         )
-    name = str(getattr(given, "model_name", "") or getattr(given, "__name__", "") or type(given).__name__)
+    name = str(getattr(source, "model_name", "") or getattr(source, "__name__", "") or type(source).__name__)
     return ObjectArm(call, name)
 
 
@@ -161,26 +161,26 @@ def sampling_arms(direct: Arm, n: int, seed: int = 0) -> dict[str, Arm]:
     for number in range(n):
         if not isinstance(direct, ModelArm):
             raise ConfigurationError(
-                "samples= needs an LLM that answers at random, and direct= is an object of yours.",
+                "num_samples= needs an LLM that answers at random, and direct= is an object of yours.",
                 hint="Give a model, such as ServedProxy(URL, MODEL).",
             )
         arms[f"{SAMPLE} {number + 1}"] = replace(direct, index=None, seed=seed * n + number)
     return arms
 
 
-def read_answer(given: Any) -> Draft:
+def read_answer(answer: Any) -> Draft:
     """Return what an application's object gave as an answer, with OpenAI's log-probabilities if they are with it.
 
     Raises:
         EvidenceError: There is no text in it.
     """
-    if isinstance(given, Draft):
-        return given
-    text = _text(given)
+    if isinstance(answer, Draft):
+        return answer
+    text = _text(answer)
     if text is None:
-        raise EvidenceError(f"The answer is a {type(given).__name__}, in which there is no text.")
-    tokens, logprobs = message_logprobs(getattr(given, "response_metadata", None))
-    usage = getattr(given, "usage_metadata", None) or {}
+        raise EvidenceError(f"The answer is a {type(answer).__name__}, in which there is no text.")
+    tokens, logprobs = message_logprobs(getattr(answer, "response_metadata", None))
+    usage = getattr(answer, "usage_metadata", None) or {}
     return Draft(
         text=text.strip(),
         tokens=tokens,
@@ -190,12 +190,12 @@ def read_answer(given: Any) -> Draft:
     )
 
 
-def _text(given: Any) -> str | None:
+def _text(answer: Any) -> str | None:
     """Return the text of an answer: itself, or that of the attribute or key where frameworks put it."""
-    if given is None or isinstance(given, str):
-        return given
+    if answer is None or isinstance(answer, str):
+        return answer
     for name in _TEXTS:
-        text = _text(given.get(name) if isinstance(given, Mapping) else getattr(given, name, None))
+        text = _text(answer.get(name) if isinstance(answer, Mapping) else getattr(answer, name, None))
         if text is not None:
             return text
     return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -119,7 +119,7 @@ class Answers:
 
     def complete(self) -> list[Answered]:
         """Return the questions that both arms answered (or the one there is), in the order of asking."""
-        found = []
+        complete = []
         needed = {"direct", "retrieve"} & self.arms.keys()
         for key, question in self._questions.items():
             drafts, seconds = {}, {}
@@ -127,8 +127,8 @@ class Answers:
                 if kind_of(arm) in ("direct", "retrieve", SAMPLE) and (arm, key) in self._answers:
                     drafts[arm], seconds[arm] = self._answers[arm, key]
             if needed <= drafts.keys():
-                found.append(Answered(question, drafts, seconds))
-        return found
+                complete.append(Answered(question, drafts, seconds))
+        return complete
 
     def answer_of(self, question: Question, arm: ArmName) -> Draft | None:
         """Return what an arm answered, or None if it has not."""
@@ -137,8 +137,8 @@ class Answers:
 
     def missing(self, questions: Sequence[Question], arm: ArmName) -> list[Question]:
         """Return the questions that an arm has not answered yet; those that it failed at before come last."""
-        left = [question for question in questions if self.answer_of(question, arm) is None]
-        return sorted(left, key=lambda question: (arm, question.key) in self._failed)
+        missing = [question for question in questions if self.answer_of(question, arm) is None]
+        return sorted(missing, key=lambda question: (arm, question.key) in self._failed)
 
     def count_missing(self, questions: Sequence[Question]) -> Counter[str]:
         """Return how many answers are missing, by the kind of arm."""
@@ -156,7 +156,7 @@ class Answers:
         what: str = "asking the LLM",
         progress: Progress = no_progress,
     ) -> int:
-        """Ask what is missing. A failure is kept as one, and the others go on.
+        """Ask what is missing, and return how many calls failed. A failure is kept as one, and the others go on.
 
         The first call is made alone: a server that cannot be used at all is found by one call.
 
@@ -167,9 +167,6 @@ class Answers:
             what: What is done, in words.
             progress: Told that, how many calls are done, and how many there are.
 
-        Returns:
-            How many calls failed.
-
         Raises:
             ServerError: The server cannot be used, ten calls in a row failed, or all did; what was answered is kept.
             WriteError: An answer could not be kept, such as on a full disk.
@@ -179,7 +176,12 @@ class Answers:
             for question in (*questions, *known.values()):
                 self._remember(question)
             arms = list(self.arms)
-        jobs = self._jobs(questions, arms)
+        jobs: list[_Job] = []
+        for name in arms:
+            missing, batch = self.missing(questions, name), self.arms[name].batch
+            for start in range(0, len(missing), batch):
+                jobs.append((start, name, missing[start : start + batch]))
+        jobs.sort(key=lambda job: job[0])  # the arms of a question close to each other
         total = sum(len(some) for *_, some in jobs)
         done = failures = 0
         in_a_row: Counter[str] = Counter()
@@ -199,19 +201,10 @@ class Answers:
             unusable = done == 1 and isinstance(outcome, ServerError)
             if unusable or in_a_row[kind] == STOP_AFTER or failures == total:
                 raise ServerError(
-                    f"Asking was given up: {failures} calls failed, the last with: {line['error']}",
+                    f"Giving up after {failures} failed calls, the last with: {line['error']}",
                     hint=f"What was answered is kept in {str(self.path)!r}: repair it, and run the same again.",
                 )
         return failures
-
-    def _jobs(self, questions: Sequence[Question], arms: Iterable[ArmName]) -> list[_Job]:
-        """Return what is to be asked, the arms of a question close to each other."""
-        jobs: list[_Job] = []
-        for name in arms:
-            missing, batch = self.missing(questions, name), self.arms[name].batch
-            for start in range(0, len(missing), batch):
-                jobs.append((start, name, missing[start : start + batch]))
-        return sorted(jobs, key=lambda job: job[0])
 
     def _outcomes(
         self, jobs: Sequence[_Job], concurrency: int

@@ -116,20 +116,17 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
         if not math.isnan(numbers[name]):
             # A draw of one class has no AUC, and is left out.
             intervals[name] = np.nanquantile(values, [0.025, 0.975]).round(4).tolist()
+    rounded = {}
+    for name, value in numbers.items():
+        # JSON has no NaN. The sum turns -0.0 into 0.0.
+        rounded[name] = None if math.isnan(value) else round(value, 4) + 0.0
     return {
-        **{name: _rounded(value) for name, value in numbers.items()},
+        **rounded,
         "n": n,
         "failed": sum(decision.error is not None for decision in judged.decisions),
         "curve": np.stack([rates, accuracies], axis=1).round(4).tolist(),
         "intervals": intervals,
     }
-
-
-def _rounded(value: float) -> float | None:
-    """Return a number for JSON, which has no NaN."""
-    if math.isnan(value):
-        return None
-    return round(float(value), 4) + 0.0  # the sum turns -0.0 into 0.0
 
 
 def _numbers(judged: JudgedQuestions) -> dict[str, float]:
@@ -293,13 +290,13 @@ def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float],
 
 def _smoothed(counts: Float64Array) -> Float64Array:
     """Return the shares of counts, along the last axis; half a count more each, so that none is 0."""
-    found: Float64Array = (counts + 0.5) / (counts + 0.5).sum(axis=-1, keepdims=True)
-    return found
+    shares: Float64Array = (counts + 0.5) / (counts + 0.5).sum(axis=-1, keepdims=True)
+    return shares
 
 
 def _stability_index(before: Float64Array, now: Float64Array) -> Float64Array:
-    found: Float64Array = ((now - before) * np.log(now / before)).sum(axis=-1)
-    return found
+    index: Float64Array = ((now - before) * np.log(now / before)).sum(axis=-1)
+    return index
 
 
 def auc(scores: Sequence[float] | Float64Array, labels: Sequence[bool] | BoolArray) -> float:
@@ -316,16 +313,18 @@ def auc(scores: Sequence[float] | Float64Array, labels: Sequence[bool] | BoolArr
     n = int(positive.sum())
     if n in (0, len(positive)):
         return math.nan
-    _, place, counts = np.unique(np.asarray(scores, dtype=float), return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    _, value_index, counts = np.unique(
+        np.asarray(scores, dtype=float), return_inverse=True, return_counts=True
+    )
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[value_index]
     above = ranks[positive].sum() - n * (n + 1) / 2
     return float(above / (n * (len(positive) - n)))
 
 
 def expected_calibration_error(p: Float64Array, labels: BoolArray, bins: int = 10) -> float:
     """Return the mean distance between probability and share of positives over equally wide bins, in [0, 1]."""
-    place = np.minimum((p * bins).astype(int), bins - 1)
-    distances = np.bincount(place, weights=p - labels, minlength=bins)
+    bin_index = np.minimum((p * bins).astype(int), bins - 1)
+    distances = np.bincount(bin_index, weights=p - labels, minlength=bins)
     return float(np.abs(distances).sum() / len(p))
 
 
@@ -379,9 +378,9 @@ def question_folds(n: int, folds: int, seed: int) -> Iterator[tuple[PositionArra
 def fold_metrics(scores: Float64Array, known: BoolArray, sets: Sequence[str]) -> dict[str, Any]:
     """Return the AUC of held-out scores as a model card shows it: of each set, their mean, and pooled."""
     names = np.asarray(sets)
-    found = {}
+    areas = {}
     for name in dict.fromkeys(sets):
         area = auc(scores[names == name], known[names == name])
         if not math.isnan(area):
-            found[name] = area
-    return {"auc": found, "auc_mean": float(np.mean(list(found.values()))), "auc_pooled": auc(scores, known)}
+            areas[name] = area
+    return {"auc": areas, "auc_mean": float(np.mean(list(areas.values()))), "auc_pooled": auc(scores, known)}

@@ -134,8 +134,8 @@ def _cross_validate(
         with tempfile.TemporaryDirectory(prefix="rgate-fold-", ignore_cleanup_errors=True) as folder:
             # Each fold has a folder of its own: an adapter that is loaded is known by its path.
             adapter = Path(folder) / "gate"
-            fit(list(chain.from_iterable(pairs[place] for place in train)), out=adapter)
-            requests = [Request(examples[place].question.text, draft=drafts[place]) for place in test]
+            fit(list(chain.from_iterable(pairs[index] for index in train)), out=adapter)
+            requests = [Request(examples[index].question.text, draft=drafts[index]) for index in test]
             decisions = load(adapter=str(adapter)).decide_batch(requests)
             p[test] = [decision.p_known for decision in decisions]
     return fold_metrics(p, known, [example.question.dataset for example in examples])
@@ -223,11 +223,11 @@ def fine_tune(
     )
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train(resume_from_checkpoint=last)
-    made = out.parent / f".{out.name}-made"
-    shutil.rmtree(made, ignore_errors=True)
-    tuned.save_pretrained(str(made))
-    (made / "README.md").unlink(missing_ok=True)  # peft's empty card
-    rename_folder(made, out)
+    staging = out.parent / f".{out.name}-made"
+    shutil.rmtree(staging, ignore_errors=True)
+    tuned.save_pretrained(str(staging))
+    (staging / "README.md").unlink(missing_ok=True)  # peft's empty card
+    rename_folder(staging, out)
     shutil.rmtree(checkpoints, ignore_errors=True)
 
 

@@ -51,7 +51,7 @@ class FittedGate:
     Attributes:
         artifact: The gate.
         choice: Its threshold and guarantee.
-        places: Which of the labelled questions it was fitted to, shape (n,).
+        indices: Which of the labelled questions it was fitted to, shape (n,).
         p: P(known) of these, held out, shape (n,).
         auc: Of `p` for "right without retrieval".
         auc_before: Of the gate that was corrected, on the same questions.
@@ -59,7 +59,7 @@ class FittedGate:
 
     artifact: TunedArtifact
     choice: ThresholdChoice
-    places: PositionArray
+    indices: PositionArray
     p: Float64Array
     auc: float
     auc_before: float
@@ -135,15 +135,15 @@ def fit_gate(
     Returns:
         The gate; None if it reads begun answers, and too few have log-probabilities or all of those are alike.
     """
-    places, features = np.arange(len(labels.answered)), np.zeros((len(labels.answered), 0))
+    indices, features = np.arange(len(labels.answered)), np.zeros((len(labels.answered), 0))
     if tokens:
-        places, features = _read_beginnings(labels, tokens)
-    known, rag = labels.known[places], labels.rag[places]
+        indices, features = _read_beginnings(labels, tokens)
+    known, rag = labels.known[indices], labels.rag[indices]
     if len(known) < LEAST or known.all() or not known.any():
         return None
-    basis = Basis.of(readings.states[places], seed)
+    basis = Basis.of(readings.states[indices], seed)
     table = Table(
-        readings.prior[places], basis(readings.states[places]), features, known, labels.target[places]
+        readings.prior[indices], basis(readings.states[indices]), features, known, labels.target[indices]
     )
     held_out = crossfit(table, seed)
     p = sigmoids(held_out)
@@ -170,7 +170,7 @@ def fit_gate(
     artifact = _to_artifact(
         correction, basis, readings, tokens=tokens, llm=llm, threshold=choice.threshold, provenance=provenance
     )
-    return FittedGate(artifact, choice, places, p, after, before)
+    return FittedGate(artifact, choice, indices, p, after, before)
 
 
 def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **facts: Any) -> TunedArtifact:
@@ -192,9 +192,9 @@ def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **fac
 
 def _read_beginnings(labels: Labels, tokens: int) -> tuple[PositionArray, Float64Array]:
     """Return which answers came with the LLM's own log-probabilities, and the features of their first tokens."""
-    places = np.flatnonzero([each.direct.logprobs is not None for each in labels.answered])
-    features = [features_of(labels.answered[place].direct.head(tokens)) for place in places]
-    return places, np.array(features)
+    indices = np.flatnonzero([each.direct.logprobs is not None for each in labels.answered])
+    features = [features_of(labels.answered[index].direct.head(tokens)) for index in indices]
+    return indices, np.array(features)
 
 
 def _required_questions(policy: Policy, p: Float64Array, known: BoolArray, rag: BoolArray) -> str:
@@ -252,15 +252,15 @@ class Basis:
         standard = (flat - mean) / scale
         # Of the small matrix of questions by questions: there are more dimensions than questions.
         values, vectors = np.linalg.eigh(standard @ standard.T)
-        kept = np.argsort(values)[::-1][: min(COMPONENTS, max(len(flat) - 1, 1))]
-        directions = standard.T @ vectors[:, kept] / np.sqrt(np.maximum(values[kept], _TINY))
-        spread = np.sqrt(max(values[kept].sum() / len(flat), _TINY))
+        largest = np.argsort(values)[::-1][: min(COMPONENTS, max(len(flat) - 1, 1))]
+        directions = standard.T @ vectors[:, largest] / np.sqrt(np.maximum(values[largest], _TINY))
+        spread = np.sqrt(max(values[largest].sum() / len(flat), _TINY))
         return cls(mean, directions / scale[:, None] / spread)
 
     def __call__(self, states: Float32Array) -> Float64Array:
         """Return the components of states, shape (n, components)."""
-        found: Float64Array = (states.reshape(len(states), -1) - self.mean) @ self.projection
-        return found
+        components: Float64Array = (states.reshape(len(states), -1) - self.mean) @ self.projection
+        return components
 
 
 @dataclass(frozen=True)
@@ -349,10 +349,10 @@ def fit_correction(table: Table, seed: int = 0) -> Correction:
 def crossfit(table: Table, seed: int) -> Float64Array:
     """Return for each question the logit of a correction that was fitted without its fold, shape (n,)."""
     # The shrinkage is chosen anew within each fold: chosen once on everything, it would have seen the test part.
-    found = np.zeros(len(table.known))
+    logits = np.zeros(len(table.known))
     for train, test in question_folds(len(table.known), FOLDS, seed):
-        found[test] = fit_correction(table.part(train), seed)(table.part(test))
-    return found
+        logits[test] = fit_correction(table.part(train), seed)(table.part(test))
+    return logits
 
 
 def _fit(table: Table, strength: float, head_strength: float) -> Correction:
@@ -397,17 +397,17 @@ def ridge_logistic(
         logits = offset + columns @ w
         return float(weights @ (np.logaddexp(0.0, logits) - target * logits) + ridge @ w**2 / 2)
 
-    found = np.zeros(columns.shape[1])
+    fitted = np.zeros(columns.shape[1])
     for _ in range(_NEWTON_STEPS):
-        p = sigmoids(np.clip(offset + columns @ found, -30, 30))
-        gradient = columns.T @ (weights * (p - target)) + ridge * found
+        p = sigmoids(np.clip(offset + columns @ fitted, -30, 30))
+        gradient = columns.T @ (weights * (p - target)) + ridge * fitted
         curvature = weights * np.maximum(p * (1 - p), _FLATTEST)
         step = np.linalg.solve((columns * curvature[:, None]).T @ columns + np.diag(ridge), gradient)
         # A full step may overshoot where labels are separable.
-        loss = loss_at(found)
-        while loss_at(found - step) > loss and np.abs(step).max() > _CONVERGED:
+        loss = loss_at(fitted)
+        while loss_at(fitted - step) > loss and np.abs(step).max() > _CONVERGED:
             step = step / 2
-        found = found - step
+        fitted = fitted - step
         if np.abs(step).max() < _CONVERGED:
             break
-    return found
+    return fitted

@@ -155,24 +155,24 @@ def label(
         verdicts = ask_judge(answers, judge, concurrency=concurrency, progress=progress)
     if not usable and answered:
         raise DataFormatError("No question has a gold answer.", hint="Give some, or label by agreement.")
-    kept, labels = [], []
+    labelled, labels = [], []
     for each in usable:
         right = _right(each, kind, verdicts, embedder)
         direct, retrieve = right.pop("direct"), right.pop("retrieve")
         # A question counts only with both labels: thresholds are chosen on pairs.
         if direct is None or retrieve is None:
             continue
-        samples = [said for said in right.values() if said is not None] or [direct]
-        kept.append(each)
+        samples = [is_right for is_right in right.values() if is_right is not None] or [direct]
+        labelled.append(each)
         labels.append((direct, retrieve, sum(samples) / len(samples)))
     known, rag, target = np.array(labels, dtype=np.float64).reshape(-1, 3).T
     return Labels(
         kind=kind,
-        answered=tuple(kept),
+        answered=tuple(labelled),
         known=known.astype(bool),
         rag=rag.astype(bool),
         target=target,
-        unlabelled=len(answered) - len(kept),
+        unlabelled=len(answered) - len(labelled),
         judge="" if judge is None else judge.name,
     )
 
@@ -181,15 +181,15 @@ def _right(
     each: Answered, kind: LabelKind, verdicts: Verdicts, embedder: Embedder | None
 ) -> dict[ArmName, bool | None]:
     """Return which answers to a question are right, by arm."""
-    found: dict[ArmName, bool | None] = {}
+    right: dict[ArmName, bool | None] = {}
     for arm, answer in each.answers.items():
         if kind == "judge":
-            found[arm] = verdicts[arm, each.question.key]
+            right[arm] = verdicts[arm, each.question.key]
         elif kind == "gold":
-            found[arm] = is_correct(answer.text, each.question.gold)
+            right[arm] = is_correct(answer.text, each.question.gold)
         else:  # the answer with retrieval is what the others agree with
-            found[arm] = arm == "retrieve" or agrees(answer.text, each.retrieve.text, embedder)
-    return found
+            right[arm] = arm == "retrieve" or agrees(answer.text, each.retrieve.text, embedder)
+    return right
 
 
 def agrees(text: str, other: str, embedder: Embedder | None) -> bool:
@@ -260,7 +260,7 @@ def ask_judge(
         ServerError: The judge could not be asked.
     """
     answered = [each for each in answers.complete() if each.question.gold]
-    found: dict[tuple[ArmName, str], bool | None] = {}
+    verdicts: dict[tuple[ArmName, str], bool | None] = {}
     for arm in list(answers.arms):
         judged = {}
         for each in answered:
@@ -272,11 +272,11 @@ def ask_judge(
         asked = [each.question for each in answered if not refuses(judged.get(each.question.key, ""))]
         answers.ask(asked, arms=[name], concurrency=concurrency, what=f"judging {arm}", progress=progress)
         for key in judged:
-            found[arm, key] = False
+            verdicts[arm, key] = False
         for question in asked:
-            said = answers.answer_of(question, name)
-            found[arm, question.key] = None if said is None else verdict(said.text)
-    return found
+            reply = answers.answer_of(question, name)
+            verdicts[arm, question.key] = None if reply is None else verdict(reply.text)
+    return verdicts
 
 
 def refuses(answer: str) -> bool:
@@ -287,10 +287,10 @@ def refuses(answer: str) -> bool:
 
 def verdict(reply: str) -> bool | None:
     """Return what a judge's reply says: whether its first word is Yes or No; None for anything else."""
-    found = _VERDICT.match(reply)
-    if found is None:
+    match = _VERDICT.match(reply)
+    if match is None:
         return None
-    return found[1].lower() == "yes"
+    return match[1].lower() == "yes"
 
 
 def collect(
@@ -331,18 +331,18 @@ def collect(
         WriteError: A file could not be written, such as on a full disk; what was answered is kept.
     """
     out = Path(out)
-    kept = answers_file(out)
+    answers_path = answers_file(out)
     arms: dict[ArmName, Arm] = {"direct": ModelArm(llm, tokens=tokens)}
     if index is not None:
         arms["retrieve"] = ModelArm(llm, index, k=k, tokens=tokens)
     # The answers lie beside the file, so that one lock serves for both.
     with locked(out):
         asked = read_questions(questions, gold=True)
-        if out.exists() and not kept.exists():
+        if out.exists() and not answers_path.exists():
             raise DataFormatError(
                 f"{str(out)!r} holds something else than what is collected now.", hint="Name another file."
             )
-        answers = Answers(kept, arms)
+        answers = Answers(answers_path, arms)
         answers.ask(asked, progress=progress)
         verdicts = {} if judge is None else ask_judge(answers, judge, progress=progress)
         write_atomically(
@@ -367,7 +367,7 @@ def _record(answered: Answered, llm: str, verdicts: Verdicts) -> dict[str, Any]:
     for arm, column in (("direct", "closed_book"), ("retrieve", "rag")):
         if arm in answered.answers:
             text = answered.answers[arm].text
-            said = verdicts.get((arm, question.key))
+            verdict = verdicts.get((arm, question.key))
             record[f"{column}_answer"] = text
-            record[f"{column}_correct"] = is_correct(text, question.gold) if said is None else said
+            record[f"{column}_correct"] = is_correct(text, question.gold) if verdict is None else verdict
     return record

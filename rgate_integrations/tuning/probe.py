@@ -105,14 +105,14 @@ def _read_states(
     """Read the questions chunk by chunk, exactly as a gate would; for each view (n, layers, hidden size)."""
     drafts = drafts_for(proxy, questions, options, progress)
     layers = list(chain.from_iterable(views))
-    found: list[Float32Array] = []
+    states: list[Float32Array] = []
     for start in range(0, len(questions), _CHUNK):
         values = [{"question": question.text} for question in questions[start : start + _CHUNK]]
-        given = drafts and drafts[start : start + _CHUNK]
-        found += [each.states for each in read_states(proxy, options.prompt, values, given, layers)]
-        progress("reading hidden states", len(found), len(questions))
+        chunk_drafts = drafts and drafts[start : start + _CHUNK]
+        states += [each.states for each in read_states(proxy, options.prompt, values, chunk_drafts, layers)]
+        progress("reading hidden states", len(states), len(questions))
     ends = np.cumsum(list(map(len, views)))
-    return np.split(np.stack(found), ends[:-1], axis=1)
+    return np.split(np.stack(states), ends[:-1], axis=1)
 
 
 def _combine(logits: Float64Array, known: BoolArray) -> tuple[Float64Array, float]:

@@ -97,24 +97,24 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
         questions = map(read, read_records(source, hint=_HINT))
     else:
         questions = map(_as_question, source, count(1))
-    found: dict[str, Question] = {}
+    by_key: dict[str, Question] = {}
     for question in questions:
         if gold and not question.gold:
             raise DataFormatError(f"{question.text[:60]!r} has no gold_answers.", hint=_HINT)
         # A later line may know the answers that an earlier one left out.
-        if question.key not in found or not found[question.key].gold:
-            found[question.key] = question
-    if not found:
+        if question.key not in by_key or not by_key[question.key].gold:
+            by_key[question.key] = question
+    if not by_key:
         raise DataFormatError("There are no questions.", hint=_HINT)
-    return list(found.values())
+    return list(by_key.values())
 
 
-def _as_question(given: Any, number: int) -> Question:
-    if isinstance(given, Question):
-        return given
-    if isinstance(given, str):
-        given = {"question": given}
-    fields = dict(given) if isinstance(given, Mapping) else {}
+def _as_question(source: Any, number: int) -> Question:
+    if isinstance(source, Question):
+        return source
+    if isinstance(source, str):
+        source = {"question": source}
+    fields = dict(source) if isinstance(source, Mapping) else {}
     return Question.of(Record(f"question {number}", fields, _HINT))
 
 
@@ -257,11 +257,11 @@ def read_paired(paths: Sequence[str | Path]) -> list[DataFile]:
 
 def _is_right(record: Record, question: Question, arm: str) -> bool:
     """Return what a record says of an arm's answer, or what its gold answers say."""
-    given = record.fields.get(f"{arm}_correct")
-    if isinstance(given, bool):
-        return given
+    label = record.fields.get(f"{arm}_correct")
+    if isinstance(label, bool):
+        return label
     answer = record.fields.get(f"{arm}_answer")
-    if given is None and isinstance(answer, str) and question.gold:
+    if label is None and isinstance(answer, str) and question.gold:
         return is_correct(answer, question.gold)
     raise record.wrong(f"no {arm}_correct that is true or false, and no {arm}_answer with gold_answers")
 

@@ -58,15 +58,15 @@ def read_results(paths: Sequence[str | Path]) -> list[Result]:
     Raises:
         DataFormatError: A file cannot be read, or is something else; the message names it.
     """
-    found = []
+    results = []
     for path in map(Path, paths):
         try:
-            found.append(Result.model_validate(parse_json(read_file(path, _LARGEST_RESULT))))
+            results.append(Result.model_validate(parse_json(read_file(path, _LARGEST_RESULT))))
         except (OSError, ValueError) as error:
             raise DataFormatError(
                 f"{str(path)!r} is no result of an evaluation: {error}.", hint="rgate evaluate … --out FILE"
             ) from error
-    return found
+    return results
 
 
 def report_page(results: Sequence[Result]) -> str:
@@ -105,7 +105,7 @@ def write_notes(labels: Labels, question: FittedGate, begun: FittedGate | None) 
 def _notes_of(labels: Labels, gate: FittedGate) -> list[str]:
     """Say in sentences what a gate guarantees, how good it is, and what it spends."""
     rate = float(gate.retrieves.mean())
-    answered = [labels.answered[place] for place in gate.places]
+    answered = [labels.answered[index] for index in gate.indices]
     direct, rag = np.median([(each.seconds["direct"], each.seconds["retrieve"]) for each in answered], axis=0)
     notes = [
         gate.choice.guarantee,
@@ -183,16 +183,16 @@ def write_page(
 
 def _result(name: str, labels: Labels, gate: FittedGate, notes: Sequence[str]) -> Result:
     rows = []
-    for place, p in zip(gate.places, gate.p, strict=True):
-        answered = labels.answered[place]
+    for index, p in zip(gate.indices, gate.p, strict=True):
+        answered = labels.answered[index]
         rows.append(
             JudgedQuestion(
                 question=answered.question.text,
                 dataset=answered.question.dataset or "all questions",
                 draft=answered.direct.text,
                 p_known=round(float(p), 5),
-                closed_book_correct=bool(labels.known[place]),
-                rag_correct=bool(labels.rag[place]),
+                closed_book_correct=bool(labels.known[index]),
+                rag_correct=bool(labels.rag[index]),
             )
         )
     return Result(

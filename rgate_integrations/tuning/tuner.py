@@ -41,14 +41,14 @@ class TuneOptions:
         policy: Chooses the threshold: `MaxLoss` or `Budget`.
         labels: What the labels are made from; ``"auto"`` is the judge if there is one.
         judge: A model that judges answers against gold ones.
-        sample: How many questions are asked, drawn at random; all when None.
+        max_questions: How many questions are asked, drawn at random; all when None.
         embedder: Finds answers that say the same in other words, for agreement; the words alone count when None.
         concurrency: Calls at a time, at least 1; the user's own objects are called from threads.
         tokens: How many tokens of a begun answer the answer-first gate reads, at least 1.
-        samples: Further answers without retrieval to each question, drawn at temperature 1, at least 0. The share of
-            them that is right is what the gates are fitted to (KBM, section 2.2). ``direct`` must be a model then.
+        num_samples: Further answers without retrieval to each question, drawn at temperature 1, at least 0. The gates
+            are fitted to the share of them that is right (KBM, section 2.2). ``direct`` must be a model then.
         seed: Seed of everything.
-        prior: The gate that is corrected, heads or a probe: the name of a shipped one, or a folder.
+        init_from: The gate that is corrected, heads or a probe: the name of a shipped one, or a folder.
         proxy: The proxy model, instead of the shipped gate's own.
 
     Raises:
@@ -58,13 +58,13 @@ class TuneOptions:
     policy: Policy = MaxLoss(0.02)  # noqa: RUF009  it is frozen
     labels: LabelKind = "auto"
     judge: LanguageModel | None = None
-    sample: int | None = None
+    max_questions: int | None = None
     embedder: Embedder | None = None
     concurrency: int = 4
     tokens: int = 32
-    samples: int = 0
+    num_samples: int = 0
     seed: int = 0
-    prior: str = DEFAULT_GATE
+    init_from: str = DEFAULT_GATE
     proxy: Proxy | str | None = None
 
     def __post_init__(self) -> None:
@@ -72,11 +72,11 @@ class TuneOptions:
             raise ConfigurationError(
                 f"Labels {self.labels!r} are not known.", hint=", ".join(get_args(LabelKind))
             )
-        asks_nothing = self.sample is not None and self.sample < 1
-        if asks_nothing or min(self.concurrency, self.tokens) < 1 or self.samples < 0:
-            raise ConfigurationError(
-                "A number is out of range.", hint="concurrency, tokens, sample >= 1; samples >= 0"
-            )
+        least = {"max_questions": 1, "concurrency": 1, "tokens": 1, "num_samples": 0}
+        for name, minimum in least.items():
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                raise ConfigurationError(f"{name} must be at least {minimum}, not {value}.")
 
 
 @dataclass(frozen=True, repr=False)
@@ -150,20 +150,20 @@ def tune(
     """
     options = options or TuneOptions()
     folder = Path(out)
-    read_prior(options.prior)
+    read_prior(options.init_from)
     _check_out(folder, update)
-    kept = answers_file(folder)
+    answers_path = answers_file(folder)
     arms: dict[ArmName, Arm] = {
         "direct": as_arm(direct, "direct"),
         "retrieve": as_arm(retrieve, "retrieve"),
     }
-    arms |= sampling_arms(arms["direct"], options.samples)
+    arms |= sampling_arms(arms["direct"], options.num_samples)
     asked = read_questions(questions)
-    if options.sample is not None:
-        drawn = np.random.default_rng(options.seed).permutation(len(asked))[: options.sample]
-        asked = [asked[place] for place in np.sort(drawn)]
-    with locked(kept):
-        answers = Answers(kept, arms)
+    if options.max_questions is not None:
+        drawn = np.random.default_rng(options.seed).permutation(len(asked))[: options.max_questions]
+        asked = [asked[index] for index in np.sort(drawn)]
+    with locked(answers_path):
+        answers = Answers(answers_path, arms)
         if before is not None:
             before(len(asked), answers.count_missing(asked))
         failed = answers.ask(asked, concurrency=options.concurrency, progress=progress)
@@ -202,9 +202,9 @@ def _fit_and_write(
     )
     check_labels(labels)
     llm = answers.arms["direct"].name
-    gate = load_gate(options.prior, proxy=options.proxy)
+    gate = load_gate(options.init_from, proxy=options.proxy)
     readings = read_questions_with(gate, [each.question.text for each in labels.answered], progress)
-    facts: dict[str, Any] = {"prior": options.prior, "failed": failed}
+    facts: dict[str, Any] = {"prior": options.init_from, "failed": failed}
     if labels.kind == "judge":
         facts["judge"] = {"name": labels.judge, "prompt": JUDGE.hash}
     fit = partial(fit_gate, labels, readings, options.policy, seed=options.seed, facts=facts, llm=llm)
@@ -214,9 +214,9 @@ def _fit_and_write(
     begun = fit(tokens=options.tokens)
     assert question is not None  # noqa: S101  labels were checked
     notes = write_notes(labels, question, begun)
-    files = tuned_files(question.artifact, options.prior)
+    files = tuned_files(question.artifact, options.init_from)
     if begun is not None:
-        for name, content in tuned_files(begun.artifact, options.prior).items():
+        for name, content in tuned_files(begun.artifact, options.init_from).items():
             files[f"{ANSWER_FIRST}/{name}"] = content
     files[REPORT] = write_page(labels, question, begun, readings.prior, notes)
     files[CARD] = write_card(folder.name, labels, llm, notes, failed)
