@@ -64,7 +64,7 @@ def test_a_failure_is_one_and_is_asked_again(tmp_path, prior):
 
 def test_who_fails_ten_times_in_a_row_is_asked_no_more_and_the_same_run_goes_on(tmp_path, prior):
     direct = Direct(fails=[asked["question"] for asked in questions()[20:]])
-    with pytest.raises(ServerError, match="given up"):
+    with pytest.raises(ServerError, match="Giving up"):
         tuned(tmp_path, prior, direct=direct, options={"concurrency": 1})
     assert len(direct.asked) == 20 + STOP_AFTER
     # What was answered before is kept, and is not asked again.
@@ -132,7 +132,7 @@ def test_a_question_that_breaks_the_server_comes_last_next_time(tmp_path, prior,
     def breaks(body):
         return (500, "oh") if "number 0?" in str(body) else by_number(body)
 
-    with pytest.raises(ServerError, match="given up"):
+    with pytest.raises(ServerError, match="Giving up"):
         tuned(tmp_path, prior, direct=fake(breaks, retries=0))
     assert tuned(tmp_path, prior, direct=fake(breaks, retries=0)).failed == 1
 

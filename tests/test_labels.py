@@ -166,7 +166,7 @@ def drawn(body):
 def test_a_label_is_the_share_of_samples_that_are_right(gold, said, share):
     drafts = {"direct": Draft(text="Paris"), "retrieve": Draft(text="Paris")}
     drafts |= {f"sample {number}": Draft(text=text) for number, text in enumerate(said)}
-    found = label(Mock(whole=lambda: [Answered(Question("?", tuple(gold)), drafts, {})]))
+    found = label(Mock(complete=lambda: [Answered(Question("?", tuple(gold)), drafts, {})]))
     assert (found.target.tolist(), found.known.tolist()) == ([pytest.approx(share)], [True])
 
 
