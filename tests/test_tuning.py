@@ -154,7 +154,7 @@ def test_the_log_that_a_gate_was_tuned_on_is_no_other_traffic(tmp_path, prior):
         assert rate == pytest.approx(expected, abs=2)
 
 
-@pytest.mark.parametrize(("update", "why"), [(False, "exists"), (True, "no tuned gate")])
+@pytest.mark.parametrize(("update", "why"), [(False, "exists"), (True, "not a tuned gate")])
 def test_an_existing_folder_is_left_alone_before_anything_is_asked(tmp_path, prior, update, why):
     save_gate(SavedGate(method="calibrated"), tmp_path / "my-gate")
     with pytest.raises(ConfigurationError, match=why) as caught:

@@ -122,7 +122,7 @@ def mcp(
     gate: GateName = DEFAULT_GATE,
     llm_name: JudgedName = "",
     http: Annotated[
-        bool, typer.Option("--http", help="Listen at /mcp, in place of standard input and output.")
+        bool, typer.Option("--http", help="Listen at /mcp instead of standard input and output.")
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of this machine, with --http.")] = 8378,
 ) -> None:

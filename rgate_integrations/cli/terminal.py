@@ -87,7 +87,7 @@ def say(text: str = "", *, err: bool = False, **style: Any) -> None:
 
     Args:
         text: The text.
-        err: Whether it goes to standard error: all that is no result.
+        err: Whether it goes to standard error, as all but results do.
         **style: As ``typer.secho`` takes it, such as ``bold=True``.
     """
     typer.secho(_COMMANDS.sub("", text), err=err, **style)
@@ -149,7 +149,7 @@ class Bar:
 
     Args:
         what: What is done, in words.
-        total: How much there is to do; None if that is told later.
+        total: How much there is to do; None if it is not known yet.
         stopped: What Ctrl-C says: what is kept, and how to go on.
     """
 

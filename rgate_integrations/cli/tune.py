@@ -67,7 +67,9 @@ def tune(
     judge: Annotated[
         str | None, typer.Option(help=f"Model that judges: NAME, or NAME@URL on a server (key: {JUDGE_KEY}).")
     ] = None,
-    max_questions: Annotated[int | None, typer.Option(min=1, help="So many, drawn at random.")] = None,
+    max_questions: Annotated[
+        int | None, typer.Option(min=1, help="Ask only this many, drawn at random.")
+    ] = None,
     concurrency: Concurrency = 4,
     num_samples: Annotated[int, typer.Option(min=0, help="Answers to draw, for soft labels.")] = 0,
     answer_tokens: AnswerTokens = 64,
@@ -147,14 +149,14 @@ def _answering_llm(llm: str, model: str | None, concurrency: int) -> LanguageMod
     """Return the LLM of an application: one on a server, whose key comes from the environment, or a local one.
 
     Raises:
-        ConfigurationError: There is no name of the model on the server.
+        ConfigurationError: The name of the model on the server is missing.
     """
     from rgate_integrations.models.local import shared_proxy
 
     if not llm.startswith(("http://", "https://")):
         return shared_proxy(llm)
     if model is None:
-        raise ConfigurationError("Which model on the server?", hint="--model NAME")
+        raise ConfigurationError("--model is required with a server URL.", hint="--model NAME")
     return _served(llm, model, KEY, concurrency)
 
 

@@ -32,7 +32,7 @@ class Advice(BaseModel):
         retrieve: Whether to.
         p_known: Probability that the LLM answers rightly without retrieval.
         reason: One sentence.
-        kind: The likeliest kind of request; empty for gates that tell none.
+        kind: The likeliest kind of request; empty if the gate has no kinds.
     """
 
     retrieve: bool
@@ -62,7 +62,7 @@ class Advisor:
         )
 
     async def search_queries(self, question: str, draft: str = "") -> list[str]:
-        """Say what to search for, given a question and an answer that was begun; nothing if the LLM knows it."""
+        """Say what to search for, given a question and a partial answer; nothing if the LLM knows it."""
         decisions = await arun(self._gate.flow([read_item(question, draft=draft or None)]))
         (plan,) = await arun(plan_queries_flow(decisions))
         return plan.texts

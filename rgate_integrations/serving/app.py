@@ -89,7 +89,7 @@ class DecisionRoutes:
         return DecideResponse(decisions=decisions)
 
     async def queries(self, body: DecideRequest, timeout: Milliseconds = None) -> QueriesResponse:
-        """Say what to search for: the question and the claims of its draft; nothing where it is known."""
+        """Say what to search for: the question and the claims of its draft; nothing if it is known."""
         decisions = await self.service.decide(body.items(), body.llm, body.llm_known_by, timeout)
         return QueriesResponse(plans=await arun(plan_queries_flow(decisions)))
 
@@ -118,7 +118,7 @@ class DecisionRoutes:
             return problem(error.status_code, "HTTPError", str(error.detail))
         if isinstance(error, RequestValidationError):
             messages = []
-            # Without the input: a question may be long, and belongs in nobody's log.
+            # Without the input: a question may be long, and does not belong in a log.
             for detail in error.errors()[:_MOST_ERRORS]:
                 field = ".".join(map(str, detail["loc"][1:])) or "body"
                 messages.append(f"{field[:100]}: {detail['msg']}")

@@ -50,7 +50,7 @@ class Gateway:
     Args:
         service: Decides.
         upstream: Answers.
-        retriever: Finds passages; None where decisions are only told in headers.
+        retriever: Finds passages; None if decisions are only reported in headers.
         k: Passages a question.
         answer_first: The beginning of the upstream's answer is judged, too; where the answer is not streamed, it is
             not. The question gate is the service's.
@@ -59,7 +59,7 @@ class Gateway:
             act on decisions.
 
     Raises:
-        ConfigurationError: Looking first has nothing to search, or the gate cannot judge begun answers.
+        ConfigurationError: Looking first has nothing to search, or the gate cannot judge partial answers.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class Gateway:
         self.strategy = Strategy(begins, LookFirst.coerce(look_first))
         self._shadow = None if shadow is None else JsonlLog(shadow, _SHADOW_KEYS)
         if self.strategy.searches_ahead and retriever is None:
-            raise ConfigurationError("There is nothing to look at first.", hint="--index or --retriever")
+            raise ConfigurationError("--look-first needs something to search.", hint="--index or --retriever")
         if begins is not None and service.gates().answer is None:
             raise ConfigurationError(
-                "The gate reads questions alone: it cannot judge an answer that was begun.",
+                "The gate reads questions alone: it cannot judge a partial answer.",
                 hint="Omit --answer-first.",
             )
         self.service = service
@@ -132,7 +132,7 @@ class Gateway:
         return await self._answer_routed(llm_request, await self._route(llm_request))
 
     async def _answer_routed(self, llm_request: LLMRequest, routed: RouteResult) -> Response:
-        """Go on with an answer that was begun, or let the upstream answer, with passages if they are needed."""
+        """Continue a partial answer, or let the upstream answer, with passages if they are needed."""
         decision, content = routed.decision, llm_request.content
         self.service.metrics.requests.labels(route_label(decision)).inc()
         headers = _headers_of(decision)
@@ -227,7 +227,7 @@ class GatewayCall(QuestionCall):
         return Gather([Call(never_blocking, self._gateway.search, self._llm_request)])
 
     def passages(self, each: RoutedInput) -> Sequence[FoundPassage]:
-        """Return what was found as it is judged."""
+        """Return what was found, as look first judges it."""
         return [FoundPassage(hit.passage.text, hit.passage.title) for hit in each.found]
 
 

@@ -19,14 +19,14 @@ _PAUSE = 10.0
 
 
 class SearchError(RGateError):
-    """A search was late, or was not begun because those before it were."""
+    """A search was late, or was not started because those before it were."""
 
 
 class LimitedSearch:
     """Searches in threads of its own; what is late is dropped.
 
     A thread cannot be interrupted. So a search that hangs keeps its thread, but no more than ``threads`` are ever
-    used, and after three late searches in a row only one every ten seconds is begun until one is in time again.
+    used, and after three late searches in a row only one every ten seconds is started until one is in time again.
 
     Args:
         retriever: What searches.

@@ -39,7 +39,7 @@ _LARGEST_HEADERS = 32 << 10
 _LARGEST_BODY = 16 << 20
 _PATIENCE = 10.0
 _FRAMES = 5  # of a traceback that are logged
-_LAST_SECONDS = 30  # for what is being answered when the server is told to end
+_LAST_SECONDS = 30  # for what is being answered when the server is asked to end
 
 
 def make_server(
@@ -51,7 +51,7 @@ def make_server(
     allow_origins: Collection[str] = (),
     patience: float = _PATIENCE,
 ) -> uvicorn.Server:
-    """Return a server for an application; its ``run`` listens until the process is told to end.
+    """Return a server for an application; its ``run`` listens until the process is asked to end.
 
     Args:
         app: The application.
@@ -62,7 +62,7 @@ def make_server(
         patience: Seconds that the headers of a request, and then its body, may take to come.
 
     Raises:
-        ConfigurationError: Other machines could ask, and there is no token; it cannot be sent; or an origin is none.
+        ConfigurationError: Other machines could ask without a token, the token cannot be sent, or an origin is none.
     """
     app = protect(app, token=token, allow_origins=allow_origins, patience=patience)
     if not token.strip():
@@ -103,7 +103,7 @@ def protect(
         patience: Seconds that the body of a request may take to come.
 
     Raises:
-        ConfigurationError: The token cannot be sent, or one of the origins is none.
+        ConfigurationError: The token cannot be sent, or an origin is not one.
     """
     token = token.strip()
     if not (token.isascii() and token.isprintable()):
@@ -189,7 +189,7 @@ class OriginCheck:
 
 
 class Guard:
-    """ASGI middleware: refuses what is not allowed, too large or too slow, and cancels what nobody waits for.
+    """ASGI middleware: refuses what is not allowed, too large or too slow, and cancels what no client waits for.
 
     Args:
         app: The application.

@@ -163,7 +163,7 @@ class DecisionService:
 
     @contextmanager
     def counting(self, questions: int) -> Iterator[list[Decision]]:
-        """Let so many questions be decided, unless too many wait; what is put into the list is counted and logged.
+        """Reserve places in the queue; the decisions that are put into the list are counted and logged.
 
         Raises:
             QueueFullError: Too many questions wait.
@@ -192,7 +192,7 @@ def _decide(item: DecideItem, gates: LLMGates, timeout: float) -> Flow[Decision]
     gate, draft = gates.question, item.draft
     if draft is not None and gates.answer is not None:
         gate = gates.answer
-    if isinstance(draft, Draft):  # what this process keeps of an answer that it wrote is nobody else's
+    if isinstance(draft, Draft):  # clients must not reach states that this process keeps of its own answers
         draft = draft.model_copy(update={"response_id": ""})
     request = read_item(
         item.question,

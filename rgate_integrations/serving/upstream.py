@@ -78,7 +78,7 @@ class Upstream:
     Args:
         url: Its base, with or without ``/v1``.
         key: Its key. Without one, requests keep the key that their client sent.
-        keeps_key: Whether the client's key may be sent on; not where it is the gateway's own token.
+        keeps_key: Whether the client's key may be sent on; not if it is the gateway's own token.
 
     Raises:
         ConfigurationError: The URL cannot be used, or the key cannot be sent.

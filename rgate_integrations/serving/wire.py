@@ -198,7 +198,7 @@ def route_label(decision: Decision) -> Literal["retrieve", "direct"]:
 
 
 def likeliest_kind(decision: Decision) -> str:
-    """Return the likeliest kind of request; empty for gates that tell none.
+    """Return the likeliest kind of request; empty if the gate has no kinds.
 
     The default gate has a signal for each kind, and one for what the LLM knows.
     """

@@ -30,7 +30,7 @@ _LEAST_SD = 0.5  # of the prior: the copy on a server may be quantised, or tuned
 
 @dataclass(frozen=True)
 class AbilityEstimate:
-    """What came of it.
+    """A measured ability.
 
     Attributes:
         ability: The ability.

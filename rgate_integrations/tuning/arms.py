@@ -108,7 +108,7 @@ class ObjectArm:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Its name: there is nothing else that tells it apart."""
+        """Its name, which is all that is known of it."""
         return {"object": self.name}
 
     def answer(self, questions: Sequence[Question]) -> list[Draft]:
@@ -178,7 +178,7 @@ def read_answer(answer: Any) -> Draft:
         return answer
     text = _text(answer)
     if text is None:
-        raise EvidenceError(f"The answer is a {type(answer).__name__}, in which there is no text.")
+        raise EvidenceError(f"The answer is a {type(answer).__name__} without text.")
     tokens, logprobs = message_logprobs(getattr(answer, "response_metadata", None))
     usage = getattr(answer, "usage_metadata", None) or {}
     return Draft(

@@ -74,13 +74,14 @@ class Budget:
     name: ClassVar[str] = "budget"
 
     def __post_init__(self) -> None:
-        if not (0 <= self.rate <= 1 and 0 < self.confidence < 1):
-            raise ConfigurationError(f"{self} is out of range.", hint="rate in [0, 1], confidence in (0, 1)")
+        if not 0 <= self.rate <= 1:
+            raise ConfigurationError(f"rate must be in [0, 1], not {self.rate}.")
+        _check_confidence(self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
         """Choose the greatest threshold whose retrieval rate is surely within the budget."""
         n = len(p)
-        # P(known) is never below 0, so that threshold retrieves for nobody, whatever the question.
+        # P(known) is never below 0, so that threshold never retrieves.
         threshold, bound = 0.0, 0.0
         for candidate in [*GRID[1:], ALWAYS]:
             upper = upper_bound(int((p < candidate).sum()), n, self.confidence)
@@ -126,8 +127,9 @@ class MaxLoss:
     name: ClassVar[str] = "max-loss"
 
     def __post_init__(self) -> None:
-        if not (0 < self.loss < 1 and 0 < self.confidence < 1):
-            raise ConfigurationError(f"{self} is out of range.", hint="loss in (0, 1), confidence in (0, 1)")
+        if not 0 < self.loss < 1:
+            raise ConfigurationError(f"loss must be in (0, 1), not {self.loss}.")
+        _check_confidence(self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
         """Choose the least threshold whose loss is surely within the bound."""
@@ -162,6 +164,11 @@ class MaxLoss:
             True,
             facts,
         )
+
+
+def _check_confidence(confidence: float) -> None:
+    if not 0 < confidence < 1:
+        raise ConfigurationError(f"confidence must be in (0, 1), not {confidence}.")
 
 
 Policy: TypeAlias = Budget | MaxLoss

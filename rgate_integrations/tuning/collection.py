@@ -31,14 +31,14 @@ ArmName: TypeAlias = str
 """``"direct"``, ``"retrieve"``, and ``"sample 1"``, ``"sample 2"``, … for further answers without retrieval."""
 
 STOP_AFTER = 10
-"""So many failures in a row of one kind of arm mean that there is no use in asking on."""
+"""Failures in a row, of one kind of arm, after which asking stops."""
 
 _Job: TypeAlias = tuple[int, ArmName, list[Question]]
 _Outcome: TypeAlias = tuple[Draft | Exception, float]
 
 
-def no_progress(what: str, done: int, total: int) -> None:
-    """Tell nobody: the `Progress` of who wants none."""
+def no_progress(label: str, done: int, total: int) -> None:
+    """Report nothing: the default `Progress`."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Answers:
             arms: Whom to ask; everyone when None.
             concurrency: Calls at a time.
             what: What is done, in words.
-            progress: Told that, how many calls are done, and how many there are.
+            progress: Progress callback, with ``what`` as its label.
 
         Raises:
             ServerError: The server cannot be used, ten calls in a row failed, or all did; what was answered is kept.
@@ -209,7 +209,7 @@ class Answers:
     def _outcomes(
         self, jobs: Sequence[_Job], concurrency: int
     ) -> Iterator[tuple[ArmName, Question, Draft | Exception, float]]:
-        """Yield the outcome of each call as it ends; no more calls are begun than run at once."""
+        """Yield the outcome of each call as it ends; at most ``concurrency`` calls run at once."""
         waiting = deque(jobs)
         running: dict[Future[list[_Outcome]], _Job] = {}
         at_once = 1

@@ -73,7 +73,7 @@ def judge(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: There is no such kind of draft.
+        ConfigurationError: ``draft`` is not one of `DraftKind`.
         DataFormatError: Recorded drafts are asked for, and a question has none.
     """
     questions = [example.question for example in examples]

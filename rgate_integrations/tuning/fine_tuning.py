@@ -1,6 +1,6 @@
 """Trains the gates that are LoRA adapters, on transformers' ``Trainer`` with a loss on the targets alone.
 
-Imports torch: import it where it is needed.
+It imports torch, so import this module only when it is used.
 """
 
 from __future__ import annotations
@@ -323,16 +323,16 @@ class TargetTrainer(transformers.Trainer):  # type: ignore[misc]  # transformers
 
 @dataclass
 class ReportProgress(transformers.TrainerCallback):  # type: ignore[misc]  # transformers has no types here
-    """Tells the number of steps that are done.
+    """Reports the number of finished steps.
 
     Attributes:
-        progress: Is told.
+        progress: Progress callback.
     """
 
     progress: Progress
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Tell."""
+        """Report a step."""
         self.progress("training", state.global_step, state.max_steps)
 
 

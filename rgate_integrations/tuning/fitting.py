@@ -91,7 +91,7 @@ def read_questions_with(gate: DecisionEngine, questions: Sequence[str], progress
     return Readings(logits(np.array(p_known)), np.stack(states), layers, proxy)
 
 
-def check_labels(labels: Labels) -> None:
+def check_learnable(labels: Labels) -> None:
     """Refuse labels that nothing can be learned from.
 
     Raises:
@@ -127,13 +127,13 @@ def fit_gate(
         labels: The labelled answers.
         readings: What the proxy read of their questions.
         policy: Chooses the threshold.
-        tokens: How many tokens of the begun answer are read; 0 for the question alone.
+        tokens: How many tokens of the partial answer are read; 0 for the question alone.
         seed: Seed of everything.
         facts: What else the gate's file says of its origin; JSON values.
         llm: Name of the LLM.
 
     Returns:
-        The gate; None if it reads begun answers, and too few have log-probabilities or all of those are alike.
+        The gate; None if it reads partial answers, and too few have log-probabilities or all of those are alike.
     """
     indices, features = np.arange(len(labels.answered)), np.zeros((len(labels.answered), 0))
     if tokens:
@@ -216,7 +216,7 @@ STRENGTHS = (10.0, 1_000.0, 100.0, 30.0, 3.0, 1.0)
 taken unless another is clearly better: it was near the best for every recorded LLM, from 50 to 1,000 questions."""
 
 HEAD_STRENGTHS = (0.3, 3.0, 30.0)
-"""Shrinkage of the weights of a begun answer's features, likewise; each has a variance of 1."""
+"""Shrinkage of the weights of a partial answer's features, likewise; each has a variance of 1."""
 
 FOLDS = 5
 """Of the cross-fitting, and of the choice of the shrinkage."""
@@ -270,7 +270,7 @@ class Table:
     Attributes:
         prior: Logit of the gate that is corrected, shape (n,).
         states: Components of the hidden states, shape (n, components).
-        features: Of the begun answers, shape (n, features); no columns for the question alone.
+        features: Of the partial answers, shape (n, features); no columns for the question alone.
         known: Whether the answer is right, shape (n,).
         target: What is fitted to, in [0, 1], shape (n,): `known`, or the share of right samples.
     """

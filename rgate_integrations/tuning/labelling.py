@@ -48,7 +48,7 @@ LabelKind: TypeAlias = Literal["auto", "gold", "judge", "agreement"]
 else agreement."""
 
 Verdicts: TypeAlias = Mapping[tuple[ArmName, str], bool | None]
-"""What a judge says of the answer of an arm to a question, by `Question.key`; None where it does not tell."""
+"""What a judge says of the answer of an arm to a question, by `Question.key`; None if it does not say."""
 
 SAME_MEANING = 0.85
 """Cosine similarity from which on two answers say the same."""
@@ -132,7 +132,7 @@ def label(
         judge: Judges them, for ``"judge"``.
         embedder: Finds answers that say the same in other words, for agreement; the words alone count when None.
         concurrency: Calls of the judge at a time.
-        progress: Told how far the judge is.
+        progress: Progress callback: ``(label, done, total)``.
 
     Raises:
         ConfigurationError: There is no judge.
@@ -247,14 +247,14 @@ def ask_judge(
 ) -> Verdicts:
     """Let a model judge every answer to a question with gold answers, and keep what it says.
 
-    Who refuses to answer ("I do not know", or nothing at all) is not right, and is not judged. A reply that is
-    neither Yes nor No, and a request that fails, is no verdict.
+    Refusals ("I do not know", or nothing at all) count as wrong and are not sent to the judge. A reply that is
+    neither Yes nor No, and a request that fails, gives no verdict.
 
     Args:
         answers: The answers; verdicts are kept in the same file.
         judge: The judge.
         concurrency: Calls at a time.
-        progress: Told how far it is.
+        progress: Progress callback: ``(label, done, total)``.
 
     Raises:
         ServerError: The judge could not be asked.
@@ -316,7 +316,7 @@ def collect(
         index: Finds passages; None asks without retrieval only.
         k: Passages a question.
         tokens: Maximum length of an answer.
-        judge: A model that judges answers against the gold ones; what it does not tell, and everything without a
+        judge: A model that judges answers against the gold ones; what it does not say, and everything without a
             judge, is judged by containment (`rgate_integrations.runtime.text.is_correct`).
         progress: Progress callback: ``(label, done, total)``.
 

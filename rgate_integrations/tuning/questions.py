@@ -33,9 +33,9 @@ class Question:
     Attributes:
         text: The question, without the white space around it.
         gold: Its right answers; none where they are not known.
-        id: What a file calls it; empty where it has no name.
+        id: What a file calls it; empty if it has no name.
         dataset: Which set it is from; may be empty.
-        popularity: Popularity of its entity, where it is known.
+        popularity: Popularity of its entity, if it is known.
         context: A passage that answers it; empty where none is given.
         draft: What the LLM is recorded to have written without retrieval, or None.
     """
@@ -50,7 +50,7 @@ class Question:
 
     @property
     def key(self) -> str:
-        """What tells it from others: the same question is asked once, however often it occurs."""
+        """Identifies the question: the same one is asked once, however often it occurs."""
         return hashlib.sha256(self.text.casefold().encode(errors="replace")).hexdigest()[:16]
 
     @classmethod
@@ -190,7 +190,7 @@ def read_examples(
         paths: JSONL files, also gzipped.
         label: Key of the label, a boolean or a number in [0, 1]; or ``"match_ratio"``: the label of SlimPLM,
             computed from ``gold_answers`` and ``closed_book_text``.
-        targets: Labels by question, in place of those in the files.
+        targets: Labels by question, instead of those in the files.
 
     Raises:
         DataFormatError: A file cannot be read or is empty, a line lacks a key, or a question has both labels;
@@ -296,7 +296,7 @@ def recorded_drafts(questions: Sequence[Question], kind: DraftKind) -> Sequence[
     """Return what the LLM is recorded to have written, one draft a question; None each for another kind of draft.
 
     Raises:
-        ConfigurationError: There is no such kind of draft.
+        ConfigurationError: ``draft`` is not one of `DraftKind`.
         DataFormatError: Recorded drafts are asked for, and a question has none.
     """
     if kind not in get_args(DraftKind):

@@ -1,4 +1,4 @@
-"""What is told about a tuned gate or an evaluation: in sentences, as a card, and as a page."""
+"""Reports of a tuned gate or an evaluation: in sentences, as a card, and as a page."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def read_results(paths: Sequence[str | Path]) -> list[Result]:
             results.append(Result.model_validate(parse_json(read_file(path, _LARGEST_RESULT))))
         except (OSError, ValueError) as error:
             raise DataFormatError(
-                f"{str(path)!r} is no result of an evaluation: {error}.", hint="rgate evaluate … --out FILE"
+                f"{str(path)!r} is not a result of an evaluation: {error}.",
+                hint="rgate evaluate … --out FILE",
             ) from error
     return results
 
@@ -96,7 +97,7 @@ def write_notes(labels: Labels, question: FittedGate, begun: FittedGate | None) 
         return notes | {"answer first": _notes_of(labels, begun)}
     n = sum(each.direct.logprobs is not None for each in labels.answered)
     why = (
-        f"There is no gate for begun answers: {n} of {len(labels.answered)} answers came with log-probabilities, "
+        f"There is no gate for partial answers: {n} of {len(labels.answered)} answers came with log-probabilities, "
         f"which not every server gives. {LEAST} are needed, and not all of them right, or all wrong."
     )
     return notes | {"answer first": [why]}
@@ -164,7 +165,7 @@ def write_page(
     Args:
         labels: The labelled answers.
         question: The gate for the question alone.
-        begun: The gate for begun answers, if there is one.
+        begun: The gate for partial answers, if there is one.
         prior: Logits of the gate that was corrected, shape (n,).
         notes: What is said of the gates.
     """
@@ -219,6 +220,6 @@ def write_card(name: str, labels: Labels, llm: str, notes: Notes, failed: int) -
         lines += [f"## {name_of_gate.capitalize()}", "", *(f"- {note}" for note in sentences), ""]
     lines.append(
         f'Use it as `load_gate("{loadable(name)}")`; where there is an answer-first gate, '
-        f'`load_gate("{name}/answer-first")` judges a begun answer.'
+        f'`load_gate("{name}/answer-first")` judges a partial answer.'
     )
     return "\n".join(lines) + "\n"

@@ -22,7 +22,7 @@ from rgate_integrations.tuning.calibration import MaxLoss, Policy
 from rgate_integrations.tuning.collection import Answers, ArmName, Progress, answers_file, no_progress
 from rgate_integrations.tuning.fitting import (
     FittedGate,
-    check_labels,
+    check_learnable,
     fit_gate,
     read_questions_with,
 )
@@ -44,7 +44,7 @@ class TuneOptions:
         max_questions: How many questions are asked, drawn at random; all when None.
         embedder: Finds answers that say the same in other words, for agreement; the words alone count when None.
         concurrency: Calls at a time, at least 1; the user's own objects are called from threads.
-        tokens: How many tokens of a begun answer the answer-first gate reads, at least 1.
+        tokens: How many tokens of a partial answer the answer-first gate reads, at least 1.
         num_samples: Further answers without retrieval to each question, drawn at temperature 1, at least 0. The gates
             are fitted to the share of them that is right (KBM, section 2.2). ``direct`` must be a model then.
         seed: Seed of everything.
@@ -81,12 +81,12 @@ class TuneOptions:
 
 @dataclass(frozen=True, repr=False)
 class TuneResult:
-    """What came of it.
+    """A tuned gate, and how it came about.
 
     Attributes:
         folder: The gate for the question alone: ``load_gate(folder)``. Its sub-folder ``answer-first`` has the other.
         question: The gate for the question alone.
-        answer_first: The gate that judges a begun answer; None where the LLM gives no log-probabilities.
+        answer_first: The gate that judges a partial answer; None if the LLM gives no log-probabilities.
         labels: What it was fitted to.
         failed: How many calls failed; the same call asks them again.
         notes: What the report says of both gates.
@@ -136,7 +136,7 @@ def tune(
         out: Folder for the gate.
         options: How; the defaults when None.
         update: Whether ``out`` may exist: it is replaced by a gate that is fitted to old and new questions.
-        before: Told how many questions there are, and how many LLM calls are left to make: ``"direct"``,
+        before: Called with the number of questions and of LLM calls that are left to make: ``"direct"``,
             ``"retrieve"`` and, if there are any, ``"sample"``. What it raises ends the run.
         progress: Progress callback: ``(label, done, total)``.
 
@@ -185,7 +185,7 @@ def _check_out(folder: Path, update: bool) -> None:
             hint="update=True (--update) adds questions to it; or name another folder.",
         )
     if not there.is_dir() or read_gate(folder).method != "tuned":
-        raise ConfigurationError(f"{str(folder)!r} is no tuned gate.", hint="Name another folder.")
+        raise ConfigurationError(f"{str(folder)!r} is not a tuned gate.", hint="Name another folder.")
 
 
 def _fit_and_write(
@@ -200,7 +200,7 @@ def _fit_and_write(
         concurrency=options.concurrency,
         progress=progress,
     )
-    check_labels(labels)
+    check_learnable(labels)
     llm = answers.arms["direct"].name
     gate = load_gate(options.init_from, proxy=options.proxy)
     readings = read_questions_with(gate, [each.question.text for each in labels.answered], progress)
