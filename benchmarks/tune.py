@@ -55,7 +55,7 @@ class Recorded:
 
     def tables(self, fit: Any, seed: int) -> dict[str, Table]:
         """Return what is fitted from nothing, and to the shipped gate."""
-        components = Basis.of(self.states[fit], seed)(self.states)
+        components = Basis.fit(self.states[fit], seed)(self.states)
         tables = {}
         for name, prior in (("nothing", np.zeros_like(self.prior)), ("tuned", self.prior)):
             no_features = np.zeros((len(prior), 0))

@@ -89,7 +89,7 @@ def test_samples_give_the_order_and_answers_the_level():
 
 def test_the_components_are_of_variance_one_together():
     states = np.random.default_rng(0).normal(size=(50, 2, 8)).astype(np.float32)
-    assert Basis.of(states)(states).var(axis=0).sum() == pytest.approx(1.0, abs=1e-6)
+    assert Basis.fit(states)(states).var(axis=0).sum() == pytest.approx(1.0, abs=1e-6)
 
 
 def test_features_of_log_probabilities_by_hand():

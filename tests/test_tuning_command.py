@@ -81,7 +81,7 @@ PASSAGES = ["--index", "passages"]
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([*PASSAGES, "--yes"], "Which model"),
+        ([*PASSAGES, "--yes"], "--model is required"),
         ([*PASSAGES, "--model", "m", "--yes", "--max-loss", "0.1", "--budget", "0.4"], "one guarantee"),
         # It compared answers without retrieval with answers read from the demo's encyclopedia.
         (["--model", "m", "--yes"], "--index"),

@@ -81,7 +81,7 @@ class DecisionRoutes:
         """Answer typed questions about a state: a noul ``known``, a choice of ``retrieve`` or ``direct``."""
         llm = "" if body.model == NO_LLM else body.model
         (decision,) = await self.service.decide([body.item()], llm, LLM_NAME_SOURCE, timeout)
-        return SystemOneResponse.of(body, decision)
+        return SystemOneResponse.from_decision(body, decision)
 
     async def decide(self, body: DecideRequest, timeout: Milliseconds = None) -> DecideResponse:
         """Decide about questions, each with a draft, its history and passages if there are any."""

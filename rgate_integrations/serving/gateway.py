@@ -73,12 +73,12 @@ class Gateway:
         look_first: bool | LookFirst = False,
         shadow: str | Path | None = None,
     ) -> None:
-        begins = AnswerFirst.coerce(answer_first) if shadow is None else None
-        self.strategy = Strategy(begins, LookFirst.coerce(look_first))
+        partial_answers = AnswerFirst.coerce(answer_first) if shadow is None else None
+        self.strategy = Strategy(partial_answers, LookFirst.coerce(look_first))
         self._shadow = None if shadow is None else JsonlLog(shadow, _SHADOW_KEYS)
         if self.strategy.searches_ahead and retriever is None:
             raise ConfigurationError("--look-first needs something to search.", hint="--index or --retriever")
-        if begins is not None and service.gates().answer is None:
+        if partial_answers is not None and service.gates().answer is None:
             raise ConfigurationError(
                 "The gate reads questions alone: it cannot judge a partial answer.",
                 hint="Omit --answer-first.",

@@ -151,7 +151,7 @@ class SystemOneResponse(BaseModel):
     usage: dict[str, int]
 
     @classmethod
-    def of(cls, request: SystemOneRequest, decision: Decision) -> SystemOneResponse:
+    def from_decision(cls, request: SystemOneRequest, decision: Decision) -> SystemOneResponse:
         """Return the answers that a decision gives."""
         known = decision.effective_p_known  # what is answered has no field for an override
         probabilities = {"retrieve": 1 - known, "direct": known}

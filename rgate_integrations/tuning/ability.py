@@ -51,7 +51,7 @@ def read_anchors() -> list[Question]:
     The ``dataset`` of each is its kind: ``"well-known"``, ``"middling"``, ``"obscure"`` or ``"multi-step"``.
     """
     records = read_records(SHIPPED / "anchors.jsonl")
-    return [Question.of(record, record.text("kind")) for record in records]
+    return [Question.from_record(record, record.text("kind")) for record in records]
 
 
 def measure_ability(

@@ -244,7 +244,7 @@ class Answers:
 
     def _load(self, record: Record) -> None:
         """Take a line of the file into memory."""
-        question, arm = Question.of(record), record.text("arm")
+        question, arm = Question.from_record(record), record.text("arm")
         self._remember(question)
         if "error" in record.fields:
             self._failed.add((arm, question.key))

@@ -141,7 +141,7 @@ def fit_gate(
     known, rag = labels.known[indices], labels.rag[indices]
     if len(known) < LEAST or known.all() or not known.any():
         return None
-    basis = Basis.of(readings.states[indices], seed)
+    basis = Basis.fit(readings.states[indices], seed)
     table = Table(
         readings.prior[indices], basis(readings.states[indices]), features, known, labels.target[indices]
     )
@@ -243,7 +243,7 @@ class Basis:
     projection: Float64Array
 
     @classmethod
-    def of(cls, states: Float32Array, seed: int = 0) -> Basis:
+    def fit(cls, states: Float32Array, seed: int = 0) -> Basis:
         """Compute it from states, shape (n, layers, hidden size). No label is looked at."""
         flat = states.reshape(len(states), -1).astype(np.float64)
         if len(flat) > _BASIS:

@@ -54,7 +54,7 @@ class Question:
         return hashlib.sha256(self.text.casefold().encode(errors="replace")).hexdigest()[:16]
 
     @classmethod
-    def of(cls, record: Record, dataset: str = "") -> Question:
+    def from_record(cls, record: Record, dataset: str = "") -> Question:
         """Read a question from a record; ``dataset`` is used where the record names none.
 
         Raises:
@@ -93,7 +93,7 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
         DataFormatError: A line cannot be used, or there is no question; the message names file and line.
     """
     if isinstance(source, str | Path):
-        read = partial(Question.of, dataset=_dataset(Path(source)))
+        read = partial(Question.from_record, dataset=_dataset(Path(source)))
         questions = map(read, read_records(source, hint=_HINT))
     else:
         questions = map(_as_question, source, count(1))
@@ -115,7 +115,7 @@ def _as_question(source: Any, number: int) -> Question:
     if isinstance(source, str):
         source = {"question": source}
     fields = dict(source) if isinstance(source, Mapping) else {}
-    return Question.of(Record(f"question {number}", fields, _HINT))
+    return Question.from_record(Record(f"question {number}", fields, _HINT))
 
 
 def _dataset(path: Path) -> str:
@@ -157,7 +157,7 @@ class DataFile:
     examples: tuple[Example, ...]
 
     @classmethod
-    def of(cls, path: Path, examples: Sequence[Example]) -> DataFile:
+    def from_examples(cls, path: Path, examples: Sequence[Example]) -> DataFile:
         """Describe the file that examples were read from.
 
         Raises:
@@ -201,7 +201,7 @@ def read_examples(
     for path in map(Path, paths):
         examples = []
         for record in read_records(path, hint=f'Each line needs "question" and "{label}".'):
-            question = Question.of(record, _dataset(path))
+            question = Question.from_record(record, _dataset(path))
             target = _target(record, question, label) if targets is None else targets[question.text]
             example = Example(question, target)
             key = normalise(question.text) or question.text
@@ -211,7 +211,7 @@ def read_examples(
             known, first = seen[key]
             if known != example.known:
                 raise record.wrong(f"{question.text[:60]!r} has another label than in {first}")
-        files.append(DataFile.of(path, examples))
+        files.append(DataFile.from_examples(path, examples))
     return files
 
 
@@ -248,10 +248,10 @@ def read_paired(paths: Sequence[str | Path]) -> list[DataFile]:
     for path in map(Path, paths):
         examples = []
         for record in read_records(path, hint='Each line is {"question": "…", …}.'):
-            question = Question.of(record, _dataset(path))
+            question = Question.from_record(record, _dataset(path))
             known = _is_right(record, question, "closed_book")
             examples.append(Example(question, float(known), _is_right(record, question, "rag")))
-        files.append(DataFile.of(path, examples))
+        files.append(DataFile.from_examples(path, examples))
     return files
 
 

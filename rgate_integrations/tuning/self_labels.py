@@ -62,7 +62,7 @@ def label_own_answers(
     """
     questions = []
     for record in chain.from_iterable(map(read_records, paths)):
-        question = Question.of(record)
+        question = Question.from_record(record)
         if not question.gold and label != "certainty":
             raise record.wrong("no gold_answers, which the model's own answers are compared with")
         questions.append(question)
