@@ -355,6 +355,12 @@ def test_an_origin_that_the_operator_names_may_ask_and_read_and_no_other():
     assert len(upstream.requests) == 1
 
 
+def test_an_allowed_page_without_the_token_is_refused_and_may_read_why():
+    with listening(make_app(DecisionService(Words())), token=TOKEN, allow_origins=[PAGE]) as url:
+        refused = CLIENT.get(f"{url}/metrics", headers={"origin": PAGE})
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, PAGE)
+
+
 @pytest.mark.parametrize("token", ["", TOKEN])
 @pytest.mark.parametrize("allowed", [[], [PAGE]])
 @pytest.mark.parametrize("origin", ["{own}", PAGE, "http://evil.example", "null", ""])

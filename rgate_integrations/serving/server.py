@@ -32,7 +32,6 @@ _log = logging.getLogger("rgate_integrations.serving")
 
 _OPEN = ("/health", "/ready")  # asked by what starts and stops servers, which has no token
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_LOOPBACK_NAMES = ["localhost", "127.0.0.1", "[::1]"]  # as URLs have them
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*A-Z]+")
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _LARGEST_HEADERS = 32 << 10
@@ -72,7 +71,7 @@ def make_server(
                 hint=f"Set {TOKEN} to a secret, or listen on 127.0.0.1.",
             )
         # Against DNS rebinding: a page of another name that leads to this machine has its own origin.
-        app = TrustedHostMiddleware(app, allowed_hosts=_LOOPBACK_NAMES)
+        app = TrustedHostMiddleware(app, allowed_hosts=["localhost", "127.0.0.1", "[::1]"])
     config = uvicorn.Config(
         app,
         host,
