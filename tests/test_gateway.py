@@ -295,9 +295,9 @@ def test_the_gateways_token_does_not_go_to_the_upstream(key, sent):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"look_first": True}, "look at first"),
-        ({"answer_first": AnswerFirst(prefetch=True)}, "look at first"),
-        ({"answer_first": True}, "begun"),
+        ({"look_first": True}, "something to search"),
+        ({"answer_first": AnswerFirst(prefetch=True)}, "something to search"),
+        ({"answer_first": True}, "partial answer"),
     ],
 )
 def test_options_that_cannot_work_are_refused_when_it_starts(options, said):

@@ -49,7 +49,7 @@ UNKNOWN = "The fox is unknown, but it"
 
 def lengths(judge):
     """How many log-probabilities the begun answers had that a gate was shown."""
-    return [len(draft.logprobs) for _, drafts, _ in judge.asked for draft in drafts]
+    return [len(request.draft.logprobs) for requests in judge.asked for request in requests]
 
 
 @pytest.mark.model
