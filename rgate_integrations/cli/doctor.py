@@ -20,7 +20,10 @@ from rgate_integrations.gates.registry import list_gates
 from rgate_integrations.models.catalog import CATALOGUE, entry
 from rgate_integrations.models.download import Source, cache_dir, cached_path
 from rgate_integrations.models.download import download as bring
+from rgate_integrations.models.encoder import ENCODER, Encoder
 from rgate_integrations.models.reader import READER, Reader
+
+_SELF_TESTING = {READER: Reader, ENCODER: Encoder}
 
 # distribution: the extra that brings it
 _DISTRIBUTIONS = {
@@ -68,9 +71,9 @@ def _examine() -> Iterator[tuple[str, str, str]]:
         cached = cached_path(name)
         if cached is None:
             yield name, "not downloaded", f"rgate download {name}"
-        elif name == READER:
+        elif name in _SELF_TESTING:
             try:
-                Reader(cached)
+                _SELF_TESTING[name](cached)
             except ModelLoadError as error:
                 yield name, error.message, error.hint
             else:
