@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.errors import IndexMismatchError, ModelLoadError
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.index.embedder import MiniLM, SentenceEmbedder
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
-from rgate_integrations.models.download import cached_path
+from rgate_integrations.models.download import cached_path, download
+from rgate_integrations.models.encoder import ENCODER, shared_encoder
 from rgate_integrations.runtime.files import write_atomically
 from tests.damaged import with_damage
 
@@ -113,3 +114,29 @@ def test_vectors_are_those_of_sentence_transformers_whatever_is_beside_a_text(mi
 def test_missing_and_damaged_files_say_how_to_get_them_again(minilm, tmp_path, name, damage, says):
     with pytest.raises(ModelLoadError, match=f"{says}.*rgate download all-minilm-l6-v2"):
         MiniLM(with_damage(cached_path(minilm), tmp_path / "model", name, damage))
+
+
+def test_the_encoder_reads_passages_and_queries_each_in_its_way_and_across_languages(tmp_path):
+    model = shared_encoder(download(ENCODER))
+    german = {
+        "urlaub": "Jeder Mitarbeiter hat 30 Tage Urlaub im Jahr.",
+        "heizung": "Die Heizung wird im Mai gewartet.",
+    }
+    PassageIndex.build([Passage(i, t) for i, t in german.items()], SentenceEmbedder(ENCODER)).save(tmp_path)
+    index = PassageIndex.load(tmp_path)
+    assert index.embedder.name == ENCODER
+    queries = ["How many days off do I get?", "暖房の点検はいつですか。"]
+    assert [hits[0].passage.id for hits in index.search(queries, k=1)] == list(german)
+    np.testing.assert_array_equal(index.embed_queries(queries), model.vectors(queries, "query: "))
+    np.testing.assert_array_equal(
+        index.vectors(list(german)), model.vectors(list(german.values()), "passage: ")
+    )
+    assert SentenceEmbedder(ENCODER).embed([]).shape == (0, 384)
+    with pytest.raises(IndexMismatchError):
+        PassageIndex.load(tmp_path, SentenceEmbedder())
+
+
+def test_an_index_without_its_encoder_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
+    with pytest.raises(ModelLoadError, match=f"rgate download {ENCODER}"):
+        SentenceEmbedder(ENCODER).embed(["a"])

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rgate_integrations.cli.doctor import _examine
 from rgate_integrations.errors import DownloadError, ModelLoadError
 from rgate_integrations.models import encoder as encoder_module
 from rgate_integrations.models.catalog import entry
@@ -43,6 +44,7 @@ from rgate_integrations.models.encoder_file import (
     read_weights,
     sentencepiece_model,
 )
+from rgate_integrations.runtime.files import write_folder
 from tests.damaged import with_damage
 
 TEXTS = [
@@ -416,6 +418,14 @@ def test_missing_and_damaged_files_are_noticed(encoder, tmp_path, name, damage, 
     with pytest.raises(ModelLoadError, match=says) as caught:
         Encoder(with_damage(cached_path(ENCODER), tmp_path / "encoder", name, damage))
     assert f"rgate download {ENCODER}" in caught.value.hint
+
+
+def test_doctor_reads_with_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
+    write_folder(tmp_path / ENCODER, {"rgate.json": "{}", TOKENS: "no model", WEIGHTS: "no weights"})
+    found = {name: (state, remedy) for name, state, remedy in _examine()}
+    assert "could not be loaded" in found[ENCODER][0]
+    assert f"rgate download {ENCODER}" in found[ENCODER][1]
 
 
 @pytest.mark.parametrize("module", ["onnxruntime", "sentencepiece"])

