@@ -28,6 +28,7 @@ from rgate_integrations.models.reader_file import (
     HEADS,
     KV_HEADS,
     LAYERS,
+    READER_WEIGHTS,
     make_reader,
     reader_tensors,
 )
@@ -106,7 +107,7 @@ class ReaderGraph:
     """
 
     def __init__(self, weights: dict[str, np.ndarray], prefix: list[tuple[np.ndarray, np.ndarray]]) -> None:
-        self.builder = b = Int8Builder(weights, WEIGHTS)
+        self.builder = b = Int8Builder(weights, READER_WEIGHTS)
         self.prefix = prefix
         before = prefix[0][0].shape[1]
         cast = {"to": TensorProto.FLOAT}
