@@ -176,8 +176,9 @@ def test_an_existing_folder_is_left_alone_before_anything_is_asked(tmp_path, pri
         (MaxLoss, {"loss": 0.1, "confidence": 1.0}),
     ],
 )
-def test_options_and_guarantees_out_of_range_are_refused(kind, options):
-    with pytest.raises(ConfigurationError):
+def test_options_and_guarantees_out_of_range_are_refused_by_name_and_value(kind, options):
+    *_, (name, value) = options.items()
+    with pytest.raises(ConfigurationError, match=f"(?i){name}.*{value}"):
         kind(**options)
 
 

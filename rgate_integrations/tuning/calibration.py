@@ -76,7 +76,7 @@ class Budget:
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1:
             raise ConfigurationError(f"rate must be in [0, 1], not {self.rate}.")
-        _check_confidence(self.confidence)
+        _check_fractions(confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
         """Choose the greatest threshold whose retrieval rate is surely within the budget."""
@@ -127,9 +127,7 @@ class MaxLoss:
     name: ClassVar[str] = "max-loss"
 
     def __post_init__(self) -> None:
-        if not 0 < self.loss < 1:
-            raise ConfigurationError(f"loss must be in (0, 1), not {self.loss}.")
-        _check_confidence(self.confidence)
+        _check_fractions(loss=self.loss, confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
         """Choose the least threshold whose loss is surely within the bound."""
@@ -166,9 +164,10 @@ class MaxLoss:
         )
 
 
-def _check_confidence(confidence: float) -> None:
-    if not 0 < confidence < 1:
-        raise ConfigurationError(f"confidence must be in (0, 1), not {confidence}.")
+def _check_fractions(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < 1:
+            raise ConfigurationError(f"{name} must be in (0, 1), not {value}.")
 
 
 Policy: TypeAlias = Budget | MaxLoss
