@@ -344,8 +344,7 @@ class QuestionCall(RoutedCall[RoutedInput]):
     """
 
     def __init__(self, strategy: Strategy, request: Request | Failed) -> None:
-        threshold = request.threshold if isinstance(request, Request) else None
-        super().__init__(strategy, [RoutedInput(request.question, threshold)])
+        super().__init__(strategy, [RoutedInput(request.question, request.threshold)])
         self.request = request
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
@@ -361,7 +360,7 @@ class QuestionCall(RoutedCall[RoutedInput]):
         items: list[Request | Failed] = []
         for each in inputs:
             if isinstance(each.draft, Exception):
-                items.append(Failed(each.draft, each.question))
+                items.append(Failed(each.draft, each.question, each.threshold))
             elif isinstance(self.request, Request):
                 items.append(replace(self.request, draft=each.draft))
             else:

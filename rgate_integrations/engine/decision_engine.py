@@ -11,7 +11,7 @@ from typing import Any, Self, Unpack
 from rgate_integrations.decision import Decision, Request, valid_timeout
 from rgate_integrations.engine.batching import Batcher, await_results, wait_results
 from rgate_integrations.engine.decider import Decider, OnError
-from rgate_integrations.engine.evaluation import evaluate
+from rgate_integrations.engine.scoring import score_requests
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.answer import answer_gate_of, question_gate_of
 from rgate_integrations.gates.base import Gate, Score
@@ -73,7 +73,7 @@ class DecisionEngine(Decider):
         at_once = _LOCAL_AT_ONCE
         if llm is not None or isinstance(proxy, Proxy):
             at_once = getattr(proxy, "max_batch_size", _MOST_AT_ONCE)
-        self._batcher: Batcher[Request, Score | Exception] = Batcher(self._evaluate, max_size=at_once)
+        self._batcher: Batcher[Request, Score | Exception] = Batcher(self._score, max_size=at_once)
 
     def __repr__(self) -> str:
         return f"DecisionEngine({self.gate!r}, on_error={self.on_error!r})"
@@ -196,11 +196,11 @@ class DecisionEngine(Decider):
             outcomes.append(score if isinstance(score, Exception) else self._decision(request, score))
         return outcomes
 
-    def _evaluate(self, requests: Sequence[Request]) -> list[Score | Exception]:
+    def _score(self, requests: Sequence[Request]) -> list[Score | Exception]:
         """Score what the callers of a batch ask; runs in the worker, whose thread is this engine's own."""
         _BUSY.set(self)
         sources = Sources(self.get_proxy, self.llm, self._memory, self.timeout or math.inf)
-        return evaluate(self.gate, requests, sources, self.rules)
+        return score_requests(self.gate, requests, sources, self.rules)
 
     def _decision(self, request: Request, score: Score) -> Decision:
         """Apply an override, or else the threshold: that of the request, of the score, or of the gate."""
