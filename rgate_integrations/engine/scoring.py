@@ -50,8 +50,8 @@ def score_requests(
         evidence.append(each)
     context = Context(evidence, sources, planned)
     for spec in likeness:
-        undecided = [each for each in evidence if verdict not in each.pieces]
-        for each, alike in zip(undecided, context.part(undecided).find(spec), strict=True):
+        undecided = context.without(verdict)
+        for each, alike in zip(undecided.evidence, undecided.find(spec), strict=True):
             if isinstance(alike, Exception):
                 each.pieces[verdict] = alike
             elif alike.value is not None:
