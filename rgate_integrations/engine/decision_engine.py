@@ -13,11 +13,11 @@ from rgate_integrations.engine.batching import Batcher, await_results, wait_resu
 from rgate_integrations.engine.decider import Decider, OnError
 from rgate_integrations.engine.scoring import score_requests
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.answer import answer_gate_of, question_gate_of
 from rgate_integrations.gates.base import Gate, Score
-from rgate_integrations.gates.evidence.base import Drafter, Sources, expand_specs
+from rgate_integrations.gates.evidence.base import Drafter, Sources
 from rgate_integrations.gates.rules import RuleOptions, RuleOrRules, Rules
 from rgate_integrations.models.base import Proxy
+from rgate_integrations.models.proxies import gate_proxy
 from rgate_integrations.runtime.flow import Call, Flow
 
 _LOCAL_AT_ONCE = 16  # rows that a local model reads in one pass
@@ -95,7 +95,7 @@ class DecisionEngine(Decider):
     @property
     def reads_history(self) -> bool:
         """Whether the gate judges a question in the light of the turns before it."""
-        return any(spec.reads_history for spec in expand_specs(self.gate.specs))
+        return self.gate.reads_history
 
     @property
     def proxy(self) -> str:
@@ -105,8 +105,6 @@ class DecisionEngine(Decider):
     def get_proxy(self) -> Proxy:
         """Return the proxy model, shared with every engine whose gate names the same one."""
         if self._proxy is None:
-            from rgate_integrations.models.proxies import gate_proxy
-
             self._proxy = gate_proxy(self.gate.proxy)
         return self._proxy
 
@@ -147,12 +145,12 @@ class DecisionEngine(Decider):
 
     def answer_gate(self) -> DecisionEngine | None:
         """Return what judges begun answers; see `Decider.answer_gate`."""
-        gate = answer_gate_of(self.gate)
+        gate = self.gate.answer_gate()
         return None if gate is None else self.with_options(gate=gate)
 
     def question_gate(self) -> DecisionEngine | None:
         """Return what reads the question alone; see `Decider.question_gate`."""
-        gate = question_gate_of(self.gate)
+        gate = self.gate.question_gate()
         return None if gate is None else self.with_options(gate=gate)
 
     def for_llm(self, name: str, name_source: str = "") -> Self:

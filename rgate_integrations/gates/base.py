@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, PlainSerializer, ValidationError
 from rgate_integrations.decision import Cost, Draft, Override, Threshold
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, ScoreError
 from rgate_integrations.gates.artifacts import SavedGate
-from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
+from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece, expand_specs
 from rgate_integrations.models.base import Proxy
 
 Specs: TypeAlias = tuple[EvidenceSpec[Any], ...]
@@ -130,6 +130,24 @@ class Gate(BaseModel, ABC):
     def name(self) -> str:
         """The name by which `load_gate` knows it, or its class's name."""
         return self.info.name if hasattr(self, "info") else type(self).__name__
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether it judges a question in the light of the turns before it."""
+        return any(spec.reads_history for spec in expand_specs(self.specs))
+
+    @property
+    def reads_drafts(self) -> bool:
+        """Whether it judges the beginning of an answer."""
+        return any(spec.reads_draft for spec in expand_specs(self.specs))
+
+    def answer_gate(self) -> Gate | None:
+        """Return what judges begun answers: itself, or a gate that belongs to it; None if it reads questions alone."""
+        return self if self.reads_drafts else None
+
+    def question_gate(self) -> Gate | None:
+        """Return what reads the question alone: itself, or a gate of the same family; None without one."""
+        return None
 
     @classmethod
     def parse_argument(cls, argument: str) -> dict[str, Any]:

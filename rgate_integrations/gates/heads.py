@@ -13,9 +13,10 @@ from pydantic import Field, SkipValidation, model_validator
 
 from rgate_integrations.gates.ability import Ability, check_llm_name, resolve_ability
 from rgate_integrations.gates.artifacts import HeadsArtifact, Kind, p_answered
-from rgate_integrations.gates.base import GIVEN, GateInfo, NamedLLMGate, Score, Specs
+from rgate_integrations.gates.base import GIVEN, Gate, GateInfo, NamedLLMGate, Score, Specs
 from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.evidence.model_outputs import ReadRequest, RequestSpec
+from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
 
@@ -96,6 +97,17 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         if "llm_name" in parameters:
             parameters = {"ability": None, "llm_known_by": "", **parameters}
         return super().changed(**parameters)
+
+    def answer_gate(self) -> Gate:
+        """Return these heads weighed against the probe of begun answers."""
+        gate = make_gate("answer", question=self)
+        # Each has a threshold of its own, but one that the caller chose holds for both.
+        is_chosen = self.threshold != self.trained.threshold
+        return gate.changed(threshold=self.threshold) if is_chosen else gate
+
+    def question_gate(self) -> Gate:
+        """Return these heads."""
+        return self
 
     @property
     def specs(self) -> Specs:

@@ -11,7 +11,7 @@ from pydantic_core import to_jsonable_python
 
 from rgate_integrations.decision import Decision, Override
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.gates.base import GateInfo, NamedLLMGate, Score, Specs
+from rgate_integrations.gates.base import Gate, GateInfo, NamedLLMGate, Score, Specs
 from rgate_integrations.gates.decision_server import DecisionServer
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
 
@@ -40,6 +40,14 @@ class RemoteGate(NamedLLMGate):
     url: str
     token: SecretStr | None = Field(default=None, exclude=True, repr=False)
     request_seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+
+    def answer_gate(self) -> Gate:
+        """Return itself: the server has both gates."""
+        return self
+
+    def question_gate(self) -> Gate:
+        """Return itself: the server has both gates."""
+        return self
 
     @property
     def specs(self) -> Specs:

@@ -22,7 +22,8 @@ from rgate_integrations.errors import (
     ServerError,
     UnknownNameError,
 )
-from rgate_integrations.models.base import Proxy
+from rgate_integrations.models.base import HasStates, Proxy
+from rgate_integrations.models.reader import ReaderProxy
 
 _T = TypeVar("_T")
 
@@ -56,10 +57,12 @@ class EvidenceSpec(ABC, Generic[_T]):
     Attributes:
         reads_model: Whether a model reads the question, which is then cut to a length that models take.
         reads_history: Whether it is computed in the light of `Request.history`.
+        reads_draft: Whether it is the beginning of an answer.
     """
 
     reads_model: ClassVar[bool] = True
     reads_history: ClassVar[bool] = False
+    reads_draft: ClassVar[bool] = False
 
     @property
     def needs(self) -> tuple[EvidenceSpec[Any], ...]:
@@ -138,12 +141,14 @@ class Sources:
         llm: Writes drafts for specs with ``source="llm"``, or None.
         memory: What outlives a batch, by key.
         timeout: How long a call of the gate may take by default, in seconds: what asks a server waits no longer.
+        reader: Returns the default model, for what is compared by its states whatever the gate's model is.
     """
 
     proxy: Callable[[], Proxy]
     llm: Drafter | None
     memory: MutableMapping[Hashable, Any]
     timeout: float = math.inf
+    reader: Callable[[], HasStates] = ReaderProxy
 
 
 @dataclass(frozen=True)
