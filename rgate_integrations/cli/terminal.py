@@ -21,7 +21,7 @@ DEFAULT_GATE = "default"  # as in loading.py, which imports too much for a quick
 DEFAULT_LLM = "qwen2.5-coder-0.5b-instruct"
 KEY = "RGATE_API_KEY"
 """The environment variable that has the key of the LLM's server."""
-TOKEN = "RGATE_TOKEN"  # noqa: S105  its name, not itself; as in decision_server.py
+TOKEN = "RGATE_TOKEN"  # noqa: S105  its name, not itself; as in gates/remote.py
 
 # --- options -----------------------------------------------------------------------------------------------------
 

@@ -142,7 +142,7 @@ class Gate(BaseModel, ABC):
         return any(spec.reads_draft for spec in expand_specs(self.specs))
 
     def answer_gate(self) -> Gate | None:
-        """Return what judges begun answers: itself, or a gate that belongs to it; None if it reads questions alone."""
+        """Return what judges begun answers: itself, or a gate that belongs to it; None if it has none."""
         return self if self.reads_drafts else None
 
     def question_gate(self) -> Gate | None:
