@@ -84,7 +84,7 @@ class AnswerGate(Gate):
         override = question.override or answer.override
         return Score(p, reason, answer.draft, warnings, question.signals, question.llm, override=override)
 
-    def for_llm(self, name: str, known_by: str = "") -> Self:
+    def for_llm(self, name: str, name_source: str = "") -> Self:
         """Return a copy whose heads judge what this LLM knows; itself where they do not change."""
-        question = self.question.for_llm(name, known_by)
+        question = self.question.for_llm(name, name_source)
         return self if question is self.question else self.changed(question=question)

@@ -191,14 +191,14 @@ class Gate(BaseModel, ABC):
             return self
         return self.of({**self.__dict__, **parameters})
 
-    def for_llm(self, name: str, known_by: str = "") -> Self:
+    def for_llm(self, name: str, name_source: str = "") -> Self:
         """Return a copy that judges what an LLM knows, or the gate itself where that changes nothing.
 
         A gate that was fitted to the answers of an LLM judges that one, whatever the name.
 
         Args:
             name: Name of the LLM, or folder of its measured ability.
-            known_by: Who said so. A name that nobody gave, but that was found, does not replace one that was given.
+            name_source: Where the name was found; empty if the user gave it. A given name overrides a found one.
         """
         return self
 
@@ -208,7 +208,7 @@ class Gate(BaseModel, ABC):
 
 
 CLIENT = "the client"
-"""Who told a name that a client of a server gave: it counts as the user's, but is never a folder of this machine."""
+"""The source of a name that a client of a server gave: like the user's, but never a folder of this machine."""
 GIVEN = ("", CLIENT)
 
 
@@ -217,24 +217,24 @@ class NamedLLMGate(Gate):
 
     Attributes:
         llm_name: The name.
-        llm_known_by: Who told the name; empty where it was given.
+        llm_name_source: Where the name was found; empty if it was given.
     """
 
     judges_llm: ClassVar[bool] = True
 
     llm_name: str = ""
-    llm_known_by: str = ""
+    llm_name_source: str = ""
 
-    def for_llm(self, name: str, known_by: str = "") -> Self:
+    def for_llm(self, name: str, name_source: str = "") -> Self:
         """Return a copy that judges what this LLM knows; itself where another was given and this one found."""
-        is_given = bool(self.llm_name) and self.llm_known_by in GIVEN
+        is_given = bool(self.llm_name) and self.llm_name_source in GIVEN
         if (
             not name
-            or (known_by not in GIVEN and is_given)
-            or (name, known_by) == (self.llm_name, self.llm_known_by)
+            or (name_source not in GIVEN and is_given)
+            or (name, name_source) == (self.llm_name, self.llm_name_source)
         ):
             return self
-        return self.changed(llm_name=name, llm_known_by=known_by)
+        return self.changed(llm_name=name, llm_name_source=name_source)
 
 
 InnerGate = Annotated[Gate, PlainSerializer(Gate.config)]

@@ -37,7 +37,7 @@ class RemoteGate(NamedLLMGate):
         token: Its bearer token; that of the environment's ``RGATE_TOKEN`` when None. Never in a config.
         request_seconds: How long a request to the server may take.
         llm_name: The LLM whose knowledge is judged; where it is empty, the one that the server was started for.
-        llm_known_by: Who said so, if the name was found and not given.
+        llm_name_source: Where the name was found; empty if it was given.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
@@ -111,7 +111,7 @@ class ServedDecisionSpec(EvidenceSpec[Decision]):
             ("decision server", gate.url), lambda: DecisionClient(gate.url, gate.token, gate.request_seconds)
         )
         items = [to_jsonable_python(each, include=_SENT) for each in context.requests]
-        decisions = server.decide(items, gate.llm_name, gate.llm_known_by)
+        decisions = server.decide(items, gate.llm_name, gate.llm_name_source)
         return [Piece(decision, decision.cost) for decision in decisions]
 
 
@@ -135,13 +135,13 @@ class DecisionClient:
         self._seconds = seconds
         self._is_broken = False
 
-    def decide(self, items: Sequence[Mapping[str, Any]], llm: str, llm_known_by: str) -> list[Decision]:
+    def decide(self, items: Sequence[Mapping[str, Any]], llm: str, llm_name_source: str) -> list[Decision]:
         """Ask about several questions.
 
         Args:
             items: The questions, as ``/v1/decide`` takes them.
             llm: Name of the LLM whose knowledge is judged; may be empty.
-            llm_known_by: Who said so, if the name was found and not given.
+            llm_name_source: Where the name was found; empty if it was given.
 
         Raises:
             ServerError: The server could not be asked, is full, refused the request, or gave no such answer.
@@ -149,7 +149,7 @@ class DecisionClient:
         if self._is_broken and self._send("GET", "/ready", seconds=_PROBE).status != 200:
             raise ServerError(f"The decision server at {self.url} is not ready.")
         self._is_broken = False
-        body = {"questions": items, "llm": llm, "llm_known_by": llm_known_by}
+        body = {"questions": items, "llm": llm, "llm_name_source": llm_name_source}
         answer = self._send("POST", "/v1/decide", seconds=self._seconds, body=body)
         if answer.status != 200:
             said = self._credentials.redact(answer.text)[:_QUOTED]

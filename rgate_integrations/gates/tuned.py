@@ -22,7 +22,7 @@ from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
 
-FEATURES = ("first", "mean", "least", "sum", "length")
+DRAFT_FEATURES = ("first", "mean", "least", "sum", "length")
 """What is read of a begun answer's log-probabilities, in this order; see `features_of`."""
 
 _LEAST = -20.0  # of one token: what is less likely says no more
@@ -110,7 +110,7 @@ class TunedGate(TrainedGate):
 
 
 def features_of(draft: Draft) -> Float64Array:
-    """Return what the log-probabilities of a begun answer say, shape (5,): see `FEATURES`.
+    """Return what the log-probabilities of a begun answer say, shape (5,): see `DRAFT_FEATURES`.
 
     They are the first token's, the mean, the least and the sum of the log-probabilities, and the logarithm of the
     number of tokens. An answer that says nothing has those of the least likely token.

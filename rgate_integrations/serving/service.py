@@ -130,16 +130,16 @@ class DecisionService:
         # Names come from anybody: the least recently used are forgotten.
         self._gates = lru_cache(_MOST_LLMS)(partial(LLMGates.for_llm, self.gate))
 
-    def gates(self, llm: str = "", known_by: str = FOUND_BY) -> LLMGates:
+    def gates(self, llm: str = "", name_source: str = FOUND_BY) -> LLMGates:
         """Return the gates for what an LLM knows, or those of the server where that changes nothing."""
         name = llm.rpartition("/")[2].lstrip(".")
-        return self._gates(name, (known_by or CLIENT) if name else "")
+        return self._gates(name, (name_source or CLIENT) if name else "")
 
     async def decide(
         self,
         items: Sequence[DecideItem],
         llm: str = "",
-        known_by: str = FOUND_BY,
+        name_source: str = FOUND_BY,
         milliseconds: float | None = None,
     ) -> list[Decision]:
         """Decide for questions of one request; see `DecisionEngine.decide_batch`.
@@ -147,13 +147,13 @@ class DecisionService:
         Args:
             items: The questions.
             llm: Name of the LLM whose knowledge is judged; may be empty.
-            known_by: Who told its name.
+            name_source: Who told its name.
             milliseconds: How long the client waits; never longer than this service does.
 
         Raises:
             FullError: Too many questions wait.
         """
-        gates = self.gates(llm, known_by)
+        gates = self.gates(llm, name_source)
         timeout = min((milliseconds or math.inf) / 1e3, self.timeout)
         # One by one: the gate's own queue makes batches of them, and of those of other clients.
         steps = [Call(run, arun, _decide(item, gates, timeout)) for item in items]

@@ -22,7 +22,7 @@ from rgate_integrations.tuning.calibration import MaxLoss, Policy
 from rgate_integrations.tuning.collection import Answers, ArmName, Progress, answers_file, silent
 from rgate_integrations.tuning.fitting import (
     FittedGate,
-    check_labels,
+    check_enough_labels,
     fit_gate,
     read_questions_with,
 )
@@ -200,7 +200,7 @@ def _fit_and_write(
         concurrency=options.concurrency,
         progress=progress,
     )
-    check_labels(labels)
+    check_enough_labels(labels)
     llm = answers.arms["direct"].name
     gate = load_gate(options.prior, proxy=options.proxy)
     readings = read_questions_with(gate, [each.question.text for each in labels.answered], progress)
