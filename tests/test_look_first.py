@@ -6,14 +6,20 @@ import numpy as np
 import pytest
 
 from rgate_integrations import Decision
-from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.answering.answer_first import (
+    IS_SETTLED,
+    AnswerFirst,
+    Screening,
+    Search,
+    screen,
+    settle,
+)
 from rgate_integrations.answering.look_first import (
     LookFirst,
     compare,
     decide_with_passages,
     estimate_p_helps,
 )
-from rgate_integrations.answering.screening import IS_SETTLED, Screening, Search, screen, settle
 from rgate_integrations.decision import Failure, Override
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates.passage_utility import (
