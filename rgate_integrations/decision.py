@@ -150,7 +150,7 @@ class Failure(Frozen):
     hint: Text = ""
 
     @classmethod
-    def of(cls, error: BaseException) -> Failure:
+    def from_error(cls, error: BaseException) -> Failure:
         """Describe an exception."""
         return cls(
             type=type(error).__name__,

@@ -53,12 +53,12 @@ class AnswerFirst:
     prefetch: bool = False
 
     def __post_init__(self) -> None:
-        is_in_range = self.tokens >= 1 and self.retrieve_below <= self.answer_above  # NaN is not
-        if isinstance(self.retrieve_below, bool) or isinstance(self.answer_above, bool):
-            is_in_range = False
-        if not is_in_range:
+        if not self.tokens >= 1:
+            raise ConfigurationError(f"tokens must be at least 1, not {self.tokens!r}.")
+        limits = (self.retrieve_below, self.answer_above)
+        if any(isinstance(limit, bool) for limit in limits) or not limits[0] <= limits[1]:  # as with NaN
             raise ConfigurationError(
-                f"{self} is out of range.", hint="tokens at least 1, retrieve_below at most answer_above"
+                f"retrieve_below={limits[0]!r} must be a number at most answer_above={limits[1]!r}."
             )
 
     @classmethod

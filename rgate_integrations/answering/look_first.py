@@ -53,14 +53,11 @@ class LookFirst:
     model: PassageUtilityModel | None = None
 
     def __post_init__(self) -> None:
-        is_in_range = -1 <= self.min_gain <= 1 and 0 <= self.abstain_below <= 1
-        if isinstance(self.min_gain, bool) or isinstance(self.abstain_below, bool):
-            is_in_range = False
-        if not is_in_range or self.on_abstain not in ("retrieve", "direct"):
-            raise ConfigurationError(
-                f"{self} is out of range.",
-                hint='min_gain in [-1, 1], abstain_below in [0, 1], on_abstain "retrieve" or "direct"',
-            )
+        for name, value, least in (("min_gain", self.min_gain, -1), ("abstain_below", self.abstain_below, 0)):
+            if isinstance(value, bool) or not least <= value <= 1:
+                raise ConfigurationError(f"{name} must be a number in [{least}, 1], not {value!r}.")
+        if self.on_abstain not in ("retrieve", "direct"):
+            raise ConfigurationError(f"on_abstain cannot be {self.on_abstain!r}.", hint="retrieve or direct")
         if self.model is not None and self.model.features != SEARCH_FEATURES:
             raise ConfigurationError(
                 f"The model was made for the features {', '.join(self.model.features)}.",

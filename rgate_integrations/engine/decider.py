@@ -210,7 +210,7 @@ def fallback_decision(
         threshold: What P(known) would have been compared with.
         gate: Name of the gate.
     """
-    failure = Failure.of(error)
+    failure = Failure.from_error(error)
     problem = "There is nothing to judge" if isinstance(error, InvalidQuestionError) else "The gate failed"
     return Decision(
         question=question,

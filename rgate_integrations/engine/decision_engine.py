@@ -38,7 +38,7 @@ class DecisionEngine(Decider):
         llm: Writes the drafts of gates with ``source="llm"``.
         on_error: ``"retrieve"``: a failure yields a decision that retrieves and says why; ``"raise"``: it is raised.
         timeout: How long a call may take in all, in seconds. A question that has no decision by then, wherever it
-            is, fails with an `OverloadedError`, so it retrieves. By default a call takes as long as it takes. The
+            is, fails with a `DecisionTimeoutError`, so it retrieves. By default a call takes as long as it takes. The
             first call loads the model, which counts too: decide something beforehand.
         always: Rules for what always retrieves: examples, patterns, and functions; see
             `rgate_integrations.gates.rules`.
@@ -63,7 +63,7 @@ class DecisionEngine(Decider):
             raise ConfigurationError(f"on_error cannot be {on_error!r}.", hint="retrieve or raise")
         self._proxy = proxy if isinstance(proxy, Proxy) else None
         if proxy is not None:
-            gate = gate.changed(proxy=getattr(proxy, "name", proxy))
+            gate = gate.replace(proxy=getattr(proxy, "name", proxy))
         self.gate = gate
         self.rules = Rules.coerce(always, never)
         self.on_error = on_error
@@ -127,7 +127,7 @@ class DecisionEngine(Decider):
                 options[name] = value
             else:
                 parameters[name] = value
-        changed = (gate or self.gate).changed(**parameters)
+        changed = (gate or self.gate).replace(**parameters)
         if changed.proxy != self.gate.proxy and changes.get("proxy") is None:
             options["proxy"] = None
         return type(self)(changed, **options)

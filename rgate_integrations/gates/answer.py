@@ -87,4 +87,4 @@ class AnswerGate(Gate):
     def for_llm(self, name: str, name_source: str = "") -> Self:
         """Return a copy whose heads judge what this LLM knows; itself where they do not change."""
         question = self.question.for_llm(name, name_source)
-        return self if question is self.question else self.changed(question=question)
+        return self if question is self.question else self.replace(question=question)

@@ -185,7 +185,7 @@ class Gate(BaseModel, ABC):
                 hint=f"Its parameters are: {', '.join(known)}.",
             ) from error
 
-    def changed(self, **parameters: Any) -> Self:
+    def replace(self, **parameters: Any) -> Self:
         """Return a copy with other parameters, the gate itself with none; see `of`."""
         if not parameters:
             return self
@@ -234,7 +234,7 @@ class NamedLLMGate(Gate):
             or (name, name_source) == (self.llm_name, self.llm_name_source)
         ):
             return self
-        return self.changed(llm_name=name, llm_name_source=name_source)
+        return self.replace(llm_name=name, llm_name_source=name_source)
 
 
 InnerGate = Annotated[Gate, PlainSerializer(Gate.config)]

@@ -92,18 +92,18 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             ability = None
         return {**values, "ability": ability, "llm_name": name or getattr(ability, "llm", "")}
 
-    def changed(self, **parameters: Any) -> Self:
+    def replace(self, **parameters: Any) -> Self:
         """Return a copy with other parameters; one with another artefact or LLM reads it."""
         if "llm_name" in parameters:
             parameters = {"ability": None, "llm_name_source": "", **parameters}
-        return super().changed(**parameters)
+        return super().replace(**parameters)
 
     def answer_gate(self) -> Gate:
         """Return these heads weighed against the probe of begun answers."""
         gate = make_gate("answer", question=self)
         # Each has a threshold of its own, but one that the caller chose holds for both.
         is_chosen = self.threshold != self.trained.threshold
-        return gate.changed(threshold=self.threshold) if is_chosen else gate
+        return gate.replace(threshold=self.threshold) if is_chosen else gate
 
     def question_gate(self) -> Gate:
         """Return these heads."""
@@ -155,10 +155,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         """
         words = [len(text.split()) for text in found.texts]
         judged = []
-        for place, text in enumerate(found.texts):
-            beside = sum(words) - words[place]
+        for index, text in enumerate(found.texts):
+            beside = sum(words) - words[index]
             if alone or beside >= _MUCH or (beside and text.endswith("?")):
-                judged.append(place)
+                judged.append(index)
         if not judged:
             return None
         segments = self.trained.segments
