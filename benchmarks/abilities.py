@@ -244,7 +244,7 @@ def fit_together(answers: Answers, published: Published) -> dict[str, tuple[floa
     return found
 
 
-def table_of(answers: Answers, published: Published) -> dict[str, dict]:
+def build_table(answers: Answers, published: Published) -> dict[str, dict]:
     """Return ability, uncertainty and source of every LLM that there are labels or figures of."""
     abilities = fit_together(answers, published)
     found: dict[str, tuple[float, float, str]] = {}
@@ -400,7 +400,7 @@ def main() -> None:
         measure(arguments.data, arguments.cache)
         return
     answers = Answers.read(arguments.data, arguments.cache)
-    table = table_of(answers, Published(arguments.data / "strong" / "abilities.csv"))
+    table = build_table(answers, Published(arguments.data / "strong" / "abilities.csv"))
     for name, line in table.items():
         CONSOLE.print(f"{name:40} {line['theta']:5.2f} ± {line['sd']:.2f}  {line['source'][:80]}")
     if arguments.save:

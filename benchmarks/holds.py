@@ -21,9 +21,9 @@ from base import CONSOLE, SETS, argument_parser, print_table, read_answers, read
 from sklearn.linear_model import LogisticRegression
 
 from rgate_integrations.gates.passage_utility import (
-    FEATURES,
     FILE,
     READ,
+    SEARCH_FEATURES,
     PassageUtilityModel,
     search_features,
 )
@@ -170,7 +170,7 @@ class Rows:
         fitted.fit((features - mean) / scale, table.held, sample_weight=table.weight)
         weights = fitted.coef_[0] / scale
         return PassageUtilityModel(
-            features=FEATURES,
+            features=SEARCH_FEATURES,
             weights=tuple(weights.tolist()),
             bias=float(fitted.intercept_[0] - weights @ mean),
             reading=READING,

@@ -150,7 +150,7 @@ class Failure(Frozen):
     hint: Text = ""
 
     @classmethod
-    def of(cls, error: BaseException) -> Failure:
+    def from_error(cls, error: BaseException) -> Failure:
         """Describe an exception."""
         return cls(
             type=type(error).__name__,
@@ -221,13 +221,26 @@ class Request:
     timeout: float | None = None
 
     def __post_init__(self) -> None:
+        draft: Any = self.draft
+        if isinstance(draft, str):
+            draft = Draft(text=draft.strip(), source="recorded")
+        if not isinstance(draft, Draft | None):
+            raise EvidenceError(f"A draft must be a Draft or a string, not {type(draft).__name__}.")
+        metadata = {} if self.metadata is None else self.metadata
+        if not isinstance(metadata, Mapping):
+            raise EvidenceError(
+                f"The metadata of a question must be a mapping, not {type(metadata).__name__}."
+            )
+        popularity = _as_number(self.popularity)
+        if popularity is None and self.popularity is not None:
+            raise EvidenceError("The popularity of a question must be a number.")
         checked = {
             "question": valid_question(self.question),
             "history": _valid_history(self.history),
-            "draft": _valid_draft(self.draft),
-            "metadata": _valid_metadata(self.metadata),
+            "draft": draft,
+            "metadata": metadata,
             "threshold": None if self.threshold is None else valid_threshold(self.threshold),
-            "popularity": _valid_popularity(self.popularity),
+            "popularity": popularity,
             "timeout": valid_timeout(self.timeout),
         }
         for name, value in checked.items():
@@ -315,31 +328,6 @@ def _valid_history(history: object) -> tuple[str, ...]:
             hint='history=["user: Who wrote Hamlet?", "assistant: Shakespeare."]',
         )
     return tuple(encodable(turn.strip()) for turn in turns if turn.strip())
-
-
-def _valid_draft(draft: object) -> Draft | None:
-    if isinstance(draft, str):
-        return Draft(text=draft.strip(), source="recorded")
-    if draft is None or isinstance(draft, Draft):
-        return draft
-    raise EvidenceError(f"A draft must be a Draft or a string, not {type(draft).__name__}.")
-
-
-def _valid_metadata(metadata: object) -> Mapping[str, Any]:
-    if metadata is None:
-        return {}
-    if not isinstance(metadata, Mapping):
-        raise EvidenceError(f"The metadata of a question must be a mapping, not {type(metadata).__name__}.")
-    return metadata
-
-
-def _valid_popularity(popularity: object) -> float | None:
-    if popularity is None:
-        return None
-    number = _as_number(popularity)
-    if number is None:
-        raise EvidenceError("The popularity of a question must be a number.")
-    return number
 
 
 class Override(Frozen):

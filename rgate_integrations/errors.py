@@ -43,11 +43,11 @@ class ScoreError(RGateError):
 
 
 class ServerError(RGateError, ConnectionError):
-    """A served model could not be asked: no connection, a wrong key or path, or it stayed busy."""
+    """A server could not be reached: no connection, a wrong key or path, or it stayed busy."""
 
 
-class OverloadedError(RGateError, TimeoutError):
-    """There was no decision on a question within the ``timeout`` of the gate or of the call."""
+class DecisionTimeoutError(RGateError, TimeoutError):
+    """The time for a decision, the `timeout` of the gate or of the call, was up."""
 
 
 class MissingDependencyError(RGateError, ImportError):
@@ -63,7 +63,7 @@ class DownloadError(RGateError):
 
 
 class ChecksumError(DownloadError):
-    """A downloaded or assembled file has not the pinned checksum."""
+    """A downloaded or assembled file does not match the pinned checksum."""
 
 
 class WriteError(RGateError, OSError):

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from rgate_integrations import Decision
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.gates.passage_utility import FEATURES, PassageUtilityModel
+from rgate_integrations.gates.passage_utility import SEARCH_FEATURES, PassageUtilityModel
 
 KNOWN = "It is surely the one that you think of ."
 UNSURE = "Perhaps it is this one , or that other one ."
@@ -31,8 +31,8 @@ def answer_to(question):
 
 # P(the passages hold the answer) is near 1 where they have all words of a question, and near 0 where they have none.
 COVERED = PassageUtilityModel(
-    features=FEATURES,
-    weights=tuple(20.0 if name == "cover_best" else 0.0 for name in FEATURES),
+    features=SEARCH_FEATURES,
+    weights=tuple(20.0 if name == "cover_best" else 0.0 for name in SEARCH_FEATURES),
     bias=-10.0,
     reading=0.9,
     distraction=0.25,

@@ -7,7 +7,13 @@ import pytest
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates import ability as abilities
-from rgate_integrations.gates.ability import Ability, read_measured, resolve_ability, save_measured, weakest
+from rgate_integrations.gates.ability import (
+    Ability,
+    least_capable,
+    read_measured,
+    resolve_ability,
+    save_measured,
+)
 from rgate_integrations.gates.llm_names import ALIASES, parse_name
 from rgate_integrations.runtime.files import SHIPPED
 from tests.commands import rgate
@@ -139,7 +145,7 @@ TABLE = {
 def table(monkeypatch):
     """A table that the test knows."""
     text = json.dumps({name: {"theta": theta, "sd": 0.3, "source": "test"} for name, theta in TABLE.items()})
-    whole = abilities.table_of(text)
+    whole = abilities.build_table(text)
     monkeypatch.setattr(abilities, "ability_table", lambda: whole)
 
 
@@ -264,8 +270,8 @@ def facts_of_the_table():
 
 
 def test_the_weakest_of_several_counts(table):
-    assert weakest(["gpt-4o", "llama3.2:1b", "phi-4"]) == "llama3.2:1b"
-    assert weakest(["gpt-4o", "my-assistant"]) == "my-assistant"
+    assert least_capable(["gpt-4o", "llama3.2:1b", "phi-4"]) == "llama3.2:1b"
+    assert least_capable(["gpt-4o", "my-assistant"]) == "my-assistant"
 
 
 def test_aliases_are_names_of_other_llms():

@@ -13,7 +13,7 @@ import pytest
 
 from rgate_integrations import Decision, Draft, Request, load_gate
 from rgate_integrations.engine.batching import Batcher
-from rgate_integrations.errors import ConfigurationError, OverloadedError
+from rgate_integrations.errors import ConfigurationError, DecisionTimeoutError
 from tests.conftest import CALLS
 from tests.patience import PATIENCE
 from tests.scripted_proxy import ScriptedProxy
@@ -157,7 +157,7 @@ def test_a_call_ends_when_its_time_is_up_wherever_the_question_is(held, call, be
         waiting = pool.submit(gate.decide_batch, before)
         assert not before or held.busy.wait(PATIENCE)
         late = call(gate, "slow?", timeout=SHORT)
-        assert (late.retrieve, late.p_known, late.error.type) == (True, 0.0, "OverloadedError")
+        assert (late.retrieve, late.p_known, late.error.type) == (True, 0.0, "DecisionTimeoutError")
         assert "0.05 s" in late.error.message
         held.go.set()
         assert [d.error for d in waiting.result(PATIENCE)] == [None] * len(before)
@@ -168,7 +168,7 @@ def test_a_call_ends_when_its_time_is_up_wherever_the_question_is(held, call, be
 
 def test_the_gate_has_a_deadline_of_its_own_which_stays_with_it(held, call):
     gate = load_gate("prompt", proxy=held, timeout=SHORT)
-    with pytest.raises(OverloadedError, match="no decision after"):
+    with pytest.raises(DecisionTimeoutError, match="no decision after"):
         call(gate.with_options(on_error="raise"), "slow?")
     held.go.set()
     assert call(gate, "slow?", timeout=PATIENCE).error is None
@@ -196,7 +196,7 @@ def test_of_the_times_in_a_batch_the_longest_counts(held):
     gate = load_gate("prompt", proxy=held)
     times = [SHORT / 10, None, SHORT]
     late = gate.with_options(timeout=SHORT).decide_batch([Request("slow?", timeout=each) for each in times])
-    assert [d.error.type for d in late] == ["OverloadedError"] * 3
+    assert [d.error.type for d in late] == ["DecisionTimeoutError"] * 3
     assert all(f"{SHORT} s" in d.error.message for d in late)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(gate.decide_batch, [Request("slow?", timeout=each) for each in times])
@@ -210,7 +210,7 @@ def test_in_a_batch_what_is_decided_in_time_is_kept(held):
     found = load_gate("prompt", proxy=held).decide_batch(
         [Request(question, timeout=1.0) for question in ("one?", "two?", "slow?")]
     )
-    assert [d.error and d.error.type for d in found] == [None, None, "OverloadedError"]
+    assert [d.error and d.error.type for d in found] == [None, None, "DecisionTimeoutError"]
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), "soon"])

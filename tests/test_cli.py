@@ -13,7 +13,7 @@ from rgate_integrations.cli.main import app
 from rgate_integrations.cli.terminal import DEFAULT_GATE, TOKEN
 from rgate_integrations.engine.loading import load_gate
 from rgate_integrations.errors import DataFormatError, IndexNotFoundError
-from rgate_integrations.gates import decision_server
+from rgate_integrations.gates import remote
 from rgate_integrations.models.catalog import CATALOGUE
 from rgate_integrations.runtime.files import write_folder
 from tests.commands import rgate
@@ -64,7 +64,7 @@ def test_gates_lists_all_with_their_papers():
         "boundary",
     }
     assert "IK score" in rgate("gates").stdout
-    assert (load_gate().gate.artifact, decision_server.TOKEN) == (DEFAULT_GATE, TOKEN)  # written twice
+    assert (load_gate().gate.artifact, remote.TOKEN) == (DEFAULT_GATE, TOKEN)  # written twice
 
 
 def test_decide_says_why_and_how_many_skip():

@@ -45,10 +45,10 @@ def test_costs_add_up_in_every_part():
 
 
 def test_a_failure_tells_the_message_and_the_hint_apart():
-    failure = Failure.of(EvidenceError("No draft.", hint="Give one."))
+    failure = Failure.from_error(EvidenceError("No draft.", hint="Give one."))
     assert (failure.type, failure.message, failure.hint) == ("EvidenceError", "No draft.", "Give one.")
-    assert Failure.of(ValueError("bad")) == Failure(type="ValueError", message="bad")
-    assert Failure.of(KeyError()).message == "KeyError"  # an exception without words
+    assert Failure.from_error(ValueError("bad")) == Failure(type="ValueError", message="bad")
+    assert Failure.from_error(KeyError()).message == "KeyError"  # an exception without words
 
 
 @pytest.mark.parametrize(

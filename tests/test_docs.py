@@ -9,7 +9,7 @@ import pytest
 from rgate_integrations import load_gate
 from rgate_integrations.gates.artifacts import TunedArtifact
 from rgate_integrations.gates.folder import tuned_files
-from rgate_integrations.gates.tuned import FEATURES
+from rgate_integrations.gates.tuned import DRAFT_FEATURES
 from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.runtime.files import write_folder
 
@@ -58,7 +58,7 @@ def surroundings():
 
 def tune_a_gate(folder):
     """Put a gate there that `rgate tune` might have made, with its second gate; they correct nothing."""
-    for name, tokens, features in (("my-gate", 0, 0), ("my-gate/answer-first", 32, len(FEATURES))):
+    for name, tokens, features in (("my-gate", 0, 0), ("my-gate/answer-first", 32, len(DRAFT_FEATURES))):
         artifact = TunedArtifact(
             slope=1.0,
             bias=0.0,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rgate_integrations import Draft, Gate, Request, load_gate
-from rgate_integrations.engine.evaluation import read_request
+from rgate_integrations.engine.scoring import read_request
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.gates import Score
 from rgate_integrations.gates.base import ScoreSpec

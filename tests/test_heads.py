@@ -131,7 +131,7 @@ def test_a_name_that_is_given_goes_before_one_that_is_found(folder):
     found = load_gate(folder).gate.for_llm("gpt-4o", "the chat model")
     assert found.for_llm("phi-4", "the chat model").ability.llm == "phi-4"
     given = found.for_llm("gpt-4o-mini")
-    assert (given.llm_known_by, given.ability.llm.startswith("gpt-4o-mini")) == ("", True)
+    assert (given.llm_name_source, given.ability.llm.startswith("gpt-4o-mini")) == ("", True)
     measured = load_gate(folder, ability=Ability("mine", 1.0, 0.2, "a test")).gate
     for gate in (given, measured):
         assert gate.for_llm("phi-4", "the chat model") is gate
@@ -139,7 +139,7 @@ def test_a_name_that_is_given_goes_before_one_that_is_found(folder):
 
 
 @pytest.mark.parametrize(
-    ("name", "known_by", "said"),
+    ("name", "name_source", "said"),
     [
         ("", "", ""),
         ("phi-4", "the chat model", "phi-4 (named by the chat model; ability"),
@@ -147,8 +147,8 @@ def test_a_name_that_is_given_goes_before_one_that_is_found(folder):
         ("my-assistant", "", "an LLM of which nothing is known but its name, my-assistant"),
     ],
 )
-def test_a_decision_says_whose_knowledge_was_judged_and_how_it_is_known(folder, name, known_by, said):
-    gate = load_gate(folder).gate.for_llm(name, known_by)
+def test_a_decision_says_whose_knowledge_was_judged_and_how_it_is_known(folder, name, name_source, said):
+    gate = load_gate(folder).gate.for_llm(name, name_source)
     decision = load_gate(gate, proxy=Told(UNSURE)).decide("q")
     assert decision.llm.startswith(said)
     assert bool(decision.llm) == bool(said)

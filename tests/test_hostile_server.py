@@ -21,7 +21,7 @@ from hypothesis import given, settings
 
 from rgate_integrations import load_gate
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import ConfigurationError, EvidenceError, OverloadedError, ServerError
+from rgate_integrations.errors import ConfigurationError, DecisionTimeoutError, EvidenceError, ServerError
 from rgate_integrations.gates.papers.verdicts import IK_QUESTION
 from rgate_integrations.models.bounded_http import LONGEST_BODY
 from rgate_integrations.models.served import ServedProxy, read_completion
@@ -197,7 +197,7 @@ def test_a_dripping_decision_server_holds_no_question_up(first, piece, limit):
     with dripping(first, piece, pause=0.01) as (url, taken):
         gate = load_gate(url.removesuffix("/v1"), on_error="raise", **limit)
         for _ in range(3):
-            with pytest.raises((ServerError, OverloadedError)):
+            with pytest.raises((ServerError, DecisionTimeoutError)):
                 gate.decide("who?")
     if "request_seconds" in limit:
         assert len(taken) == 3, "each question had its own request: none waited for the one before"

@@ -123,7 +123,7 @@ def test_a_router_judges_the_llm_of_its_direct_arm():
     gate = RetrievalGate()
     router = gate.route(retrieve=PROMPT | BIG, direct=PROMPT | SMALLEST | StrOutputParser())
     assert ability_of(router.gate.gate).llm.startswith("llama-3.2-1b")
-    assert router.gate.gate.gate.llm_known_by == "its chat model"
+    assert router.gate.gate.gate.llm_name_source == "its chat model"
     assert ability_of(gate.gate) is None
     retrieve = RunnableLambda(lambda x: []) | PROMPT | BIG
     looking = gate.route(retrieve=retrieve, direct=PROMPT | BIG, look_first=True)
@@ -170,7 +170,7 @@ def test_llama_index_engines_judge_their_llm():
     selector = RetrievalGateSelector(llm=llm)
     for gate in (engine.decider.gate, first.judge, first.question_gate, selector.decider.gate):
         assert ability_of(gate).llm.startswith("gpt-4o")
-    assert engine.decider.gate.gate.llm_known_by == "LlamaIndex's metadata"
+    assert engine.decider.gate.gate.llm_name_source == "LlamaIndex's metadata"
     assert engine.decider.origin.config() == RetrievalGateSelector().decider.origin.config(), "they share one"
     given = GatedQueryEngine.from_defaults(Rag(), load_gate(llm_name="phi-4"), llm=llm)
     assert ability_of(given.decider.gate).llm == "phi-4"

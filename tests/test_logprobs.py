@@ -11,7 +11,7 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.decision import Draft
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.models.served import read_completion
-from rgate_integrations.runtime.records import as_logprob, message_logprobs, read_logprobs
+from rgate_integrations.runtime.records import as_logprob, choice_logprobs, read_logprobs
 from rgate_integrations.tuning.arms import read_answer
 from tests.begun_answers import Reader
 from tests.fake_server import answer
@@ -52,7 +52,7 @@ def test_what_would_pass_for_certainty_is_refused(value):
     ],
 )
 def test_log_probabilities_in_other_spellings(metadata, read):
-    assert message_logprobs(metadata) == read
+    assert choice_logprobs(metadata) == read
 
 
 @each(SINGLES)

@@ -6,26 +6,32 @@ import numpy as np
 import pytest
 
 from rgate_integrations import Decision
-from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.answering.answer_first import (
+    IS_SETTLED,
+    AnswerFirst,
+    Screening,
+    Search,
+    screen,
+    settle,
+)
 from rgate_integrations.answering.look_first import (
     LookFirst,
     compare,
     decide_with_passages,
     estimate_p_helps,
 )
-from rgate_integrations.answering.screening import IS_SETTLED, Screening, Search, screen, settle
 from rgate_integrations.decision import Failure, Override
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates.passage_utility import (
-    FEATURES,
     FILE,
     READ,
+    SEARCH_FEATURES,
     FoundPassage,
     PassageUtilityModel,
     read_utility_model,
     search_features,
+    tokenize,
     weight_of,
-    words_of,
 )
 from tests.begun_answers import COVERED
 
@@ -36,8 +42,8 @@ MET = weight_of("met")
 
 
 def test_words_are_lower_case_and_singular_and_rare_ones_weigh_more():
-    assert words_of("The Beatles' glass, 1968!") == {"the", "beatle", "glass", "1968"}
-    assert words_of("") == frozenset()
+    assert tokenize("The Beatles' glass, 1968!") == {"the", "beatle", "glass", "1968"}
+    assert tokenize("") == frozenset()
     assert weight_of("the") == 0.0
     assert 0 < weight_of("state") < weight_of("lake") < weight_of("zorba") == 1.0
 
@@ -48,7 +54,7 @@ def test_words_are_lower_case_and_singular_and_rare_ones_weigh_more():
 @pytest.mark.parametrize("texts", [(), ("",), ("Zorba",) * 50, ("y " * 100_000,)])
 def test_features_are_finite_whatever_is_asked_or_found(question, texts):
     found = search_features(question, [FoundPassage(text) for text in texts])
-    assert found.shape == (len(FEATURES),)
+    assert found.shape == (len(SEARCH_FEATURES),)
     assert ((found >= 0) & (found <= 1)).all()
 
 
@@ -79,7 +85,7 @@ def test_features_are_finite_whatever_is_asked_or_found(question, texts):
 )
 def test_features_by_hand(question, passages, expected):
     found = search_features(question, [FoundPassage(text, title) for text, title in passages])
-    features = dict(zip(FEATURES, found, strict=True))
+    features = dict(zip(SEARCH_FEATURES, found, strict=True))
     assert {name: features[name] for name in expected} == pytest.approx(expected)
 
 
@@ -129,7 +135,7 @@ def test_the_shipped_model_reads_this_evidence_and_follows_no_instructions():
         found = [FoundPassage(text, title)] * 5
         return estimate_p_helps("Who wrote the Zorba quartet?", found, 0.3, LookFirst())
 
-    assert read_utility_model().features == FEATURES
+    assert read_utility_model().features == SEARCH_FEATURES
     beside = helps("Clouds form when vapour cools and meets small particles.", "Cloud")
     # It helps where it covers the question, and distracts where it does not.
     assert helps("The Zorba quartet was written by Mikis Quixote in 1964.", "Zorba quartet") > 0.3 > beside

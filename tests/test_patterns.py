@@ -5,11 +5,11 @@ import pytest
 from rgate_integrations import Draft, Request
 from rgate_integrations.answering.claims import parse_claims, without_tags
 from rgate_integrations.answering.rewriting import sentence_claims, split_sentences, subject
-from rgate_integrations.engine.evaluation import MAX_REQUEST_TOKENS, read_request
 from rgate_integrations.engine.follow_ups import is_follow_up
+from rgate_integrations.engine.scoring import MAX_REQUEST_TOKENS, read_request
 from rgate_integrations.gates.evidence.base import Sources
 from rgate_integrations.gates.llm_names import parse_name
-from rgate_integrations.gates.passage_utility import words_of
+from rgate_integrations.gates.passage_utility import tokenize
 from rgate_integrations.prompts import without_control_tokens
 from rgate_integrations.runtime.segments import segments
 
@@ -48,7 +48,7 @@ def test_a_megabyte_of_the_worst_text_is_read(text):
     assert squeezed("".join(split_sentences(text))) == squeezed("".join(segments(text))) == squeezed(text)
     assert subject(text)[:1] in text
     assert len(sentence_claims("Who is Bo?", Draft(text=text))) <= len(split_sentences(text))
-    assert all(word in text.lower() for word in list(words_of(text))[:3])
+    assert all(word in text.lower() for word in list(tokenize(text))[:3])
     if text.strip():
         read = read_request(Request(f"a{text}b"), NO_MODEL)
         assert (read.truncated, len(read.question) <= 9 * MAX_REQUEST_TOKENS) == (True, True)

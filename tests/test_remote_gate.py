@@ -39,14 +39,18 @@ def test_the_servers_threshold_holds_unless_the_caller_gives_one():
         gate = load_gate(url)
         own, given = gate.decide("Who wrote Hamlet?"), gate.decide("Who wrote Hamlet?", threshold=0.0)
         follow_up = gate.decide("Is it?", history=["user: Hello"], threshold=0.0)
+        calibrated = load_gate("calibrated", inner=url, threshold=0.0).decide("Who wrote Hamlet?")
     assert (own.retrieve, own.threshold) == (True, 0.999)
     assert (given.retrieve, given.threshold) == (False, 0.0)
+    assert (calibrated.threshold, calibrated.p_known) == (0.0, own.p_known), (
+        "that of the map, not of its gate"
+    )
     assert follow_up.retrieve  # the server's gate reads no turns
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("llm", "known_by"), [("", ""), ("gpt-4o", ""), ("gpt-4o", "the chain")])
-def test_it_equals_the_gate_in_process_for_questions_answers_turns_and_llms(llm, known_by):
+@pytest.mark.parametrize(("llm", "name_source"), [("", ""), ("gpt-4o", ""), ("gpt-4o", "the chain")])
+def test_it_equals_the_gate_in_process_for_questions_answers_turns_and_llms(llm, name_source):
     here, questions = (
         load_gate(timeout=600.0),
         ["Who wrote Hamlet?", "What does our contract say?", "Is rain wet?"],
@@ -59,8 +63,8 @@ def test_it_equals_the_gate_in_process_for_questions_answers_turns_and_llms(llm,
         asked = [*questions[:2], Request(questions[2], history=turns)]
         begun = [Request(question, draft="It was him.") for question in questions]
         for gate, requests in ((here, asked), (own_judge, begun)):
-            expected = gate.for_llm(llm, known_by).decide_batch(requests)
-            found = remote.for_llm(llm, known_by).decide_batch(requests)
+            expected = gate.for_llm(llm, name_source).decide_batch(requests)
+            found = remote.for_llm(llm, name_source).decide_batch(requests)
             for there, own in zip(found, expected, strict=True):
                 assert there.model_copy(update={"cost": own.cost, "gate": own.gate}) == own
 

@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 
 from rgate_integrations import LookFirst, Override, Request, load_gate
 from rgate_integrations.cli.main import app
+from rgate_integrations.engine import decision_engine
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates import rules as rules_module
+from rgate_integrations.gates.evidence.base import Sources
 from rgate_integrations.gates.rules import ALIKE, Rules
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import GatedQueryEngine
@@ -115,7 +117,7 @@ def test_what_is_like_an_example_is_decided_by_its_rule_and_what_cannot_be_compa
 
 def test_a_gate_on_another_model_asks_the_reader(monkeypatch):
     reader = Directions()
-    monkeypatch.setattr(rules_module, "gate_proxy", lambda name: reader)
+    monkeypatch.setattr(decision_engine, "Sources", partial(Sources, reader=lambda: reader))
     gate = load_gate("constant:never", proxy="another model", always=["Which clause?"])
     assert gate.decide("Which page?").retrieve is True
     assert set(reader.read) == {"Which clause?", "Which page?"}

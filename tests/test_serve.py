@@ -71,7 +71,7 @@ def test_a_deadline_of_the_request_retrieves_and_one_that_is_none_is_refused():
     with serving_gate(load_gate()) as url:
         (late,) = post(url, "/v1/decide", body, **{"x-rgate-timeout-ms": "0.001"}).json()["decisions"]
         assert post(url, "/v1/decide", body, **{"x-rgate-timeout-ms": "-1"}).status_code == 422
-    assert (late["retrieve"], late["error"]["type"]) == (True, "OverloadedError")
+    assert (late["retrieve"], late["error"]["type"]) == (True, "DecisionTimeoutError")
 
 
 # --- System One, asked by a client that is not ours ---------------------------------------------------------------

@@ -36,15 +36,15 @@ def write_answers(
         One answer a question, in order.
     """
     batches: dict[PromptTemplate, list[int]] = {}
-    for place, found in enumerate(passages):
-        batches.setdefault(ANSWER_WITH_PASSAGES if found else prompt, []).append(place)
+    for index, found in enumerate(passages):
+        batches.setdefault(ANSWER_WITH_PASSAGES if found else prompt, []).append(index)
     answers: dict[int, Draft] = {}
-    for template, places in batches.items():
+    for template, indices in batches.items():
         values = []
-        for place in places:
-            fields = {"question": questions[place]}
-            if passages[place]:
-                fields["passages"] = format_passages(passages[place])
+        for index in indices:
+            fields = {"question": questions[index]}
+            if passages[index]:
+                fields["passages"] = format_passages(passages[index])
             values.append(fields)
-        answers.update(zip(places, llm.generate(template, values, tokens=tokens), strict=True))
-    return [answers[place] for place in range(len(questions))]
+        answers.update(zip(indices, llm.generate(template, values, tokens=tokens), strict=True))
+    return [answers[index] for index in range(len(questions))]

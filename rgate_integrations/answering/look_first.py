@@ -13,11 +13,11 @@ from typing import Literal
 
 import numpy as np
 
-from rgate_integrations.decision import Decision, Outcome
+from rgate_integrations.decision import Decision, Outcome, Override
 from rgate_integrations.engine.follow_ups import is_follow_up
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import (
-    FEATURES,
+    SEARCH_FEATURES,
     FoundPassage,
     PassageUtilityModel,
     read_utility_model,
@@ -53,15 +53,12 @@ class LookFirst:
     model: PassageUtilityModel | None = None
 
     def __post_init__(self) -> None:
-        is_in_range = -1 <= self.min_gain <= 1 and 0 <= self.abstain_below <= 1
-        if isinstance(self.min_gain, bool) or isinstance(self.abstain_below, bool):
-            is_in_range = False
-        if not is_in_range or self.on_abstain not in ("retrieve", "direct"):
-            raise ConfigurationError(
-                f"{self} is out of range.",
-                hint='min_gain in [-1, 1], abstain_below in [0, 1], on_abstain "retrieve" or "direct"',
-            )
-        if self.model is not None and self.model.features != FEATURES:
+        for name, value, least in (("min_gain", self.min_gain, -1), ("abstain_below", self.abstain_below, 0)):
+            if isinstance(value, bool) or not least <= value <= 1:
+                raise ConfigurationError(f"{name} must be a number in [{least}, 1], not {value!r}.")
+        if self.on_abstain not in ("retrieve", "direct"):
+            raise ConfigurationError(f"on_abstain cannot be {self.on_abstain!r}.", hint="retrieve or direct")
+        if self.model is not None and self.model.features != SEARCH_FEATURES:
             raise ConfigurationError(
                 f"The model was made for the features {', '.join(self.model.features)}.",
                 hint="Make it again with this version of the package.",
@@ -107,8 +104,11 @@ def decide_with_passages(
     except Exception as error:  # a failing judge reads what was found, whatever went wrong
         problem = redact(error, decision.question, *(passage.text for passage in passages))
         _log.warning("Judging what was found failed: %s: %s", type(error).__name__, problem)
-        noted = _warn(decision, f"Judging what was found failed ({type(error).__name__}): it is read.")
-        return noted.model_copy(update={"retrieve": True})
+        override = Override(
+            retrieve=True, reason=f"Judging what was found failed ({type(error).__name__}): it is read."
+        )
+        changed = {"retrieve": True, "override": override, "warnings": (*decision.warnings, override.reason)}
+        return decision.model_copy(update=changed)
     return compare(decision, p_helps, options, direct_threshold=direct_threshold)
 
 

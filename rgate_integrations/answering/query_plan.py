@@ -175,7 +175,7 @@ def _plan(
         text = claim.claim.query
         if claim.kept and text is not None:
             problem = ""
-            if any(_alike(query.text, text) for query in queries):
+            if any(are_alike(query.text, text) for query in queries):
                 problem = "Much the same is searched already."
             elif len(queries) >= max_queries:
                 problem = f"There are {max_queries} queries already."
@@ -189,7 +189,7 @@ def _plan(
     return QueryPlan(question=question, queries=tuple(queries), claims=tuple(judged))
 
 
-def _alike(first: str, second: str) -> bool:
+def are_alike(first: str, second: str) -> bool:
     """Whether two queries have at least four fifths of their words in common."""
     words, others = set(normalise(first).split()), set(normalise(second).split())
     return first == second or len(words & others) >= 0.8 * len(words | others) > 0

@@ -11,6 +11,7 @@ from rgate_integrations.answering.claims import Claim, parse_claims, without_tag
 from rgate_integrations.decision import Decision, Draft
 from rgate_integrations.models.base import LanguageModel
 from rgate_integrations.prompts import PromptTemplate
+from rgate_integrations.runtime.segments import segments
 
 REWRITE = PromptTemplate(
     name="slimplm-rewrite",
@@ -101,8 +102,9 @@ class ModelRewriter:
         return claims
 
 
-_SENTENCE = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9])|;\s+|\n+")
-_ABBREVIATION = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|St|Jr|Sr|vs|etc|No|Prof|Gen|Col|Lt|Capt|Sgt|[A-Z])\.$")
+_ABBREVIATION = re.compile(
+    r"(?:Mr|Mrs|Ms|Dr|St|Jr|Sr|vs|etc|No|Prof|Gen|Col|Lt|Capt|Sgt|[A-Z]|\w(?:\.\w)+)\.$"
+)
 _PRONOUN = re.compile(r"^(?:he|she|it|they|this|that|these|those)\b(?!\s+(?:is why|means))", re.IGNORECASE)
 _POSSESSIVE = re.compile(r"^(?:his|her|its|their)\b", re.IGNORECASE)
 _LEAD_IN = re.compile(
@@ -129,16 +131,8 @@ _QUESTION_WORDS = frozenset(
 
 
 def split_sentences(text: str) -> list[str]:
-    """Split a text into sentences; abbreviations and initials do not end one."""
-    sentences: list[list[str]] = []  # each of one part or more
-    goes_on = False
-    for part in map(str.strip, _SENTENCE.split(text)):
-        if goes_on:
-            sentences[-1].append(part)
-        elif part:
-            sentences.append([part])
-        goes_on = bool(sentences) and _ABBREVIATION.search(sentences[-1][-1]) is not None
-    return [" ".join(parts) for parts in sentences]
+    """Split a text into sentences, and at semicolons."""
+    return [sentence for part in re.split(r";\s+", text) for sentence in segments(part, _ABBREVIATION)]
 
 
 def subject(question: str) -> str:

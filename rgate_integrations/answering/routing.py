@@ -7,7 +7,7 @@
 
 `RoutedCall` is that flow over the inputs of one call; each carries what is known of it, a `RoutedInput`. A framework
 adds how a gate is asked, how the retrieve arm searches, and how the direct arm begins to write. Which questions need
-no begun answer is a table: `rgate_integrations.answering.screening`.
+no begun answer is a table: `rgate_integrations.answering.answer_first`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.answering.answer_first import AnswerFirst, settle
 from rgate_integrations.answering.look_first import LookFirst, decide_with_passages
 from rgate_integrations.answering.partial_answer import BufferedAnswer
-from rgate_integrations.answering.screening import settle
 from rgate_integrations.decision import Cost, Decision, Draft, PartialAnswerInfo, Request
 from rgate_integrations.engine.decider import Decider, Failed
 from rgate_integrations.gates.passage_utility import FoundPassage
@@ -233,14 +232,18 @@ class RoutedCall(ABC, Generic[_Input]):
         began = time.perf_counter()
         unjudged = []
         for each in begun:
-            each.draft = _read_draft(each)
+            assert each.answer is not None  # noqa: S101  it was begun
+            try:
+                each.draft = each.answer.draft()
+            except Exception as error:  # any error may come from an arm: the question is retrieved for
+                _log.warning("The direct arm wrote no answer: %s", type(error).__name__)
+                each.draft = error
             if each.draft is None and each.screened is not None:
                 reason = "The direct arm calls a tool or fills in a form, so the question decides."
-                changed = {
-                    "reason": f"{each.screened.reason} {reason}".strip(),
-                    "cost": Cost(),
-                }  # counted once
-                each.outcome = each.screened.model_copy(update=changed)
+                reason = f"{each.screened.reason} {reason}".strip()
+                each.outcome = each.screened.model_copy(
+                    update={"reason": reason, "cost": Cost()}
+                )  # counted once
             else:
                 unjudged.append(each)
         if unjudged:
@@ -250,9 +253,11 @@ class RoutedCall(ABC, Generic[_Input]):
         yield from self._compare(begun)
         judging = _milliseconds(began)
         for each in begun:
+            goes_on = False
             if isinstance(each.outcome, Decision):
                 each.outcome = self._record(each, each.outcome, judging)
-            if each.answer is not None and (isinstance(each.outcome, Exception) or _retrieves(each)):
+                goes_on = not each.outcome.retrieve
+            if each.answer is not None and not goes_on:
                 yield from each.answer.cancel()
 
     def _compare(self, inputs: Sequence[_Input]) -> Flow[None]:
@@ -344,8 +349,7 @@ class QuestionCall(RoutedCall[RoutedInput]):
     """
 
     def __init__(self, strategy: Strategy, request: Request | Failed) -> None:
-        threshold = request.threshold if isinstance(request, Request) else None
-        super().__init__(strategy, [RoutedInput(request.question, threshold)])
+        super().__init__(strategy, [RoutedInput(request.question, request.threshold)])
         self.request = request
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
@@ -361,26 +365,12 @@ class QuestionCall(RoutedCall[RoutedInput]):
         items: list[Request | Failed] = []
         for each in inputs:
             if isinstance(each.draft, Exception):
-                items.append(Failed(each.draft, each.question))
+                items.append(Failed(each.draft, each.question, each.threshold))
             elif isinstance(self.request, Request):
                 items.append(replace(self.request, draft=each.draft))
             else:
                 items.append(self.request)
         return (yield from gate.flow(items))
-
-
-def _read_draft(each: RoutedInput) -> Draft | Exception | None:
-    """Return what was begun as it is judged, or what the application's arm raised."""
-    assert each.answer is not None  # noqa: S101  it was begun
-    try:
-        return each.answer.draft()
-    except Exception as error:  # any error may come from an arm: the question is retrieved for
-        _log.warning("The direct arm wrote no answer: %s", type(error).__name__)
-        return error
-
-
-def _retrieves(each: RoutedInput) -> bool:
-    return isinstance(each.outcome, Decision) and each.outcome.retrieve
 
 
 def _milliseconds(began: float) -> float:

@@ -23,7 +23,7 @@ KEY = "RGATE_API_KEY"
 """The environment variable that has the key of the LLM's server."""
 KEPT_ANSWERS = "What was answered is kept. Run the same command to resume."
 """What Ctrl-C says of commands that ask an LLM."""
-TOKEN = "RGATE_TOKEN"  # noqa: S105  its name, not itself; as in decision_server.py
+TOKEN = "RGATE_TOKEN"  # noqa: S105  its name, not itself; as in gates/remote.py
 
 # --- options -----------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, InvalidStateError, wait
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from rgate_integrations.errors import OverloadedError
+from rgate_integrations.errors import DecisionTimeoutError
 from rgate_integrations.runtime.flow import cancel
 from rgate_integrations.runtime.threads import close_at_exit, reset_after_fork, start_thread
 
@@ -130,7 +130,7 @@ def _fail(batch: Iterable[_Queued[_Item, _Result]], error: Exception) -> None:
 
 
 def wait_results(futures: Sequence[Future[_T]], timeout: float | None) -> list[_T | Exception]:
-    """Wait, blocking, for results or errors; what is not there when the time is up is an `OverloadedError`.
+    """Wait, blocking, for results or errors; what is not there when the time is up is an `DecisionTimeoutError`.
 
     What nobody waits for any more is cancelled: it is not begun, and if it was, its result is dropped.
 
@@ -162,7 +162,7 @@ async def await_results(futures: Sequence[Future[_T]], timeout: float | None) ->
 
 def _outcome(future: Future[Any] | asyncio.Future[Any], timeout: float | None) -> Any:
     if not future.done():
-        return OverloadedError(
+        return DecisionTimeoutError(
             f"There was no decision after {timeout:g} s.",
             hint="Raise timeout, ask less at once, or run the gate on faster hardware.",
         )

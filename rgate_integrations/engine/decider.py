@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self, TypeAlias, Unpack
 
-from rgate_integrations.decision import Decision, Override, Request, RequestFields
-from rgate_integrations.engine.fallback import fallback_decision, log_failures
+from rgate_integrations.decision import Decision, Failure, Override, Request, RequestFields
 from rgate_integrations.engine.follow_ups import missing_context
-from rgate_integrations.errors import ConfigurationError, RGateError
+from rgate_integrations.errors import ConfigurationError, InvalidQuestionError, RGateError
 from rgate_integrations.gates.rules import RuleOptions, Rules
 from rgate_integrations.runtime.flow import Flow, arun, run
+from rgate_integrations.runtime.text import redact
+
+_log = logging.getLogger("rgate_integrations")
 
 OnError: TypeAlias = Literal["retrieve", "raise"]
 
@@ -24,10 +27,12 @@ class Failed:
     Attributes:
         error: What went wrong.
         question: The question, as far as it is known.
+        threshold: The threshold that the caller gave; None for the gate's own.
     """
 
     error: Exception
     question: str = ""
+    threshold: float | None = None
 
 
 class Decider(ABC):
@@ -149,42 +154,73 @@ class Decider(ABC):
         remaining = iter(outcomes)
         decisions, judged = [], []
         for each in checked:
-            outcome = next(remaining) if isinstance(each, Request) else each.error
-            if isinstance(outcome, Exception):
+            decision = each.error if isinstance(each, Failed) else next(remaining)
+            if isinstance(decision, Exception):
                 if self.on_error == "raise":
-                    raise outcome
-                decision = self._fall_back(each, outcome)
-            else:
-                decision = self._check_context(each, outcome)
-            decisions.append(decision)
+                    raise decision
+                threshold = self.threshold if each.threshold is None else each.threshold
+                decision = fallback_decision(
+                    decision, question=each.question, threshold=threshold, gate=self.name
+                )
             if isinstance(each, Request):  # what failed before is not the gate's failure
+                decision = self._check_context(each, decision)
                 judged.append(decision)
-        log_failures(judged, self.name, _private_texts(requests))
+            decisions.append(decision)
+        self._log_failures(requests, judged)
         return decisions
 
-    def _fall_back(self, item: Request | Failed, error: Exception) -> Decision:
-        given = item.threshold if isinstance(item, Request) else None
-        threshold = self.threshold if given is None else given
-        return fallback_decision(error, question=item.question, threshold=threshold, gate=self.name)
-
-    def _check_context(self, request: Request | Failed, decision: Decision) -> Decision:
+    def _check_context(self, request: Request, decision: Decision) -> Decision:
         """Retrieve for a question that cannot be understood without turns that the gate does not read."""
-        missing = ""
-        if isinstance(request, Request):
-            missing = missing_context(request, reads_history=self.reads_history)
-        if not missing or (decision.override is not None and decision.override.retrieve):
+        missing = missing_context(request, reads_history=self.reads_history)
+        is_retrieved = decision.override is not None and decision.override.retrieve
+        if not missing or is_retrieved or decision.error is not None:
             return decision
         override = Override(retrieve=True, reason=missing)
         reason = f"{missing} {decision.reason}".strip()
         return decision.model_copy(update={"retrieve": True, "override": override, "reason": reason})
 
+    def _log_failures(self, requests: Sequence[Request], decisions: Sequence[Decision]) -> None:
+        """Log once for a call how many of its decisions failed, and the first error without the users' words."""
+        failures = [each.error for each in decisions if each.error is not None]
+        if not failures:
+            return
+        private: list[str] = []
+        for request in requests:
+            private += [request.question, *request.history]
+            if request.draft is not None:
+                private.append(request.draft.text)
+        _log.warning(
+            "The gate %r failed for %d of %d questions and retrieves: %s: %s",
+            self.name,
+            len(failures),
+            len(decisions),
+            failures[0].type,
+            redact(failures[0].message, *private),
+        )
 
-def _private_texts(requests: Sequence[Request]) -> Iterator[str]:
-    """Yield what came with questions: the turns before them, and drafts that were given."""
-    for request in requests:
-        yield from request.history
-        if request.draft is not None:
-            yield request.draft.text
+
+def fallback_decision(
+    error: Exception, *, question: str = "", threshold: float = 0.5, gate: str = ""
+) -> Decision:
+    """Return the safe decision for a question that could not be judged: to retrieve, and to say why.
+
+    Args:
+        error: What went wrong.
+        question: The question, as far as it could be read.
+        threshold: What P(known) would have been compared with.
+        gate: Name of the gate.
+    """
+    failure = Failure.from_error(error)
+    problem = "There is nothing to judge" if isinstance(error, InvalidQuestionError) else "The gate failed"
+    return Decision(
+        question=question,
+        retrieve=True,
+        p_known=0.0,
+        threshold=threshold,
+        reason=f"{problem}, so it retrieves: {failure.message}",
+        gate=gate,
+        error=failure,
+    )
 
 
 def _as_list(requests: Iterable[str | Request]) -> list[str | Request]:

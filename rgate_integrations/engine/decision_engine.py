@@ -11,13 +11,13 @@ from typing import Any, Self, Unpack
 from rgate_integrations.decision import Decision, Request, valid_timeout
 from rgate_integrations.engine.batching import Batcher, await_results, wait_results
 from rgate_integrations.engine.decider import Decider, OnError
-from rgate_integrations.engine.evaluation import evaluate
+from rgate_integrations.engine.scoring import score_requests
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.answer import answer_gate_of, question_gate_of
 from rgate_integrations.gates.base import Gate, Score
-from rgate_integrations.gates.evidence.base import Drafter, Sources, expand_specs
+from rgate_integrations.gates.evidence.base import Drafter, Sources
 from rgate_integrations.gates.rules import RuleOptions, RuleOrRules, Rules
 from rgate_integrations.models.base import Proxy
+from rgate_integrations.models.proxies import gate_proxy
 from rgate_integrations.runtime.flow import Call, Flow
 
 _LOCAL_AT_ONCE = 16  # rows that a local model reads in one pass
@@ -38,7 +38,7 @@ class DecisionEngine(Decider):
         llm: Writes the drafts of gates with ``source="llm"``.
         on_error: ``"retrieve"``: a failure yields a decision that retrieves and says why; ``"raise"``: it is raised.
         timeout: How long a call may take in all, in seconds. A question that has no decision by then, wherever it
-            is, fails with an `OverloadedError`, so it retrieves. By default a call takes as long as it takes. The
+            is, fails with a `DecisionTimeoutError`, so it retrieves. By default a call takes as long as it takes. The
             first call loads the model, which counts too: decide something beforehand.
         always: Rules for what always retrieves: examples, patterns, and functions; see
             `rgate_integrations.gates.rules`.
@@ -63,7 +63,7 @@ class DecisionEngine(Decider):
             raise ConfigurationError(f"on_error cannot be {on_error!r}.", hint="retrieve or raise")
         self._proxy = proxy if isinstance(proxy, Proxy) else None
         if proxy is not None:
-            gate = gate.changed(proxy=getattr(proxy, "name", proxy))
+            gate = gate.replace(proxy=getattr(proxy, "name", proxy))
         self.gate = gate
         self.rules = Rules.coerce(always, never)
         self.on_error = on_error
@@ -73,7 +73,7 @@ class DecisionEngine(Decider):
         at_once = _LOCAL_AT_ONCE
         if llm is not None or isinstance(proxy, Proxy):
             at_once = getattr(proxy, "max_batch_size", _MOST_AT_ONCE)
-        self._batcher: Batcher[Request, Score | Exception] = Batcher(self._evaluate, max_size=at_once)
+        self._batcher: Batcher[Request, Score | Exception] = Batcher(self._score, max_size=at_once)
 
     def __repr__(self) -> str:
         return f"DecisionEngine({self.gate!r}, on_error={self.on_error!r})"
@@ -95,7 +95,7 @@ class DecisionEngine(Decider):
     @property
     def reads_history(self) -> bool:
         """Whether the gate judges a question in the light of the turns before it."""
-        return any(spec.reads_history for spec in expand_specs(self.gate.specs))
+        return self.gate.reads_history
 
     @property
     def proxy(self) -> str:
@@ -105,8 +105,6 @@ class DecisionEngine(Decider):
     def get_proxy(self) -> Proxy:
         """Return the proxy model, shared with every engine whose gate names the same one."""
         if self._proxy is None:
-            from rgate_integrations.models.proxies import gate_proxy
-
             self._proxy = gate_proxy(self.gate.proxy)
         return self._proxy
 
@@ -129,7 +127,7 @@ class DecisionEngine(Decider):
                 options[name] = value
             else:
                 parameters[name] = value
-        changed = (gate or self.gate).changed(**parameters)
+        changed = (gate or self.gate).replace(**parameters)
         if changed.proxy != self.gate.proxy and changes.get("proxy") is None:
             options["proxy"] = None
         return type(self)(changed, **options)
@@ -147,12 +145,12 @@ class DecisionEngine(Decider):
 
     def answer_gate(self) -> DecisionEngine | None:
         """Return what judges begun answers; see `Decider.answer_gate`."""
-        gate = answer_gate_of(self.gate)
+        gate = self.gate.answer_gate()
         return None if gate is None else self.with_options(gate=gate)
 
     def question_gate(self) -> DecisionEngine | None:
         """Return what reads the question alone; see `Decider.question_gate`."""
-        gate = question_gate_of(self.gate)
+        gate = self.gate.question_gate()
         return None if gate is None else self.with_options(gate=gate)
 
     def for_llm(self, name: str, name_source: str = "") -> Self:
@@ -196,11 +194,11 @@ class DecisionEngine(Decider):
             outcomes.append(score if isinstance(score, Exception) else self._decision(request, score))
         return outcomes
 
-    def _evaluate(self, requests: Sequence[Request]) -> list[Score | Exception]:
+    def _score(self, requests: Sequence[Request]) -> list[Score | Exception]:
         """Score what the callers of a batch ask; runs in the worker, whose thread is this engine's own."""
         _BUSY.set(self)
         sources = Sources(self.get_proxy, self.llm, self._memory, self.timeout or math.inf)
-        return evaluate(self.gate, requests, sources, self.rules)
+        return score_requests(self.gate, requests, sources, self.rules)
 
     def _decision(self, request: Request, score: Score) -> Decision:
         """Apply an override, or else the threshold: that of the request, of the score, or of the gate."""

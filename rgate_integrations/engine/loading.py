@@ -61,7 +61,7 @@ def load_gate(
         ModelLoadError: A trained gate or a measured ability cannot be read.
     """
     if isinstance(name, Gate):
-        gate = name.changed(**parameters)
+        gate = name.replace(**parameters)
     else:
         if isinstance(proxy, str):  # also for what reads it while it is made, such as gates of gates
             parameters["proxy"] = proxy

@@ -65,7 +65,16 @@ class OwnGate(Decider):
         decisions = yield Call(self.gate.decide_batch, self.gate.adecide_batch, list(requests))
         if len(decisions) != len(requests):  # said where the gate is asked
             return list(decisions)
-        return [self._check(*each) for each in zip(requests, decisions, strict=True)]
+        outcomes: list[Decision | Exception] = []
+        for request, decision in zip(requests, decisions, strict=True):
+            if not isinstance(decision, Decision):
+                problem = f"The gate {self.name!r} returned {type(decision).__name__} and no Decision."
+                outcomes.append(ConfigurationError(problem))
+            elif request.threshold in (None, decision.threshold):
+                outcomes.append(decision)
+            else:
+                outcomes.append(decision.with_threshold(request.threshold))
+        return outcomes
 
     def answer_gate(self) -> Decider | None:
         """Return this gate, if it says that it reads drafts."""
@@ -78,12 +87,3 @@ class OwnGate(Decider):
     def decides_like(self, other: Decider) -> bool:
         """Return whether the same object decides."""
         return isinstance(other, OwnGate) and self.gate is other.gate
-
-    def _check(self, request: Request, decision: Any) -> Decision | Exception:
-        if not isinstance(decision, Decision):
-            return ConfigurationError(
-                f"The gate {self.name!r} returned {type(decision).__name__} and no Decision."
-            )
-        if request.threshold is None or request.threshold == decision.threshold:
-            return decision
-        return decision.with_threshold(request.threshold)

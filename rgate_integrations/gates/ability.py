@@ -34,7 +34,9 @@ REFERENCE_LLM = "Llama-3.1-8B-Instruct"
 
 _FORMAT = 1
 _DEFAULT_SIZE = 8.0
-_A_DOUBLING = 0.6  # logits that twice the parameters are worth, about, below the smallest LLM of a family
+_LOGITS_PER_DOUBLING = (
+    0.6  # logits that twice the parameters are worth, about, below the smallest LLM of a family
+)
 _SIBLING_SD, _VERSION_SD, _FAMILY_SD = 0.8, 1.0, 1.5
 _SMALL = frozenset(("air", "flash", "haiku", "lite", "micro", "mini", "nano", "small", "tiny"))
 
@@ -60,7 +62,7 @@ _DEFAULT = Ability(REFERENCE_LLM, 0.0, 1.0, "nothing is known of the LLM")
 
 
 @dataclass(frozen=True)
-class Entry:
+class AbilityEntry:
     """A line of the table, and what its name says."""
 
     name: ModelName
@@ -131,27 +133,29 @@ def check_llm_name(name: str) -> None:
         )
 
 
-def weakest(names: Iterable[str]) -> str:
+def least_capable(names: Iterable[str]) -> str:
     """Return the name of the LLM that knows least; of equals, the first. At least one name is needed."""
     return min(names, key=lambda name: resolve_ability(name, folders=False)[0].theta)
 
 
 @cache
-def ability_table() -> tuple[Entry, ...]:
+def ability_table() -> tuple[AbilityEntry, ...]:
     """Return the shipped table."""
-    return table_of((SHIPPED / "abilities.json").read_text(encoding="utf-8"))
+    return build_table((SHIPPED / "abilities.json").read_text(encoding="utf-8"))
 
 
-def table_of(text: str) -> tuple[Entry, ...]:
+def build_table(text: str) -> tuple[AbilityEntry, ...]:
     """Return the lines of a table, and again those whose LLM also goes by a name with a size.
 
     Args:
         text: JSON: ``theta``, ``sd`` and ``source`` by name.
     """
-    entries = [Entry(parse_name(name), Ability(name, **facts)) for name, facts in parse_json(text).items()]
+    entries = [
+        AbilityEntry(parse_name(name), Ability(name, **facts)) for name, facts in parse_json(text).items()
+    ]
     for sized, usual in sizes_left_out():
         words = parse_name(usual).words
-        entries += [Entry(sized, entry.ability) for entry in entries if entry.name.words == words]
+        entries += [AbilityEntry(sized, entry.ability) for entry in entries if entry.name.words == words]
     return tuple(entries)
 
 
@@ -162,11 +166,11 @@ def _same_date(ours: str, theirs: str) -> bool:
     return ours.endswith(theirs) or theirs.endswith(ours)
 
 
-def _weakest_of(entries: Sequence[Entry]) -> Ability:
+def _weakest_of(entries: Sequence[AbilityEntry]) -> Ability:
     return min(entries, key=lambda entry: entry.ability.theta).ability
 
 
-def _by_family(said: ModelName, family: str, members: Sequence[Entry]) -> Ability:
+def _by_family(said: ModelName, family: str, members: Sequence[AbilityEntry]) -> Ability:
     """Guess from the members of a family, of which there is at least one."""
     version, lowest = said.families[family], _weakest_of(members)
     of_version = [entry for entry in members if version and entry.name.families[family] == version]
@@ -190,10 +194,10 @@ def _by_family(said: ModelName, family: str, members: Sequence[Entry]) -> Abilit
 
 def _by_size(size: float) -> float:
     """Return what a size alone says: never more than the default."""
-    return min(0.0, _A_DOUBLING * math.log2(size / _DEFAULT_SIZE))
+    return min(0.0, _LOGITS_PER_DOUBLING * math.log2(size / _DEFAULT_SIZE))
 
 
-def _at_size(size: float, entries: Sequence[Entry]) -> tuple[float, Ability]:
+def _at_size(size: float, entries: Sequence[AbilityEntry]) -> tuple[float, Ability]:
     """Return the ability of LLMs at a size, and the LLM whose size is nearest; all entries have a size.
 
     Between two sizes it lies on a line, and above the largest it is as much as that one's.
@@ -204,7 +208,7 @@ def _at_size(size: float, entries: Sequence[Entry]) -> tuple[float, Ability]:
     sizes, at = sorted(weakest_at), math.log2(size)
     theta = float(np.interp(at, sizes, [weakest_at[each].theta for each in sizes]))
     nearest = min(sizes, key=lambda each: abs(each - at))
-    return theta + _A_DOUBLING * min(at - sizes[0], 0.0), weakest_at[nearest]
+    return theta + _LOGITS_PER_DOUBLING * min(at - sizes[0], 0.0), weakest_at[nearest]
 
 
 def save_measured(ability: Ability, folder: str | Path) -> Path:

@@ -1,26 +1,17 @@
-"""Question and begun answer together, weighed by the kind of the request; and which gates belong together."""
+"""Question and begun answer together, weighed by the kind of the request."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, PlainSerializer, model_validator
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.artifacts import ANSWER_FIRST
 from rgate_integrations.gates.base import Gate, GateInfo, InnerGate, Score, ScoreSpec, Specs
-from rgate_integrations.gates.evidence.base import Evidence, expand_specs
-from rgate_integrations.gates.evidence.draft import DraftSpec
-from rgate_integrations.gates.folder import CONFIG, saved_folder
+from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.heads import HeadsGate
-from rgate_integrations.gates.papers.baselines import ConstantGate
 from rgate_integrations.gates.probability import logit, sigmoid
 from rgate_integrations.gates.probe import ProbeGate
-from rgate_integrations.gates.registry import make_gate
-from rgate_integrations.gates.remote import RemoteGate
-from rgate_integrations.gates.tuned import TunedGate
 
 
 class AnswerGate(Gate):
@@ -73,6 +64,10 @@ class AnswerGate(Gate):
                 return {"proxy": question.proxy, **values}
         return values
 
+    def question_gate(self) -> Gate:
+        """Return the heads."""
+        return self.question
+
     @property
     def specs(self) -> Specs:
         """The scores of both gates."""
@@ -89,46 +84,7 @@ class AnswerGate(Gate):
         override = question.override or answer.override
         return Score(p, reason, answer.draft, warnings, question.signals, question.llm, override=override)
 
-    def for_llm(self, name: str, known_by: str = "") -> Self:
+    def for_llm(self, name: str, name_source: str = "") -> Self:
         """Return a copy whose heads judge what this LLM knows; itself where they do not change."""
-        question = self.question.for_llm(name, known_by)
-        return self if question is self.question else self.changed(question=question)
-
-
-def answer_gate_of(gate: Gate) -> Gate | None:
-    """Return the gate that judges begun answers: this one, if it reads them, or else the one that belongs to it.
-
-    Returns:
-        The gate; None where there is none, since this one reads the question alone.
-    """
-    # A constant reads nothing: it is as good a baseline for begun answers as for questions. A server has both gates.
-    if _reads_answers(gate) or isinstance(gate, ConstantGate | RemoteGate):
-        return gate
-    if isinstance(gate, HeadsGate):
-        begun = AnswerGate(question=gate)
-        # Each has a threshold of its own, but one that the caller chose holds for both.
-        if gate.threshold != gate.trained.threshold:
-            return begun.changed(threshold=gate.threshold)
-        return begun
-    if isinstance(gate, TunedGate):
-        return _gate_in(saved_folder(gate.artifact).resolve() / ANSWER_FIRST, gate.proxy)
-    return None
-
-
-def question_gate_of(gate: Gate) -> Gate | None:
-    """Return the gate of the same family that reads the question alone; None where there is none."""
-    if isinstance(gate, AnswerGate):
-        return gate.question
-    if isinstance(gate, TunedGate) and _reads_answers(gate):
-        return _gate_in(saved_folder(gate.artifact).resolve().parent, gate.proxy)
-    return gate if isinstance(gate, HeadsGate | TunedGate | RemoteGate) else None
-
-
-def _reads_answers(gate: Gate) -> bool:
-    return any(isinstance(spec, DraftSpec) for spec in expand_specs(gate.specs))
-
-
-def _gate_in(folder: Path, proxy: str) -> Gate | None:
-    if not os.path.isfile(folder / CONFIG):
-        return None
-    return make_gate(str(folder), proxy=proxy)
+        question = self.question.for_llm(name, name_source)
+        return self if question is self.question else self.replace(question=question)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, PlainSerializer, ValidationError
 from rgate_integrations.decision import Cost, Draft, Override, Threshold
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, ScoreError
 from rgate_integrations.gates.artifacts import SavedGate
-from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
+from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece, expand_specs
 from rgate_integrations.models.base import Proxy
 
 Specs: TypeAlias = tuple[EvidenceSpec[Any], ...]
@@ -131,6 +131,24 @@ class Gate(BaseModel, ABC):
         """The name by which `load_gate` knows it, or its class's name."""
         return self.info.name if hasattr(self, "info") else type(self).__name__
 
+    @property
+    def reads_history(self) -> bool:
+        """Whether it judges a question in the light of the turns before it."""
+        return any(spec.reads_history for spec in expand_specs(self.specs))
+
+    @property
+    def reads_drafts(self) -> bool:
+        """Whether it judges the beginning of an answer."""
+        return any(spec.reads_draft for spec in expand_specs(self.specs))
+
+    def answer_gate(self) -> Gate | None:
+        """Return what judges begun answers: itself, or a gate that belongs to it; None if it has none."""
+        return self if self.reads_drafts else None
+
+    def question_gate(self) -> Gate | None:
+        """Return what reads the question alone: itself, or a gate of the same family; None without one."""
+        return None
+
     @classmethod
     def parse_argument(cls, argument: str) -> dict[str, Any]:
         """Return the parameters that the part of its name behind the colon stands for, as in ``constant:always``.
@@ -167,20 +185,20 @@ class Gate(BaseModel, ABC):
                 hint=f"Its parameters are: {', '.join(known)}.",
             ) from error
 
-    def changed(self, **parameters: Any) -> Self:
+    def replace(self, **parameters: Any) -> Self:
         """Return a copy with other parameters, the gate itself with none; see `of`."""
         if not parameters:
             return self
         return self.of({**self.__dict__, **parameters})
 
-    def for_llm(self, name: str, known_by: str = "") -> Self:
+    def for_llm(self, name: str, name_source: str = "") -> Self:
         """Return a copy that judges what an LLM knows, or the gate itself where that changes nothing.
 
         A gate that was fitted to the answers of an LLM judges that one, whatever the name.
 
         Args:
             name: Name of the LLM, or folder of its measured ability.
-            known_by: Who said so. A name that nobody gave, but that was found, does not replace one that was given.
+            name_source: Where the name was found; empty if the user gave it. A given name overrides a found one.
         """
         return self
 
@@ -190,7 +208,7 @@ class Gate(BaseModel, ABC):
 
 
 CLIENT = "the client"
-"""Who told a name that a client of a server gave: it counts as the user's, but is never a folder of this machine."""
+"""The source of a name that a client of a server gave: like the user's, but never a folder of this machine."""
 GIVEN = ("", CLIENT)
 
 
@@ -199,24 +217,24 @@ class NamedLLMGate(Gate):
 
     Attributes:
         llm_name: The name.
-        llm_known_by: Who told the name; empty where it was given.
+        llm_name_source: Where the name was found; empty if it was given.
     """
 
     judges_llm: ClassVar[bool] = True
 
     llm_name: str = ""
-    llm_known_by: str = ""
+    llm_name_source: str = ""
 
-    def for_llm(self, name: str, known_by: str = "") -> Self:
+    def for_llm(self, name: str, name_source: str = "") -> Self:
         """Return a copy that judges what this LLM knows; itself where another was given and this one found."""
-        is_given = bool(self.llm_name) and self.llm_known_by in GIVEN
+        is_given = bool(self.llm_name) and self.llm_name_source in GIVEN
         if (
             not name
-            or (known_by not in GIVEN and is_given)
-            or (name, known_by) == (self.llm_name, self.llm_known_by)
+            or (name_source not in GIVEN and is_given)
+            or (name, name_source) == (self.llm_name, self.llm_name_source)
         ):
             return self
-        return self.changed(llm_name=name, llm_known_by=known_by)
+        return self.replace(llm_name=name, llm_name_source=name_source)
 
 
 InnerGate = Annotated[Gate, PlainSerializer(Gate.config)]

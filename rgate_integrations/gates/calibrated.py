@@ -58,5 +58,6 @@ class CalibratedGate(Gate):
         """Map the inner gate's score."""
         score = evidence[ScoreSpec(self.inner)]
         p = self.probability(score.p_known)
-        # The inner gate wrote its reason for its own threshold.
-        return replace(score, p_known=p, reason=f"{score.reason} Calibrated, P(known) is {p:.2f}.".strip())
+        # The inner gate wrote its reason for its own threshold, which is none for the mapped probability.
+        reason = f"{score.reason} Calibrated, P(known) is {p:.2f}.".strip()
+        return replace(score, p_known=p, threshold=None, reason=reason)

@@ -13,16 +13,17 @@ from pydantic import Field, SkipValidation, model_validator
 
 from rgate_integrations.gates.ability import Ability, check_llm_name, resolve_ability
 from rgate_integrations.gates.artifacts import HeadsArtifact, Kind, p_answered
-from rgate_integrations.gates.base import GIVEN, GateInfo, NamedLLMGate, Score, Specs
+from rgate_integrations.gates.base import GIVEN, Gate, GateInfo, NamedLLMGate, Score, Specs
 from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.evidence.model_outputs import ReadRequest, RequestSpec
+from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
 
 _log = logging.getLogger("rgate_integrations")
 _warn_once = lru_cache(maxsize=256)(_log.warning)  # names may come from anybody
 _SHOWN = 80  # characters of a segment in a reason
-MOST_QUESTIONS = 8
+MAX_QUESTIONS_ASKED = 8
 """A request that asks more than this retrieves: among so many, the heads do not find the one that needs it."""
 _MUCH = 6
 """Words beside a segment from which on it is judged by itself, too: that much text, such as a log or a mail, outvotes
@@ -55,7 +56,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         trained: What is in it; read once, when the gate is made.
         llm_name: The LLM that answers, or a folder of ``rgate ability``: `rgate_integrations.gates.ability` says
             what becomes of a name. Empty, or a name that says nothing: an LLM of 8B.
-        llm_known_by: Who told the name; empty where it was given.
+        llm_name_source: Where the name was found; empty if it was given.
         ability: How much the LLM knows; by its name unless given. None where nothing is known of it.
         threshold: The artefact's, unless given.
         proxy: The model it was trained on, unless given: the same model may have another name or folder here.
@@ -81,7 +82,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             return values
         ability, name = values.get("ability"), values.get("llm_name", "")
         if ability is None:
-            is_given = not values.get("llm_known_by")
+            is_given = not values.get("llm_name_source")
             if is_given:
                 check_llm_name(name)
             ability, warning = resolve_ability(name, folders=is_given)
@@ -91,11 +92,22 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             ability = None
         return {**values, "ability": ability, "llm_name": name or getattr(ability, "llm", "")}
 
-    def changed(self, **parameters: Any) -> Self:
+    def replace(self, **parameters: Any) -> Self:
         """Return a copy with other parameters; one with another artefact or LLM reads it."""
         if "llm_name" in parameters:
-            parameters = {"ability": None, "llm_known_by": "", **parameters}
-        return super().changed(**parameters)
+            parameters = {"ability": None, "llm_name_source": "", **parameters}
+        return super().replace(**parameters)
+
+    def answer_gate(self) -> Gate:
+        """Return these heads weighed against the probe of begun answers."""
+        gate = make_gate("answer", question=self)
+        # Each has a threshold of its own, but one that the caller chose holds for both.
+        is_chosen = self.threshold != self.trained.threshold
+        return gate.replace(threshold=self.threshold) if is_chosen else gate
+
+    def question_gate(self) -> Gate:
+        """Return these heads."""
+        return self
 
     @property
     def specs(self) -> Specs:
@@ -126,8 +138,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         signals["known"] = float(known[0])
         reason = f"{what} {self._why(p, kinds, of_kinds, known, bool(trained.about_news(states)[0]))}"
         score = Score(p, reason, signals=signals, llm=self._judged_llm)
-        if sum(text.endswith("?") for text in found.texts) > MOST_QUESTIONS:
-            return score.overridden(f"Asks more than {MOST_QUESTIONS} questions.")
+        if sum(text.endswith("?") for text in found.texts) > MAX_QUESTIONS_ASKED:
+            return score.overridden(f"Asks more than {MAX_QUESTIONS_ASKED} questions.")
         if len(evidence.question.split(None, _FEW)) <= _FEW and _ADDRESS.search(evidence.question):
             return score.overridden("Contains a URL, which the LLM cannot have read.")
         if follows and p < MIN_P_KNOWN_FOR_FOLLOW_UP:
@@ -143,10 +155,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         """
         words = [len(text.split()) for text in found.texts]
         judged = []
-        for place, text in enumerate(found.texts):
-            beside = sum(words) - words[place]
+        for index, text in enumerate(found.texts):
+            beside = sum(words) - words[index]
             if alone or beside >= _MUCH or (beside and text.endswith("?")):
-                judged.append(place)
+                judged.append(index)
         if not judged:
             return None
         segments = self.trained.segments
@@ -172,7 +184,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             return ""
         if self.ability is None:
             return f"an LLM of which nothing is known but its name, {self.llm_name}"
-        told = "as given" if self.llm_known_by in GIVEN else f"named by {self.llm_known_by}"
+        told = "as given" if self.llm_name_source in GIVEN else f"named by {self.llm_name_source}"
         ability = f"ability {self.ability.theta:+.1f} ± {self.ability.sd:.1f}"
         return f"{self.ability.llm} ({told}; {ability}: {self.ability.source})"
 

@@ -85,7 +85,7 @@ _NOISE = _set(
 _SPEED = _set("turbo instant versatile lite fast reference free")  # servers' words, beside a size
 
 _LONGEST = 400  # characters of a name, or of the path of a file
-_WHERE_AND_HOW_IT_RUNS = (
+_PROVIDER_NOISE = (
     (r".*models--[^/]+?--([^/]+).*", r"\1"),  # the Hugging Face Hub's cache
     (r".*/", ""),
     (r"^ft:([^:]*).*", r"\1"),  # ft:MODEL:organisation:name:id
@@ -110,7 +110,7 @@ _DATES = (
 )
 _BETWEEN = r"[-_\s,+()]+|(?<!\d)\.|\.(?!\d)"
 _ANY_FAMILY = "|".join(sorted(FAMILIES, key=len, reverse=True))
-_AS_ONE_WORD = (  # of words with one space between them
+_JOIN_RULES = (  # of words with one space between them
     (rf"(?<!\S)(?!o[134])({_ANY_FAMILY})v?(?=\d)", r"\1 "),  # llama3.1
     (r"(?<!\S)v?(\d+)p(\d+)(b?)(?!\S)", r"\1.\2\3"),  # v3p1, for servers that take no dot
     (r"(?<!\S)gpt 35(?!\S)", "gpt 3.5"),
@@ -158,7 +158,7 @@ def parse_name(name: str) -> ModelName:
     ['3.1', '8b', 'llama']
     """
     text, date = name[:_LONGEST].strip().casefold().replace("\\", "/").rstrip("/"), ""
-    for pattern, instead in _WHERE_AND_HOW_IT_RUNS:
+    for pattern, instead in _PROVIDER_NOISE:
         text = re.sub(pattern, instead, text)
     for pattern in _DATES:
         found = re.search(pattern, text)
@@ -182,7 +182,7 @@ def sizes_left_out() -> list[tuple[ModelName, str]]:
 def _words(text: str) -> list[str]:
     """Split a name into the words that count, each version one of them."""
     joined = " ".join(filter(None, re.split(_BETWEEN, text)))
-    for pattern, instead in _AS_ONE_WORD:
+    for pattern, instead in _JOIN_RULES:
         joined = re.sub(pattern, instead, joined)
     words = [word for word in joined.split() if word not in _NOISE and not re.fullmatch(_CONTEXT, word)]
     if any(re.fullmatch(_SIZE, word) for word in words):  # which says more than these

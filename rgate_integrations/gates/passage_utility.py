@@ -32,13 +32,13 @@ FILE = "helps.json"
 READ = 5
 """How many of the passages that were found, from the best on, are read."""
 
-FEATURES = ("cover_first", "cover_best", "cover_all", "titles", "linked")
+SEARCH_FEATURES = ("cover_first", "cover_best", "cover_all", "titles", "linked")
 """Names of what `search_features` returns, in order."""
 
 _WORD = re.compile(r"[^\W_]+")
 _PLURAL = re.compile(r"(?<=..[^s])s$")
 _COMMON = Path(__file__).parent / "common_words.txt"
-_SAY_NOTHING = frozenset(
+_STOPWORDS = frozenset(
     _WORD.findall(
         """
         who whom whose what which when where why how do does did done is are was were am be been being can could would
@@ -138,7 +138,7 @@ def read_utility_model(name: str | Path = DEFAULT) -> PassageUtilityModel:
 
 
 def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64Array:
-    """Return how well passages cover a question, shape (`FEATURES`,).
+    """Return how well passages cover a question, shape (`SEARCH_FEATURES`,).
 
     Words count by how rare they are in English: a name that no passage has tells more than a verb.
 
@@ -151,14 +151,14 @@ def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64A
         together; the share of passages whose title the question names, and of those whose title another passage names
         and the question does not. All in [0, 1].
     """
-    asked = words_of(question)
-    weights = {word: weight_of(word) for word in asked - _SAY_NOTHING}
+    asked = tokenize(question)
+    weights = {word: weight_of(word) for word in asked - _STOPWORDS}
     texts: list[frozenset[str]] = []
     titles: list[frozenset[str]] = []
     for passage in passages[:READ]:
-        title = words_of(passage.title)
-        texts.append(words_of(passage.text[:_LONGEST]) | title)
-        titles.append(title - _SAY_NOTHING)
+        title = tokenize(passage.title)
+        texts.append(tokenize(passage.text[:_LONGEST]) | title)
+        titles.append(title - _STOPWORDS)
     covered = [_share(weights, words) for words in texts] or [0.0]
     named = linked = 0
     for title in titles:
@@ -173,7 +173,7 @@ def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64A
     return np.array([covered[0], max(covered), _share(weights, everything), named / READ, linked / READ])
 
 
-def words_of(text: str) -> frozenset[str]:
+def tokenize(text: str) -> frozenset[str]:
     """Return the words of a text, lower case, without a plural's s."""
     return frozenset(_PLURAL.sub("", word) for word in _WORD.findall(text.casefold()))
 

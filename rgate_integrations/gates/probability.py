@@ -35,7 +35,7 @@ class ProbabilityMap(Frozen):
 
 
 def sigmoid(logit: float) -> float:
-    """Return the probability of a logit."""
+    """Return the probability of a logit; NaN stays NaN."""
     return 1 / (1 + math.exp(-min(max(logit, -500.0), 500.0)))
 
 

@@ -1,20 +1,28 @@
-"""The gate of a decision server (``rgate serve``): ``load_gate("http://localhost:8377")``."""
+"""The gate of a decision server (``rgate serve``), ``load_gate("http://localhost:8377")``, and its HTTP client."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
 from rgate_integrations.decision import Decision, Override
-from rgate_integrations.errors import EvidenceError
-from rgate_integrations.gates.base import GateInfo, NamedLLMGate, Score, Specs
-from rgate_integrations.gates.decision_server import DecisionServer
+from rgate_integrations.errors import EvidenceError, ServerError
+from rgate_integrations.gates.base import Gate, GateInfo, NamedLLMGate, Score, Specs
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
+from rgate_integrations.models.bounded_http import Answer, make_client, request, run_requests
+from rgate_integrations.models.credentials import read_credentials
 
+TOKEN = "RGATE_TOKEN"  # noqa: S105  its name, not itself
+"""The environment variable that has the token of a decision server, for the server and for its clients."""
+
+_PROBE = 0.25  # seconds
+_QUOTED = 300  # characters of a server's own words in an error
+_ANSWER = TypeAdapter(dict[str, list[Decision]])
 _SENT = {"question", "history", "draft", "popularity"}
 
 
@@ -29,7 +37,7 @@ class RemoteGate(NamedLLMGate):
         token: Its bearer token; that of the environment's ``RGATE_TOKEN`` when None. Never in a config.
         request_seconds: How long a request to the server may take.
         llm_name: The LLM whose knowledge is judged; where it is empty, the one that the server was started for.
-        llm_known_by: Who said so, if the name was found and not given.
+        llm_name_source: Where the name was found; empty if it was given.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
@@ -40,6 +48,14 @@ class RemoteGate(NamedLLMGate):
     url: str
     token: SecretStr | None = Field(default=None, exclude=True, repr=False)
     request_seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+
+    def answer_gate(self) -> Gate:
+        """Return itself: the server has both gates."""
+        return self
+
+    def question_gate(self) -> Gate:
+        """Return itself: the server has both gates."""
+        return self
 
     @property
     def specs(self) -> Specs:
@@ -58,12 +74,14 @@ class RemoteGate(NamedLLMGate):
             raise EvidenceError(
                 f"The server's gate failed: {failed.type}: {failed.message}", hint=failed.hint
             )
-        override = decision.override
-        if override is None and decision.retrieve and decision.p_known >= decision.threshold:
+        override, reason = decision.override, decision.reason
+        if override is not None:  # whoever applies it says its reason again
+            reason = reason.removeprefix(override.reason).strip()
+        elif decision.retrieve and decision.p_known >= decision.threshold:
             override = Override(retrieve=True, reason="The server's gate retrieves whatever P(known) is.")
         return Score(
             decision.p_known,
-            decision.reason,
+            reason,
             decision.draft,
             decision.warnings,
             decision.signals,
@@ -90,8 +108,79 @@ class ServedDecisionSpec(EvidenceSpec[Decision]):
         """Ask the server about all questions at once."""
         gate = self.gate
         server = context.memory(
-            ("decision server", gate.url), lambda: DecisionServer(gate.url, gate.token, gate.request_seconds)
+            ("decision server", gate.url), lambda: DecisionClient(gate.url, gate.token, gate.request_seconds)
         )
         items = [to_jsonable_python(each, include=_SENT) for each in context.requests]
-        decisions = server.decide(items, gate.llm_name, gate.llm_known_by)
+        decisions = server.decide(items, gate.llm_name, gate.llm_name_source)
         return [Piece(decision, decision.cost) for decision in decisions]
+
+
+class DecisionClient:
+    """Asks a decision server, one request at a time.
+
+    A server that did not answer is looked at before it is asked again: the question costs as long as it takes to
+    refuse a connection, or at most a quarter of a second, until the server says that it is ready.
+
+    Args:
+        url: The server's base, such as ``http://localhost:8377``.
+        token: The bearer token; that of the environment's ``RGATE_TOKEN`` when None.
+        seconds: How long a request and its whole answer may take.
+
+    Raises:
+        ConfigurationError: The URL cannot be used, or the token cannot be sent.
+    """
+
+    def __init__(self, url: str, token: SecretStr | None, seconds: float) -> None:
+        self.url, self._credentials = read_credentials(url, token or os.environ.get(TOKEN))
+        self._seconds = seconds
+        self._is_broken = False
+
+    def decide(self, items: Sequence[Mapping[str, Any]], llm: str, llm_name_source: str) -> list[Decision]:
+        """Ask about several questions.
+
+        Args:
+            items: The questions, as ``/v1/decide`` takes them.
+            llm: Name of the LLM whose knowledge is judged; may be empty.
+            llm_name_source: Where the name was found; empty if it was given.
+
+        Raises:
+            ServerError: The server could not be asked, is full, refused the request, or gave no such answer.
+        """
+        if self._is_broken and self._send("GET", "/ready", seconds=_PROBE).status != 200:
+            raise ServerError(f"The decision server at {self.url} is not ready.")
+        self._is_broken = False
+        body = {"questions": items, "llm": llm, "llm_name_source": llm_name_source}
+        answer = self._send("POST", "/v1/decide", seconds=self._seconds, body=body)
+        if answer.status != 200:
+            said = self._credentials.redact(answer.text)[:_QUOTED]
+            raise ServerError(
+                f"The decision server at {self.url} answered {answer.status}: {said}",
+                hint=f"Set {TOKEN}." if answer.status == 401 else "",
+            )
+        try:
+            decisions = _ANSWER.validate_json(answer.content)["decisions"]
+        except (ValidationError, LookupError):
+            decisions = []
+        if len(decisions) != len(items):
+            raise ServerError(f"{self.url} does not answer as a decision server does.", hint="rgate serve")
+        return decisions
+
+    def _send(self, method: str, path: str, *, seconds: float, body: Any = None) -> Answer:
+        import httpx
+
+        try:
+            return run_requests(self._request(method, path, seconds, body))
+        except TimeoutError:
+            trouble = f"there was no whole answer within {seconds:g} s"
+        except httpx.RequestError as error:
+            trouble = self._credentials.redact(f"{type(error).__name__}: {error}")
+        self._is_broken = True
+        # Nothing is raised inside an `except`: a chained error of httpx may quote what was sent.
+        raise ServerError(
+            f"The decision server at {self.url} could not be asked: {trouble}", hint="Is rgate serve running?"
+        )
+
+    async def _request(self, method: str, path: str, seconds: float, body: Any) -> Answer:
+        headers = {"x-rgate-timeout-ms": str(1e3 * seconds)}
+        async with make_client(self.url, self._credentials.headers) as client:
+            return await request(client, method, self.url + path, seconds=seconds, body=body, headers=headers)

@@ -29,7 +29,7 @@ from rgate_integrations.gates.evidence.model_outputs import RequestSpec
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.models.catalog import DEFAULT_MODEL
 from rgate_integrations.models.pooling import PooledLayer
-from rgate_integrations.models.proxies import gate_proxy, read_states
+from rgate_integrations.models.proxies import read_states
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
 from rgate_integrations.runtime.files import SHIPPED, read_file
@@ -144,7 +144,7 @@ class LikenessSpec(EvidenceSpec[Score | None]):
             layer = self.states.segments.index(LAYER)
             requests = [directions_of(each.segments[:, layer]) for each in context.get(self.states)]
         else:
-            reader = gate_proxy(DEFAULT_MODEL)
+            reader = context.sources.reader()
             requests = [
                 _read(reader, Segmented.from_text(each.question).segments) for each in context.requests
             ]

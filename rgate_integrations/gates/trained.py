@@ -52,11 +52,11 @@ class TrainedGate(Gate):
         check_prompts(self, self.trained, self.artifact)
         return self
 
-    def changed(self, **parameters: Any) -> Self:
+    def replace(self, **parameters: Any) -> Self:
         """Return a copy with other parameters; one with another artefact reads it."""
         if "artifact" in parameters:
             parameters = {"trained": None, **parameters}
-        return super().changed(**parameters)
+        return super().replace(**parameters)
 
     def check_states(self, states: Float32Array, shape: tuple[int, ...]) -> None:
         """Refuse hidden states of another shape than the weights that they meet.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,17 +11,18 @@ from pydantic import Field, PrivateAttr, SkipValidation
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.gates.artifacts import PRIOR, TunedArtifact
+from rgate_integrations.gates.artifacts import ANSWER_FIRST, PRIOR, TunedArtifact
 from rgate_integrations.gates.base import Gate, GateInfo, Score, ScoreSpec, Specs
 from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.evidence.draft import DraftSpec
 from rgate_integrations.gates.evidence.model_outputs import HiddenSpec
-from rgate_integrations.gates.folder import read_prior, saved_folder
+from rgate_integrations.gates.folder import CONFIG, read_prior, saved_folder
 from rgate_integrations.gates.probability import logit, sigmoid
+from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
 
-FEATURES = ("first", "mean", "least", "sum", "length")
+DRAFT_FEATURES = ("first", "mean", "least", "sum", "length")
 """What is read of a begun answer's log-probabilities, in this order; see `features_of`."""
 
 _LEAST = -20.0  # of one token: what is less likely says no more
@@ -52,12 +54,22 @@ class TunedGate(TrainedGate):
 
     def model_post_init(self, context: Any) -> None:
         """Read the prior, too."""
-        from rgate_integrations.gates.registry import make_gate  # it knows this class
-
         # By its whole path: "my-gate/prior" would be looked for on the Hub if it were missing.
         folder = str(saved_folder(self.artifact).resolve() / PRIOR)
         saved = read_prior(folder)
         self._prior = make_gate(saved.method, artifact=folder, trained=saved, proxy=self.proxy)
+
+    def answer_gate(self) -> Gate | None:
+        """Return the gate in its sub-folder; itself if it is that one."""
+        return self if self.reads_drafts else self._gate_in(ANSWER_FIRST)
+
+    def question_gate(self) -> Gate | None:
+        """Return the gate in the folder above, if it is the one for begun answers; or else itself."""
+        return self._gate_in(os.pardir) if self.reads_drafts else self
+
+    def _gate_in(self, folder: str) -> Gate | None:
+        path = (saved_folder(self.artifact).resolve() / folder).resolve()
+        return make_gate(str(path), proxy=self.proxy) if os.path.isfile(path / CONFIG) else None
 
     @property
     def specs(self) -> Specs:
@@ -98,7 +110,7 @@ class TunedGate(TrainedGate):
 
 
 def features_of(draft: Draft) -> Float64Array:
-    """Return what the log-probabilities of a begun answer say, shape (5,): see `FEATURES`.
+    """Return what the log-probabilities of a begun answer say, shape (5,): see `DRAFT_FEATURES`.
 
     They are the first token's, the mean, the least and the sum of the log-probabilities, and the logarithm of the
     number of tokens. An answer that says nothing has those of the least likely token.

@@ -42,24 +42,24 @@ class _State:
     Attributes:
         passages: The passages.
         row_of: The row of each id.
-        room: The vectors, of length 1, a row each. The rows below are free for the passages that are added next, so
+        buffer: The vectors, of length 1, a row each. The rows below are free for the passages that are added next, so
             that adding one does not copy the others.
     """
 
     passages: tuple[Passage, ...]
     row_of: Mapping[str, int]
-    room: Float32Array
+    buffer: Float32Array
 
     @classmethod
-    def of(cls, passages: Iterable[Passage], room: Float32Array) -> _State:
+    def from_passages(cls, passages: Iterable[Passage], buffer: Float32Array) -> _State:
         """Number the passages."""
         rows = tuple(passages)
-        return cls(rows, {passage.id: row for row, passage in enumerate(rows)}, room)
+        return cls(rows, {passage.id: row for row, passage in enumerate(rows)}, buffer)
 
     @property
     def vectors(self) -> Float32Array:
         """The vectors of the passages, shape (passages, dimension)."""
-        return self.room[: len(self.passages)]
+        return self.buffer[: len(self.passages)]
 
 
 class PassageIndex:
@@ -84,12 +84,12 @@ class PassageIndex:
             raise missing_dependency("faiss", "faiss") from error
         self._faiss = faiss
         self.embedder: Embedder = embedder or SentenceEmbedder()
-        self._state = _State.of((), np.zeros((0, 0), np.float32))
+        self._state = _State.from_passages((), np.zeros((0, 0), np.float32))
         self._lock = ForkSafeLock()  # for writers: readers take the state as it is
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Of the free rows only one index can make use.
-        return PassageIndex._of, (self.embedder, replace(self._state, room=self._state.vectors))
+        return PassageIndex._of, (self.embedder, replace(self._state, buffer=self._state.vectors))
 
     @classmethod
     def _of(cls, embedder: Embedder, state: _State) -> PassageIndex:
@@ -181,7 +181,7 @@ class PassageIndex:
             known = old.row_of.keys() & {passage.id for passage in new}
             if known and not replace:
                 raise id_is_taken(min(known))
-            checked = checked_vectors(vectors, len(new), old.room.shape[1])
+            checked = checked_vectors(vectors, len(new), old.buffer.shape[1])
             self._replace(known, new, normalised(checked))
 
     def _embed(self, passages: Sequence[Passage]) -> Float32Array:
@@ -202,7 +202,7 @@ class PassageIndex:
         with self._lock:
             gone = self._state.row_of.keys() & set(map(str, ids))
             if gone:
-                self._replace(gone, [], np.zeros((0, self._state.room.shape[1]), np.float32))
+                self._replace(gone, [], np.zeros((0, self._state.buffer.shape[1]), np.float32))
             return len(gone)
 
     def _replace(self, gone: Collection[str], passages: Sequence[Passage], vectors: Float32Array) -> None:
@@ -214,13 +214,13 @@ class PassageIndex:
             kept = tuple(passage for passage in old.passages if passage.id not in gone)
             kept_vectors = np.delete(old.vectors, [old.row_of[name] for name in gone], axis=0)
         count = len(kept) + len(passages)
-        room = old.room
-        if gone or count > len(room):
-            room = np.empty((2 * count, vectors.shape[1]), np.float32)
+        buffer = old.buffer
+        if gone or count > len(buffer):
+            buffer = np.empty((2 * count, vectors.shape[1]), np.float32)
             if kept:  # a new index does not know the dimension
-                room[: len(kept)] = kept_vectors
-        room[len(kept) : count] = vectors  # no state that a reader may have has these rows
-        self._state = _State.of((*kept, *passages), room)
+                buffer[: len(kept)] = kept_vectors
+        buffer[len(kept) : count] = vectors  # no state that a reader may have has these rows
+        self._state = _State.from_passages((*kept, *passages), buffer)
 
     def get(self, ids: Iterable[str]) -> list[Passage]:
         """Return the passages with these ids; ids that are not there are left out."""
@@ -265,7 +265,7 @@ class PassageIndex:
         state = self._state
         if not state.passages:
             return [[] for _ in vectors]
-        asked = normalised(checked_vectors(vectors, len(vectors), state.room.shape[1]))
+        asked = normalised(checked_vectors(vectors, len(vectors), state.buffer.shape[1]))
         most = min(k, len(state.passages))
         product = self._faiss.METRIC_INNER_PRODUCT
         cosines, rows = self._faiss.knn(asked, state.vectors, most, metric=product)
@@ -357,7 +357,7 @@ def _read(path: Path) -> tuple[str, str, _State]:
     passages = []
     for name, title, text, metadata in _SAVED_PASSAGES.validate_json(saved, strict=True):
         passages.append(Passage(name, text, title, metadata))
-    state = _State.of(passages, checked_vectors(vectors, len(passages)))
+    state = _State.from_passages(passages, checked_vectors(vectors, len(passages)))
     if len(state.row_of) != len(passages):
         raise ValueError("an id is there twice")
     return facts["embedder"], facts["identity"], state
@@ -395,7 +395,7 @@ def checked_vectors(vectors: Any, count: int, dimension: int = 0) -> Float32Arra
         )
     if not np.isfinite(array).all():
         raise ConfigurationError(
-            "A vector holds NaN or infinity; it is near to nothing.", hint="Check the embedder."
+            "Vectors must be finite, and one holds NaN or infinity.", hint="Check the embedder."
         )
     return array
 

@@ -29,7 +29,7 @@ from langchain_core.tracers.log_stream import LogStreamCallbackHandler
 
 from rgate_integrations.answering.partial_answer import BufferedAnswer, PartialAnswer
 from rgate_integrations.runtime.flow import Call, Flow
-from rgate_integrations.runtime.records import message_logprobs
+from rgate_integrations.runtime.records import choice_logprobs
 
 # The attribute by which a handler says that it does not want an event; `on_text` has none.
 _IGNORED_BY = {
@@ -191,7 +191,7 @@ class BufferingHandler(BaseCallbackHandler):
             return
         answer = self._answer.partial
         metadata = {**chunk.message.response_metadata, **(chunk.generation_info or {})}
-        tokens, logprobs = message_logprobs(metadata)
+        tokens, logprobs = choice_logprobs(metadata)
         answer.tokens += tokens
         answer.logprobs += logprobs
         answer.set_response(chunk.message.id)

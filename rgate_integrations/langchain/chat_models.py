@@ -15,7 +15,7 @@ from langchain_core.runnables.configurable import (
 from langchain_core.runnables.utils import ConfigurableFieldMultiOption, ConfigurableFieldSingleOption
 from pydantic import BaseModel
 
-from rgate_integrations.gates.ability import weakest
+from rgate_integrations.gates.ability import least_capable
 
 _T = TypeVar("_T")
 
@@ -69,7 +69,7 @@ def get_llm_name(arm: Runnable[Any, Any]) -> str:
     Empty where no model is found, or where one of them tells no name and the others know more than the default.
     """
     names = _llm_names(arm, {})
-    return weakest(names) if names else ""
+    return least_capable(names) if names else ""
 
 
 def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from rgate_integrations.langchain.questions import UserTurn, parse_question
 from rgate_integrations.langchain.runnable import BatchCall
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Flow
-from rgate_integrations.runtime.records import message_logprobs
+from rgate_integrations.runtime.records import choice_logprobs
 from rgate_integrations.runtime.text import redact
 
 DRAFT_TAG = "rgate_draft"
@@ -96,7 +96,7 @@ class ChatDrafter:
             return None
         if isinstance(answer, BaseMessage):
             metadata = answer.response_metadata
-            tokens, logprobs = message_logprobs(metadata)
+            tokens, logprobs = choice_logprobs(metadata)
             reason = (
                 metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
             )

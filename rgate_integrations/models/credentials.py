@@ -1,4 +1,4 @@
-"""What a server lets us in by: an API key, or user and password of its URL. It is sent, and shown nowhere."""
+"""Server credentials: an API key, or user and password of its URL. They are sent, and shown nowhere."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def read_credentials(url: str, api_key: str | SecretStr | None) -> tuple[str, Cr
     # An @ in the path: of `http://user:1/2@host` the password would pass for a port and a path, and be shown.
     if not is_server or parts.query or parts.fragment or "@" in parts.path:
         raise ConfigurationError(
-            "What was given as a server's URL is no URL that paths can be added to.",
+            "The server's URL is invalid.",
             hint="Such as http://localhost:8000/v1; percent-encode user and password (/ is %2F, @ is %40).",
         )
     bare = str(parts.copy_with(username="", password="")).rstrip("/")
     key = api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key or ""
     if not (isinstance(key, str) and key.strip().isascii() and key.strip().isprintable()):
         raise ConfigurationError(
-            "The API key is no text of printable ASCII characters.",
+            "The API key must be printable ASCII text.",
             hint="Was it copied with something else, such as a second line or a byte order mark?",
         )
     key = key.strip()

@@ -171,7 +171,10 @@ class Reader(TextEncoder):
         return results
 
     def _read(self, rows: Sequence[ReaderRow], numbers: Sequence[int]) -> list[dict[int, Float32Array]]:
-        """Return the states of the tokens of each row, (tokens, hidden size), by layer."""
+        """Return the states of the tokens of each row, (tokens, hidden size), by layer.
+
+        Rows are cut into windows, windows of like length are read in one run, and each row's are joined again.
+        """
         windows, counts = [], []
         for row in rows:
             # From its beginning: what follows a token changes nothing about its own window.
@@ -184,7 +187,17 @@ class Reader(TextEncoder):
             results = pool.map(partial(self.states, numbers=numbers), texts)
             read = dict(zip(chain(*batches), chain.from_iterable(results), strict=True))
         in_order = iter([read[i] for i in range(len(windows))])
-        return [_join(list(islice(in_order, count))) for count in counts]
+        joined = []
+        for count in counts:
+            first, *others = islice(in_order, count)
+            states = {}
+            for (
+                layer
+            ) in numbers:  # a token of two windows has the states of the first, which saw more before it
+                parts = [first[layer], *(window[layer][_OVERLAP:] for window in others)]
+                states[layer] = np.concatenate(parts)
+            joined.append(states)
+        return joined
 
     def states(self, texts: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[dict[int, Float32Array]]:
         """Return for each text the states of each of its tokens, (tokens, hidden size), by layer. One run."""
@@ -267,15 +280,6 @@ def _batches(lengths: Sequence[int], threads: int) -> list[list[int]]:
         batches[-1].append(i)
         used += lengths[i]
     return batches
-
-
-def _join(windows: Sequence[Mapping[int, Float32Array]]) -> dict[int, Float32Array]:
-    """Join the states of a row's windows; a token of two has those of the first, which saw more before it."""
-    first, *others = windows
-    return {
-        layer: np.concatenate([states, *(window[layer][_OVERLAP:] for window in others)])
-        for layer, states in first.items()
-    }
 
 
 def pool_row(

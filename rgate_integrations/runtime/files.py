@@ -404,7 +404,7 @@ def _replacement(target: Path) -> Iterator[Path]:
 def _beside(target: Path, mark: str) -> Path:
     """Return another name in the same folder: only within a file system is a rename one step."""
     if target.name in ("", ".."):  # the current folder, or the root
-        raise ConfigurationError(f"{str(target)!r} is no name for a file or folder of its own.")
+        raise ConfigurationError(f"{str(target)!r} cannot name a file or folder.")
     return target.with_name(f".{target.name}-{mark}")
 
 

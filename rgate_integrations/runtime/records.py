@@ -152,12 +152,12 @@ def read_logprobs(entries: Any) -> TokenLogprobs:
     return tuple(tokens), tuple(logprobs)
 
 
-def message_logprobs(metadata: Any) -> TokenLogprobs:
-    """Read the ``response_metadata`` of a message of LangChain."""
+def choice_logprobs(choice: Any) -> TokenLogprobs:
+    """Read what has ``logprobs`` with a ``content``, such as a choice of OpenAI's chat API; see `read_logprobs`."""
     for key in ("logprobs", "content"):
-        if isinstance(metadata, Mapping):
-            metadata = metadata.get(key)
-    return read_logprobs(metadata)
+        if isinstance(choice, Mapping):
+            choice = choice.get(key)
+    return read_logprobs(choice)
 
 
 def _as_list(value: Any) -> Any:

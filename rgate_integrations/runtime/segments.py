@@ -46,23 +46,26 @@ class Segmented:
         return tuple(chain.from_iterable(self.lines))
 
 
-def segments(text: str) -> list[str]:
+def segments(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> list[str]:
     r"""Return the segments of a text in order, each run of white space as one space.
+
+    A full stop behind an abbreviation ends none. By default any word of up to three letters with a capital may be
+    one: of a request, a segment too many costs more than one too few.
 
     >>> segments("Hi Anna, it rained. When is my bill due?\nThanks!")
     ['Hi Anna, it rained.', 'When is my bill due?', 'Thanks!']
     """
-    return [segment for line in segmented_lines(text) for segment in line]
+    return [segment for line in segmented_lines(text, abbreviation) for segment in line]
 
 
-def segmented_lines(text: str) -> list[list[str]]:
+def segmented_lines(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> list[list[str]]:
     """Return the segments of each line that is not empty; see `segments`. One walk over the words of the text."""
     lines = []
     for line in text.splitlines():
         words = line.split()
         found, begin = [], 0
         for i, word in enumerate(words[:-1], start=1):
-            if _ends(word, words[i]) or i - begin >= _MOST_WORDS:
+            if _ends(word, words[i], abbreviation) or i - begin >= _MOST_WORDS:
                 found.append(" ".join(words[begin:i]))
                 begin = i
         if words:
@@ -70,12 +73,12 @@ def segmented_lines(text: str) -> list[list[str]]:
     return lines
 
 
-def _ends(word: str, following: str) -> bool:
+def _ends(word: str, following: str, abbreviation: re.Pattern[str]) -> bool:
     """Return whether a sentence ends between two words."""
     bare = word.rstrip(_CLOSERS)
     if bare.endswith(("?", "!")) or _LABEL.match(following):
         return True
-    if not bare.endswith((".", "…", "。")) or _ABBREVIATION.match(bare.lstrip(_OPENERS)):
+    if not bare.endswith((".", "…", "。")) or abbreviation.match(bare.lstrip(_OPENERS)):
         return False
     first = following.lstrip(_OPENERS)[:1]
     return first.isupper() or first.isdigit()

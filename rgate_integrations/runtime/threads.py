@@ -29,14 +29,14 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-class Closes(Protocol):
+class Closable(Protocol):
     """Something that runs in threads of its own."""
 
     def close(self) -> None:
         """Begin nothing more, and wait for what cannot be interrupted."""
 
 
-class Forgets(Protocol):
+class ForkAware(Protocol):
     """Something that holds locks or threads."""
 
     def after_fork(self) -> None:
@@ -44,8 +44,8 @@ class Forgets(Protocol):
 
 
 _ending = threading.Event()
-_closing: weakref.WeakSet[Closes] = weakref.WeakSet()
-_forgetting: weakref.WeakSet[Forgets] = weakref.WeakSet()
+_closing: weakref.WeakSet[Closable] = weakref.WeakSet()
+_forgetting: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
@@ -68,7 +68,7 @@ class ForkSafeLock:
             self._lock.release()
 
 
-def close_at_exit(owner: Closes) -> None:
+def close_at_exit(owner: Closable) -> None:
     """Have something closed when the process ends normally, by an exception or by Ctrl-C."""
     _closing.add(owner)
     if not _ending.is_set():  # a callback must not be unregistered while it runs
@@ -77,7 +77,7 @@ def close_at_exit(owner: Closes) -> None:
         atexit.register(_at_exit)
 
 
-def reset_after_fork(owner: Forgets) -> None:
+def reset_after_fork(owner: ForkAware) -> None:
     """Have something reset in each forked child."""
     _forgetting.add(owner)
 

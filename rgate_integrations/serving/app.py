@@ -85,12 +85,12 @@ class DecisionRoutes:
 
     async def decide(self, body: DecideRequest, timeout: Milliseconds = None) -> DecideResponse:
         """Decide about questions, each with a draft, its history and passages if there are any."""
-        decisions = await self.service.decide(body.items(), body.llm, body.llm_known_by, timeout)
+        decisions = await self.service.decide(body.items(), body.llm, body.llm_name_source, timeout)
         return DecideResponse(decisions=decisions)
 
     async def queries(self, body: DecideRequest, timeout: Milliseconds = None) -> QueriesResponse:
         """Say what to search for: the question and the claims of its draft; nothing if it is known."""
-        decisions = await self.service.decide(body.items(), body.llm, body.llm_known_by, timeout)
+        decisions = await self.service.decide(body.items(), body.llm, body.llm_name_source, timeout)
         return QueriesResponse(plans=await arun(plan_queries_flow(decisions)))
 
     async def health(self) -> Response:

@@ -20,8 +20,7 @@ from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.query_plan import plan_queries_flow
 from rgate_integrations.answering.routing import QuestionCall, RoutedInput, RouteResult, Strategy
 from rgate_integrations.decision import Decision
-from rgate_integrations.engine.decider import read_item
-from rgate_integrations.engine.fallback import fallback_decision
+from rgate_integrations.engine.decider import fallback_decision, read_item
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.index.hybrid import fuse

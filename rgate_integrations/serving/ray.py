@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rgate_integrations.engine.loading import DEFAULT_GATE, load_gate, resolve_gate
 from rgate_integrations.errors import missing_dependency
-from rgate_integrations.gates.decision_server import TOKEN
+from rgate_integrations.gates.remote import TOKEN
 
 if TYPE_CHECKING:
     from ray.data import Dataset

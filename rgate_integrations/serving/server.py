@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.gates.decision_server import TOKEN
+from rgate_integrations.gates.remote import TOKEN
 from rgate_integrations.serving.wire import METHODS, problem
 
 _log = logging.getLogger("rgate_integrations.serving")

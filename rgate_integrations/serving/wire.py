@@ -60,7 +60,7 @@ class DecideItem(BaseModel):
 class DecideRequest(BaseModel):
     """Questions to decide about, each alone or with what came with it.
 
-    ``llm`` names the LLM whose knowledge is judged. Where the client only found that name, ``llm_known_by`` says
+    ``llm`` names the LLM whose knowledge is judged. Where the client only found that name, ``llm_name_source`` says
     where: then a name that the server was started with goes before it.
     """
 
@@ -68,7 +68,7 @@ class DecideRequest(BaseModel):
 
     questions: list[str | DecideItem] = Field(min_length=1, max_length=MOST_QUESTIONS)
     llm: LLMName = ""
-    llm_known_by: Annotated[str, Field(max_length=100)] = ""
+    llm_name_source: Annotated[str, Field(max_length=100)] = ""
 
     def items(self) -> list[DecideItem]:
         """Return every question as an item."""

@@ -13,7 +13,7 @@ from rgate_integrations.index.retriever import Retriever, index_identity
 from rgate_integrations.models.base import LanguageModel
 from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, PromptTemplate
-from rgate_integrations.runtime.records import message_logprobs
+from rgate_integrations.runtime.records import choice_logprobs
 from rgate_integrations.tuning.questions import Question
 
 TEMPERATURE = 1.0
@@ -179,7 +179,7 @@ def read_answer(answer: Any) -> Draft:
     text = _text(answer)
     if text is None:
         raise EvidenceError(f"The answer is a {type(answer).__name__} without text.")
-    tokens, logprobs = message_logprobs(getattr(answer, "response_metadata", None))
+    tokens, logprobs = choice_logprobs(getattr(answer, "response_metadata", None))
     usage = getattr(answer, "usage_metadata", None) or {}
     return Draft(
         text=text.strip(),

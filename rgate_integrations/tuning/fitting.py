@@ -154,7 +154,7 @@ def fit_gate(
     correction = fit_correction(table, seed)
     before, after = auc(table.prior, known), auc(held_out, known)
     # Logged decisions are compared with what this very gate gives, not with what those of the folds gave.
-    provenance = provenance_of(policy, choice, 1 / (1 + np.exp(-correction(table)))) | {
+    provenance = provenance_of(policy, choice, sigmoids(correction(table))) | {
         "seed": seed,
         "labels": labels.kind,
         "samples": labels.samples,

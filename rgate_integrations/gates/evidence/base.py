@@ -22,7 +22,8 @@ from rgate_integrations.errors import (
     ServerError,
     UnknownNameError,
 )
-from rgate_integrations.models.base import Proxy
+from rgate_integrations.models.base import HasStates, Proxy
+from rgate_integrations.models.reader import ReaderProxy
 
 _T = TypeVar("_T")
 
@@ -56,10 +57,12 @@ class EvidenceSpec(ABC, Generic[_T]):
     Attributes:
         reads_model: Whether a model reads the question, which is then cut to a length that models take.
         reads_history: Whether it is computed in the light of `Request.history`.
+        reads_draft: Whether it is the beginning of an answer.
     """
 
     reads_model: ClassVar[bool] = True
     reads_history: ClassVar[bool] = False
+    reads_draft: ClassVar[bool] = False
 
     @property
     def needs(self) -> tuple[EvidenceSpec[Any], ...]:
@@ -138,12 +141,14 @@ class Sources:
         llm: Writes drafts for specs with ``source="llm"``, or None.
         memory: What outlives a batch, by key.
         timeout: How long a call of the gate may take by default, in seconds: what asks a server waits no longer.
+        reader: Returns the default model, for what is compared by its states whatever the gate's model is.
     """
 
     proxy: Callable[[], Proxy]
     llm: Drafter | None
     memory: MutableMapping[Hashable, Any]
     timeout: float = math.inf
+    reader: Callable[[], HasStates] = ReaderProxy
 
 
 @dataclass(frozen=True)
@@ -192,18 +197,19 @@ class Context:
     def find(self, spec: EvidenceSpec[_T]) -> list[Piece[_T] | Exception]:
         """Return the piece of each request, computed where it is missing, or why it cannot be had."""
         for needed in spec.needs:
-            missing = self._missing(spec)
-            for each, piece in zip(missing, self.part(missing).find(needed), strict=True):
+            missing = self.without(spec)
+            for each, piece in zip(missing.evidence, missing.find(needed), strict=True):
                 if isinstance(piece, Exception):
                     # The reason is what failed first, not what follows from it.
                     each.pieces[spec] = piece
-        missing = self._missing(spec)
-        if missing:
-            self.part(missing)._compute(spec)
+        missing = self.without(spec)
+        if missing.evidence:
+            missing.compute(spec)
         return [each.pieces[spec] for each in self.evidence]
 
-    def _missing(self, spec: EvidenceSpec[Any]) -> list[Evidence]:
-        return [each for each in self.evidence if spec not in each.pieces]
+    def without(self, spec: EvidenceSpec[Any]) -> Context:
+        """Return the context of the requests that have no piece of a spec yet."""
+        return self.part([each for each in self.evidence if spec not in each.pieces])
 
     def get(self, spec: EvidenceSpec[_T]) -> list[_T]:
         """Return the value of each request's piece.
@@ -219,7 +225,7 @@ class Context:
         for each, piece in zip(self.evidence, pieces, strict=True):
             each.pieces[spec] = piece
 
-    def _compute(self, spec: EvidenceSpec[Any]) -> None:
+    def compute(self, spec: EvidenceSpec[Any]) -> None:
         """Compute a spec for all requests; if that fails, for each alone, so that one cannot fail all."""
         try:
             pieces = spec.compute(self)
@@ -228,7 +234,7 @@ class Context:
         except Exception as error:  # evidence may be any user's code, so any error may come
             if len(self.evidence) > 1 and not isinstance(error, _NO_MODEL):
                 for each in self.evidence:
-                    self.part([each])._compute(spec)
+                    self.part([each]).compute(spec)
                 return
             pieces = [error] * len(self.evidence)
         self.put(spec, pieces)

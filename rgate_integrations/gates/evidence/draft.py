@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rgate_integrations.decision import LONGEST_TOKEN, Cost, Draft, DraftSource
 from rgate_integrations.errors import EvidenceError
@@ -24,6 +25,8 @@ class DraftSpec(EvidenceSpec[Draft]):
         source: Who writes it: the proxy or the answering LLM; a ``recorded`` one must be given.
         prompt: The prompt that the drafting model is given; not used for recorded drafts.
     """
+
+    reads_draft: ClassVar[bool] = True
 
     tokens: int = 32
     source: DraftSource = "proxy"

@@ -9,7 +9,7 @@ from typing import ClassVar
 from rgate_integrations.decision import Cost, Draft, Request
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.gates.evidence.draft import DraftSpec, generation_cost, prompt_values
-from rgate_integrations.models.base import RequestStates
+from rgate_integrations.models.base import HasStates
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.models.proxies import language_model, read_states, state_reader
 from rgate_integrations.models.streamed_answer import find_answer
@@ -36,12 +36,6 @@ class HiddenSpec(EvidenceSpec[Float32Array]):
 
     def compute(self, context: Context) -> list[Piece[Float32Array]]:
         """Read the questions, with their drafts if there are any."""
-        for other in context.planned:
-            if isinstance(other, RequestSpec) and other.joins(self, context):
-                reading = other.reading(context)
-                # Not if the requests were read before, in a larger batch in which some have no draft.
-                if all(reading in each.pieces or other not in each.pieces for each in context.evidence):
-                    return [Piece(each.draft) for each in context.get(reading)]
         drafts = None if self.draft is None else context.get(self.draft)
         states = read_states(context.use_proxy(), self.prompt, prompt_values(context), drafts, self.layers)
         return [Piece(each.states, _reading_cost(each.prompt_tokens)) for each in states]
@@ -68,6 +62,9 @@ class ReadRequest:
 class RequestSpec(EvidenceSpec[ReadRequest]):
     """Pooled hidden states of a request and of its segments, read in one pass, whatever its white space.
 
+    Where a gate also looks at the states of given drafts (`HiddenSpec`), they are read behind the requests, in the
+    same pass.
+
     Attributes:
         whole: How the request is pooled: (layer, span, pooling) each; layer 0 is the embedding.
         segments: How a segment is pooled; the span is ``"question"``.
@@ -81,60 +78,42 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
     prompt: PromptTemplate = ANSWER
 
     def compute(self, context: Context) -> list[Piece[ReadRequest]]:
-        """Take the requests from the reading."""
+        """Read the requests, and given drafts behind them."""
+        layers = RequestLayers(self.whole, self.segments)
+        model = state_reader(context.use_proxy(), self.prompt, layers.every)
+        drafts: list[Draft] | None = None
+        behind = self._read_behind(context, model)
+        if behind is not None and behind.draft is not None:
+            layers = replace(layers, draft=behind.layers)
+            drafts = context.get(behind.draft)
+        texts = [_with_what_it_answers(request) for request in context.requests]
+        requests = [Segmented.from_text(*each) for each in texts]
+        read = model.request_states(self.prompt, requests, drafts, layers)
+        if behind is not None:
+            context.put(behind, [Piece(states.draft) for states in read])
         pieces = []
-        for request, states in zip(context.requests, context.get(self.reading(context)), strict=True):
-            text, history = _with_what_it_answers(request)
-            texts = Segmented.from_text(text, history).segments
-            pieces.append(Piece(ReadRequest(texts, states.whole, states.segments, layout(text))))
+        for (text, _), request, states in zip(texts, requests, read, strict=True):
+            value = ReadRequest(request.segments, states.whole, states.segments, layout(text))
+            pieces.append(Piece(value, _reading_cost(states.prompt_tokens)))
         return pieces
 
-    def reading(self, context: Context) -> ReadingSpec:
-        """Plan one pass over requests, and over given drafts behind them if another spec reads those."""
-        layers = RequestLayers(self.whole, self.segments)
-        for other in context.planned:
-            if isinstance(other, HiddenSpec) and self.joins(other, context):
-                return ReadingSpec(replace(layers, draft=other.layers), other.draft, self.prompt)
-        return ReadingSpec(layers, None, self.prompt)
+    def _read_behind(self, context: Context, model: HasStates) -> HiddenSpec | None:
+        """Return the planned states of given drafts, if the same model reads all of them behind the requests.
 
-    def joins(self, other: HiddenSpec, context: Context) -> bool:
-        """Return whether one pass of one model serves both.
-
-        So it does for given drafts. One that a local LLM is writing is not read at all: its states are kept.
+        A draft that a local LLM is writing is not read at all: its states are kept.
         """
-        if other.draft is None or other.prompt != self.prompt:
-            return False
-        model = state_reader(context.use_proxy(), self.prompt, (*self.whole, *self.segments))
         for request in context.requests:
-            draft = request.draft
-            if draft is None or request.history or find_answer(draft.response_id) is not None:
-                return False
-            if state_reader(context.use_proxy(), self.prompt, other.layers, draft) is not model:
-                return False
-        return True
-
-
-@dataclass(frozen=True)
-class ReadingSpec(EvidenceSpec[RequestStates]):
-    """One pass over each request, and over the draft behind it: the joint plan of two specs.
-
-    Attributes:
-        layers: How request, segments and draft are pooled.
-        draft: The draft that is read behind the request, or None.
-        prompt: The prompt that the request stands in.
-    """
-
-    layers: RequestLayers
-    draft: DraftSpec | None
-    prompt: PromptTemplate
-
-    def compute(self, context: Context) -> list[Piece[RequestStates]]:
-        """Read the requests."""
-        requests = [Segmented.from_text(*_with_what_it_answers(request)) for request in context.requests]
-        drafts = None if self.draft is None else context.get(self.draft)
-        model = state_reader(context.use_proxy(), self.prompt, self.layers.every)
-        read = model.request_states(self.prompt, requests, drafts, self.layers)
-        return [Piece(each, _reading_cost(each.prompt_tokens)) for each in read]
+            if request.draft is None or request.history or find_answer(request.draft.response_id) is not None:
+                return None
+        for spec in context.planned:
+            if isinstance(spec, HiddenSpec) and spec.draft is not None and spec.prompt == self.prompt:
+                readers = {
+                    state_reader(context.use_proxy(), self.prompt, spec.layers, request.draft)
+                    for request in context.requests
+                }
+                if readers == {model}:
+                    return spec
+        return None
 
 
 def _reading_cost(prompt_tokens: int) -> Cost:

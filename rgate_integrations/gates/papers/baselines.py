@@ -43,6 +43,10 @@ class ConstantGate(Gate):
         policy, _, rate = argument.partition(":")
         return {"policy": policy, "rate": rate} if rate else {"policy": policy}
 
+    def answer_gate(self) -> Gate:
+        """Return itself: it is as good a baseline for begun answers as for questions."""
+        return self
+
     @property
     def specs(self) -> Specs:
         """Nothing."""

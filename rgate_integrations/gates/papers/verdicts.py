@@ -14,6 +14,7 @@ from rgate_integrations.gates.base import GateInfo, Score, Specs
 from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.evidence.draft import DraftSpec
 from rgate_integrations.gates.evidence.model_outputs import CompletionSpec, TargetsSpec
+from rgate_integrations.gates.probability import sigmoid
 from rgate_integrations.gates.trained import AdapterGate
 from rgate_integrations.prompts import PromptTemplate
 
@@ -66,8 +67,7 @@ def ik_score(yes: float, no: float) -> float:
         yes: Logit of "Yes".
         no: Logit of "No".
     """
-    difference = no - yes
-    return 0.0 if difference > 700 else 1.0 / (1.0 + math.exp(difference))  # NaN stays NaN
+    return sigmoid(yes - no)
 
 
 IK_QUESTION = PromptTemplate(

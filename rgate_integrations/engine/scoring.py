@@ -29,7 +29,7 @@ _ASKS = re.compile(
 """How sentences begin that ask. It only picks what is read; what is read decides."""
 
 
-def evaluate(
+def score_requests(
     gate: Gate, requests: Sequence[Request], sources: Sources, rules: Rules
 ) -> list[Score | Exception]:
     """Score a batch; returns a score for each request, in order, or why there is none.
@@ -50,8 +50,8 @@ def evaluate(
         evidence.append(each)
     context = Context(evidence, sources, planned)
     for spec in likeness:
-        undecided = [each for each in evidence if verdict not in each.pieces]
-        for each, alike in zip(undecided, context.part(undecided).find(spec), strict=True):
+        undecided = context.without(verdict)
+        for each, alike in zip(undecided.evidence, undecided.find(spec), strict=True):
             if isinstance(alike, Exception):
                 each.pieces[verdict] = alike
             elif alike.value is not None:
@@ -64,17 +64,13 @@ def evaluate(
             scores.append(piece)
             continue
         score = replace(piece.value, cost=each.cost + Cost(milliseconds=milliseconds))
-        scores.append(_score_truncated(score, request, each.request) if each.truncated else score)
+        if each.truncated:
+            warning = f"Of {len(request.question):,} characters {len(each.question):,} were read."
+            score = replace(score, warnings=(warning, *score.warnings))
+            if score.p_known < MIN_P_KNOWN_IF_TRUNCATED:
+                score = score.overridden("Too long to be read whole, and not clearly needless.")
+        scores.append(score)
     return scores
-
-
-def _score_truncated(score: Score, request: Request, read: Request) -> Score:
-    """Say that a request was not read whole; it retrieves unless it is clearly needless."""
-    warning = f"Of {len(request.question):,} characters {len(read.question):,} were read."
-    score = replace(score, warnings=(warning, *score.warnings))
-    if score.p_known >= MIN_P_KNOWN_IF_TRUNCATED:
-        return score
-    return score.overridden("Too long to be read whole, and not clearly needless.")
 
 
 def read_request(request: Request, sources: Sources) -> Evidence:
