@@ -79,10 +79,10 @@ def test_an_own_gate_that_fails_retrieves(monkeypatch, score, error):
     assert (decision.retrieve, decision.error.type) == (True, error)
 
 
-def test_signals_out_of_range_cost_no_other_question_its_decision(scripted):
+def test_signals_that_are_no_numbers_cost_no_other_question_its_decision(scripted):
     class Signals(Hedging):
         def score(self, evidence: Evidence) -> Score:
-            signal = 1.5 if "wrong" in evidence.request.question else 0.5
+            signal = "high" if "wrong" in evidence.request.question else 0.5
             return Score(0.9, "", signals={"own": signal})
 
     bad, good = load_gate(Signals(), proxy=scripted).decide_batch(["wrong?", "right?"])

@@ -203,7 +203,7 @@ class DecisionEngine(Decider):
         for request, score in zip(requests, evaluate(self.gate, requests, sources, self.rules), strict=True):
             try:
                 outcomes.append(score if isinstance(score, Exception) else self._decision(request, score))
-            except ValueError as error:  # a user's gate may give signals that are out of range
+            except ValueError as error:  # a user's gate may give signals that are no numbers
                 outcomes.append(error)
         return outcomes
 
