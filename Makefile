@@ -24,16 +24,16 @@ $(STAMP): $(LIGHT)
 	touch $(STAMP)
 
 demo: $(LIGHT)
-	$(BIN)/rgate download smollm2-135m-reader all-minilm-l6-v2 encyclopedia-leads
+	$(BIN)/rgate download smollm2-135m-reader multilingual-e5-small encyclopedia-leads
 	$(BIN)/python cookbook/demo.py
 
 test: $(STAMP)
-	$(BIN)/rgate download smollm2-135m-reader smollm2-135m-instruct all-minilm-l6-v2
+	$(BIN)/rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # Full-size runs of what `make test` runs small.
 test-slow: $(STAMP)
-	$(BIN)/rgate download smollm2-135m-reader smollm2-135m-instruct all-minilm-l6-v2
+	$(BIN)/rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small
 	$(BIN)/python -m pytest -m slow
 
 # Everything at once for 20 minutes, with faults by a seeded schedule: make soak SEED=7 MINUTES=5
@@ -58,7 +58,7 @@ type: $(STAMP)
 	$(BIN)/mypy --config-file benchmarks/mypy.ini
 
 bench: $(STAMP)
-	$(BIN)/rgate download smollm2-135m-reader smollm2-135m-instruct all-minilm-l6-v2 encyclopedia-leads
+	$(BIN)/rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small encyclopedia-leads
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/index.py
 	$(BIN)/python benchmarks/end_to_end.py --limit 40 $(if $(DATA),--data $(DATA))
@@ -66,7 +66,7 @@ bench: $(STAMP)
 # Runs every notebook from scratch and keeps its output beside the script.
 cookbook: $(STAMP)
 	$(PIP) -e ".[cookbook]"
-	$(BIN)/rgate download smollm2-135m-reader smollm2-135m-instruct all-minilm-l6-v2
+	$(BIN)/rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small
 	cd cookbook && for n in 0*.py; do \
 	  PYTHONWARNINGS=ignore ../$(BIN)/jupytext --quiet --to ipynb --execute --set-kernel python3 "$$n" || exit 1; done
 

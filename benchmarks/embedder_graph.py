@@ -13,7 +13,7 @@ from typing import Any
 from onnx import TensorProto, helper
 from onnx_graph import GraphBuilder
 
-from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, GRAPH, WEIGHTS
+from rgate_integrations.index.embedder import GRAPH, MINILM, WEIGHTS
 from rgate_integrations.models.download import resolve_model
 
 OUT = Path(__file__).parent.parent / "rgate_integrations" / "weights" / "embedder"
@@ -97,7 +97,7 @@ def build(folder: Path) -> Any:
 def main() -> None:
     """Run."""
     OUT.mkdir(parents=True, exist_ok=True)
-    model = build(Path(resolve_model(DEFAULT_EMBEDDER, kind="embedder")))
+    model = build(Path(resolve_model(MINILM, kind="embedder")))
     (OUT / GRAPH).write_bytes(model.SerializeToString())
     print(f"{OUT / GRAPH}: {(OUT / GRAPH).stat().st_size:,} bytes")
 

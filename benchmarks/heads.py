@@ -31,7 +31,7 @@ from labels import LLAMA, clusters_of, read_abilities, read_labels, table_name
 from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.gates.artifacts import HeadsArtifact, Kind, p_answered
 from rgate_integrations.gates.folder import read_gate, save_gate
-from rgate_integrations.index.embedder import SentenceEmbedder
+from rgate_integrations.index.embedder import MINILM, SentenceEmbedder
 from rgate_integrations.models.catalog import DEFAULT_MODEL, READER
 from rgate_integrations.models.download import download
 from rgate_integrations.models.pooling import PooledLayer
@@ -173,7 +173,7 @@ def embed(labels: pd.DataFrame, cache: Path) -> np.ndarray:
     """Return MiniLM's embedding of each question, shape (n, 384); zeros for templates, where none is read."""
     recorded = np.flatnonzero(labels.source != "templates")
     questions = labels.question.iloc[recorded].tolist()
-    kept = Kept(cache / "embeddings").fill(questions, SentenceEmbedder().embed)
+    kept = Kept(cache / "embeddings").fill(questions, SentenceEmbedder(MINILM).embed)
     vectors = np.zeros((len(labels), 384), np.float32)
     vectors[recorded] = np.stack([kept[key(question)] for question in questions])
     return vectors

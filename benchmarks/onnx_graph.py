@@ -5,6 +5,10 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
+from rgate_integrations.models.reader_file import ALIGNED
+
+MICROSOFT = "com.microsoft"
+
 
 class GraphBuilder:
     """Collects the nodes and constants of a graph."""
@@ -41,3 +45,31 @@ class GraphBuilder:
         names = [f"{kind}_{len(self.nodes)}_{number}" for number in range(count)]
         self.nodes.append(helper.make_node(kind, list(inputs), names, domain=domain, **attributes))
         return names
+
+
+class Int8Builder(GraphBuilder):
+    """Points to int8 weights in one file, each on pages of its own.
+
+    Args:
+        weights: The arrays by name, in the order of the file.
+        file: Its name.
+    """
+
+    def __init__(self, weights: dict[str, np.ndarray], file: str) -> None:
+        super().__init__()
+        end = 0
+        for name, array in weights.items():
+            offset = end + -end % ALIGNED
+            end = offset + array.nbytes
+            dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
+            self.weight(name, array.shape, dtype, file, offset, array.nbytes)
+
+    def linear(self, states: str, name: str) -> str:
+        """Multiply int8 activations by int8 weights. Each token has a scale of its own: none changes another."""
+        largest = self.node("ReduceMax", self.node("Abs", states), self.ints(-1), keepdims=1)
+        scale = self.node("Mul", largest, self.constant(1 / 127, np.float32))
+        middle, one = self.constant(128, np.uint8), self.constant(1, np.float32)
+        rounded = self.node("QuantizeLinear", self.node("Div", states, scale), one, middle)
+        weights = (f"{name}.weight", one, f"{name}.scale", middle)
+        product = self.node("MatMulIntegerToFloat", rounded, *weights, domain=MICROSOFT)
+        return self.node("Mul", product, scale)

@@ -1,6 +1,6 @@
 """What to retrieve: recall of supporting passages for the question, the claims of an answer, and both.
 
-    python benchmarks/retrieval.py --data DIR [--limit 200]
+    python benchmarks/retrieval.py --data DIR [--limit 200] [--embedder multilingual-e5-small]
 
 DIR holds hotpot_2wiki.train.jsonl (questions with supporting_ids), corpus.hotpot_2wiki.jsonl.gz, the recorded
 answers adaptive_llama31_8b.{hotpotqa,2wikimultihopqa}.dev.jsonl, and claims_gpt4.jsonl (annotated claims).
@@ -16,17 +16,19 @@ from base import OUT, argument_parser, print_table, read_answers, read_records
 
 from rgate_integrations import Decision, Draft, plan_queries
 from rgate_integrations.index import BM25Index, HybridIndex, PassageIndex, fuse, read_passages
+from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, SentenceEmbedder
 from rgate_integrations.index.passage_index import FILE
 from rgate_integrations.index.retriever import Hit, passage_id
 
 Search = Callable[[list[str], int], list[list[Hit]]]
 
 
-def index_of(data: Path) -> PassageIndex:
+def index_of(data: Path, embedder: str) -> PassageIndex:
     """The corpus's index, built once and kept."""
-    home = OUT / "index-hotpot-2wiki"
+    home = OUT / f"index-hotpot-2wiki-{embedder}"
     if not (home / FILE).is_file():
-        PassageIndex.build(list(read_passages(data / "corpus.hotpot_2wiki.jsonl.gz"))).save(home)
+        passages = list(read_passages(data / "corpus.hotpot_2wiki.jsonl.gz"))
+        PassageIndex.build(passages, SentenceEmbedder(embedder)).save(home)
     return PassageIndex.load(home)
 
 
@@ -78,6 +80,7 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=1_000)
+    parser.add_argument("--embedder", default=DEFAULT_EMBEDDER)
     arguments = parser.parse_args()
     data, limit = arguments.data, arguments.limit
     questions = list(filter(itemgetter("supporting_ids"), read_records(data / "hotpot_2wiki.train.jsonl")))
@@ -86,7 +89,7 @@ def main() -> None:
     answers = {}
     for name in ("hotpotqa", "2wikimultihopqa"):
         answers.update({record["id"]: record["closed_book_text"] for record in read_answers(data, name)})
-    dense = index_of(data)
+    dense = index_of(data, arguments.embedder)
     hybrid = HybridIndex(dense)
     sides: dict[str, Search] = {
         "BM25": BM25Index(dense).search,
@@ -105,7 +108,7 @@ def main() -> None:
             shares.append((share_found(question, hits[:5]), share_found(question, hits[:10])))
         recalls = [f"{share:.3f}" for share in np.mean(shares, axis=0)]
         rows.append([way, "SlimPLM's chain", *recalls, number])
-    title = f"{len(questions)} questions, {len(dense)} passages"
+    title = f"{len(questions)} questions, {len(dense)} passages, {arguments.embedder}"
     print_table(["queries", "search", "recall@5", "recall@10", "queries a question"], rows, title)
 
 

@@ -3,13 +3,13 @@
 #
 # At the end you have a RAG chain that retrieves only for the questions its LLM probably does not know, by one added
 # line, and you have seen each decision. It runs offline on two small models:
-# `rgate download smollm2-135m-reader smollm2-135m-instruct all-minilm-l6-v2`.
+# `rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small`.
 
 # %%
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnablePassthrough
-from local_models import MiniLM, SmallChat
+from local_models import SmallChat, SmallEmbeddings
 
 from rgate_integrations.langchain import FaissVectorStore, RetrievalGate, gated_rag
 
@@ -26,7 +26,7 @@ documents = [
     "Çatalhöyük was founded about 7500 BC.",
     "Our office in Graz closes at six in the evening.",
 ]
-retriever = FaissVectorStore.from_texts(documents, MiniLM()).as_retriever(search_kwargs={"k": 1})
+retriever = FaissVectorStore.from_texts(documents, SmallEmbeddings()).as_retriever(search_kwargs={"k": 1})
 llm = SmallChat()
 rag_chain = (
     {

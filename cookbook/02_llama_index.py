@@ -3,7 +3,7 @@
 #
 # At the end you have a quick-start engine that searches only when its LLM does not know, a `RouterQueryEngine` that
 # does the same, and a chat engine that never says "Empty Response". It runs offline on two small models:
-# `rgate download smollm2-135m-reader smollm2-135m-instruct all-minilm-l6-v2`.
+# `rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small`.
 
 # %%
 from llama_index.core import Document, VectorStoreIndex

@@ -3,7 +3,7 @@
 #
 # At the end you have seen a draft cut into claims, known claims dropped, and the others searched separately, with
 # more of the needed passages found than by the question alone. It runs offline: `rgate download
-# smollm2-135m-reader smollm2-135m-instruct all-minilm-l6-v2`.
+# smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small`.
 
 # %%
 import matplotlib.pyplot as plt

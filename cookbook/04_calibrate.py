@@ -3,7 +3,7 @@
 #
 # At the end you have a gate whose threshold has a guarantee on your own questions, and plots that show what it does.
 # The LLM is SmolLM2-135M here, so that everything runs offline in a minute:
-# `rgate download smollm2-135m-reader smollm2-135m-instruct all-minilm-l6-v2`.
+# `rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small`.
 
 # %%
 import json

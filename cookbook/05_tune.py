@@ -3,7 +3,7 @@
 #
 # At the end you have asked an LLM the questions of a log, without and with retrieval, and one command has made two
 # gates of its answers. The LLM is SmolLM2-135M on a llama.cpp server, so that everything runs offline in a minute:
-# `pip install xllamacpp` and `rgate download smollm2-135m-reader smollm2-135m-instruct all-minilm-l6-v2`.
+# `pip install xllamacpp` and `rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small`.
 
 # %%
 import json

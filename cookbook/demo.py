@@ -123,7 +123,7 @@ def load() -> WordsThenMeaning:
     """Load the gate's model and the search's, both of which load when they are first used."""
     load_gate().decide("Is this a question?")
     passages = list(read_passages(corpus_path("encyclopedia-leads")))
-    search = WordsThenMeaning(passages, SentenceEmbedder(), cache_dir() / "demo-vectors.safetensors")
+    search = WordsThenMeaning(passages, SentenceEmbedder(), cache_dir() / "demo-vectors-e5.safetensors")
     search.search(["Is this a question?"])
     return search
 

@@ -1,4 +1,4 @@
-"""Search for the demo: BM25 finds, MiniLM reorders. No index has to be built first."""
+"""Search for the demo: BM25 finds, the embedder reorders. No index has to be built first."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from rgate_integrations.index import BM25Index, Passage
-from rgate_integrations.index.embedder import Embedder
+from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.index.retriever import Hit
 from rgate_integrations.runtime.files import write_atomically
 
@@ -25,7 +25,7 @@ class WordsThenMeaning:
     """
 
     def __init__(
-        self, passages: Sequence[Passage], embedder: Embedder, kept: Path, *, pool: int = 100
+        self, passages: Sequence[Passage], embedder: SentenceEmbedder, kept: Path, *, pool: int = 100
     ) -> None:
         self._bm25 = BM25Index(passages)
         self._embedder = embedder
@@ -50,7 +50,7 @@ class WordsThenMeaning:
 
     def _search_one(self, query: str, k: int) -> list[Hit]:
         self.embed_candidates(query)
-        asked = self._embedder.embed([query])[0]
+        asked = self._embedder.embed_queries([query])[0]
         (found,) = self._bm25.search([query], self._pool)
         hits = []
         for hit in found:

@@ -1,6 +1,6 @@
 """Gate a LlamaIndex quick-start engine: one line around it. Runs offline on the small local models.
 
-rgate download smollm2-135m-reader smollm2-135m-instruct all-minilm-l6-v2
+rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small
 python cookbook/llama_index_engine.py
 """
 
@@ -51,16 +51,16 @@ class SmallLLM(CustomLLM):
 
 
 class SmallEmbedding(BaseEmbedding):
-    """MiniLM as a LlamaIndex embedding; use your own here."""
+    """The package's embedder as a LlamaIndex embedding; use your own here."""
 
     def _get_text_embedding(self, text: str) -> list[float]:
         return [float(v) for v in SentenceEmbedder().embed([text])[0]]
 
     def _get_query_embedding(self, query: str) -> list[float]:
-        return self._get_text_embedding(query)
+        return [float(v) for v in SentenceEmbedder().embed_queries([query])[0]]
 
     async def _aget_query_embedding(self, query: str) -> list[float]:
-        return self._get_text_embedding(query)
+        return self._get_query_embedding(query)
 
 
 def build_engine() -> GatedQueryEngine:

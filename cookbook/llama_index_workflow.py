@@ -1,6 +1,6 @@
 """A gated LlamaIndex workflow in four steps: gate, retrieve, synthesize, or answer. Runs offline on the small models.
 
-rgate download smollm2-135m-reader smollm2-135m-instruct all-minilm-l6-v2
+rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small
 python cookbook/llama_index_workflow.py
 """
 

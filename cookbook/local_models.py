@@ -41,8 +41,8 @@ class SmallChat(BaseChatModel):
         )
 
 
-class MiniLM(Embeddings):
-    """all-MiniLM-L6-v2 as LangChain embeddings."""
+class SmallEmbeddings(Embeddings):
+    """The package's embedder as LangChain embeddings."""
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Embed texts."""

@@ -1,7 +1,7 @@
 """A page on this machine that shows what a gate does: the decision, the passages, and both answers.
 
 pip install "rgate-integrations[faiss,local]" "gradio>=6"
-rgate download smollm2-135m-reader smollm2-135m-instruct all-minilm-l6-v2 encyclopedia-leads
+rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small encyclopedia-leads
 python cookbook/playground.py
 """
 

@@ -1,7 +1,7 @@
 """Gate a LangChain Qdrant store, embedded: Qdrant runs in this process. Runs offline on the small local models.
 
 pip install -c constraints.txt ".[local,langchain]" qdrant-client langchain-qdrant
-rgate download smollm2-135m-reader smollm2-135m-instruct all-minilm-l6-v2 encyclopedia-leads
+rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small encyclopedia-leads
 python cookbook/qdrant.py
 """
 
@@ -9,7 +9,7 @@ from itertools import islice
 
 from langchain_core.documents import Document
 from langchain_qdrant import QdrantVectorStore
-from local_models import MiniLM
+from local_models import SmallEmbeddings
 
 from rgate_integrations.index import read_passages
 from rgate_integrations.langchain import GatedRetriever, RetrievalGate
@@ -31,7 +31,9 @@ def build_store(passages: int = 300) -> QdrantVectorStore:
         for p in islice(read_passages(corpus_path("encyclopedia-leads")), passages)
     ]
     # path="FOLDER" keeps the store on disk; url="http://localhost:6333" is a server.
-    return QdrantVectorStore.from_documents(documents, MiniLM(), location=":memory:", collection_name="leads")
+    return QdrantVectorStore.from_documents(
+        documents, SmallEmbeddings(), location=":memory:", collection_name="leads"
+    )
 
 
 def build_retriever(store: QdrantVectorStore) -> GatedRetriever:

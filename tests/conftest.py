@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, MINILM
 from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import cached_path, download
 from rgate_integrations.models.local import TransformersProxy, shared_proxy
@@ -77,9 +78,13 @@ def tiny(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="session")
+def embedder_model() -> str:
+    return download(DEFAULT_EMBEDDER).name
+
+
+@pytest.fixture(scope="session")
 def minilm() -> str:
-    download("all-minilm-l6-v2")
-    return "all-minilm-l6-v2"
+    return download(MINILM).name
 
 
 @pytest.fixture

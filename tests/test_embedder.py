@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.errors import IndexMismatchError, ModelLoadError
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.index.embedder import MiniLM, SentenceEmbedder
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
-from rgate_integrations.models.download import cached_path
+from rgate_integrations.models.download import cached_path, download
+from rgate_integrations.models.encoder import ENCODER, Encoder, shared_encoder
 from rgate_integrations.runtime.files import write_atomically
 from tests.damaged import with_damage
 
@@ -22,17 +23,16 @@ LONG = "Paris is the capital of France. " * 100
 
 
 @pytest.fixture
-def encoded(minilm, monkeypatch):
+def encoded(embedder_model, monkeypatch):
     """The batches that the model embeds, with no query remembered from earlier tests."""
-    calls, encode, model = [], MiniLM.encode, MiniLM(cached_path(minilm))
+    calls, vectors = [], Encoder.vectors
 
-    def counting(self, texts):
+    def counting(self, texts, prefix):
         calls.append(list(texts))
-        return encode(self, texts)
+        return vectors(self, texts, prefix)
 
     monkeypatch.setattr("rgate_integrations.index.embedder._models", {})
-    monkeypatch.setattr("rgate_integrations.index.embedder.MiniLM", lambda folder: model)
-    monkeypatch.setattr(MiniLM, "encode", counting)
+    monkeypatch.setattr(Encoder, "vectors", counting)
     return calls
 
 
@@ -56,18 +56,19 @@ def test_gate_index_and_guard_embed_a_question_once(encoded, tmp_path):
 def test_vectors_are_those_of_embedding_without_memory(encoded):
     embedder, texts = SentenceEmbedder(), ["Who is A?", "", "who is a?", "x" * 5_000, "Who is A?"]
     first = embedder.embed_queries(texts)
-    np.testing.assert_allclose(first, embedder.embed(texts), atol=1e-6)
+    expected = shared_encoder(cached_path(ENCODER)).vectors(texts, "query: ")
+    np.testing.assert_array_equal(first, expected)
     first[:] = 0.0
-    np.testing.assert_allclose(embedder.embed_queries(texts[::-1]), embedder.embed(texts[::-1]), atol=1e-6)
+    np.testing.assert_array_equal(embedder.embed_queries(texts[::-1]), expected[::-1])
     assert embedder.embed([]).shape == (0, 384)
     assert len(embedder.embed_queries([])) == 0
 
 
-def test_every_name_of_a_model_shares_its_last_queries_and_documents_are_not_kept(encoded, minilm):
-    SentenceEmbedder(minilm).embed(["a"])
-    SentenceEmbedder(minilm).embed_queries(["a"])
-    SentenceEmbedder(str(cached_path(minilm))).embed_queries(["a"])
-    SentenceEmbedder(minilm).embed(["a"])
+def test_every_name_of_a_model_shares_its_last_queries_and_documents_are_not_kept(encoded, embedder_model):
+    SentenceEmbedder(embedder_model).embed(["a"])
+    SentenceEmbedder(embedder_model).embed_queries(["a"])
+    SentenceEmbedder(str(cached_path(embedder_model))).embed_queries(["a"])
+    SentenceEmbedder(embedder_model).embed(["a"])
     assert encoded == [["a"]] * 3
     for texts in (map(str, range(1_026)), ["2", "1025"], ["0"]):
         SentenceEmbedder().embed_queries(list(texts))
@@ -113,3 +114,29 @@ def test_vectors_are_those_of_sentence_transformers_whatever_is_beside_a_text(mi
 def test_missing_and_damaged_files_say_how_to_get_them_again(minilm, tmp_path, name, damage, says):
     with pytest.raises(ModelLoadError, match=f"{says}.*rgate download all-minilm-l6-v2"):
         MiniLM(with_damage(cached_path(minilm), tmp_path / "model", name, damage))
+
+
+def test_the_encoder_reads_passages_and_queries_each_in_its_way_and_across_languages(minilm, tmp_path):
+    model = shared_encoder(download(ENCODER))
+    german = {
+        "urlaub": "Jeder Mitarbeiter hat 30 Tage Urlaub im Jahr.",
+        "heizung": "Die Heizung wird im Mai gewartet.",
+    }
+    PassageIndex.build([Passage(i, t) for i, t in german.items()], SentenceEmbedder(ENCODER)).save(tmp_path)
+    index = PassageIndex.load(tmp_path)
+    assert index.embedder.name == ENCODER
+    queries = ["How many days off do I get?", "暖房の点検はいつですか。"]
+    assert [hits[0].passage.id for hits in index.search(queries, k=1)] == list(german)
+    np.testing.assert_array_equal(index.embed_queries(queries), model.vectors(queries, "query: "))
+    np.testing.assert_array_equal(
+        index.vectors(list(german)), model.vectors(list(german.values()), "passage: ")
+    )
+    assert SentenceEmbedder(ENCODER).embed([]).shape == (0, 384)
+    with pytest.raises(IndexMismatchError):
+        PassageIndex.load(tmp_path, SentenceEmbedder(minilm))
+
+
+def test_an_index_without_its_encoder_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
+    with pytest.raises(ModelLoadError, match=f"rgate download {ENCODER}"):
+        SentenceEmbedder(ENCODER).embed(["a"])

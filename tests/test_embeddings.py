@@ -19,7 +19,7 @@ class TestRGateEmbeddings(EmbeddingsUnitTests):
 
 
 @pytest.mark.model
-@pytest.mark.usefixtures("minilm")
+@pytest.mark.usefixtures("embedder_model")
 class TestRGateEmbeddingsWithTheModel(EmbeddingsIntegrationTests):
     embeddings_class = RGateEmbeddings
 

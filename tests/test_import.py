@@ -77,6 +77,6 @@ def test_loading_brings_no_heavy_module(code, absent):
 
 @pytest.mark.model
 @pytest.mark.parametrize("code", [DECIDES, SEARCHES])
-def test_deciding_and_searching_need_neither_torch_nor_transformers(code, minilm):
+def test_deciding_and_searching_need_neither_torch_nor_transformers(code, embedder_model):
     download(READER)
     assert NEURAL & modules_after(code) == set()

@@ -73,9 +73,7 @@ def test_the_gates_of_a_tuned_folder_belong_together(pair):
     for given in (question, answers):
         judge, look = answer_first_gates(given)
         assert (judge.gate.trained.tokens, look.gate.trained.tokens) == (4, 0)
-    router = RetrievalGate(pair).route(retrieve=str, direct=str, answer_first=True)
-    assert router.strategy.judge.gate.gate == answers.gate
-    assert router.strategy.question_gate.gate.gate == question.gate
+    assert [half.gate for half in answer_first_gates(question)] == [answers.gate, question.gate]
     assert answer_first_gates(question, None)[1] is None
 
 

@@ -41,8 +41,10 @@ def _examine() -> Iterator[tuple[str, str, str]]:
     """Yield what was looked at, how it is, and the command that gets what is missing, or what to do."""
     from rgate_integrations.models.catalog import CATALOGUE, READER
     from rgate_integrations.models.download import cache_dir, cached_path
+    from rgate_integrations.models.encoder import ENCODER, Encoder
     from rgate_integrations.models.reader import Reader
 
+    self_testing = {READER: Reader, ENCODER: Encoder}
     yield "rgate", __version__, ""
     yield "python", platform.python_version(), ""
     yield "cpu", f"{os.cpu_count()} cores", ""
@@ -67,9 +69,9 @@ def _examine() -> Iterator[tuple[str, str, str]]:
         cached = cached_path(name)
         if cached is None:
             yield name, "not downloaded", f"rgate download {name}"
-        elif name == READER:
+        elif name in self_testing:
             try:
-                Reader(cached)
+                self_testing[name](cached)
             except ModelLoadError as error:
                 yield name, error.message, error.hint
             else:

