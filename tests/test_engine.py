@@ -221,7 +221,7 @@ def probe(request, tmp_path):
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_a_wrapped_probe_checks_the_model_whose_states_it_was_given(probe, depth):
-    """The inner gate asked its own proxy for a fingerprint, so a foreign model skipped silently."""
+    """Regression: the inner gate asked its own proxy for a fingerprint, so a foreign model skipped silently."""
     gate = load_gate(probe).gate
     for _ in range(depth):
         gate = load_gate("calibrated", inner=gate).gate

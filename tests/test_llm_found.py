@@ -154,13 +154,13 @@ def test_the_chat_model_that_drafts_or_answers_is_judged():
 
 
 def test_what_is_guarded_in_the_retrieve_arm_takes_the_decision_of_the_router():
-    proxy = ScriptedProxy()
+    proxy = ScriptedProxy(fails_for="who?")
     gate = RetrievalGate(load_gate(proxy=proxy))
     guarded = gate.guard(lambda question: [])
     retrieve = RunnableLambda(lambda question: guarded.invoke(question))
     router = gate.route(retrieve=retrieve, direct=PROMPT | BIG)
     assert router.gate.gate is not gate.gate
-    router.invoke("RAISE")
+    router.invoke("who?")
     assert proxy.calls == ["hidden"]
 
 

@@ -52,7 +52,7 @@ def test_a_gate_without_its_guarantee_says_why_it_always_retrieves(tmp_path, scr
 
 
 def test_a_tuned_gate_of_the_hub_has_its_pair(pair, tmp_path, monkeypatch):
-    """Its answer-first folder was not fetched, and answer first said that the gate reads the question alone."""
+    """Regression: its answer-first folder was not fetched, so answer first refused the gate."""
     (tmp_path / "mine" / "code.py").touch()
 
     def snapshot_download(name, allow_patterns):
