@@ -14,8 +14,8 @@ import numpy as np
 from rgate_integrations.errors import ModelLoadError, missing_dependency
 from rgate_integrations.models.download import cached_path, resolve_model
 from rgate_integrations.models.encoder import ENCODER, shared_encoder
+from rgate_integrations.models.onnx_session import OnnxSession
 from rgate_integrations.models.pretrained import quiet, refuse_pickles, refuse_special_files
-from rgate_integrations.models.reader import open_session
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.files import SHIPPED
 from rgate_integrations.runtime.text import encodable
@@ -195,7 +195,7 @@ class MiniLM:
             self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
             self._tokenizer.enable_truncation(_MOST_TOKENS)
             self._tokenizer.enable_padding()
-            self._session = open_session((SHIPPED / "embedder" / GRAPH).read_bytes(), folder)
+            self._session = OnnxSession((SHIPPED / "embedder" / GRAPH).read_bytes(), folder)
             one, other = self.encode(_TESTED)
             if not abs(float(one @ other) - _SIMILARITY) < _TOLERANCE:
                 raise ValueError("it does not give the vectors that it should")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -30,10 +30,10 @@ from rgate_integrations.models.encoder_file import (
     WEIGHTS,
     from_blocks,
 )
-from rgate_integrations.models.reader import open_session
+from rgate_integrations.models.onnx_session import OnnxSession
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.files import SHIPPED
-from rgate_integrations.runtime.threads import ForkSafeLock, reset_after_fork, usable_cores
+from rgate_integrations.runtime.threads import ForkSafeLock, usable_cores
 
 ENCODER = "multilingual-e5-small"
 FINGERPRINT = "1571fc9827503943"
@@ -120,10 +120,9 @@ class Encoder:
             self._tokens = SentencePieceProcessor(model_file=str(folder / TOKENS))
             # 54 MB, of which only the rows of tokens that occur are read.
             self._table = np.memmap(folder / WEIGHTS, np.uint8, "r", shape=TABLE)
-            self._folder = folder
-            self._sessions = self._open()
-            self._inherited: list[Any] = []
-            reset_after_fork(self)
+            self._sessions = {}
+            for stage in STAGES:
+                self._sessions[stage] = OnnxSession((_SHIPPED / graph_file(stage)).read_bytes(), folder)
             if self_test:
                 self.check()
         # ONNX Runtime raises classes of its own, or plain Exception.
@@ -133,17 +132,6 @@ class Encoder:
                 f"The encoder in {str(folder)!r} could not be loaded: {reason}",
                 hint=f"Remove the folder, then: rgate download {ENCODER}. Else report your CPU.",
             ) from error
-
-    def after_fork(self) -> None:
-        """Use no session of the parent: another thread may have been in one, and have held its locks."""
-        self._inherited.append(self._sessions)  # to end them would take the locks, too
-        self._sessions = {}
-
-    def _open(self) -> dict[int, Any]:
-        sessions = {}
-        for stage in STAGES:
-            sessions[stage] = open_session((_SHIPPED / graph_file(stage)).read_bytes(), self._folder)
-        return sessions
 
     def check(self) -> None:
         """Read a few texts whose states are known.
@@ -268,8 +256,6 @@ class Encoder:
         places = np.broadcast_to(columns, inside.shape)[inside].astype(np.int64)
         below = {"embedded": embedded, "places": places}
         found: dict[int, Float32Array] = {}
-        if not self._sessions:  # in a forked child
-            self._sessions = self._open()
         for stage, session in self._sessions.items():
             # Its last layer is what the next stage begins with.
             numbers = sorted({stage, *(layer for layer in layers if layer <= stage)} - found.keys())

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from rgate_integrations.models.base import (
 from rgate_integrations.models.catalog import DEFAULT_MODEL, READER
 from rgate_integrations.models.download import downloaded_path
 from rgate_integrations.models.encoding import TextEncoder
+from rgate_integrations.models.onnx_session import OnnxSession
 from rgate_integrations.models.pooling import (
     PooledLayer,
     RequestLayers,
@@ -102,13 +103,10 @@ class Reader(TextEncoder):
     def __init__(self, folder: Path, *, threads: int | None = None, self_test: bool = True) -> None:
         self.threads = threads or usable_cores()
         try:
-            import onnxruntime
             from tokenizers import Tokenizer
 
             super().__init__(Tokenizer.from_file(str(folder / TOKENIZER)))
-            self._session = open_session((SHIPPED / "reader" / GRAPH).read_bytes(), folder)
-            self._options = onnxruntime.RunOptions()
-            self._options.only_execute_path_to_fetches = True  # not the layers above those that are wanted
+            self._session = OnnxSession((SHIPPED / "reader" / GRAPH).read_bytes(), folder)
             self._after_question = self.ids(_AFTER_QUESTION)
             if self_test:
                 self.check()
@@ -203,7 +201,7 @@ class Reader(TextEncoder):
             "rows": places.astype(np.int64),
             "tokens": np.flatnonzero(inside).astype(np.int64),
         }
-        layers = self._session.run([f"layer_{number}" for number in numbers], inputs, self._options)
+        layers = self._session.run([f"layer_{number}" for number in numbers], inputs)
         by_layer = [np.split(layer, starts[1:-1]) for layer in layers]
         return [dict(zip(numbers, own, strict=True)) for own in zip(*by_layer, strict=True)]
 
@@ -364,19 +362,3 @@ def shared_reader(folder: Path) -> Reader:
         if folder not in _readers:
             _readers[folder] = Reader(folder)
         return _readers[folder]
-
-
-def open_session(graph: bytes, folder: Path) -> Any:
-    """Return a session on the CPU. Any class of error may come from ONNX Runtime.
-
-    Args:
-        graph: The graph, which names the files of its weights.
-        folder: Where these files are.
-    """
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # texts are read side by side instead, each by one thread
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
-    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
