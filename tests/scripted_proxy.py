@@ -10,20 +10,31 @@ from rgate_integrations.models.base import HasStates, HiddenStates, LanguageMode
 
 
 class ScriptedProxy(LanguageModel, HasStates):
-    """Answers by hashing the prompt. A question with "RAISE" makes it raise, one with "NAN" gives NaN.
+    """Answers by hashing the prompt.
 
     Attributes:
         calls: Name of each method call, in order.
         fixed: Text that every completion has, instead of a hashed one.
         fingerprint: Tells its weights; nobody knows them by default.
+        fails_for: A question for which it raises, if any.
+        nan_for: A question whose log-probabilities are NaN, if any.
     """
 
     name = "scripted"
     fingerprint = ""
     num_layers = 4
 
-    def __init__(self, fixed: str | None = None, fingerprint: str = "") -> None:
+    def __init__(
+        self,
+        fixed: str | None = None,
+        fingerprint: str = "",
+        *,
+        fails_for: str | None = None,
+        nan_for: str | None = None,
+    ) -> None:
         self.calls: list[str] = []
+        self.fails_for = fails_for
+        self.nan_for = nan_for
         self.fixed = fixed
         self.fingerprint = fingerprint
 
@@ -59,14 +70,14 @@ class ScriptedProxy(LanguageModel, HasStates):
 
     def _called(self, name, values):
         self.calls.append(name)
-        if any("RAISE" in v["question"] for v in values):
+        if self.fails_for in [v["question"] for v in values]:
             raise RuntimeError("scripted failure")
 
     def _unit(self, key):
         return int.from_bytes(hashlib.sha256(key.encode()).digest()[:6], "big") / 2**48
 
     def _logprob(self, key, values):
-        return math.nan if "NAN" in values["question"] else -4 * self._unit(key)
+        return math.nan if values["question"] == self.nan_for else -4 * self._unit(key)
 
     def _draft(self, key, tokens):
         hashed = f"Answer {hashlib.sha256(key.encode()).hexdigest()[:6]} is it."

@@ -320,7 +320,7 @@ def test_a_damaged_measurement_is_refused(tmp_path, content):
 
 @pytest.mark.parametrize("name", ["./nope", "../nope", "~/nope", "./ability-llama-3.1-8b", "./\0"])
 def test_a_path_to_nothing_is_no_name_where_the_user_gives_it(name):
-    """A mistyped folder was judged as an LLM of that name, here as Llama-3.1-8B."""
+    """Regression: a mistyped folder was judged as an LLM of that name, here as Llama-3.1-8B."""
     with pytest.raises(ConfigurationError, match="There is no folder") as caught:
         load_gate(llm_name=name)
     assert "rgate ability" in caught.value.hint

@@ -163,7 +163,7 @@ LENA = "Does the Lena in Yakutsk freeze in December?"
 
 
 def test_without_a_draft_the_question_alone_is_searched():
-    """The names of the question were searched, too: "Lena in Yakutsk", and whatever holds the word "December"."""
+    """Regression: the names of the question were searched, too, and so was the word "December"."""
     decision = Decision(question=LENA, retrieve=True, p_known=0.1)
     asked = ScriptedProxy(fixed="<Claim> A. <Query> b c")
     for rewriter in (None, ModelRewriter(asked)):

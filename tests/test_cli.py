@@ -85,7 +85,7 @@ def test_decide_reads_json_lines_with_what_came_with_a_question():
 
 
 def test_a_line_that_is_no_question_is_an_error_with_its_number_and_the_others_go_on():
-    """One was judged as a question, and skipped with P(known) 0.98."""
+    """Regression: one was judged as a question, and skipped with P(known) 0.98."""
     lines = (
         'who is Bo?\n\n{"q": 1}\n{"question": "what is Bo?"}\n{not json\nnot json{\n{"question": "is Bo?"}\n'
     )
@@ -97,7 +97,7 @@ def test_a_line_that_is_no_question_is_an_error_with_its_number_and_the_others_g
 
 
 def test_a_mark_of_utf_8_before_json_lines_is_no_part_of_them():
-    """The JSON was judged as the question."""
+    """Regression: the JSON was judged as the question."""
     done = rgate(*NEVER, "--json", stdin='\ufeff{"question": "who?"}\n')
     assert [each["question"] for each in objects(done)] == ["who?"]
     assert rgate(*NEVER, stdin="\ufeffwho is Bo?\n").stdout.startswith("skip     1.00  who is Bo?")
@@ -151,7 +151,7 @@ def test_doctor_sees_what_is_cached_and_a_cache_that_cannot_be_written(cache):
 
 
 def test_ask_opens_the_index_for_the_first_question_that_needs_it(monkeypatch, scripted):
-    """It built one of 10,033 passages first, for "What is the capital of France?" too."""
+    """Regression: it built one of 10,033 passages first, for "What is the capital of France?" too."""
     monkeypatch.setattr("rgate_integrations.models.download.resolve_model", lambda name: name)
     monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda *given: scripted)
     assert isinstance(rgate("ask", "--index", "no-such-folder", "who?").exception, IndexNotFoundError)

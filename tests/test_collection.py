@@ -75,7 +75,7 @@ def test_who_fails_ten_times_in_a_row_is_asked_no_more_and_the_same_run_goes_on(
 
 
 def test_two_runs_for_one_gate_are_refused(tmp_path, prior):
-    """The second to end replaced the first's gate, without ``update``."""
+    """Regression: the second to end replaced the first's gate, without ``update``."""
     with locked(tmp_path / "my-gate.answers.jsonl"), pytest.raises(LockedError):
         tuned(tmp_path, prior)
 
@@ -144,7 +144,7 @@ def test_without_log_probabilities_there_is_one_gate_and_the_report_says_why(tmp
 
 
 def test_a_server_that_moved_answers_for_the_same_model(tmp_path, prior, fake):
-    """After a restart on another port all answers were paid for again."""
+    """Regression: after a restart on another port all answers were paid for again."""
     tuned(tmp_path, prior, direct=fake(by_number))
     moved = ServedProxy("http://127.0.0.1:9/v1", "m")  # nothing listens there
     assert tuned(tmp_path, prior, direct=moved, update=True).failed == 0

@@ -3,7 +3,6 @@
 import asyncio
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, ChatMessage, HumanMessage
@@ -16,7 +15,7 @@ from tokenizers.models import WordLevel
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.answering.claims import Claim
 from rgate_integrations.answering.query_plan import Query, QueryPlan
-from rgate_integrations.index.embedder import _SharedModel
+from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate, RetrievalGateMiddleware
 from rgate_integrations.langchain.graph import gate_node
 from rgate_integrations.llama_index import GatedQueryEngine, GatedRetriever
@@ -117,9 +116,15 @@ def test_what_a_gate_says_when_it_fails():
         assert decision.error.message == READ
 
 
-def test_tokenizers_and_embedders_read_it():
+def test_tokenizers_read_it():
     words = Tokenizer(WordLevel({"?": 0, "[UNK]": 1}, unk_token="[UNK]"))  # noqa: S106  no password
     assert TextEncoder(words).ids("\ud83d") == [0]
-    model = _SharedModel("nowhere")
-    model._model = lambda texts: np.array([[len(text.encode())] for text in texts], np.float32)
-    assert model.embed_queries([CUT]).tolist() == [[8.0]]
+
+
+@pytest.mark.model
+def test_embedders_read_it(embedder_model):
+    """Regression: the default embedder read it in passages, and failed for queries."""
+    embedder = SentenceEmbedder()
+    for embed in (embedder.embed, embedder.embed_queries):
+        cut, read = embed([CUT, READ])
+        assert cut.tolist() == pytest.approx(read.tolist(), abs=1e-6)

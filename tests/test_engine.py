@@ -7,7 +7,7 @@ import threading
 from dataclasses import FrozenInstanceError, dataclass, replace
 from functools import partial
 from typing import ClassVar
-from unittest.mock import ANY
+from unittest.mock import ANY, Mock
 
 import pytest
 
@@ -199,13 +199,7 @@ def test_options_of_the_engine_are_checked(misuse, why):
 
 def test_a_thread_that_cannot_be_started_fails_its_call_and_no_later_one(scripted, monkeypatch, call):
     gate = load_gate("prompt", proxy=scripted)
-    start = threading.Thread.start
-
-    def refused(thread):
-        if thread.name == "rgate-batcher":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
+    refused = Mock(side_effect=RuntimeError("can't start new thread"))
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refused)
         first = call(gate, HAMLET)
@@ -227,7 +221,7 @@ def probe(request, tmp_path):
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_a_wrapped_probe_checks_the_model_whose_states_it_was_given(probe, depth):
-    """The inner gate asked its own proxy for a fingerprint, so a foreign model skipped silently."""
+    """Regression: the inner gate asked its own proxy for a fingerprint, so a foreign model skipped silently."""
     gate = load_gate(probe).gate
     for _ in range(depth):
         gate = load_gate("calibrated", inner=gate).gate

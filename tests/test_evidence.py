@@ -173,7 +173,7 @@ class Brief(ScriptedProxy):
     ids=["one word", "with log-probabilities", "long tokens", "tokens that are not its own"],
 )
 def test_a_draft_is_cut_before_any_of_it_is_encoded(draft):
-    """Tokens of 400 characters took 32 s and held up all other callers, and longer ones 14 GB."""
+    """Regression: tokens of 400 characters took 32 s and held up all other callers, and longer ones 14 GB."""
     decision = load_gate("ik", proxy=Brief(), on_error="raise").decide("who?", draft=draft)
     assert len(decision.draft.text) <= 32 * 32
     assert not decision.draft.finished

@@ -115,7 +115,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("content", [pytest.param(value, id=name) for name, value in FOREIGN.items()])
 def test_opening_and_reading_a_file_that_is_no_log_changes_nothing(tmp_path, content):
-    """A typo in ``answers=`` emptied a file of one line, and cost others their last one."""
+    """Regression: a typo in ``answers=`` emptied a file of one line, and cost others their last one."""
     path = write_atomically(tmp_path / "mine", content)
     with contextlib.suppress(DataFormatError):
         JsonlLog(path).values()

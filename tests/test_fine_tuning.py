@@ -128,7 +128,7 @@ def test_a_killed_run_resumes_to_the_same_weights(tiny, sums, tmp_path):
 
 
 def test_the_last_whole_checkpoint_of_the_very_same_run_is_gone_on_from(tmp_path):
-    """The number of rows told runs apart before: other labels for as many questions went on from the old weights."""
+    """Regression: with other labels for as many questions, training went on from the old weights."""
     (tmp_path / "run.json").write_text("this run")
     (tmp_path / "checkpoint-12").mkdir()
     assert last_checkpoint(tmp_path, "this run") is None, "it is not whole"

@@ -96,7 +96,7 @@ def test_background_tasks_are_waited_for_or_dropped(drive):
 
 
 def test_dropped_tasks_that_do_not_end_hold_no_others():
-    """They shared eight threads with all other tasks."""
+    """Regression: they shared eight threads with all other tasks."""
     go = threading.Event()
     for _ in range(40):
         run(yielding(Start(Call(go.wait, None, PATIENCE)))).drop()

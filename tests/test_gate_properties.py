@@ -73,11 +73,10 @@ def make(folders, monkeypatch):
     """Makes the gate of a case."""
     monkeypatch.setattr("rgate_integrations.index.embedder.SentenceEmbedder", LettersOfQueries)
 
-    def build(case, proxy=None, **options):
+    def build(case, **behaviour):
         fixed = "Known(True) because it is." if case == "slimplm-generate" else None
-        name, given = VARIANTS.get(case, (case, {}))
-        proxy = proxy or ScriptedProxy(fixed)
-        return load_gate(folders.get(name, name), proxy=proxy, **given, **options)
+        name, options = VARIANTS.get(case, (case, {}))
+        return load_gate(folders.get(name, name), proxy=ScriptedProxy(fixed, **behaviour), **options)
 
     return build
 
@@ -126,14 +125,17 @@ class TestEveryGate:
             assert again.gate == gate.gate
             assert scores(decided(again)) == pytest.approx(scores(decided(gate)), abs=1e-6)
 
-    def test_a_failing_model_retrieves_and_spares_the_others(self, gate):
+    def test_a_failing_model_retrieves_and_spares_the_others(self, make, case):
+        failing = QUESTIONS[2]
+        gate = make(case, fails_for=failing)
         if not any(spec.reads_model for spec in expand_specs(gate.gate.specs)):
             pytest.skip("asks no model")
-        bad = decided(gate, [QUESTIONS[0], "RAISE this", QUESTIONS[1]])
-        assert [d.error is None for d in bad] == [True, False, True]
-        assert (bad[1].retrieve, "scripted failure" in bad[1].reason) == (True, True)
+        decisions = decided(gate, [QUESTIONS[0], failing, QUESTIONS[1]])
+        assert [d.error is None for d in decisions] == [True, False, True]
+        assert decisions[1].retrieve
+        assert "scripted failure" in decisions[1].reason
         with pytest.raises(RuntimeError, match="scripted failure"):
-            decided(gate.with_options(on_error="raise"), ["RAISE this"])
+            decided(gate.with_options(on_error="raise"), [failing])
 
 
 READS_SCORES = ["ik", "slimplm", "adapt", "prompt", "self_eval", "calibrated", "ik-question"]
@@ -141,7 +143,7 @@ READS_SCORES = ["ik", "slimplm", "adapt", "prompt", "self_eval", "calibrated", "
 
 @pytest.mark.parametrize("case", READS_SCORES)
 def test_nan_retrieves_with_that_reason(make, case):
-    bad, good = make(case).decide_batch(["NAN please", "who?"])
+    bad, good = make(case, nan_for="whom?").decide_batch(["whom?", "who?"])
     assert (bad.retrieve, bad.error.type, good.error) == (True, "ScoreError", None)
     assert "nan" in bad.reason
 

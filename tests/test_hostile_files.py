@@ -373,7 +373,7 @@ def test_weights_that_are_not_finite_are_not_saved(artifact, name):
 @pytest.mark.parametrize("name", ["gate.json", "*.safetensors"])
 @pytest.mark.parametrize("kind", ["pipe", "device", "large"])
 def test_what_is_no_regular_file_or_too_large_is_not_read(gate_folder, name, kind):
-    """A pipe hung, and /dev/zero filled the memory."""
+    """Regression: a pipe hung, and /dev/zero filled the memory."""
     for file in gate_folder.glob(name):
         file.unlink()
         if kind == "large":

@@ -7,15 +7,16 @@ import time
 import pytest
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableLambda
+from llama_index.core.base.base_selector import SelectorResult
 from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import ToolMetadata
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
-from rgate_integrations import Decision, load_gate, plan_queries
+from rgate_integrations import Decision, QueryPlan, load_gate, plan_queries
 from rgate_integrations.cli.main import app
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import RGateError
-from rgate_integrations.gates.ability import resolve_ability
+from rgate_integrations.gates.ability import Ability, resolve_ability
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import RetrievalGateSelector
 
@@ -69,6 +70,26 @@ ENTRANCES = {
 }
 
 
+def is_sound(found):
+    """Return whether an entrance gave what it gives for any text."""
+    match found:
+        case RGateError():
+            return found.hint != ""
+        case Decision():  # what failed is never skipped
+            return found.retrieve if found.error else 0 <= found.p_known <= 1
+        case [QueryPlan(queries=queries)]:
+            return all(query.text.strip() for query in queries)
+        case Result():  # of the command line
+            return found.exit_code == 0 and Decision.model_validate_json(found.stdout).question != ""
+        case SelectorResult():
+            return found.ind in (0, 1)
+        case (Ability(), warning):  # no LLM has such a name
+            return warning != ""
+        case str():
+            return found in ("passages", "alone")
+    return False
+
+
 @pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("text", FEW)
@@ -78,10 +99,7 @@ def test_a_megabyte_is_decided_or_refused(entrance, text):
         found = ENTRANCES[entrance](hostile(text))
     except RGateError as error:
         found = error
-    if isinstance(found, RGateError):
-        assert found.hint
-    if isinstance(found, Decision):
-        assert found.error is None or found.retrieve, "what failed is never skipped"
+    assert is_sound(found)
 
 
 @pytest.mark.slow

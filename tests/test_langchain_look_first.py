@@ -27,25 +27,25 @@ def router_over(shelf, *, judge=None, answer_first=False, direct=answer_to, **op
     )
 
 
-def answering(shelf, *, judge=None, writer=None):
+def answering(shelf, *, judge=None, writer=None, screen=None):
     """A router that does both."""
     direct = (writer or Writer()) | StrOutputParser()
-    first = AnswerFirst(tokens=4, question_gate=Reader({"the Zorba quartet": 0.05}))
+    first = AnswerFirst(tokens=4, question_gate=screen or Reader({"the Zorba quartet": 0.05}))
     return router_over(reading(shelf), judge=judge or Reader(), answer_first=first, direct=direct)
 
 
 @each(BATCHES)
 @pytest.mark.parametrize("limit", [None, 2])
 def test_a_batch_searches_each_question_once_and_calls_each_gate_once_a_part(call, limit):
-    shelf, judge, writer = Shelf(), Reader(), Writer()
-    router = answering(shelf, judge=judge, writer=writer)
+    shelf, judge, writer, screen = Shelf(), Reader(), Writer(), Reader({"the Zorba quartet": 0.05})
+    router = answering(shelf, judge=judge, writer=writer, screen=screen)
     asked = [HELD, HELD_UNKNOWN, "the Zorba quartet", "broken, yet fine", "broken unknown", "the weather"]
     found = call(router, asked, {"max_concurrency": limit}, return_exceptions=True)
     assert found[:4] == [WHOLE, TEXT, TEXT, WHOLE]
     assert isinstance(found[4], TimeoutError)
     assert found[5] == WHOLE
     parts = [asked] if limit is None else [asked[:2], asked[2:4], asked[4:]]
-    assert router.strategy.question_gate.gate.gate.calls == parts
+    assert screen.calls == parts
     begun = [asked[0], asked[1], asked[3], asked[4]]
     assert [question for questions in judge.calls for question in questions] == begun
     assert sorted(shelf.queries) == sorted(asked)

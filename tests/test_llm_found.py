@@ -18,6 +18,7 @@ from llama_index.core.llms import MockLLM
 from llama_index.llms.openai_like import OpenAILike
 
 from rgate_integrations import load_gate
+from rgate_integrations.engine.loading import answer_first_gates
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate, gated_rag
 from rgate_integrations.langchain.chat_models import get_llm_name
@@ -134,8 +135,8 @@ def test_a_router_judges_the_llm_of_its_direct_arm():
 def test_every_gate_of_a_router_judges_the_same_llm_and_a_given_name_goes_first(given, judged):
     for gate in (RetrievalGate(llm_name=given), RetrievalGate(load_gate(llm_name=given))):
         router = gate.route(retrieve=PROMPT | BIG, direct=PROMPT | BIG, answer_first=True)
-        for part in (router.gate, router.strategy.judge, router.strategy.question_gate):
-            assert ability_of(part.gate).llm.startswith(judged)
+        for part in answer_first_gates(router.gate.gate):
+            assert ability_of(part).llm.startswith(judged)
 
 
 def test_a_gate_that_judges_no_llm_takes_no_name():
@@ -153,22 +154,21 @@ def test_the_chat_model_that_drafts_or_answers_is_judged():
 
 
 def test_what_is_guarded_in_the_retrieve_arm_takes_the_decision_of_the_router():
-    proxy = ScriptedProxy()
+    proxy = ScriptedProxy(fails_for="who?")
     gate = RetrievalGate(load_gate(proxy=proxy))
     guarded = gate.guard(lambda question: [])
     retrieve = RunnableLambda(lambda question: guarded.invoke(question))
     router = gate.route(retrieve=retrieve, direct=PROMPT | BIG)
     assert router.gate.gate is not gate.gate
-    router.invoke("RAISE")
+    router.invoke("who?")
     assert proxy.calls == ["hidden"]
 
 
 def test_llama_index_engines_judge_their_llm():
     llm = OpenAILike(model="gpt-4o", api_base="http://localhost:1/v1", api_key="x")
     engine = GatedQueryEngine.from_defaults(Rag(), llm=llm)
-    first = GatedQueryEngine.from_defaults(Rag(), llm=llm, answer_first=True).strategy
     selector = RetrievalGateSelector(llm=llm)
-    for gate in (engine.decider.gate, first.judge, first.question_gate, selector.decider.gate):
+    for gate in (*answer_first_gates(engine.decider.gate), selector.decider.gate):
         assert ability_of(gate).llm.startswith("gpt-4o")
     assert engine.decider.gate.gate.llm_name_source == "LlamaIndex's metadata"
     assert engine.decider.origin.config() == RetrievalGateSelector().decider.origin.config(), "they share one"

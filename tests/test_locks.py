@@ -85,7 +85,7 @@ def test_many_at_once_take_turns_also_after_an_error(tmp_path):
 
 
 def test_what_is_no_lock_file_is_neither_followed_nor_changed(tmp_path):
-    """In a shared folder another user's link to a file of ours emptied it."""
+    """Regression: in a shared folder another user's link to a file of ours emptied it."""
     precious = tmp_path / "precious"
     lock = tmp_path / ".out.lock"
     precious.write_text("years of work")

@@ -81,7 +81,7 @@ def test_half_an_emoji_is_answered_on_standard_input():
 
 
 def test_half_an_emoji_is_answered_over_http_in_a_session_that_outlasts_its_first_answer():
-    """The session ended when the client had its first answer: what came then got 404."""
+    """Regression: the session ended when the client had its first answer: what came then got 404."""
     headers = {
         "accept": "application/json, text/event-stream",
         "content-type": "application/json",

@@ -77,3 +77,14 @@ def test_an_own_gate_that_fails_retrieves(monkeypatch, score, error):
     monkeypatch.setattr(Rare, "score", lambda self, evidence: score(evidence))
     decision = load_gate(Rare()).decide("who wrote hamlet?")
     assert (decision.retrieve, decision.error.type) == (True, error)
+
+
+def test_signals_that_are_no_numbers_cost_no_other_question_its_decision(scripted):
+    class Signals(Hedging):
+        def score(self, evidence: Evidence) -> Score:
+            signal = "high" if "wrong" in evidence.request.question else 0.5
+            return Score(0.9, "", signals={"own": signal})
+
+    bad, good = load_gate(Signals(), proxy=scripted).decide_batch(["wrong?", "right?"])
+    assert (bad.retrieve, bad.error.type) == (True, "ValidationError")
+    assert (good.error, good.signals) == (None, {"own": 0.5})

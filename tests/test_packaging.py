@@ -119,7 +119,7 @@ def test_the_blocks_of_a_page_for_langchain_run(page, monkeypatch, smollm2):
 
 
 def test_the_guide_says_what_the_extra_all_brings():
-    """It said "all but gpu, ray and serve", and mcp was not in it either."""
+    """Regression: it said "all but gpu, ray and serve", and mcp was not in it either."""
     (brought,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"][
         "all"
     ]

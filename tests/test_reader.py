@@ -112,7 +112,7 @@ def test_no_company_changes_one_bit(reader):
 
 @pytest.mark.model
 def test_long_and_odd_neighbours_change_no_bit_of_a_decision():
-    """6 of 40 short questions differed by up to 0.006."""
+    """Regression: 6 of 40 short questions differed by up to 0.006."""
     gate = load_gate(on_error="raise")
     short = [
         f"{which} {what}?" for which in ("Who wrote", "When was", "Where is", "What about") for what in ODD

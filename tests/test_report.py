@@ -102,7 +102,7 @@ def drift(rng, n, logged, shift=0.0):
 
 
 def test_drift_is_told_from_chance_whatever_the_number_of_questions():
-    """Without any change, 50 decisions and 60 questions had a plain index of 0.3, which alarmed from 0.25 on."""
+    """Regression: without any change, 50 decisions and 60 questions had an index of 0.3, which alarmed."""
     rng = np.random.default_rng(0)
     sizes = [(60, 50), (60, 500), (300, 50), (300, 300), (1000, 1000)]
     for n, logged in sizes:

@@ -10,8 +10,7 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.partial_answer import MOST_BUFFERED
 from rgate_integrations.decision import Cost
-from rgate_integrations.engine.loading import DEFAULT_GATES, OWN, answer_first_gates
-from rgate_integrations.engine.own_gate import OwnGate
+from rgate_integrations.engine.loading import DEFAULT_GATES, OWN, answer_first_gates, resolve_gate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
 from tests.begun_answers import COVERED, KNOWN, LOOK, TEXT, UNSURE, Broken, Reader
@@ -155,19 +154,14 @@ def test_a_follow_up_that_the_gate_does_not_read_is_never_answered_first(framewo
     assert TEXT in framework().ask("And where was he born?")
 
 
-def gates_of(framework, gate, *, question_gate=OWN):
-    """Return the judge and the question gate of a router's strategy, without the framework's wrappers."""
-    routed = framework(judge=gate, question_gate=question_gate)
-    strategy = routed.router.strategy if framework is LangChain else routed.engine.strategy
-    gates = [getattr(gate, "origin", gate) for gate in (strategy.judge, strategy.question_gate)]
-    return [gate.gate if isinstance(gate, OwnGate) else gate for gate in gates]
+def test_no_other_gate_screens_questions_for_one_of_the_users_own(framework):
+    routed = framework(question_gate=OWN)
+    assert routed.ask("a known one?") == KNOWN
+    assert [draft.text for (draft,) in routed.judge.drafts] == ["It is surely the"]
 
 
-def test_the_gates_for_begun_answers_are_the_users_or_the_shipped_ones(framework):
-    own, asked = Reader(), Reader()
-    assert gates_of(framework, own) == [own, None]
-    assert gates_of(framework, own, question_gate=asked) == [own, asked]
-    judge, question_gate = gates_of(framework, None)
+def test_the_shipped_gates_judge_begun_answers_unless_the_user_gives_one():
+    judge, question_gate = answer_first_gates(resolve_gate())
     assert (judge.gate.question.artifact, judge.gate.answer.artifact) == ("default", "default-answer")
     assert question_gate.gate.artifact == "default"
 
@@ -191,9 +185,9 @@ QUESTIONS_ONLY = SimpleNamespace(decide_batch=lambda questions: [], adecide_batc
 )
 def test_a_gate_that_cannot_see_an_answer_is_refused_and_the_remedy_holds(framework, gate):
     with pytest.raises(ConfigurationError, match="cannot judge an answer") as caught:
-        gates_of(framework, gate)
+        framework(judge=gate, question_gate=OWN)
     assert "question_gate=" in caught.value.hint
-    assert gates_of(framework, None, question_gate=gate)[0].gate.name == "answer"
+    assert answer_first_gates(resolve_gate(), gate)[0].name == "answer"
 
 
 # --- look first, and both --------------------------------------------------------------------------------------

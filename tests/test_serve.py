@@ -191,7 +191,7 @@ def test_a_timeout_that_bounds_nothing_is_refused_when_the_server_starts(timeout
 
 
 def test_names_over_the_wire_are_names_and_junk_does_not_displace_real_ones(tmp_path, monkeypatch):
-    """A folder of that name in the server's working folder was read; 64 names made the 65th count as the default."""
+    """Regression: a folder of that name in the server's folder was read; the 65th name counted as the default."""
     monkeypatch.chdir(tmp_path)
     save_measured(Ability("mine", 9.0, 0.1, "a test"), tmp_path / "measured")
     service = DecisionService(load_gate())

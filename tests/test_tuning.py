@@ -132,7 +132,7 @@ def test_the_answer_first_gate_reads_the_log_probabilities_of_the_begun_answer(t
 
 
 def test_the_log_that_a_gate_was_tuned_on_is_no_other_traffic(tmp_path, prior):
-    """Logged scores are of the final fit, and were compared with held-out ones: PSI 0.83, "calibrate again"."""
+    """Regression: logged scores, of the final fit, were compared with held-out ones: "calibrate again"."""
     rng = np.random.default_rng(0)
     knows = {f"n{i}" for i in range(N) if rng.random() < 0.5}
 

@@ -113,7 +113,7 @@ STARTS_AGAIN, RESUMES = "Run the same command to start again.", "Run the same co
     ids=lambda value: value.partition(" ")[0],
 )
 def test_ctrl_c_says_what_is_kept_and_how_to_go_on(work, line, says, command, fake, tmp_path, monkeypatch):
-    """`rgate ability` said nothing."""
+    """Regression: `rgate ability` said nothing."""
     monkeypatch.chdir(tmp_path)
     paired = {"closed_book_correct": True, "rag_correct": True, "text": "t"}
     q = write(tmp_path / "q.jsonl", *(each | paired for each in questions()))

@@ -28,6 +28,9 @@ class Batcher(Generic[_Item, _Result]):
     while it runs. A worker with nothing to do ends, and the next call starts another; after a fork the child starts
     one of its own.
 
+    Once the process is ending, nothing is delivered to other threads. Only daemon threads are left then, and one that
+    is inside an extension when the interpreter is gone, such as pydantic's, takes the process down.
+
     Args:
         run: Maps items to results, in order. If it raises, every item of the batch gets the exception.
         max_size: Maximum number of items in a batch.
@@ -62,7 +65,9 @@ class Batcher(Generic[_Item, _Result]):
         queued: list[_Queued[_Item, _Result]] = [(item, Future()) for item in items]
         try:
             with self._changed:
-                if self._closed:
+                if self._closed and threading.current_thread() is not threading.main_thread():
+                    return [future for _, future in queued]
+                if self._closed:  # asked by another function that runs at exit
                     raise RuntimeError("The process is ending.")
                 # Not only None: should a worker ever die, the next call starts another.
                 if self._worker is None or not self._worker.is_alive():
@@ -78,17 +83,15 @@ class Batcher(Generic[_Item, _Result]):
         """Let the worker end after the batch that it is running."""
         with self._changed:
             self._closed = True
-            queued = list(self._queue)
             self._queue.clear()
             self._changed.notify()
-        _fail(queued, RuntimeError("The process is ending."))
 
     def _work(self) -> None:
         """Run batches until there is nothing to do."""
         others = False
         while (batch := self._next_batch(others)) is not None:
             if batch:
-                self._finish(batch)
+                self._run_batch(batch)
             others = len(batch) > 1
 
     def _next_batch(self, others: bool) -> list[_Queued[_Item, _Result]] | None:
@@ -107,15 +110,18 @@ class Batcher(Generic[_Item, _Result]):
                     batch.append((item, future))
             return batch
 
-    def _finish(self, batch: Sequence[_Queued[_Item, _Result]]) -> None:
+    def _run_batch(self, batch: Sequence[_Queued[_Item, _Result]]) -> None:
         try:
             results = self._run([item for item, _ in batch])
             if len(results) != len(batch):
                 raise RuntimeError(f"{len(batch)} items gave {len(results)} results.")
         except BaseException as error:
-            # What would end a thread, such as SystemExit, must not end those of the callers.
-            ended = RuntimeError(f"The worker ended: {error!r}.")
-            _fail(batch, error if isinstance(error, Exception) else ended)
+            if not self._closed:
+                # What would end a thread, such as SystemExit, must not end those of the callers.
+                ended = RuntimeError(f"The worker ended: {error!r}.")
+                _fail(batch, error if isinstance(error, Exception) else ended)
+            return
+        if self._closed:
             return
         for (_, future), result in zip(batch, results, strict=True):
             with contextlib.suppress(InvalidStateError):  # its caller has left

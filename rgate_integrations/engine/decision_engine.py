@@ -73,7 +73,7 @@ class DecisionEngine(Decider):
         at_once = _LOCAL_AT_ONCE
         if llm is not None or isinstance(proxy, Proxy):
             at_once = getattr(proxy, "max_batch_size", _MOST_AT_ONCE)
-        self._batcher: Batcher[Request, Score | Exception] = Batcher(self._score, max_size=at_once)
+        self._batcher: Batcher[Request, Decision | Exception] = Batcher(self._decide, max_size=at_once)
 
     def __repr__(self) -> str:
         return f"DecisionEngine({self.gate!r}, on_error={self.on_error!r})"
@@ -179,7 +179,7 @@ class DecisionEngine(Decider):
     # --- decisions -----------------------------------------------------------------------------------------
 
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
-        """Queue the requests, wait for their scores, and compare those with the threshold."""
+        """Queue the requests, and wait for their decisions."""
         if _BUSY.get() is self:
             raise ConfigurationError(
                 "The gate was called while it judges, by its own drafter: it would wait for itself.",
@@ -188,17 +188,24 @@ class DecisionEngine(Decider):
         limits = [self.timeout if request.timeout is None else request.timeout for request in requests]
         # They are returned together, so the most patient of them counts.
         patience = None if None in limits else max(limits, default=None)  # type: ignore[type-var]  # no None
-        scores = yield Call(wait_results, await_results, self._batcher.submit(requests), patience)
-        outcomes: list[Decision | Exception] = []
-        for request, score in zip(requests, scores, strict=True):
-            outcomes.append(score if isinstance(score, Exception) else self._decision(request, score))
+        outcomes: list[Decision | Exception] = yield Call(
+            wait_results, await_results, self._batcher.submit(requests), patience
+        )
         return outcomes
 
-    def _score(self, requests: Sequence[Request]) -> list[Score | Exception]:
-        """Score what the callers of a batch ask; runs in the worker, whose thread is this engine's own."""
+    def _decide(self, requests: Sequence[Request]) -> list[Decision | Exception]:
+        """Decide what the callers of a batch ask; runs in the worker, whose thread is this engine's own."""
         _BUSY.set(self)
         sources = Sources(self.get_proxy, self.llm, self._memory, self.timeout or math.inf)
-        return score_requests(self.gate, requests, sources, self.rules)
+        outcomes: list[Decision | Exception] = []
+        for request, score in zip(
+            requests, score_requests(self.gate, requests, sources, self.rules), strict=True
+        ):
+            try:
+                outcomes.append(score if isinstance(score, Exception) else self._decision(request, score))
+            except ValueError as error:  # a user's gate may give signals that are no numbers
+                outcomes.append(error)
+        return outcomes
 
     def _decision(self, request: Request, score: Score) -> Decision:
         """Apply an override, or else the threshold: that of the request, of the score, or of the gate."""

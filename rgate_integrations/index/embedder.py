@@ -128,7 +128,8 @@ class _SharedModel:
         with self._lock:
             new = [text for text in dict.fromkeys(texts) if text not in self._latest]
             if new:
-                for text, vector in zip(new, self._loaded().queries(new), strict=True):
+                vectors = self._loaded().queries(list(map(encodable, new)))
+                for text, vector in zip(new, vectors, strict=True):
                     self._latest[text] = vector.copy()  # the row itself would keep the whole batch in memory
             # Read before anything is forgotten: a batch may be larger than what is kept.
             vectors = np.array([self._latest[text] for text in texts], np.float32)

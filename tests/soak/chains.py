@@ -19,7 +19,7 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import GatedQueryEngine
 from tests.soak.callers import has_left, in_threads, on_a_loop
-from tests.soak.gates import Unrecorded
+from tests.soak.gates import FAILS, Unrecorded
 from tests.soak.inputs import PLAIN
 from tests.soak.scenario import Scenario, expect
 
@@ -45,7 +45,7 @@ def answer(arm: str, text: str) -> str:
 
 def text_of(chance: random.Random) -> str:
     """Return a plain question, now and then one that an arm or the gate's model fails on."""
-    fault = chance.choices(["", "BROKEN ", "TORN ", "RAISE "], weights=[17, 1, 1, 1])[0]
+    fault = chance.choices(["", "BROKEN ", "TORN ", FAILS], weights=[17, 1, 1, 1])[0]
     return fault + chance.choice(PLAIN)
 
 

@@ -13,6 +13,7 @@ from tests.soak.callers import has_left, in_threads, on_a_loop
 from tests.soak.inputs import NO_QUESTIONS, PLAIN, question
 from tests.soak.scenario import Scenario, expect
 
+FAILS = "the model fails: "
 NAMES = ["ik", "prompt", "slimplm", "token_probability"]
 
 
@@ -20,7 +21,7 @@ class Unrecorded(ScriptedProxy):
     """A scripted proxy that does not keep a list of its calls, which would grow for ever."""
 
     def _called(self, name, values):
-        if any("RAISE" in each["question"] for each in values):
+        if any(each["question"].startswith(FAILS) for each in values):
             raise RuntimeError("scripted failure")
 
 
@@ -40,14 +41,14 @@ class ScriptedGates(Scenario):
         texts = [question(chance) for _ in range(chance.randint(1, 24))]
         for place in range(len(texts)):
             if chance.random() < 0.05:
-                texts[place] = f"RAISE {texts[place]}"
+                texts[place] = FAILS + texts[place]
         way = chance.choice([self._in_threads, self._on_a_loop, self._as_batch])
         for text, decision in way(self.gates[name], texts, chance):
             self._check(name, text, decision)
 
     def _check(self, name: str, text: str, decision: Decision) -> None:
         self.counts["decisions"] += 1
-        if "RAISE" in text:
+        if text.startswith(FAILS):
             failed = decision.retrieve and decision.error is not None
             expect(failed, "a failing model must retrieve:", decision)
             return

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import random
 import shutil
 from pathlib import Path
 
+from rgate_integrations import load_gate
 from rgate_integrations.errors import RGateError
-from rgate_integrations.gates.folder import read_gate, save_gate
+from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.index import PassageIndex
+from tests.scripted_proxy import ScriptedProxy
 from tests.soak.indexes import HashEmbedder
-from tests.soak.scenario import Scenario
+from tests.soak.scenario import Scenario, expect
 from tests.soak.victim import passages_of, probe_of
 
 CONTENTS = [b"", b"{", b"[]", b"null", b"5", b"[" * 20_000, b'{"format": 1}', b"\xff\xfe", b"\0" * 100]
@@ -52,8 +55,11 @@ class Hostile(Scenario):
         self.counts["damaged"] += 1
         try:
             if whole == self.gate:
-                read_gate(damaged)
+                decision = load_gate(str(damaged), proxy=ScriptedProxy()).decide("Who wrote Hamlet?")
+                expect(decision.retrieve or decision.error is None, "what fails retrieves:", decision)
             else:
-                PassageIndex.load(damaged, HashEmbedder()).search(["passage 5 1"], 3)
+                (hits,) = PassageIndex.load(damaged, HashEmbedder()).search(["passage 5 1"], 3)
+                expect(all(math.isfinite(hit.score) for hit in hits), "a score is a number:", hits)
+                expect(len({hit.passage.id for hit in hits}) == len(hits), "a passage is found once:", hits)
         except RGateError:
             self.counts["refused"] += 1

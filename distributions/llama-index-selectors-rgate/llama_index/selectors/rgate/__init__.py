@@ -6,9 +6,12 @@ from rgate_integrations.llama_index import (
     ClaimQueryTransform,
     GatedQueryEngine,
     GatedRetriever,
+    GatedTool,
     IndexRetriever,
+    LocalLLM,
     RetrievalGateEvent,
     RetrievalGateSelector,
+    RGateEmbedding,
 )
 
 __all__ = [
@@ -17,7 +20,10 @@ __all__ = [
     "ClaimQueryTransform",
     "GatedQueryEngine",
     "GatedRetriever",
+    "GatedTool",
     "IndexRetriever",
+    "LocalLLM",
+    "RGateEmbedding",
     "RetrievalGateEvent",
     "RetrievalGateSelector",
 ]
