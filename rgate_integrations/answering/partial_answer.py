@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rgate_integrations.answering.drafting import says_unsupported
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import EvidenceError, ServerError
 from rgate_integrations.models.streamed_answer import find_answer
@@ -242,33 +243,3 @@ class BufferedAnswer(ABC):
             self.ended = chunk is END
         yield from self.flush_events()
         return chunk
-
-
-_REFUSED = frozenset({400, 404, 405, 415, 422, 501})
-_UNSUPPORTED = ("unsupported", "notsupported", "notimplemented", "badrequest", "unprocessable")
-_WORDS = ("logprob", "max_tokens", "unsupported", "not supported", "unexpected keyword", "unknown parameter")
-
-
-def draft_options(tokens: int) -> list[dict[str, Any]]:
-    """Return the options of a call for a draft of so many tokens: an LLM that refuses some is asked with the next."""
-    return [{"max_tokens": tokens, "logprobs": True}, {"max_tokens": tokens}, {}]
-
-
-def says_unsupported(error: BaseException) -> bool:
-    """Return whether an error says that the model does not take what it was asked with.
-
-    That is a status such as 400, a `TypeError` about an argument, an error of a type that says so, or a `ValueError`
-    that names what was asked for. Providers raise errors of their own classes, so they are told apart by what they
-    carry.
-    """
-    for holder in (error, getattr(error, "response", None)):
-        for name in ("status_code", "http_status", "status", "code"):
-            status = getattr(holder, name, None)
-            if isinstance(status, int) and not isinstance(status, bool):
-                return status in _REFUSED
-    text = str(error).lower()
-    if isinstance(error, TypeError):
-        return "argument" in text
-    if any(word in type(error).__name__.lower() for word in _UNSUPPORTED):
-        return True
-    return isinstance(error, ValueError) and any(word in text for word in _WORDS)

@@ -45,9 +45,8 @@ from rgate_integrations.langchain.bound_decision import (
 )
 from rgate_integrations.langchain.chat_models import get_llm_name
 from rgate_integrations.langchain.documents import fuse_documents
-from rgate_integrations.langchain.drafting import ChatDrafter, condense_follow_ups
-from rgate_integrations.langchain.gate_call import GateCall
-from rgate_integrations.langchain.questions import QuestionInput, parse_question
+from rgate_integrations.langchain.drafting import ChatDrafter, GateCall, condense_follow_ups
+from rgate_integrations.langchain.questions import QuestionInput
 from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run
 from rgate_integrations.runtime.flow import Flow
@@ -197,62 +196,48 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         The call's option ``drafts``, one an input, is what is judged instead of any that would be written: a draft,
         None, or the error of what should have written it.
         """
-        calls = [GateCall(each) for each in runs]
         drafts = runs[0].options.get("drafts")
-        for call in calls:
-            self._read(call, reuse=drafts is None)
+        calls = [self._read(each, reuse=drafts is None) for each in runs]
         waiting = [call for call in calls if call.result is None]
-        yield from self._condense(waiting)
+        yield from condense_follow_ups(self.condense, waiting)
         if drafts is not None:
             for call, draft in zip(calls, drafts, strict=True):
                 call.draft = draft
         elif self._drafter is not None:
-            drafted = [call for call in waiting if call.error is None]
-            turns, configs = [call.turn for call in drafted], [call.run.child() for call in drafted]
-            written: Sequence[Draft | Exception | None]
-            try:
-                written = yield from self._drafter.write_drafts(turns, configs)
-            except Exception as error:  # any error may come from an LLM
-                texts = [message.content for turn in turns for message in turn.conversation]
-                _log.warning("The LLM wrote no draft: %s: %s", type(error).__name__, redact(error, *texts))
-                written = [error] * len(drafted)
-            for call, draft in zip(drafted, written, strict=True):
-                call.draft = draft
+            yield from self._write_drafts(self._drafter, waiting)
         decisions = yield from self.gate.flow([call.item() for call in waiting])
         for call, decision in zip(waiting, decisions, strict=True):
             changed: dict[str, Any] = {}
-            if call.error is not None:
+            if call.condense_error is not None:
+                _log.warning("A follow-up could not be condensed: %s", type(call.condense_error).__name__)
                 changed["warnings"] = (UNCONDENSED,)
             if drafts is None and isinstance(call.draft, Draft):  # it was written for this decision
                 changed["cost"] = decision.cost + generation_cost([call.draft])
             call.result = decision.model_copy(update=changed)
         return [call.result for call in calls]
 
-    def _read(self, call: GateCall, *, reuse: bool) -> None:
+    def _read(self, each: Run, *, reuse: bool) -> GateCall:
         """Read the question of an input; in the same request nothing is decided twice."""
-        config = call.run.config
-        call.threshold = read_threshold(self, config)
-        try:
-            call.turn = parse_question(call.run.input, self.input_key)
-        except InvalidQuestionError as error:
-            call.result = error
-            return
-        if reuse:
-            question, threshold = call.turn.question, call.threshold
+        call = GateCall.read(each, self.input_key)
+        call.threshold = read_threshold(self, each.config)
+        if reuse and call.result is None:
             call.result = reusable_decision(
-                config, question, gate=self.origin, llm=self.llm, threshold=threshold
+                each.config, call.turn.question, gate=self.origin, llm=self.llm, threshold=call.threshold
             )
+        return call
 
-    def _condense(self, calls: Sequence[GateCall]) -> Flow[None]:
-        """Let follow-ups stand alone; one that could not be condensed is an error of its own."""
-        turns, configs = [call.turn for call in calls], [call.run.child() for call in calls]
-        condensed = yield from condense_follow_ups(self.condense, turns, configs)
-        for call, turn in zip(calls, condensed, strict=True):
-            if isinstance(turn, Exception):
-                _log.warning("A follow-up could not be condensed: %s", type(turn).__name__)
-                call.error = turn
-            else:
-                call.turn = turn
+    def _write_drafts(self, drafter: ChatDrafter, calls: Sequence[GateCall]) -> Flow[None]:
+        """Let the LLM write drafts; if that raises, none of these questions can be judged."""
+        drafted = [call for call in calls if call.condense_error is None]
+        written: Sequence[Draft | Exception | None]
+        try:
+            written = yield from drafter.write_drafts(drafted)
+        except Exception as error:  # any error may come from an LLM
+            texts = [text for call in drafted for text in drafter.private_texts(call)]
+            _log.warning("The LLM wrote no draft: %s: %s", type(error).__name__, redact(error, *texts))
+            written = [error] * len(drafted)
+        for call, draft in zip(drafted, written, strict=True):
+            call.draft = draft
 
     def route(
         self,

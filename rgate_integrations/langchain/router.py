@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,15 +31,14 @@ from pydantic import PrivateAttr, SkipValidation
 
 from rgate_integrations.answering.routing import RoutedCall, RoutedInput, RouteResult, Strategy
 from rgate_integrations.decision import Decision
-from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.langchain.answer_first import ArmAnswer, DirectArm
 from rgate_integrations.langchain.arm_callbacks import RetrieverRuns
 from rgate_integrations.langchain.bound_decision import bind_decision, emit_decision_event, read_threshold
 from rgate_integrations.langchain.chat_models import instances_in, parts_of
 from rgate_integrations.langchain.documents import as_passage
-from rgate_integrations.langchain.drafting import condense_follow_ups
-from rgate_integrations.langchain.questions import UserTurn, parse_question
+from rgate_integrations.langchain.drafting import GateCall, condense_follow_ups
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
@@ -287,21 +286,18 @@ class RouterCall(RoutedCall[RouterInput]):
     def condense(self, key: str) -> Flow[None]:
         """Let follow-ups stand alone: for the gates, and under a key for the arms."""
         gate = self.router.gate
-        inputs, turns = [], []
-        for each in self.inputs:
-            with suppress(InvalidQuestionError):  # the gate says so
-                turns.append(parse_question(each.asked, getattr(gate, "input_key", None)))
-                inputs.append(each)
-        configs = [each.run.child() for each in inputs]
-        condensed = yield from condense_follow_ups(getattr(gate, "condense", None), turns, configs)
-        for each, turn, standalone in zip(inputs, turns, condensed, strict=True):
-            # What could not be condensed keeps its history, and the gate says why.
-            if isinstance(standalone, UserTurn) and turn.history:
-                turn = standalone
-                each.asked = turn.question
+        calls = [GateCall.read(each.run, getattr(gate, "input_key", None)) for each in self.inputs]
+        yield from condense_follow_ups(getattr(gate, "condense", None), calls)
+        for each, call in zip(self.inputs, calls, strict=True):
+            if call.result is not None:  # there is no question: the gate says so
+                continue
             value = each.run.input
             others = value if isinstance(value, Mapping) else {"input": value}
-            each.run.input = {**others, key: turn.question}
+            each.run.input = {**others, key: call.turn.question}
+            if (
+                not call.turn.history
+            ):  # else the gate reads the earlier turns, or says why they were not condensed
+                each.asked = call.turn.question
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
         """Ask the gate once for the whole batch."""

@@ -152,7 +152,7 @@ class QueryDecider:
             inherited = self.inherited(bundle)
             draft = None if inherited is None else inherited.decision.draft
             if draft is None or draft.source != "llm":  # else this LLM has written it for the request already
-                draft = yield from self.drafter.write_draft(item.question)
+                (draft,) = yield from self.drafter.write_drafts([item.question])
                 is_drafted = draft is not None
             item = replace(item, draft=draft)
         (decision,) = yield from self.gate.flow([item])
