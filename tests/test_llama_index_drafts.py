@@ -31,7 +31,7 @@ def test_everything_that_decides_lets_the_llm_draft(gate, call, chats):
     engine = GatedQueryEngine.from_defaults(Rag(), gate, llm=llm, tokens=2)
     call(engine, "query", "unknown?")
     call(GatedRetriever(Shelf(), gate, llm=llm, tokens=2), "retrieve", "unknown?")
-    call(ClaimFusionRetriever([Shelf()], gate, llm=llm, tokens=2), "retrieve", "unknown?")
+    call(ClaimFusionRetriever([Shelf()], gate, draft_llm=llm, tokens=2), "retrieve", "unknown?")
     selector = RetrievalGateSelector(gate, llm=llm, tokens=2)
     call(selector, "select", ["direct", "retrieve"], "unknown?")
     found = [(d.text, d.tokens, d.logprobs, d.model) for (d,) in gate.drafts]

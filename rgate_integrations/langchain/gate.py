@@ -24,7 +24,7 @@ from rgate_integrations.answering.query_plan import QueryPlan, plan_queries_flow
 from rgate_integrations.answering.rewriting import Rewriter
 from rgate_integrations.answering.routing import Strategy
 from rgate_integrations.decision import Decision, Draft, Threshold
-from rgate_integrations.engine.decider import Decider
+from rgate_integrations.engine.decider import BoundDecision, Decider
 from rgate_integrations.engine.loading import (
     DEFAULT_GATE,
     DEFAULT_GATES,
@@ -41,7 +41,6 @@ from rgate_integrations.langchain.bound_decision import (
     THRESHOLD_KEY,
     emit_decision_event,
     read_threshold,
-    reusable_decision,
 )
 from rgate_integrations.langchain.chat_models import get_llm_name
 from rgate_integrations.langchain.documents import fuse_documents
@@ -220,10 +219,11 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         """Read the question of an input; in the same request nothing is decided twice."""
         call = GateCall.read(each, self.input_key)
         call.threshold = read_threshold(self, each.config)
-        if reuse and call.result is None:
-            call.result = reusable_decision(
-                each.config, call.turn.question, gate=self.origin, llm=self.llm, threshold=call.threshold
-            )
+        bound: BoundDecision | None = each.config.get("configurable", {}).get(DECISION_KEY)
+        if call.result is not None or bound is None or not reuse:
+            return call
+        if bound.concerns(call.turn.question, self.llm) and bound.repeats(self.origin, call.threshold):
+            call.result = bound.decision
         return call
 
     def _write_drafts(self, drafter: ChatDrafter, calls: Sequence[GateCall]) -> Flow[None]:
@@ -310,7 +310,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         always_include_question: bool = True,
         max_queries: int = 6,
         filter_claims: bool = False,
-        when_known: str = "",
+        known_message: str | None = None,
     ) -> GatedRetriever:
         """Return a retriever that finds nothing for known questions, and searches claims for the others.
 
@@ -320,8 +320,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             always_include_question: Whether the question itself is always searched.
             max_queries: Maximum number of queries a question, at least 1.
             filter_claims: Whether the gate judges each claim and drops the known ones.
-            when_known: Text of the one document that a known question finds, for `create_retriever_tool`; by default
-                it finds none.
+            known_message: Text of the one document that a known question finds, for `create_retriever_tool`; by
+                default it finds none.
         """
         return GatedRetriever(
             retriever=coerce_to_runnable(retriever),
@@ -330,7 +330,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             always_include_question=always_include_question,
             max_queries=max_queries,
             filter_claims=filter_claims,
-            when_known=when_known,
+            known_message=known_message,
         )
 
 
@@ -403,8 +403,8 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever,
             `RetrievalGate` judges no claims: then all are searched.
         k: Maximum number of documents; None for no limit. ``invoke(..., k=)`` overrides it, and reaches the guarded
             retriever, too.
-        when_known: Text of the one document that a known question finds, for a tool whose output an agent reads; by
-            default it finds none.
+        known_message: Text of the one document that a known question finds, for a tool whose output an agent reads;
+            by default it finds none.
 
     Raises:
         ConfigurationError: What is guarded does not return documents.
@@ -416,7 +416,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever,
 
     retriever: Runnable[Any, Any]
     k: int | None = Field(default=None, ge=1)
-    when_known: str = ""
+    known_message: str | None = None
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -451,7 +451,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever,
             if search.result.retrieve:
                 search.result = fuse_documents(plan.queries, hits, options.get("k", self.k))
             else:
-                search.result = [Document(self.when_known)] if self.when_known else []
+                search.result = [] if self.known_message is None else [Document(self.known_message)]
         return [search.result for search in searches]
 
     def _check_decision(self, each: Run, decision: Any) -> Flow[Any]:

@@ -28,7 +28,7 @@ try:
 except ImportError as error:
     raise missing_dependency(error.name or "langchain", "langchain-agents") from error
 
-KNOWN = "Search was not needed: answer from what you know."
+SEARCH_NOT_NEEDED = "Search was not needed: answer from what you know."
 
 _GENERIC_TYPES = ("function", "custom")
 """Types that say how a tool is described and not which one it is."""
@@ -140,7 +140,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         call = request.tool_call
         if call["name"] not in self.hidden or not self._known(request.state):
             return None
-        return ToolMessage(KNOWN, tool_call_id=call["id"], name=call["name"])
+        return ToolMessage(SEARCH_NOT_NEEDED, tool_call_id=call["id"], name=call["name"])
 
     def _known(self, state: Any) -> bool:
         decisions = state.get("retrieval_decisions") or {}

@@ -88,7 +88,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         self.query_engine = query_engine
         self.direct = direct
         writer = llm if tokens is not None or options is not None else None
-        self.decider = QueryDecider(gate, writer, 32 if tokens is None else tokens, answers=llm, **rules)
+        self.decider = QueryDecider(gate, writer, 32 if tokens is None else tokens, llm=llm, **rules)
         self.streaming = streaming
         strategy = Strategy(look_first=LookFirst.coerce(look_first), question_gate=self.decider.gate)
         if options is not None:
