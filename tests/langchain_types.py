@@ -10,7 +10,8 @@ from langchain_core.runnables import Runnable, RunnableLambda
 from typing_extensions import TypedDict
 
 from rgate_integrations import Decision
-from rgate_integrations.langchain import RetrievalGate, RetrievalRouter
+from rgate_integrations.langchain import RetrievalGate
+from rgate_integrations.langchain.router import RetrievalRouter
 
 
 class State(TypedDict):

@@ -6,7 +6,8 @@ import pytest
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
-from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate, RetrievalRouter
+from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate
+from rgate_integrations.langchain.router import RetrievalRouter
 from tests.begun_answers import LOOK, Told
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Chat, Judge, Search, each, texts
 

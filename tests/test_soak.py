@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from rgate_integrations.index import PassageIndex
-from rgate_integrations.langchain import RetrievalRouter
+from rgate_integrations.langchain.router import RetrievalRouter
 from tests.soak.machine import Allowance, Held
 from tests.soak.runner import SCENARIOS, Soak
 from tests.soak.scenario import chance_of

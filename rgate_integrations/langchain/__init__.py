@@ -13,23 +13,29 @@ except ImportError as error:
     raise missing_dependency("langchain_core", "langchain") from error
 
 from rgate_integrations.langchain.chains import gated_rag
+from rgate_integrations.langchain.embeddings import RGateEmbeddings
 from rgate_integrations.langchain.gate import GatedRetriever, RetrievalGate
+from rgate_integrations.langchain.graph import CHECKPOINT_TYPES, gate_node, route_edge
+from rgate_integrations.langchain.local_chat import LocalChat
 from rgate_integrations.langchain.retriever import ClaimQueryRewriter, IndexRetriever
-from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.langchain.vectorstore import FaissVectorStore
 
 if TYPE_CHECKING:
     from rgate_integrations.langchain.middleware import RetrievalGateMiddleware
 
 __all__ = [
+    "CHECKPOINT_TYPES",
     "ClaimQueryRewriter",
     "FaissVectorStore",
     "GatedRetriever",
     "IndexRetriever",
+    "LocalChat",
+    "RGateEmbeddings",
     "RetrievalGate",
     "RetrievalGateMiddleware",
-    "RetrievalRouter",
+    "gate_node",
     "gated_rag",
+    "route_edge",
 ]
 
 

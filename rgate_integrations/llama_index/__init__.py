@@ -7,12 +7,15 @@ try:
 except ImportError as error:
     raise missing_dependency("llama_index.core", "llama-index") from error
 
+from rgate_integrations.llama_index.agents import GatedTool
 from rgate_integrations.llama_index.claims import (
     ClaimFusionRetriever,
     ClaimQueryEngine,
     ClaimQueryTransform,
 )
 from rgate_integrations.llama_index.decider import RetrievalGateEvent
+from rgate_integrations.llama_index.embeddings import RGateEmbedding
+from rgate_integrations.llama_index.local_llm import LocalLLM
 from rgate_integrations.llama_index.query_engine import GatedQueryEngine
 from rgate_integrations.llama_index.retriever import GatedRetriever, IndexRetriever
 from rgate_integrations.llama_index.selector import RetrievalGateSelector
@@ -23,7 +26,10 @@ __all__ = [
     "ClaimQueryTransform",
     "GatedQueryEngine",
     "GatedRetriever",
+    "GatedTool",
     "IndexRetriever",
+    "LocalLLM",
+    "RGateEmbedding",
     "RetrievalGateEvent",
     "RetrievalGateSelector",
 ]

@@ -6,7 +6,10 @@ from rgate_integrations.llama_index import (
     ClaimQueryTransform,
     GatedQueryEngine,
     GatedRetriever,
+    GatedTool,
     IndexRetriever,
+    LocalLLM,
+    RGateEmbedding,
     RetrievalGateEvent,
     RetrievalGateSelector,
 )
@@ -17,7 +20,10 @@ __all__ = [
     "ClaimQueryTransform",
     "GatedQueryEngine",
     "GatedRetriever",
+    "GatedTool",
     "IndexRetriever",
+    "LocalLLM",
+    "RGateEmbedding",
     "RetrievalGateEvent",
     "RetrievalGateSelector",
 ]
