@@ -22,9 +22,9 @@ from rgate_integrations.langchain import (
     GatedRetriever,
     IndexRetriever,
     RetrievalGate,
-    RetrievalRouter,
     gated_rag,
 )
+from rgate_integrations.langchain.router import RetrievalRouter
 from tests.langchain_fakes import INVOKES, Chat, Judge, Search, each
 
 READABLE = [

@@ -9,9 +9,9 @@ from rgate_integrations.llama_index import (
     GatedTool,
     IndexRetriever,
     LocalLLM,
-    RGateEmbedding,
     RetrievalGateEvent,
     RetrievalGateSelector,
+    RGateEmbedding,
 )
 
 __all__ = [
