@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any, ClassVar, Self, TypeVar, Unpack
 
@@ -433,26 +433,25 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever,
         """Decide for a batch in one call of the gate, and search for its unknown questions in one batch."""
         children = [each.child("gate") for each in runs]
         decisions = yield BatchCall(self.gate, [each.input for each in runs], children)
-        results: list[Any] = []
-        for each, decision in zip(runs, decisions, strict=True):
-            results.append((yield from self._check_decision(each, decision)))
-        searches = [_Search(*each) for each in zip(runs, results, strict=True)]
-        decided = [search for search in searches if isinstance(search.result, Decision)]
-        plans = yield from self.plans([search.result for search in decided])
+        calls = [GateCall(each) for each in runs]
+        for call, decision in zip(calls, decisions, strict=True):
+            call.result = yield from self._check_decision(call.run, decision)
+        decided = [call for call in calls if isinstance(call.result, Decision)]
+        plans = yield from self.plans([call.result for call in decided])
         queries: list[str] = []
         configs: list[RunnableConfig] = []
-        for search, plan in zip(decided, plans, strict=True):
+        for call, plan in zip(decided, plans, strict=True):
             queries += plan.texts
-            configs += [search.run.child()] * len(plan.queries)
+            configs += [call.run.child()] * len(plan.queries)
         options = runs[0].options
         found = iter((yield BatchCall(self.retriever, queries, configs, **options)))
-        for search, plan in zip(decided, plans, strict=True):
+        for call, plan in zip(decided, plans, strict=True):
             hits = list(islice(found, len(plan.queries)))
-            if search.result.retrieve:
-                search.result = fuse_documents(plan.queries, hits, options.get("k", self.k))
+            if call.result.retrieve:
+                call.result = fuse_documents(plan.queries, hits, options.get("k", self.k))
             else:
-                search.result = [] if self.known_message is None else [Document(self.known_message)]
-        return [search.result for search in searches]
+                call.result = [] if self.known_message is None else [Document(self.known_message)]
+        return [call.result for call in calls]
 
     def _check_decision(self, each: Run, decision: Any) -> Flow[Any]:
         """Return a decision that there is something to search for, and emit it; or why there is none."""
@@ -470,11 +469,3 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever,
             return decision
         # as of an input without a question: there is nothing to search for
         return InvalidQuestionError("The question is empty.", hint="Pass at least one word.")
-
-
-@dataclass
-class _Search:
-    """One input of a `GatedRetriever`: its decision, and in its place what was found, or the exception."""
-
-    run: Run
-    result: Any

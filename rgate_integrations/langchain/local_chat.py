@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, SkipValidation
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.models.catalog import DEFAULT_MODEL
 from rgate_integrations.models.local import TransformersProxy, shared_proxy
-from rgate_integrations.models.streamed_answer import GeneratedToken, GenerationOptions
+from rgate_integrations.models.streamed_answer import GenerationOptions
 
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
 
@@ -105,23 +105,17 @@ class LocalChat(BaseChatModel, GenerationOptions):
                 info["finish_reason"] = answer.finish_reason
                 message.chunk_position = "last"
             if options.logprobs:
-                info["logprobs"] = {"content": list(map(_logprob_entry, chunk.tokens))}
+                entries = []
+                for token in chunk.tokens:  # in the form of OpenAI's API
+                    entry = {"token": token.text, "logprob": token.logprob}
+                    entries.append({**entry, "bytes": list(token.text.encode()), "top_logprobs": []})
+                info["logprobs"] = {"content": entries}
             message.usage_metadata = UsageMetadata(
                 input_tokens=read, output_tokens=written, total_tokens=read + written
             )
             yield ChatGenerationChunk(message=message, generation_info=info or None)
             info = {}
             read = 0
-
-
-def _logprob_entry(token: GeneratedToken) -> dict[str, Any]:
-    """Return a token with its log-probability in the form of OpenAI's API."""
-    return {
-        "token": token.text,
-        "logprob": token.logprob,
-        "bytes": list(token.text.encode()),
-        "top_logprobs": [],
-    }
 
 
 def _turn(message: BaseMessage) -> dict[str, str]:

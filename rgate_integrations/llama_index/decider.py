@@ -248,19 +248,19 @@ class Gated:
         Raises:
             ConfigurationError: A key names a part that is not there.
         """
-        # LlamaIndex's own method takes no key of a part within a part.
+        # LlamaIndex's own method takes no key of a part within a part, and the two that it is made of are protected.
         for key, prompt in prompts_dict.items():
             part: Any = self
             *names, own_key = key.split(":")
             for name in names:
-                parts = part._get_prompt_modules()
+                parts = part._get_prompt_modules()  # noqa: SLF001
                 if name not in parts:
                     raise ConfigurationError(
                         f"There are no prompts under {key!r}.",
                         hint=f"Known keys: {', '.join(self.get_prompts())}.",
                     )
                 part = parts[name]
-            part._update_prompts({own_key: prompt})
+            part._update_prompts({own_key: prompt})  # noqa: SLF001
 
 
 class WithoutPrompts:
