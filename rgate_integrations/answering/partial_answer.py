@@ -105,9 +105,9 @@ class PartialAnswer:
     def draft(self, *, finished: bool) -> Draft:
         """Return it as the LLM's draft; its tokens are in it if the text is made of them."""
         text = self.text.strip()
-        told: dict[str, Any] = {}
+        token_fields: dict[str, Any] = {}
         if self.tokens and "".join(self.tokens).strip().startswith(text):
-            told = {
+            token_fields = {
                 "tokens": tuple(self.tokens),
                 "logprobs": tuple(self.logprobs),
                 "response_id": self.response_id,
@@ -118,7 +118,7 @@ class PartialAnswer:
             source="llm",
             model=self.model,
             prompt_tokens=self.prompt_tokens,
-            **told,
+            **token_fields,
         )
 
 
@@ -155,7 +155,7 @@ class BufferedAnswer(ABC):
         """Note what a chunk says in ``partial``; returns False if it is something that cannot be judged."""
 
     def flush_events(self) -> Flow[None]:
-        """Tell listeners of the released answer what came since the last time; most have nobody to tell."""
+        """Tell listeners of the released answer what came since the last time; without listeners, nothing."""
         yield from ()
 
     def buffer(self, tokens: int) -> Flow[None]:
@@ -202,7 +202,7 @@ class BufferedAnswer(ABC):
         """End the answer early, which ends the request to the LLM, too."""
         try:
             yield Call(self.source.close, self.source.aclose)
-        except Exception as error:  # nobody wants this answer any more
+        except Exception as error:  # the answer is not needed any more
             # Without its message, which may quote the question.
             _log.info("An answer that was stopped failed: %s", type(error).__name__)
 

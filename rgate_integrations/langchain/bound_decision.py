@@ -25,8 +25,8 @@ def read_threshold(gate: Runnable[Any, Decision], config: RunnableConfig) -> flo
     Raises:
         ConfigurationError: The one in the config is not a number of at least 0.
     """
-    given = config.get("configurable", {}).get(THRESHOLD_KEY)
-    return getattr(gate, "threshold", None) if given is None else valid_threshold(given)
+    threshold = config.get("configurable", {}).get(THRESHOLD_KEY)
+    return getattr(gate, "threshold", None) if threshold is None else valid_threshold(threshold)
 
 
 # LangChain and LangGraph keep keys with two underscores out of traces and checkpoints.

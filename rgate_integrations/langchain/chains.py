@@ -60,17 +60,17 @@ def gated_rag(
     decider = gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)
     with_passages = prompt or _chat_prompt(ANSWER_WITH_PASSAGES, passages="context", question=QUESTION)
     closed_book = direct_prompt or _chat_prompt(ANSWER, question=QUESTION)
-    found: Runnable[Any, Any] = coerce_to_runnable(retriever)
-    search = RunnableLambda(itemgetter(QUESTION)) | found
+    find: Runnable[Any, Any] = coerce_to_runnable(retriever)
+    search = RunnableLambda(itemgetter(QUESTION)) | find
     retrieve: Runnable[Any, Any] = RunnablePassthrough.assign(sources=search).pipe(
         RunnablePassthrough.assign(context=RunnableLambda(itemgetter("sources")) | format_documents),
         RunnablePassthrough.assign(answer=with_passages | llm | StrOutputParser()),
     )
     direct: Runnable[Any, Any] = RunnablePassthrough.assign(answer=closed_book | llm | StrOutputParser())
-    wanted: Any = ["sources", "answer"] if return_sources else "answer"
+    keys: Any = ["sources", "answer"] if return_sources else "answer"
     router = decider.route(
-        retrieve=retrieve.pick(wanted),
-        direct=direct.pick(wanted),
+        retrieve=retrieve.pick(keys),
+        direct=direct.pick(keys),
         answer_first=answer_first,
         look_first=look_first,
     )

@@ -170,7 +170,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return self._origin
 
     def for_arm(self, direct: Runnable[Any, Any]) -> Self:
-        """Return a copy that judges what the LLM of an arm knows; itself where that is not told, or was given."""
+        """Return a copy that judges what the LLM of an arm knows; itself if its name is unknown, or was given."""
         gate = self.gate.for_llm(get_llm_name(direct), LLM_NAME_SOURCE)
         return self if gate is self.gate else self.model_copy(update={"gate": gate})
 
@@ -254,7 +254,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             retrieve: Gets the inputs of unknown questions; an existing RAG chain.
             direct: Gets the inputs of known questions; the LLM without retrieval.
             answer_first: Let ``direct`` begin to answer and judge its first tokens: it goes on if they are known,
-                and is stopped if not. ``llm=`` is not asked then. This gate judges, or the one for begun answers
+                and is stopped if not. ``llm=`` is not asked then. This gate judges, or the one for partial answers
                 that belongs to it, as there is beside the default and beside a tuned one; `AnswerFirst` has more
                 to choose.
             look_first: Run ``retrieve`` up to its retriever for every input, while the gate decides, and compare what
@@ -444,11 +444,11 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever,
             queries += plan.texts
             configs += [call.run.child()] * len(plan.queries)
         options = runs[0].options
-        found = iter((yield BatchCall(self.retriever, queries, configs, **options)))
+        hits = iter((yield BatchCall(self.retriever, queries, configs, **options)))
         for call, plan in zip(decided, plans, strict=True):
-            hits = list(islice(found, len(plan.queries)))
+            rankings = list(islice(hits, len(plan.queries)))
             if call.result.retrieve:
-                call.result = fuse_documents(plan.queries, hits, options.get("k", self.k))
+                call.result = fuse_documents(plan.queries, rankings, options.get("k", self.k))
             else:
                 call.result = [] if self.known_message is None else [Document(self.known_message)]
         return [call.result for call in calls]

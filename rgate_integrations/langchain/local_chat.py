@@ -25,8 +25,8 @@ class LocalChat(BaseChatModel, GenerationOptions):
     """A chat model that runs here, on transformers; one copy of its weights is shared with gates of its name.
 
     As the direct arm of ``route(..., answer_first=True)`` it keeps the hidden states of what it writes. A probe of
-    the same model, trained under the arm's prompt, then judges the begun answer without reading it again, and a known
-    answer goes on where it was held: no token is computed twice.
+    the same model, trained under the arm's prompt, then judges the partial answer without reading it again, and a
+    known answer goes on where it was held: no token is computed twice.
 
     Nothing is written ahead of what is asked for, so a stream that is closed costs nothing more. Between two tokens
     others may use the model.
@@ -37,7 +37,7 @@ class LocalChat(BaseChatModel, GenerationOptions):
 
     Attributes:
         model_name: Catalogue name (see ``rgate download``), local folder, or Hub id; ``model=`` for short.
-        proxy: The model itself, in place of its name.
+        proxy: The model itself, instead of its name.
 
     Example:
         >>> from rgate_integrations.langchain.local_chat import LocalChat
@@ -96,7 +96,9 @@ class LocalChat(BaseChatModel, GenerationOptions):
         options = self.for_call(kwargs)
         answer = self._model.answer(list(map(_turn, messages)), options)
         info: dict[str, Any] = {"model_name": self._model.name, "model_provider": "rgate"}
-        read = len(answer.prompt)  # told with the first chunk, and what was written with the last
+        read = len(
+            answer.prompt
+        )  # sent with the first chunk; the number of tokens written comes with the last
         for chunk in answer.chunks():
             message = AIMessageChunk(content=chunk.text, id=answer.id)
             written = 0

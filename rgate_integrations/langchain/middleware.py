@@ -130,11 +130,11 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
             raise unknown_name("tool of this agent", min(self._unseen), names)
         if not self._known(request.state):
             return request
-        kept = [tool for tool in request.tools if self.hidden.isdisjoint(_names(tool))]
+        visible = [tool for tool in request.tools if self.hidden.isdisjoint(_names(tool))]
         choice = request.tool_choice
         if isinstance(choice, str | dict) and not self.hidden.isdisjoint(_names(choice)):
             choice = None
-        return request.override(tools=kept, tool_choice=choice)
+        return request.override(tools=visible, tool_choice=choice)
 
     def _block_tool_call(self, request: ToolCallRequest) -> ToolMessage | None:
         call = request.tool_call
@@ -155,8 +155,8 @@ def _names(tool: Any) -> list[str]:
     """
     if isinstance(tool, dict):
         described = tool.get("function", tool)
-        told = [described.get("name"), described.get("server_label"), tool.get("type")]
-        names = [name for name in told if name and name not in _GENERIC_TYPES]
+        candidates = [described.get("name"), described.get("server_label"), tool.get("type")]
+        names = [name for name in candidates if name and name not in _GENERIC_TYPES]
         names = names or list(tool)  # some providers write {"google_search": {}}
     elif isinstance(tool, str):
         names = [tool]

@@ -56,8 +56,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     Where the direct arm answers first, it runs as a stream, whatever the caller called, and its first tokens are held
     back and judged. Known: they are released and the stream goes on. Unknown: the stream is closed, which cancels the
-    request to the LLM, and the retrieve arm runs. Until then nobody but tracers hears of the direct arm, and of an
-    arm that was stopped nobody else ever does. A batch with ``max_concurrency`` goes in parts of that size, since an
+    request to the LLM, and the retrieve arm runs. Until then only tracers hear of the direct arm, and of an arm
+    that was stopped only they ever do. A batch with ``max_concurrency`` goes in parts of that size, since an
     answer that waits to be judged holds its place at the LLM.
 
     Where it looks first, the retrieve arm runs up to its retriever while the gate decides. What was found is judged,
@@ -322,7 +322,7 @@ class RouterCall(RoutedCall[RouterInput]):
         return BatchCall(gate, values, [each.run.child(tag) for each in self.inputs])
 
     def judge(self, gate: Any, inputs: Sequence[RouterInput]) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the gate once about several begun answers."""
+        """Ask the gate once about several partial answers."""
         values = []
         for each in inputs:
             # What was condensed to be screened is not condensed again; else the judge reads the turns, too.

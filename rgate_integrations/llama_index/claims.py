@@ -31,7 +31,7 @@ class ClaimFusionRetriever(FlowRetriever):
     Args:
         retrievers: The retrievers, of any kind.
         gate: Drafts the answer whose claims are searched; the default when None.
-        draft_llm: Drafts the answer in place of the gate's proxy model; a better model has better claims.
+        draft_llm: Drafts the answer instead of the gate's proxy model; a better model has better claims.
         tokens: Maximum number of tokens of its draft, at least 1.
         similarity_top_k: Maximum number of nodes, at least 1.
         max_queries: Maximum number of queries a question, at least 1.
@@ -77,7 +77,7 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
 
     Args:
         gate: Drafts the answer; the default gate when None.
-        draft_llm: Drafts the answer in place of the gate's proxy model.
+        draft_llm: Drafts the answer instead of the gate's proxy model.
         max_queries: Maximum number of queries a question, at least 1.
         filter_claims: Whether the gate judges each claim and drops the known ones.
     """

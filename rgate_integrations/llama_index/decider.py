@@ -98,11 +98,11 @@ class QueryDecider:
         tokens: Maximum number of tokens that it writes, at least 1.
         memory: Has the turns before the question, where it is not condensed.
         llm: The LLM that answers, if it is known: the gate judges what it knows. ``draft_llm`` when None.
-        **rules: ``always=`` and ``never=``, in place of the gate's own.
+        **rules: ``always=`` and ``never=``, instead of the gate's own.
 
     Attributes:
         gate: What decides.
-        origin: What decides, as the user gave it, before it was told which LLM it judges.
+        origin: What decides, as the user gave it; `gate` judges what the LLM knows.
     """
 
     def __init__(

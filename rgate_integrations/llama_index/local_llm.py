@@ -41,7 +41,7 @@ class LocalLLM(LLM, GenerationOptions):
     """An LLM that runs here, on transformers; one copy of its weights is shared with gates of its name.
 
     As the LLM of ``GatedQueryEngine(..., answer_first=True)`` it keeps the hidden states of what it writes. A probe
-    of the same model, trained under the same prompt, then judges the begun answer without reading it again, and a
+    of the same model, trained under the same prompt, then judges the partial answer without reading it again, and a
     known answer goes on where it was held: no token is computed twice.
 
     Nothing is written ahead of what is asked for, so a stream that is closed costs nothing more. Between two tokens
@@ -52,7 +52,7 @@ class LocalLLM(LLM, GenerationOptions):
 
     Attributes:
         model: Catalogue name (see ``rgate download``), local folder, or Hub id.
-        proxy: The model itself, in place of its name.
+        proxy: The model itself, instead of its name.
 
     Example:
         >>> from rgate_integrations.llama_index.local_llm import LocalLLM
