@@ -88,7 +88,7 @@ def test_an_input_without_a_question_is_an_error_and_never_searched(search, guar
 
 def test_a_retriever_tool_tells_the_agent_of_a_known_question(search):
     """Regression: it handed the agent an empty text, as of a search that found nothing."""
-    guarded = RetrievalGate(Judge()).guard(search, when_known="You know this.")
+    guarded = RetrievalGate(Judge()).guard(search, known_message="You know this.")
     tool = create_retriever_tool(guarded, "docs", "Docs.")
     assert tool.invoke({"query": "b"}) == "You know this."
     assert tool.invoke({"query": "unknown?"}) == "about unknown?\n\nshared"

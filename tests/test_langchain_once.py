@@ -8,7 +8,7 @@ from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate
 from rgate_integrations.langchain.router import RetrievalRouter
-from tests.begun_answers import Told
+from tests.begun_answers import LOOK, Told
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Chat, Judge, Search, each, texts
 
 ARMS = {
@@ -63,6 +63,18 @@ def test_another_gate_question_or_threshold_is_decided(call):
     stricter = gate.with_config(configurable={"retrieval_threshold": 0.9})
     assert call(gate.route(retrieve=stricter, direct=stricter), "known?").retrieve is True
     assert first.questions[1:] == ["known?", "known? really", "known?", "known?"]
+
+
+@each(INVOKES)
+def test_a_look_at_what_was_found_leaves_the_callers_threshold_as_it_was(call):
+    """Regression: the gate was asked twice, since the look had changed the threshold of the decision."""
+    judge = Judge()
+    gate = RetrievalGate(judge)
+    again = Search() | RunnableLambda(lambda _: "unknown?") | gate
+    chain = gate.route(retrieve=again, direct=lambda _: None, look_first=LOOK)
+    decision = call(chain, "unknown?", {"configurable": {"retrieval_threshold": 0.9}})
+    assert (decision.retrieve, decision.outcome) == (True, "retrieve")
+    assert judge.calls == [["unknown?"]]
 
 
 @each(INVOKES)

@@ -22,9 +22,9 @@ from rgate_integrations.langchain import (
     GatedRetriever,
     IndexRetriever,
     RetrievalGate,
-    RetrievalRouter,
     gated_rag,
 )
+from rgate_integrations.langchain.router import RetrievalRouter
 from tests.langchain_fakes import INVOKES, Chat, Judge, Search, each
 
 READABLE = [
@@ -87,7 +87,7 @@ WRONG = [
     (ConfigurationError, "several steps", lambda: RetrievalGate().route(**ARMS, answer_first=PREFETCH)),
     (TypeError, "'str'", lambda: GATE.guard("a retriever")),
     (ValidationError, "max_querys", lambda: GatedRetriever(retriever=Search(), max_querys=3)),
-    (ValidationError, "when_known", lambda: GatedRetriever(retriever=Search(), when_known=None)),
+    (ValidationError, "known_message", lambda: GatedRetriever(retriever=Search(), known_message=3)),
     (ValidationError, "max_queries", lambda: GatedRetriever(retriever=Search(), max_queries=0)),
     (ValidationError, "k\n", lambda: GatedRetriever(retriever=Search(), k=0)),
     (ValidationError, "k\n", lambda: IndexRetriever(index=BM25Index([]), k=0)),

@@ -123,7 +123,7 @@ class Old(BaseTool):
     ids=["engine", "retriever", "old"],
 )
 def test_tools_of_every_kind(gate, call, tool):
-    guarded = GatedTool(tool, gate, when_known="You know.")
+    guarded = GatedTool(tool, gate, known_message="You know.")
     assert guarded.metadata is tool.metadata
     known = call(guarded, "call", "a thing")
     assert (known.content, known.tool_name, known.raw_output.reason) == ("You know.", "docs", "because")

@@ -96,7 +96,7 @@ def test_an_llm_that_refuses_log_probabilities_answers_without(call):
 @both_ways
 def test_the_claims_that_are_searched_are_what_the_llm_had_written(call):
     llm, shelf = Writer(), Shelf()
-    engine = gated(llm, engine=over(ClaimFusionRetriever([shelf], llm=llm, gate=Reader())), tokens=99)
+    engine = gated(llm, engine=over(ClaimFusionRetriever([shelf], draft_llm=llm, gate=Reader())), tokens=99)
     call(engine, "query", "an unknown one?")
     assert set(shelf.queries) == {"an unknown one?", UNSURE.removesuffix(".")}
     assert len(llm.calls) == 1

@@ -5,6 +5,7 @@ from unittest.mock import Mock
 from urllib.error import HTTPError
 
 import pytest
+from llama_index.core.base.llms.types import CompletionResponse
 from llama_index.core.instrumentation.dispatcher import instrument_tags
 from pydantic import RootModel
 
@@ -31,7 +32,7 @@ def test_everything_that_decides_lets_the_llm_draft(gate, call, chats):
     engine = GatedQueryEngine.from_defaults(Rag(), gate, llm=llm, tokens=2)
     call(engine, "query", "unknown?")
     call(GatedRetriever(Shelf(), gate, llm=llm, tokens=2), "retrieve", "unknown?")
-    call(ClaimFusionRetriever([Shelf()], gate, llm=llm, tokens=2), "retrieve", "unknown?")
+    call(ClaimFusionRetriever([Shelf()], gate, draft_llm=llm, tokens=2), "retrieve", "unknown?")
     selector = RetrievalGateSelector(gate, llm=llm, tokens=2)
     call(selector, "select", ["direct", "retrieve"], "unknown?")
     found = [(d.text, d.tokens, d.logprobs, d.model) for (d,) in gate.drafts]
@@ -103,6 +104,19 @@ def test_of_a_structured_llm_the_one_inside_drafts(gate, call):
     (draft,) = asking(gate, llm.as_structured_llm(RootModel[str]), call, 1)
     assert (draft.text, draft.logprobs) == ("Perhaps it", LOGPROBS)
     assert llm.calls == [EVERYTHING]
+
+
+class Silent(Writer):
+    """Writes no text."""
+
+    def _whole(self, prompt, options):
+        return CompletionResponse(text=" \n")
+
+
+@both_ways
+def test_an_llm_that_writes_no_text_gives_no_draft(gate, call):
+    """Regression: an empty draft was judged, and in LangChain none."""
+    assert asking(gate, Silent(), call, 1) == [None]
 
 
 # --- what it costs -----------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def gated(inner, gate, llm=None, **options):
 
 
 def fusion(gate, llm=None):
-    return ClaimFusionRetriever([Shelf()], gate, llm=llm, filter_claims=True)
+    return ClaimFusionRetriever([Shelf()], gate, draft_llm=llm, filter_claims=True)
 
 
 def router(gate, llm, inner):

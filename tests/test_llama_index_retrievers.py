@@ -100,7 +100,7 @@ def test_a_guarded_retriever_finds_a_note_for_what_is_known(gate, call):
     (note,) = call(guarded, "retrieve", KNOWN)
     assert note.node.metadata["rgate"] == gate.decide_batch([Request(KNOWN)])[0].model_dump(mode="json")
     assert note.node.get_content(metadata_mode="llm") == note.node.text
-    assert call(GatedRetriever(Shelf(), gate, note=None), "retrieve", KNOWN) == []
+    assert call(GatedRetriever(Shelf(), gate, known_message=None), "retrieve", KNOWN) == []
     fused = QueryFusionRetriever([guarded], llm=MockLLM(), num_queries=1, use_async=False)
     assert call(fused, "retrieve", KNOWN)[0].node.metadata["rgate"]["retrieve"] is False
     assert "answer it from what you know" in call(RetrieverTool.from_defaults(guarded), "call", KNOWN).content

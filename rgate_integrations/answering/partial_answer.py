@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from rgate_integrations.answering.drafting import says_unsupported
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import EvidenceError, ServerError
 from rgate_integrations.models.streamed_answer import find_answer
@@ -104,9 +105,9 @@ class PartialAnswer:
     def draft(self, *, finished: bool) -> Draft:
         """Return it as the LLM's draft; its tokens are in it if the text is made of them."""
         text = self.text.strip()
-        told: dict[str, Any] = {}
+        token_fields: dict[str, Any] = {}
         if self.tokens and "".join(self.tokens).strip().startswith(text):
-            told = {
+            token_fields = {
                 "tokens": tuple(self.tokens),
                 "logprobs": tuple(self.logprobs),
                 "response_id": self.response_id,
@@ -117,7 +118,7 @@ class PartialAnswer:
             source="llm",
             model=self.model,
             prompt_tokens=self.prompt_tokens,
-            **told,
+            **token_fields,
         )
 
 
@@ -154,7 +155,7 @@ class BufferedAnswer(ABC):
         """Note what a chunk says in ``partial``; returns False if it is something that cannot be judged."""
 
     def flush_events(self) -> Flow[None]:
-        """Tell listeners of the released answer what came since the last time; most have nobody to tell."""
+        """Tell listeners of the released answer what came since the last time; without listeners, nothing."""
         yield from ()
 
     def buffer(self, tokens: int) -> Flow[None]:
@@ -201,7 +202,7 @@ class BufferedAnswer(ABC):
         """End the answer early, which ends the request to the LLM, too."""
         try:
             yield Call(self.source.close, self.source.aclose)
-        except Exception as error:  # nobody wants this answer any more
+        except Exception as error:  # the answer is not needed any more
             # Without its message, which may quote the question.
             _log.info("An answer that was stopped failed: %s", type(error).__name__)
 
@@ -242,33 +243,3 @@ class BufferedAnswer(ABC):
             self.ended = chunk is END
         yield from self.flush_events()
         return chunk
-
-
-_REFUSED = frozenset({400, 404, 405, 415, 422, 501})
-_UNSUPPORTED = ("unsupported", "notsupported", "notimplemented", "badrequest", "unprocessable")
-_WORDS = ("logprob", "max_tokens", "unsupported", "not supported", "unexpected keyword", "unknown parameter")
-
-
-def draft_options(tokens: int) -> list[dict[str, Any]]:
-    """Return the options of a call for a draft of so many tokens: an LLM that refuses some is asked with the next."""
-    return [{"max_tokens": tokens, "logprobs": True}, {"max_tokens": tokens}, {}]
-
-
-def says_unsupported(error: BaseException) -> bool:
-    """Return whether an error says that the model does not take what it was asked with.
-
-    That is a status such as 400, a `TypeError` about an argument, an error of a type that says so, or a `ValueError`
-    that names what was asked for. Providers raise errors of their own classes, so they are told apart by what they
-    carry.
-    """
-    for holder in (error, getattr(error, "response", None)):
-        for name in ("status_code", "http_status", "status", "code"):
-            status = getattr(holder, name, None)
-            if isinstance(status, int) and not isinstance(status, bool):
-                return status in _REFUSED
-    text = str(error).lower()
-    if isinstance(error, TypeError):
-        return "argument" in text
-    if any(word in type(error).__name__.lower() for word in _UNSUPPORTED):
-        return True
-    return isinstance(error, ValueError) and any(word in text for word in _WORDS)

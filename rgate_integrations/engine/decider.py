@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self, TypeAlias, Unpack
+from typing import Any, Literal, Self, TypeAlias, Unpack
 
 from rgate_integrations.decision import Decision, Failure, Override, Request, RequestFields
 from rgate_integrations.engine.follow_ups import missing_context
@@ -237,3 +237,32 @@ def read_item(question: str | Request | Failed, **fields: Unpack[RequestFields])
         return Request.coerce(question, **fields)
     except RGateError as error:
         return Failed(error)
+
+
+@dataclass(frozen=True)
+class BoundDecision:
+    """A decision that travels with a request, so that nothing in the request decides it again.
+
+    Attributes:
+        question: The question as the user put it; the decision has it as it was judged, perhaps condensed.
+        decision: What was decided.
+        gate: What decided, as the user gave it.
+        llm: The LLM that writes drafts for that gate; None without one.
+        threshold: The threshold that the caller gave; None for the gate's own.
+    """
+
+    question: str
+    decision: Decision
+    gate: Any
+    llm: Any = None
+    threshold: float | None = None
+
+    def concerns(self, question: str, llm: Any) -> bool:
+        """Return whether it is about this question, with a draft by this LLM; by any LLM, or none, when None."""
+        if llm is not None and llm is not self.llm:
+            return False
+        return question.strip() in (self.question.strip(), self.decision.question.strip())
+
+    def repeats(self, gate: Decider, threshold: float | None) -> bool:
+        """Return whether this gate would only repeat it, at the threshold that its caller gave."""
+        return threshold in (None, self.threshold) and gate.decides_like(self.gate)

@@ -1,8 +1,8 @@
 """The direct arm begins to answer: until its answer is released, only tracers hear of its runs.
 
 Tracers see such runs as they happen, and as *cancelled* if they are cut short. Everybody else, such as
-``astream_events``, LangGraph's message stream or a handler that prints tokens, may show them to a user: they are told
-once the answer is released, and never of one that is not.
+``astream_events``, LangGraph's message stream or a handler that prints tokens, may show them to a user: they get the
+events once the answer is released, and none of an answer that is not.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class GenerationCancelled(BaseException):
 
 
 class BufferingHandler(BaseCallbackHandler):
-    """Keeps the events of a begun answer until it is released, and notes what the LLM writes.
+    """Keeps the events of a partial answer until it is released, and notes what the LLM writes.
 
     Of the manager's other handlers, tracers get events at once, and the rest what is flushed.
 
@@ -76,7 +76,7 @@ class BufferingHandler(BaseCallbackHandler):
         writing: The runs in which an LLM is writing.
     """
 
-    run_inline = True  # what happened first is told first
+    run_inline = True  # so that listeners get events in their order
 
     def __init__(self, answer: BufferedAnswer, manager: Any, cancelled: dict[str, Any]) -> None:
         self._answer = answer
@@ -215,7 +215,7 @@ class CancellableTracer:
         cancelled: What the traces say of such runs; nothing is cut short as long as it is empty.
     """
 
-    run_inline = True  # told before whoever waits for a run to end
+    run_inline = True  # before the caller that waits for the run goes on
 
     def __init__(self, tracer: Any, cancelled: dict[str, Any]) -> None:
         self._tracer = tracer
@@ -238,8 +238,8 @@ class CancellableTracer:
         """Trace the end of a run as its cancellation, with what it has written or returned."""
         if event == "on_llm_error":
             response = facts.get("response") or LLMResult(generations=[[]])
-            told = response.model_copy(update={"llm_output": self._cancelled})
-            self._tracer.on_llm_end(told, run_id=run_id)
+            cancelled = response.model_copy(update={"llm_output": self._cancelled})
+            self._tracer.on_llm_end(cancelled, run_id=run_id)
         elif event == "on_retriever_error":
             self._tracer.on_retriever_end([], run_id=run_id)
         elif event == "on_tool_error":
@@ -273,7 +273,7 @@ class RetrieverRuns(BaseCallbackHandler):
         cancelled: See `CancellableTracer`.
     """
 
-    run_inline = True  # told before whoever waits for the search goes on
+    run_inline = True  # before the caller that waits for the search goes on
 
     def __init__(self, manager: Any, cancelled: dict[str, Any]) -> None:
         self._tracers, listeners = split_handlers(manager, cancelled)
@@ -284,11 +284,11 @@ class RetrieverRuns(BaseCallbackHandler):
     @property
     def documents(self) -> list[Any]:
         """What each found, in the order in which they began; those within a retriever do not count."""
-        found: list[Any] = []
+        documents: list[Any] = []
         for run_id, parent in self._parents.items():
             if parent not in self._parents:
-                found.append(self._found.get(run_id))
-        return found
+                documents.append(self._found.get(run_id))
+        return documents
 
     def on_retriever_start(
         self, serialized: Any, query: str, *, run_id: UUID, parent_run_id: UUID | None = None, **facts: Any

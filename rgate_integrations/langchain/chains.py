@@ -15,12 +15,11 @@ from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.engine.own_gate import GateLike
-from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.langchain.documents import format_documents
-from rgate_integrations.langchain.drafting import condense_follow_ups
+from rgate_integrations.langchain.drafting import GateCall, condense_follow_ups
 from rgate_integrations.langchain.gate import RetrievalGate
-from rgate_integrations.langchain.questions import QuestionInput, UserTurn, parse_question
+from rgate_integrations.langchain.questions import QuestionInput
 from rgate_integrations.langchain.runnable import FlowRunnable, Run
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, PromptTemplate
 from rgate_integrations.runtime.flow import Flow
@@ -61,17 +60,17 @@ def gated_rag(
     decider = gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)
     with_passages = prompt or _chat_prompt(ANSWER_WITH_PASSAGES, passages="context", question=QUESTION)
     closed_book = direct_prompt or _chat_prompt(ANSWER, question=QUESTION)
-    found: Runnable[Any, Any] = coerce_to_runnable(retriever)
-    search = RunnableLambda(itemgetter(QUESTION)) | found
+    find: Runnable[Any, Any] = coerce_to_runnable(retriever)
+    search = RunnableLambda(itemgetter(QUESTION)) | find
     retrieve: Runnable[Any, Any] = RunnablePassthrough.assign(sources=search).pipe(
         RunnablePassthrough.assign(context=RunnableLambda(itemgetter("sources")) | format_documents),
         RunnablePassthrough.assign(answer=with_passages | llm | StrOutputParser()),
     )
     direct: Runnable[Any, Any] = RunnablePassthrough.assign(answer=closed_book | llm | StrOutputParser())
-    wanted: Any = ["sources", "answer"] if return_sources else "answer"
+    keys: Any = ["sources", "answer"] if return_sources else "answer"
     router = decider.route(
-        retrieve=retrieve.pick(wanted),
-        direct=direct.pick(wanted),
+        retrieve=retrieve.pick(keys),
+        direct=direct.pick(keys),
         answer_first=answer_first,
         look_first=look_first,
     )
@@ -92,36 +91,18 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
 
     def flow(self, runs: list[Run]) -> Flow[list[dict[str, Any] | Exception]]:
         """Read a batch; the follow-ups among its questions are condensed as one batch."""
-        parsed = [self._parse(each.input) for each in runs]
-        turns, configs = [], []
-        for each, turn in zip(runs, parsed, strict=True):
-            if isinstance(turn, UserTurn):
-                turns.append(turn)
-                configs.append(each.child())
-        condensed = iter((yield from condense_follow_ups(self.condense, turns, configs)))
-        results: list[dict[str, Any] | Exception] = []
-        for turn in parsed:
-            if isinstance(turn, Exception):
-                results.append(turn)
-                continue
-            standalone = next(condensed)
-            # What could not be condensed keeps its history, and the gate says what failed.
-            results.append(self._state(turn if isinstance(standalone, Exception) else standalone))
-        return results
-
-    def _parse(self, value: Any) -> UserTurn | Exception:
-        try:
-            return parse_question(value, self.input_key)
-        except InvalidQuestionError as error:
-            return error
-
-    def _state(self, turn: UserTurn) -> dict[str, Any]:
-        return {
-            QUESTION: turn.question,
-            self.input_key or QUESTION: turn.question,
-            HISTORY: list(turn.history),
-            "sources": [],
-        }
+        calls = [GateCall.read(each, self.input_key) for each in runs]
+        yield from condense_follow_ups(self.condense, calls)
+        for call in calls:
+            if call.result is None:
+                call.result = {
+                    QUESTION: call.turn.question,
+                    self.input_key or QUESTION: call.turn.question,
+                    # What could not be condensed keeps its history, and the gate says what failed.
+                    HISTORY: list(call.turn.history),
+                    "sources": [],
+                }
+        return [call.result for call in calls]
 
 
 def _chat_prompt(template: PromptTemplate, **variables: str) -> ChatPromptTemplate:

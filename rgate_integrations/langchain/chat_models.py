@@ -66,14 +66,14 @@ def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
 def get_llm_name(arm: Runnable[Any, Any]) -> str:
     """Return the name of the LLM that answers in an arm; of several, such as fallbacks, the one that knows least.
 
-    Empty where no model is found, or where one of them tells no name and the others know more than the default.
+    Empty where no model is found, or where one of them has no name and the others know more than the default.
     """
     names = _llm_names(arm, {})
     return least_capable(names) if names else ""
 
 
 def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any]) -> list[str]:
-    """Return the name of each model that may answer in an arm; an empty one for a model that tells none."""
+    """Return the name of each model that may answer in an arm; an empty one for a model without a name."""
     if isinstance(arm, RunnableBindingBase):
         return _llm_names(arm.bound, {**arm.kwargs, **options})
     names: list[str] = []
@@ -102,7 +102,7 @@ def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any]) -> list[str]
 
 
 def _get_model_name(model: Runnable[Any, Any], options: Mapping[str, Any]) -> str:
-    """Return the name that a model, or the options of its call, tell; empty if they tell none."""
+    """Return the name that a model, or the options of its call, have; empty if they have none."""
     bound = options.get("model") or options.get("model_name")
     if isinstance(bound, str) and bound.strip():
         return bound

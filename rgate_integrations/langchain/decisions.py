@@ -93,26 +93,19 @@ class GateDecisionModel(names.BaseDecisionModel):  # type: ignore[misc]  # Any t
                 )
         turn = parse_question(state)
         (decision,) = yield from self.gate.flow([Request(turn.question, history=turn.lines)])
-        answers = {}
-        for name, question in questions.items():
-            answers[name] = _known(decision) if question == KNOWS else _route(decision)
+        p = decision.effective_p_known
+        choice = "retrieve" if decision.retrieve else "direct"
+        probabilities = {"retrieve": 1 - p, "direct": p}
+        if hasattr(names, "PredicateAnswer"):
+            known = names.PredicateAnswer(type="predicate", probability=p)
+        else:
+            known = names.NoulAnswer(type="noul", noul=p)
+        route = names.ChoiceAnswer(
+            type="choice", choice=choice, probabilities=probabilities, confidence=probabilities[choice]
+        )
+        answers = {name: known if question == KNOWS else route for name, question in questions.items()}
         response = getattr(names, "DecisionResponse", None) or names.ClassifierResponse
         return response(model=self.model, answers=answers)
-
-
-def _known(decision: Decision) -> Any:
-    if hasattr(names, "PredicateAnswer"):
-        return names.PredicateAnswer(type="predicate", probability=decision.effective_p_known)
-    return names.NoulAnswer(type="noul", noul=decision.effective_p_known)
-
-
-def _route(decision: Decision) -> Any:
-    p = decision.effective_p_known
-    probabilities = {"retrieve": 1 - p, "direct": p}
-    choice = "retrieve" if decision.retrieve else "direct"
-    return names.ChoiceAnswer(
-        type="choice", choice=choice, probabilities=probabilities, confidence=probabilities[choice]
-    )
 
 
 class DecisionModelGate(Decider):

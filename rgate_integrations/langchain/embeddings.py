@@ -55,8 +55,8 @@ class EmbeddingsAdapter:
     @property
     def name(self) -> str:
         """The model's name, or the class's."""
-        own = getattr(self.embeddings, "model_name", None) or getattr(self.embeddings, "model", None)
-        return own if isinstance(own, str) else type(self.embeddings).__name__
+        name = getattr(self.embeddings, "model_name", None) or getattr(self.embeddings, "model", None)
+        return name if isinstance(name, str) else type(self.embeddings).__name__
 
     @cached_property
     def identity(self) -> str:

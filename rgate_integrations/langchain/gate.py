@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any, ClassVar, Self, TypeVar, Unpack
 
@@ -24,7 +24,7 @@ from rgate_integrations.answering.query_plan import QueryPlan, plan_queries_flow
 from rgate_integrations.answering.rewriting import Rewriter
 from rgate_integrations.answering.routing import Strategy
 from rgate_integrations.decision import Decision, Draft, Threshold
-from rgate_integrations.engine.decider import Decider
+from rgate_integrations.engine.decider import BoundDecision, Decider
 from rgate_integrations.engine.loading import (
     DEFAULT_GATE,
     DEFAULT_GATES,
@@ -41,13 +41,11 @@ from rgate_integrations.langchain.bound_decision import (
     THRESHOLD_KEY,
     emit_decision_event,
     read_threshold,
-    reusable_decision,
 )
 from rgate_integrations.langchain.chat_models import get_llm_name
 from rgate_integrations.langchain.documents import fuse_documents
-from rgate_integrations.langchain.drafting import ChatDrafter, condense_follow_ups
-from rgate_integrations.langchain.gate_call import GateCall
-from rgate_integrations.langchain.questions import QuestionInput, parse_question
+from rgate_integrations.langchain.drafting import ChatDrafter, GateCall, condense_follow_ups
+from rgate_integrations.langchain.questions import QuestionInput
 from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run
 from rgate_integrations.runtime.flow import Flow
@@ -172,7 +170,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return self._origin
 
     def for_arm(self, direct: Runnable[Any, Any]) -> Self:
-        """Return a copy that judges what the LLM of an arm knows; itself where that is not told, or was given."""
+        """Return a copy that judges what the LLM of an arm knows; itself if its name is unknown, or was given."""
         gate = self.gate.for_llm(get_llm_name(direct), LLM_NAME_SOURCE)
         return self if gate is self.gate else self.model_copy(update={"gate": gate})
 
@@ -197,62 +195,49 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         The call's option ``drafts``, one an input, is what is judged instead of any that would be written: a draft,
         None, or the error of what should have written it.
         """
-        calls = [GateCall(each) for each in runs]
         drafts = runs[0].options.get("drafts")
-        for call in calls:
-            self._read(call, reuse=drafts is None)
+        calls = [self._read(each, reuse=drafts is None) for each in runs]
         waiting = [call for call in calls if call.result is None]
-        yield from self._condense(waiting)
+        yield from condense_follow_ups(self.condense, waiting)
         if drafts is not None:
             for call, draft in zip(calls, drafts, strict=True):
                 call.draft = draft
         elif self._drafter is not None:
-            drafted = [call for call in waiting if call.error is None]
-            turns, configs = [call.turn for call in drafted], [call.run.child() for call in drafted]
-            written: Sequence[Draft | Exception | None]
-            try:
-                written = yield from self._drafter.write_drafts(turns, configs)
-            except Exception as error:  # any error may come from an LLM
-                texts = [message.content for turn in turns for message in turn.conversation]
-                _log.warning("The LLM wrote no draft: %s: %s", type(error).__name__, redact(error, *texts))
-                written = [error] * len(drafted)
-            for call, draft in zip(drafted, written, strict=True):
-                call.draft = draft
+            yield from self._write_drafts(self._drafter, waiting)
         decisions = yield from self.gate.flow([call.item() for call in waiting])
         for call, decision in zip(waiting, decisions, strict=True):
             changed: dict[str, Any] = {}
-            if call.error is not None:
+            if call.condense_error is not None:
+                _log.warning("A follow-up could not be condensed: %s", type(call.condense_error).__name__)
                 changed["warnings"] = (UNCONDENSED,)
             if drafts is None and isinstance(call.draft, Draft):  # it was written for this decision
                 changed["cost"] = decision.cost + generation_cost([call.draft])
             call.result = decision.model_copy(update=changed)
         return [call.result for call in calls]
 
-    def _read(self, call: GateCall, *, reuse: bool) -> None:
+    def _read(self, each: Run, *, reuse: bool) -> GateCall:
         """Read the question of an input; in the same request nothing is decided twice."""
-        config = call.run.config
-        call.threshold = read_threshold(self, config)
-        try:
-            call.turn = parse_question(call.run.input, self.input_key)
-        except InvalidQuestionError as error:
-            call.result = error
-            return
-        if reuse:
-            question, threshold = call.turn.question, call.threshold
-            call.result = reusable_decision(
-                config, question, gate=self.origin, llm=self.llm, threshold=threshold
-            )
+        call = GateCall.read(each, self.input_key)
+        call.threshold = read_threshold(self, each.config)
+        bound: BoundDecision | None = each.config.get("configurable", {}).get(DECISION_KEY)
+        if call.result is not None or bound is None or not reuse:
+            return call
+        if bound.concerns(call.turn.question, self.llm) and bound.repeats(self.origin, call.threshold):
+            call.result = bound.decision
+        return call
 
-    def _condense(self, calls: Sequence[GateCall]) -> Flow[None]:
-        """Let follow-ups stand alone; one that could not be condensed is an error of its own."""
-        turns, configs = [call.turn for call in calls], [call.run.child() for call in calls]
-        condensed = yield from condense_follow_ups(self.condense, turns, configs)
-        for call, turn in zip(calls, condensed, strict=True):
-            if isinstance(turn, Exception):
-                _log.warning("A follow-up could not be condensed: %s", type(turn).__name__)
-                call.error = turn
-            else:
-                call.turn = turn
+    def _write_drafts(self, drafter: ChatDrafter, calls: Sequence[GateCall]) -> Flow[None]:
+        """Let the LLM write drafts; if that raises, none of these questions can be judged."""
+        drafted = [call for call in calls if call.condense_error is None]
+        written: Sequence[Draft | Exception | None]
+        try:
+            written = yield from drafter.write_drafts(drafted)
+        except Exception as error:  # any error may come from an LLM
+            texts = [text for call in drafted for text in drafter.private_texts(call)]
+            _log.warning("The LLM wrote no draft: %s: %s", type(error).__name__, redact(error, *texts))
+            written = [error] * len(drafted)
+        for call, draft in zip(drafted, written, strict=True):
+            call.draft = draft
 
     def route(
         self,
@@ -269,7 +254,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             retrieve: Gets the inputs of unknown questions; an existing RAG chain.
             direct: Gets the inputs of known questions; the LLM without retrieval.
             answer_first: Let ``direct`` begin to answer and judge its first tokens: it goes on if they are known,
-                and is stopped if not. ``llm=`` is not asked then. This gate judges, or the one for begun answers
+                and is stopped if not. ``llm=`` is not asked then. This gate judges, or the one for partial answers
                 that belongs to it, as there is beside the default and beside a tuned one; `AnswerFirst` has more
                 to choose.
             look_first: Run ``retrieve`` up to its retriever for every input, while the gate decides, and compare what
@@ -325,7 +310,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         always_include_question: bool = True,
         max_queries: int = 6,
         filter_claims: bool = False,
-        when_known: str = "",
+        known_message: str | None = None,
     ) -> GatedRetriever:
         """Return a retriever that finds nothing for known questions, and searches claims for the others.
 
@@ -335,8 +320,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             always_include_question: Whether the question itself is always searched.
             max_queries: Maximum number of queries a question, at least 1.
             filter_claims: Whether the gate judges each claim and drops the known ones.
-            when_known: Text of the one document that a known question finds, for `create_retriever_tool`; by default
-                it finds none.
+            known_message: Text of the one document that a known question finds, for `create_retriever_tool`; by
+                default it finds none.
         """
         return GatedRetriever(
             retriever=coerce_to_runnable(retriever),
@@ -345,7 +330,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             always_include_question=always_include_question,
             max_queries=max_queries,
             filter_claims=filter_claims,
-            when_known=when_known,
+            known_message=known_message,
         )
 
 
@@ -418,8 +403,8 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever,
             `RetrievalGate` judges no claims: then all are searched.
         k: Maximum number of documents; None for no limit. ``invoke(..., k=)`` overrides it, and reaches the guarded
             retriever, too.
-        when_known: Text of the one document that a known question finds, for a tool whose output an agent reads; by
-            default it finds none.
+        known_message: Text of the one document that a known question finds, for a tool whose output an agent reads;
+            by default it finds none.
 
     Raises:
         ConfigurationError: What is guarded does not return documents.
@@ -431,7 +416,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever,
 
     retriever: Runnable[Any, Any]
     k: int | None = Field(default=None, ge=1)
-    when_known: str = ""
+    known_message: str | None = None
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -448,26 +433,25 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever,
         """Decide for a batch in one call of the gate, and search for its unknown questions in one batch."""
         children = [each.child("gate") for each in runs]
         decisions = yield BatchCall(self.gate, [each.input for each in runs], children)
-        results: list[Any] = []
-        for each, decision in zip(runs, decisions, strict=True):
-            results.append((yield from self._check_decision(each, decision)))
-        searches = [_Search(*each) for each in zip(runs, results, strict=True)]
-        decided = [search for search in searches if isinstance(search.result, Decision)]
-        plans = yield from self.plans([search.result for search in decided])
+        calls = [GateCall(each) for each in runs]
+        for call, decision in zip(calls, decisions, strict=True):
+            call.result = yield from self._check_decision(call.run, decision)
+        decided = [call for call in calls if isinstance(call.result, Decision)]
+        plans = yield from self.plans([call.result for call in decided])
         queries: list[str] = []
         configs: list[RunnableConfig] = []
-        for search, plan in zip(decided, plans, strict=True):
+        for call, plan in zip(decided, plans, strict=True):
             queries += plan.texts
-            configs += [search.run.child()] * len(plan.queries)
+            configs += [call.run.child()] * len(plan.queries)
         options = runs[0].options
-        found = iter((yield BatchCall(self.retriever, queries, configs, **options)))
-        for search, plan in zip(decided, plans, strict=True):
-            hits = list(islice(found, len(plan.queries)))
-            if search.result.retrieve:
-                search.result = fuse_documents(plan.queries, hits, options.get("k", self.k))
+        hits = iter((yield BatchCall(self.retriever, queries, configs, **options)))
+        for call, plan in zip(decided, plans, strict=True):
+            rankings = list(islice(hits, len(plan.queries)))
+            if call.result.retrieve:
+                call.result = fuse_documents(plan.queries, rankings, options.get("k", self.k))
             else:
-                search.result = [Document(self.when_known)] if self.when_known else []
-        return [search.result for search in searches]
+                call.result = [] if self.known_message is None else [Document(self.known_message)]
+        return [call.result for call in calls]
 
     def _check_decision(self, each: Run, decision: Any) -> Flow[Any]:
         """Return a decision that there is something to search for, and emit it; or why there is none."""
@@ -485,11 +469,3 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever,
             return decision
         # as of an input without a question: there is nothing to search for
         return InvalidQuestionError("The question is empty.", hint="Pass at least one word.")
-
-
-@dataclass
-class _Search:
-    """One input of a `GatedRetriever`: its decision, and in its place what was found, or the exception."""
-
-    run: Run
-    result: Any

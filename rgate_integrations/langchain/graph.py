@@ -38,8 +38,8 @@ _VALUES = (
 CHECKPOINT_TYPES = tuple((kind.__module__, kind.__name__) for kind in _VALUES)
 """Module and name of each class whose values a graph's state may hold.
 
-A checkpoint names the class of each value, and LangGraph makes only those that it has been told of. Of any other it
-makes none in its strict mode, and warns otherwise::
+A checkpoint names the class of each value, and LangGraph makes only those that are listed. It refuses others in
+its strict mode, and warns otherwise::
 
     serde = JsonPlusSerializer(allowed_msgpack_modules=CHECKPOINT_TYPES)
     graph.compile(checkpointer=InMemorySaver(serde=serde))
@@ -102,13 +102,13 @@ def route_edge(*, retrieve: str, direct: str, decision_key: str = STATE_KEY) -> 
     """
 
     def route(state: Any) -> str:
-        found = retrieves(_mapping(state).get(decision_key))
-        if found is None:
+        is_retrieved = retrieves(_mapping(state).get(decision_key))
+        if is_retrieved is None:
             raise ConfigurationError(
                 f"The state has no decision under {decision_key!r}.",
                 hint="Add gate_node(...) before this edge, and its key to the state.",
             )
-        return retrieve if found else direct
+        return retrieve if is_retrieved else direct
 
     # LangGraph draws, and compiles, the edges to the nodes that the annotation names.
     route.__annotations__["return"] = Literal[retrieve, direct]
@@ -124,7 +124,7 @@ def _mapping(state: Any) -> Any:
 
 def retrieves(decision: Any) -> bool | None:
     """Return what was decided, from a decision or its JSON; None where there is no decision."""
-    given = getattr(decision, "retrieve", None)
+    value = getattr(decision, "retrieve", None)
     if isinstance(decision, Mapping):
-        given = decision.get("retrieve")
-    return given if isinstance(given, bool) else None
+        value = decision.get("retrieve")
+    return value if isinstance(value, bool) else None

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, SkipValidation
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.models.catalog import DEFAULT_MODEL
 from rgate_integrations.models.local import TransformersProxy, shared_proxy
-from rgate_integrations.models.streamed_answer import GeneratedToken, GenerationOptions
+from rgate_integrations.models.streamed_answer import GenerationOptions
 
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
 
@@ -25,8 +25,8 @@ class LocalChat(BaseChatModel, GenerationOptions):
     """A chat model that runs here, on transformers; one copy of its weights is shared with gates of its name.
 
     As the direct arm of ``route(..., answer_first=True)`` it keeps the hidden states of what it writes. A probe of
-    the same model, trained under the arm's prompt, then judges the begun answer without reading it again, and a known
-    answer goes on where it was held: no token is computed twice.
+    the same model, trained under the arm's prompt, then judges the partial answer without reading it again, and a
+    known answer goes on where it was held: no token is computed twice.
 
     Nothing is written ahead of what is asked for, so a stream that is closed costs nothing more. Between two tokens
     others may use the model.
@@ -37,7 +37,7 @@ class LocalChat(BaseChatModel, GenerationOptions):
 
     Attributes:
         model_name: Catalogue name (see ``rgate download``), local folder, or Hub id; ``model=`` for short.
-        proxy: The model itself, in place of its name.
+        proxy: The model itself, instead of its name.
 
     Example:
         >>> from rgate_integrations.langchain.local_chat import LocalChat
@@ -96,7 +96,9 @@ class LocalChat(BaseChatModel, GenerationOptions):
         options = self.for_call(kwargs)
         answer = self._model.answer(list(map(_turn, messages)), options)
         info: dict[str, Any] = {"model_name": self._model.name, "model_provider": "rgate"}
-        read = len(answer.prompt)  # told with the first chunk, and what was written with the last
+        read = len(
+            answer.prompt
+        )  # sent with the first chunk; the number of tokens written comes with the last
         for chunk in answer.chunks():
             message = AIMessageChunk(content=chunk.text, id=answer.id)
             written = 0
@@ -105,23 +107,17 @@ class LocalChat(BaseChatModel, GenerationOptions):
                 info["finish_reason"] = answer.finish_reason
                 message.chunk_position = "last"
             if options.logprobs:
-                info["logprobs"] = {"content": list(map(_logprob_entry, chunk.tokens))}
+                entries = []
+                for token in chunk.tokens:  # in the form of OpenAI's API
+                    entry = {"token": token.text, "logprob": token.logprob}
+                    entries.append({**entry, "bytes": list(token.text.encode()), "top_logprobs": []})
+                info["logprobs"] = {"content": entries}
             message.usage_metadata = UsageMetadata(
                 input_tokens=read, output_tokens=written, total_tokens=read + written
             )
             yield ChatGenerationChunk(message=message, generation_info=info or None)
             info = {}
             read = 0
-
-
-def _logprob_entry(token: GeneratedToken) -> dict[str, Any]:
-    """Return a token with its log-probability in the form of OpenAI's API."""
-    return {
-        "token": token.text,
-        "logprob": token.logprob,
-        "bytes": list(token.text.encode()),
-        "top_logprobs": [],
-    }
 
 
 def _turn(message: BaseMessage) -> dict[str, str]:

@@ -28,7 +28,7 @@ try:
 except ImportError as error:
     raise missing_dependency(error.name or "langchain", "langchain-agents") from error
 
-KNOWN = "Search was not needed: answer from what you know."
+SEARCH_NOT_NEEDED = "Search was not needed: answer from what you know."
 
 _GENERIC_TYPES = ("function", "custom")
 """Types that say how a tool is described and not which one it is."""
@@ -130,17 +130,17 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
             raise unknown_name("tool of this agent", min(self._unseen), names)
         if not self._known(request.state):
             return request
-        kept = [tool for tool in request.tools if self.hidden.isdisjoint(_names(tool))]
+        visible = [tool for tool in request.tools if self.hidden.isdisjoint(_names(tool))]
         choice = request.tool_choice
         if isinstance(choice, str | dict) and not self.hidden.isdisjoint(_names(choice)):
             choice = None
-        return request.override(tools=kept, tool_choice=choice)
+        return request.override(tools=visible, tool_choice=choice)
 
     def _block_tool_call(self, request: ToolCallRequest) -> ToolMessage | None:
         call = request.tool_call
         if call["name"] not in self.hidden or not self._known(request.state):
             return None
-        return ToolMessage(KNOWN, tool_call_id=call["id"], name=call["name"])
+        return ToolMessage(SEARCH_NOT_NEEDED, tool_call_id=call["id"], name=call["name"])
 
     def _known(self, state: Any) -> bool:
         decisions = state.get("retrieval_decisions") or {}
@@ -155,8 +155,8 @@ def _names(tool: Any) -> list[str]:
     """
     if isinstance(tool, dict):
         described = tool.get("function", tool)
-        told = [described.get("name"), described.get("server_label"), tool.get("type")]
-        names = [name for name in told if name and name not in _GENERIC_TYPES]
+        candidates = [described.get("name"), described.get("server_label"), tool.get("type")]
+        names = [name for name in candidates if name and name not in _GENERIC_TYPES]
         names = names or list(tool)  # some providers write {"google_search": {}}
     elif isinstance(tool, str):
         names = [tool]

@@ -78,7 +78,7 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
             f"The input has no key {' or '.join(keys)}; it has: {', '.join(map(repr, value)) or 'none'}.",
             hint='Name the key of the question: RetrievalGate(input_key="...").',
         )
-    asked = parse_question(value[key])
+    turn = parse_question(value[key])
     history: tuple[BaseMessage, ...] = ()
     earlier = next((value[name] for name in HISTORY_KEYS if value.get(name)), None)
     if earlier is not None:
@@ -90,9 +90,9 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
         # A graph's state often has both. A question that differs from the last message has been rewritten from it.
         with contextlib.suppress(InvalidQuestionError):
             beside = parse_question(value["messages"])
-            if beside.question.strip() == asked.question.strip():
+            if beside.question.strip() == turn.question.strip():
                 history = beside.history
-    return UserTurn(asked.question, (*history, *asked.history))
+    return UserTurn(turn.question, (*history, *turn.history))
 
 
 def _messages(value: Any) -> Sequence[BaseMessage]:

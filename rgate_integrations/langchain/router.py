@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,17 +31,16 @@ from pydantic import PrivateAttr, SkipValidation
 
 from rgate_integrations.answering.routing import RoutedCall, RoutedInput, RouteResult, Strategy
 from rgate_integrations.decision import Decision
-from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.langchain.answer_first import ArmAnswer, DirectArm
 from rgate_integrations.langchain.arm_callbacks import RetrieverRuns
 from rgate_integrations.langchain.bound_decision import bind_decision, emit_decision_event, read_threshold
 from rgate_integrations.langchain.chat_models import instances_in, parts_of
 from rgate_integrations.langchain.documents import as_passage
-from rgate_integrations.langchain.drafting import condense_follow_ups
-from rgate_integrations.langchain.questions import UserTurn, parse_question
+from rgate_integrations.langchain.drafting import GateCall, condense_follow_ups
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run
-from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
+from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, run
 
 NOT_NEEDED = "by the retrieval gate: the search was not needed"
 
@@ -57,8 +56,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     Where the direct arm answers first, it runs as a stream, whatever the caller called, and its first tokens are held
     back and judged. Known: they are released and the stream goes on. Unknown: the stream is closed, which cancels the
-    request to the LLM, and the retrieve arm runs. Until then nobody but tracers hears of the direct arm, and of an
-    arm that was stopped nobody else ever does. A batch with ``max_concurrency`` goes in parts of that size, since an
+    request to the LLM, and the retrieve arm runs. Until then only tracers hear of the direct arm, and of an arm
+    that was stopped only they ever do. A batch with ``max_concurrency`` goes in parts of that size, since an
     answer that waits to be judged holds its place at the LLM.
 
     Where it looks first, the retrieve arm runs up to its retriever while the gate decides. What was found is judged,
@@ -84,9 +83,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     strategy: SkipValidation[Strategy] = Strategy()
     condensed_key: str | None = None
 
-    _direct: DirectArm = PrivateAttr()
-    _first: Runnable[Any, Any] = PrivateAttr()
-    _rest: Runnable[Any, Any] = PrivateAttr()
+    _arms: Arms = PrivateAttr()
 
     def __init__(
         self,
@@ -106,9 +103,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             name=name,
             **fields,
         )
-        self._direct = DirectArm(self.direct)
-        if self.strategy.searches_ahead:
-            self._first, self._rest = split_arm(self.retrieve)
+        search = split_arm(self.retrieve) if self.strategy.searches_ahead else None
+        self._arms = Arms(DirectArm(self.direct), search)
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -178,14 +174,21 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     def _answer(self, runs: list[Run], limit: int | None) -> Flow[list[Any]]:
         """Decide, finish the answers that were begun, and run each arm on its share of the inputs."""
-        answers = [_Answer(remaining) for remaining in (yield from self._route(runs))]
-        shares: dict[Any, list[_Answer]] = {}
-        for answer in answers:  # an exception is the result of its input
-            if isinstance(answer.remaining, ArmAnswer):
-                shares.setdefault("begun", []).append(answer)
-            elif isinstance(answer.remaining, ArmRun):
-                shares.setdefault(id(answer.remaining.arm), []).append(answer)
-        steps = [_answer_step([answer.remaining for answer in share]) for share in shares.values()]
+        inputs = yield from self._route(runs)
+        shares: dict[Any, list[RouterInput]] = {}
+        for each in inputs:  # an exception is the result of its input
+            if isinstance(each.result, ArmAnswer):
+                shares.setdefault("begun", []).append(each)
+            elif isinstance(each.result, ArmRun):
+                shares.setdefault(id(each.result.arm), []).append(each)
+        steps: list[Step] = []
+        for key, share in shares.items():
+            remaining = [each.result for each in share]
+            if key == "begun":
+                steps.append(Gather([Call(run, arun, answer.whole()) for answer in remaining]))
+            else:
+                values, configs = [each.input for each in remaining], [each.config for each in remaining]
+                steps.append(BatchCall(remaining[0].arm, values, configs, **remaining[0].options))
         results: list[list[Any]] = []
         if limit is None:
             results = yield Gather(steps)
@@ -193,28 +196,44 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             for step in steps:
                 results += yield Gather([step])
         for share, share_results in zip(shares.values(), results, strict=True):
-            for answer, result in zip(share, share_results, strict=True):
-                answer.result = result
-        return [answer.result for answer in answers]
+            for each, result in zip(share, share_results, strict=True):
+                each.result = result
+        return [each.result for each in inputs]
 
     def _route_one(self, single: Run) -> Flow[ArmRun | ArmAnswer]:
         """Decide for one input; returns what is left to run, or raises."""
-        (remaining,) = yield from self._route([single])
-        if isinstance(remaining, Exception):
-            raise remaining
+        (each,) = yield from self._route([single])
+        if isinstance(each.result, Exception):
+            raise each.result
+        remaining: ArmRun | ArmAnswer = each.result
         return remaining
 
-    def _route(self, runs: list[Run]) -> Flow[list[ArmRun | ArmAnswer | Exception]]:
-        """Decide for a batch; returns what is left to run for each input, or the exception that concerns it."""
-        call = RouterCall(self, runs)
+    def _route(self, runs: list[Run]) -> Flow[Sequence[RouterInput]]:
+        """Decide for a batch; the result of each input is what is left to run, or the exception that concerns it."""
+        call = RouterCall(self, runs, self._arms)
         if self.condensed_key is not None:
             yield from call.condense(self.condensed_key)
         results = yield from call.route()
-        return [call.remaining_run(*each) for each in zip(call.inputs, results, strict=True)]
+        for each, result in zip(call.inputs, results, strict=True):
+            each.result = result if isinstance(result, Exception) else call.remaining_run(each, result)
+        return call.inputs
 
 
 async def _single(value: Any) -> AsyncIterator[Any]:
     yield value
+
+
+@dataclass(frozen=True)
+class Arms:
+    """The arms of a router in the forms in which they run.
+
+    Attributes:
+        direct: The direct arm, with and without log-probabilities.
+        search: What searches in the retrieve arm, and the rest of it; None if nothing is searched ahead.
+    """
+
+    direct: DirectArm
+    search: tuple[Runnable[Any, Any], Runnable[Any, Any]] | None
 
 
 @dataclass(frozen=True)
@@ -235,22 +254,6 @@ class ArmRun:
         return self.arm.astream(self.input, self.config, **self.options)
 
 
-class _Answer:
-    """What is left to run for an input, and the result once it has run."""
-
-    def __init__(self, remaining: ArmRun | ArmAnswer | Exception) -> None:
-        self.remaining: Any = remaining
-        self.result: Any = remaining
-
-
-def _answer_step(share: list[Any]) -> Call | Gather:
-    """Return the step that runs an arm on its share of the inputs, or finishes answers that were begun."""
-    if isinstance(share[0], ArmAnswer):
-        return Gather([Call(run, arun, answer.whole()) for answer in share])
-    inputs, configs = [each.input for each in share], [each.config for each in share]
-    return BatchCall(share[0].arm, inputs, configs, **share[0].options)
-
-
 @dataclass
 class RouterInput(RoutedInput):
     """One input of a `RetrievalRouter`.
@@ -259,11 +262,13 @@ class RouterInput(RoutedInput):
         run: The input of the arms, and its run.
         asked: What the gates are asked.
         retrievers: The retrievers of its search, once the retrieve arm searches ahead.
+        result: What is left to run; then what that returned, or the exception that concerns this input.
     """
 
     run: Run = field(kw_only=True)
     asked: Any = field(kw_only=True)
     retrievers: RetrieverRuns | None = None
+    result: Any = None
 
 
 class RouterCall(RoutedCall[RouterInput]):
@@ -272,9 +277,10 @@ class RouterCall(RoutedCall[RouterInput]):
     Args:
         router: The router.
         runs: Its inputs and their runs.
+        arms: Its arms.
     """
 
-    def __init__(self, router: RetrievalRouter[Any, Any], runs: list[Run]) -> None:
+    def __init__(self, router: RetrievalRouter[Any, Any], runs: list[Run], arms: Arms) -> None:
         inputs = []
         for each in runs:
             threshold = read_threshold(router.gate, each.config)
@@ -282,26 +288,24 @@ class RouterCall(RoutedCall[RouterInput]):
             inputs.append(RouterInput(threshold=threshold, run=replace(each), asked=each.input))
         super().__init__(router.strategy, inputs)
         self.router = router
+        self._arms = arms
         self._cancelled: dict[str, Any] = {}
 
     def condense(self, key: str) -> Flow[None]:
         """Let follow-ups stand alone: for the gates, and under a key for the arms."""
         gate = self.router.gate
-        inputs, turns = [], []
-        for each in self.inputs:
-            with suppress(InvalidQuestionError):  # the gate says so
-                turns.append(parse_question(each.asked, getattr(gate, "input_key", None)))
-                inputs.append(each)
-        configs = [each.run.child() for each in inputs]
-        condensed = yield from condense_follow_ups(getattr(gate, "condense", None), turns, configs)
-        for each, turn, standalone in zip(inputs, turns, condensed, strict=True):
-            # What could not be condensed keeps its history, and the gate says why.
-            if isinstance(standalone, UserTurn) and turn.history:
-                turn = standalone
-                each.asked = turn.question
+        calls = [GateCall.read(each.run, getattr(gate, "input_key", None)) for each in self.inputs]
+        yield from condense_follow_ups(getattr(gate, "condense", None), calls)
+        for each, call in zip(self.inputs, calls, strict=True):
+            if call.result is not None:  # there is no question: the gate says so
+                continue
             value = each.run.input
             others = value if isinstance(value, Mapping) else {"input": value}
-            each.run.input = {**others, key: turn.question}
+            each.run.input = {**others, key: call.turn.question}
+            if (
+                not call.turn.history
+            ):  # else the gate reads the earlier turns, or says why they were not condensed
+                each.asked = call.turn.question
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
         """Ask the gate once for the whole batch."""
@@ -318,7 +322,7 @@ class RouterCall(RoutedCall[RouterInput]):
         return BatchCall(gate, values, [each.run.child(tag) for each in self.inputs])
 
     def judge(self, gate: Any, inputs: Sequence[RouterInput]) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the gate once about several begun answers."""
+        """Ask the gate once about several partial answers."""
         values = []
         for each in inputs:
             # What was condensed to be screened is not condensed again; else the judge reads the turns, too.
@@ -331,11 +335,12 @@ class RouterCall(RoutedCall[RouterInput]):
 
     def begin(self, each: RouterInput) -> ArmAnswer:
         """Let the direct arm begin to answer."""
-        return ArmAnswer(self.router._direct, each.run)
+        return ArmAnswer(self._arms.direct, each.run)
 
     def search(self) -> ArmSearch:
         """Return the step that runs the retrieve arm up to its retriever."""
-        return ArmSearch(self.router._first, self.inputs, self._cancelled)
+        assert self._arms.search is not None  # noqa: S101  only a strategy that searches ahead asks
+        return ArmSearch(self._arms.search[0], self.inputs, self._cancelled)
 
     def drop_search(self) -> None:
         """Drop a search that is not needed, and say so in its traces."""
@@ -352,12 +357,8 @@ class RouterCall(RoutedCall[RouterInput]):
         yield from emit_decision_event(decision, each.run.child())
         each.run.config = bind_decision(each.run.config, self.router.gate, each.run.input, decision)
 
-    def remaining_run(
-        self, each: RouterInput, result: RouteResult | Exception
-    ) -> ArmRun | ArmAnswer | Exception:
+    def remaining_run(self, each: RouterInput, result: RouteResult) -> ArmRun | ArmAnswer:
         """Return what is left to run for an input, with a tag, its decision, and a draft to go on with."""
-        if isinstance(result, Exception):
-            return result
         if isinstance(result.answer, ArmAnswer):
             return result.answer
         decision = result.decision
@@ -372,8 +373,8 @@ class RouterCall(RoutedCall[RouterInput]):
         config = each.run.child(tag)
         config["tags"] = [*config.get("tags", []), tag]
         config["metadata"] = {**config.get("metadata", {}), **metadata}
-        if result.searched:  # the first step had the options
-            return ArmRun(self.router._rest, result.found, config, {})
+        if result.searched and self._arms.search is not None:  # what searched had the options
+            return ArmRun(self._arms.search[1], result.found, config, {})
         return ArmRun(arm, each.run.input, config, each.run.options)
 
 

@@ -271,7 +271,7 @@ def _document(passage: Passage) -> Document:
 
 
 def _list_of_ids(ids: Sequence[Any]) -> Sequence[Any]:
-    """Refuse one id in place of a list: its letters would be taken for ids."""
+    """Refuse one id instead of a list: its letters would be taken for ids."""
     if isinstance(ids, str):
         raise ConfigurationError(f"This takes a list of ids, not {ids!r}.", hint=f"Give [{ids!r}].")
     return ids

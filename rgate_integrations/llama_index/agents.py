@@ -35,7 +35,7 @@ class GatedTool(FunctionTool):
         tokens: Maximum number of tokens that it writes, at least 1.
         question: Name of the argument that is the question; by default the first of ``input``, ``question`` and
             ``query`` that is there, or else the only text.
-        when_known: What the agent is told about a known question.
+        known_message: What the agent gets for a known question.
 
     Raises:
         ConfigurationError: The tool has ``return_direct=True``: the user would get what is meant for the agent.
@@ -53,7 +53,7 @@ class GatedTool(FunctionTool):
         llm: LLM | None = None,
         tokens: int = 32,
         question: str | None = None,
-        when_known: str = ANSWER_YOURSELF,
+        known_message: str = ANSWER_YOURSELF,
     ) -> None:
         if not isinstance(tool, BaseTool):
             tool = FunctionTool.from_defaults(tool)
@@ -65,7 +65,7 @@ class GatedTool(FunctionTool):
             )
         self.decider = QueryDecider(gate, llm, tokens)
         self.question = question
-        self.when_known = when_known
+        self.known_message = known_message
         super().__init__(fn=self.call, async_fn=self.acall, metadata=self.tool.metadata)
         # Agents hand their context to the function tools that ask for it, and this one hands it on.
         self.requires_context = getattr(self.tool, "requires_context", False)
@@ -88,7 +88,7 @@ class GatedTool(FunctionTool):
             shown = {name: value for name, value in arguments.items() if name != self.ctx_param_name}
             return ToolOutput(
                 tool_name=self.metadata.get_name(),
-                content=self.when_known,
+                content=self.known_message,
                 raw_input={"args": args, "kwargs": shown},
                 raw_output=decision,
             )

@@ -69,15 +69,15 @@ class EngineAnswer(BufferedAnswer):
         yield from self.buffer(1)
         if self.error is not None:
             raise self.error
-        given: RESPONSE_TYPE = self.source.response
-        if not isinstance(given, StreamingResponse | AsyncStreamingResponse):
-            return given
+        response: RESPONSE_TYPE = self.source.response
+        if not isinstance(response, StreamingResponse | AsyncStreamingResponse):
+            return response
         if not streaming:
             chunks = yield self.drain()
-            return Response("".join(chunks), given.source_nodes, given.metadata)
-        if isinstance(given, AsyncStreamingResponse):
-            return replace(given, response_gen=self.astream())
-        return replace(given, response_gen=self.stream())
+            return Response("".join(chunks), response.source_nodes, response.metadata)
+        if isinstance(response, AsyncStreamingResponse):
+            return replace(response, response_gen=self.astream())
+        return replace(response, response_gen=self.stream())
 
     def _without_logprobs(self) -> EngineStream:
         vars(self._llm)["logprobs"] = None
@@ -87,13 +87,13 @@ class EngineAnswer(BufferedAnswer):
 class EngineStream(ChunkStream):
     """The chunks of an engine's response.
 
-    LlamaIndex's engines stream text alone. What their LLM tells beside it, it tells in events, which are heard while
+    LlamaIndex's engines stream text alone. What their LLM sends beside it comes in events, which are heard while
     a chunk is waited for.
 
     Args:
         engine: The engine.
         bundle: The question.
-        answer: Gets what the LLM tells.
+        answer: Gets what the LLM sends.
 
     Attributes:
         response: The response; None before the engine was asked.
@@ -119,7 +119,7 @@ class EngineStream(ChunkStream):
             return await super().anext()
 
     def on_event(self, event: LLMChatInProgressEvent | LLMCompletionInProgressEvent) -> None:
-        """Note what the LLM tells with a chunk."""
+        """Note what the LLM sends with a chunk."""
         # An LLM that chats by completing sends each response twice, in events of two kinds.
         self._kind = self._kind or type(event)
         response: Any = event.response
@@ -198,11 +198,11 @@ def _logprobs(response: Any, choice: Any) -> TokenLogprobs:
     """Read the tokens of a streamed response, as LlamaIndex has them or else as the server gave them."""
     # Each position is a list: the token that was written first, then those that were likely too.
     entries: Any = [position[0] for position in response.logprobs or [] if position]
-    told = _of(choice, "logprobs")
+    logprobs = _of(choice, "logprobs")
     if not entries:
-        entries = _of(told, "content")
-    if not entries:  # completions tell it in parallel lists
-        pairs = zip(_of(told, "tokens") or [], _of(told, "token_logprobs") or [], strict=False)
+        entries = _of(logprobs, "content")
+    if not entries:  # completions have parallel lists
+        pairs = zip(_of(logprobs, "tokens") or [], _of(logprobs, "token_logprobs") or [], strict=False)
         entries = [{"token": token, "logprob": value} for token, value in pairs]
     return read_logprobs(entries)
 
@@ -214,7 +214,7 @@ def _of(thing: Any, name: str) -> Any:
 def with_logprobs(llm: LLM) -> LLM | None:
     """Return a copy of an LLM that is asked for log-probabilities; None if it does not know them.
 
-    It knows them if it has a field ``logprobs`` that nobody has set, as LlamaIndex's OpenAI LLMs have.
+    It knows them if it has a field ``logprobs`` that is not set, as LlamaIndex's OpenAI LLMs have.
     """
     if "logprobs" not in type(llm).model_fields or getattr(llm, "logprobs", None) is not None:
         return None

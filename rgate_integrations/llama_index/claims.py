@@ -31,8 +31,8 @@ class ClaimFusionRetriever(FlowRetriever):
     Args:
         retrievers: The retrievers, of any kind.
         gate: Drafts the answer whose claims are searched; the default when None.
-        llm: Drafts the answer in place of the gate's proxy model; a better model has better claims.
-        tokens: Maximum number of tokens of the LLM's draft, at least 1.
+        draft_llm: Drafts the answer instead of the gate's proxy model; a better model has better claims.
+        tokens: Maximum number of tokens of its draft, at least 1.
         similarity_top_k: Maximum number of nodes, at least 1.
         max_queries: Maximum number of queries a question, at least 1.
         filter_claims: Whether the gate judges each claim and drops the known ones.
@@ -43,14 +43,14 @@ class ClaimFusionRetriever(FlowRetriever):
         retrievers: Sequence[BaseRetriever],
         gate: GateLike | str | None = None,
         *,
-        llm: LLM | None = None,
+        draft_llm: LLM | None = None,
         tokens: int = 64,
         similarity_top_k: int = 5,
         max_queries: int = 6,
         filter_claims: bool = False,
     ) -> None:
         self.retrievers = list(retrievers)
-        self.decider = QueryDecider(gate, llm, tokens)
+        self.decider = QueryDecider(gate, draft_llm, tokens)
         self.similarity_top_k = similarity_top_k
         self.max_queries = max_queries
         self.filter_claims = filter_claims
@@ -77,7 +77,7 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
 
     Args:
         gate: Drafts the answer; the default gate when None.
-        llm: Drafts the answer in place of the gate's proxy model.
+        draft_llm: Drafts the answer instead of the gate's proxy model.
         max_queries: Maximum number of queries a question, at least 1.
         filter_claims: Whether the gate judges each claim and drops the known ones.
     """
@@ -86,11 +86,11 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
         self,
         gate: GateLike | str | None = None,
         *,
-        llm: LLM | None = None,
+        draft_llm: LLM | None = None,
         max_queries: int = 6,
         filter_claims: bool = False,
     ) -> None:
-        self.decider = QueryDecider(gate, llm, tokens=64)
+        self.decider = QueryDecider(gate, draft_llm, tokens=64)
         self.max_queries = max_queries
         self.filter_claims = filter_claims
         super().__init__()

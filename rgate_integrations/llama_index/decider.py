@@ -22,8 +22,8 @@ from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import QueryBundle, QueryType
 from llama_index_instrumentation import get_dispatcher
 
-from rgate_integrations.decision import Decision, Request, valid_threshold
-from rgate_integrations.engine.decider import Failed, read_item
+from rgate_integrations.decision import Decision, Draft, Request, valid_threshold
+from rgate_integrations.engine.decider import BoundDecision, read_item
 from rgate_integrations.engine.loading import DEFAULT_GATES, resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
@@ -70,24 +70,20 @@ def copy_bundle(query: QueryType) -> QueryBundle:
     return QueryBundle(query) if isinstance(query, str) else replace(query)
 
 
-@dataclass(frozen=True)
-class BoundDecision:
-    """A decision of this request.
+@dataclass(frozen=True, kw_only=True)
+class QueryDecision(BoundDecision):
+    """A decision that travels with a query.
 
     Attributes:
-        question: The question.
-        decision: The decision.
         owner: Who decided. It decides anew when it is asked again: that is another request.
         bundle: The only bundle that the decision is for; None: for every bundle with this question.
     """
 
-    question: str
-    decision: Decision
     owner: QueryDecider
     bundle: QueryBundle | None = None
 
 
-_current: ContextVar[BoundDecision | None] = ContextVar("rgate_decision", default=None)
+_current: ContextVar[QueryDecision | None] = ContextVar("rgate_decision", default=None)
 
 
 class QueryDecider:
@@ -98,33 +94,33 @@ class QueryDecider:
 
     Args:
         gate: A gate, or what `load_gate` takes; when None the shipped default for the source of the draft.
-        llm: Writes the drafts; None leaves them to the gate.
+        draft_llm: Writes the drafts; None leaves them to the gate.
         tokens: Maximum number of tokens that it writes, at least 1.
         memory: Has the turns before the question, where it is not condensed.
-        answers: The LLM that answers, if it is known: the gate judges what it knows. ``llm`` when None.
-        **rules: ``always=`` and ``never=``, in place of the gate's own.
+        llm: The LLM that answers, if it is known: the gate judges what it knows. ``draft_llm`` when None.
+        **rules: ``always=`` and ``never=``, instead of the gate's own.
 
     Attributes:
         gate: What decides.
-        origin: What decides, as the user gave it, before it was told which LLM it judges.
+        origin: What decides, as the user gave it; `gate` judges what the LLM knows.
     """
 
     def __init__(
         self,
         gate: GateLike | str | None,
-        llm: LLM | None = None,
+        draft_llm: LLM | None = None,
         tokens: int = 32,
         memory: BaseMemory | None = None,
         *,
-        answers: LLM | None = None,
+        llm: LLM | None = None,
         **rules: Unpack[RuleOptions],
     ) -> None:
-        if gate is None and llm is not None:
+        if gate is None and draft_llm is not None:
             gate = DEFAULT_GATES["llm"]
         self.origin = resolve_gate(gate).with_rules(**rules)
-        self.gate = self.origin.for_llm(get_llm_name(answers or llm), LLM_NAME_SOURCE)
-        self.llm = llm
-        self.drafter = None if llm is None else LLMDrafter(llm, tokens)
+        self.gate = self.origin.for_llm(get_llm_name(llm or draft_llm), LLM_NAME_SOURCE)
+        self.draft_llm = draft_llm
+        self.drafter = None if draft_llm is None else LLMDrafter(draft_llm, tokens)
         self.memory = memory
         self.threshold: float | None = None
 
@@ -146,25 +142,18 @@ class QueryDecider:
         reusable = self.reusable(bundle)
         if reusable is not None:
             return reusable
-        item = yield from self.read(bundle)
-        is_drafted = False
+        history = yield from self._history(bundle.query_str)
+        item = read_item(bundle.query_str, history=history, threshold=self.threshold)
+        written: list[Draft] = []
         if self.drafter is not None and isinstance(item, Request):
             inherited = self.inherited(bundle)
             draft = None if inherited is None else inherited.decision.draft
             if draft is None or draft.source != "llm":  # else this LLM has written it for the request already
-                draft = yield from self.drafter.write_draft(item.question)
-                is_drafted = draft is not None
+                (draft,) = yield from self.drafter.write_drafts([item.question])
+                written = [] if draft is None else [draft]
             item = replace(item, draft=draft)
         (decision,) = yield from self.gate.flow([item])
-        if is_drafted and isinstance(item, Request) and item.draft is not None:
-            cost = decision.cost + generation_cost([item.draft])
-            decision = decision.model_copy(update={"cost": cost})
-        return decision
-
-    def read(self, bundle: QueryBundle) -> Flow[Request | Failed]:
-        """Return the request that a query stands for, with the turns before it."""
-        history = yield from self._history(bundle.query_str)
-        return read_item(bundle.query_str, history=history, threshold=self.threshold)
+        return decision.model_copy(update={"cost": decision.cost + generation_cost(written)})
 
     def announce(self, decision: Decision, bundle: QueryBundle) -> None:
         """Emit a decision that did not come with the request to LlamaIndex's listeners."""
@@ -174,26 +163,26 @@ class QueryDecider:
     def reusable(self, bundle: QueryBundle) -> Decision | None:
         """Return the decision that came with the request, if it is one that this decider would only repeat."""
         inherited = self.inherited(bundle)
-        if inherited is None or self.threshold not in (None, inherited.owner.threshold):
+        if inherited is None or not inherited.repeats(self.origin, self.threshold):
             return None
-        return inherited.decision if self.origin.decides_like(inherited.owner.origin) else None
+        return inherited.decision
 
-    def inherited(self, bundle: QueryBundle) -> BoundDecision | None:
+    def inherited(self, bundle: QueryBundle) -> QueryDecision | None:
         """Return what came with the request, whichever gate decided, if its draft is by the LLM that drafts here."""
         bound = _current.get()
         # One of its own was left by an earlier request with the same bundle.
-        if bound is None or bound.question != bundle.query_str or bound.owner is self:
+        if bound is None or bound.owner is self:
             return None
         if bound.bundle is not None and bound.bundle is not bundle:
             return None
-        return bound if self.llm is None or self.llm is bound.owner.llm else None
+        return bound if bound.concerns(bundle.query_str, self.draft_llm) else None
 
     @contextmanager
     def bind(self, decision: Decision, bundle: QueryBundle) -> Iterator[None]:
         """Hand a decision to everything that is called inside."""
         bound = _current.get()
         if bound is None or bound.decision is not decision:
-            bound = BoundDecision(bundle.query_str, decision, owner=self)
+            bound = self._own(decision, bundle)
         token = _current.set(replace(bound, bundle=None))
         try:
             yield
@@ -203,7 +192,18 @@ class QueryDecider:
     def attach(self, decision: Decision, bundle: QueryBundle) -> None:
         """Leave a decision with its bundle, for what the caller does next with the bundle."""
         if self.reusable(bundle) is None:  # what came with the request is there already
-            _current.set(BoundDecision(bundle.query_str, decision, owner=self, bundle=bundle))
+            _current.set(self._own(decision, bundle))
+
+    def _own(self, decision: Decision, bundle: QueryBundle) -> QueryDecision:
+        return QueryDecision(
+            bundle.query_str,
+            decision,
+            gate=self.origin,
+            llm=self.draft_llm,
+            threshold=self.threshold,
+            owner=self,
+            bundle=bundle,
+        )
 
     def _history(self, question: str) -> Flow[tuple[str, ...]]:
         """Return the turns before the question, as gates read them."""
@@ -248,19 +248,19 @@ class Gated:
         Raises:
             ConfigurationError: A key names a part that is not there.
         """
-        # LlamaIndex's own method takes no key of a part within a part.
+        # LlamaIndex's own method takes no key of a part within a part, and the two that it is made of are protected.
         for key, prompt in prompts_dict.items():
             part: Any = self
             *names, own_key = key.split(":")
             for name in names:
-                parts = part._get_prompt_modules()
+                parts = part._get_prompt_modules()  # noqa: SLF001
                 if name not in parts:
                     raise ConfigurationError(
                         f"There are no prompts under {key!r}.",
                         hint=f"Known keys: {', '.join(self.get_prompts())}.",
                     )
                 part = parts[name]
-            part._update_prompts({own_key: prompt})
+            part._update_prompts({own_key: prompt})  # noqa: SLF001
 
 
 class WithoutPrompts:

@@ -41,7 +41,7 @@ class LocalLLM(LLM, GenerationOptions):
     """An LLM that runs here, on transformers; one copy of its weights is shared with gates of its name.
 
     As the LLM of ``GatedQueryEngine(..., answer_first=True)`` it keeps the hidden states of what it writes. A probe
-    of the same model, trained under the same prompt, then judges the begun answer without reading it again, and a
+    of the same model, trained under the same prompt, then judges the partial answer without reading it again, and a
     known answer goes on where it was held: no token is computed twice.
 
     Nothing is written ahead of what is asked for, so a stream that is closed costs nothing more. Between two tokens
@@ -52,7 +52,7 @@ class LocalLLM(LLM, GenerationOptions):
 
     Attributes:
         model: Catalogue name (see ``rgate download``), local folder, or Hub id.
-        proxy: The model itself, in place of its name.
+        proxy: The model itself, instead of its name.
 
     Example:
         >>> from rgate_integrations.llama_index.local_llm import LocalLLM
@@ -128,8 +128,13 @@ class LocalLLM(LLM, GenerationOptions):
     def _responses(self, asked: Sequence[ChatMessage] | str, options: dict[str, Any]) -> ChatResponseGen:
         """Yield the answer so far, each time with what is new; nothing is asked before the first is wanted."""
         messages = prompt_to_messages(asked) if isinstance(asked, str) else asked
+        turns = []
+        for message in messages:
+            if any(not isinstance(block, TextBlock) for block in message.blocks):
+                raise ConfigurationError("A local model reads text only.", hint="Leave images and files out.")
+            turns.append({"role": message.role.value, "content": message.content or ""})
         call = self.for_call(options)
-        answer = self._proxy().answer([_turn(message) for message in messages], call)
+        answer = self._proxy().answer(turns, call)
         text = ""
         for chunk in answer.chunks():
             text += chunk.text
@@ -145,13 +150,6 @@ class LocalLLM(LLM, GenerationOptions):
                 },
                 logprobs=logprobs if call.logprobs else None,
             )
-
-
-def _turn(message: ChatMessage) -> dict[str, str]:
-    """Return a message as a turn of a chat template."""
-    if any(not isinstance(block, TextBlock) for block in message.blocks):
-        raise ConfigurationError("A local model reads text only.", hint="Leave images and files out.")
-    return {"role": message.role.value, "content": message.content or ""}
 
 
 def _whole(responses: Sequence[ChatResponse]) -> ChatResponse:

@@ -56,7 +56,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         llm: The LLM of ``direct``: the gate judges what it knows, by its name.
         tokens: Let this LLM write so many tokens, at least 1, for the gate to judge; None leaves drafts to the gate.
         answer_first: Let ``direct`` begin to answer, and judge its first tokens: it goes on if they are known, and is
-            stopped if not. It should stream. The gate judges, or the one for begun answers that belongs to it;
+            stopped if not. It should stream. The gate judges, or the one for partial answers that belongs to it;
             `AnswerFirst` has more to choose. With ``llm``, what retrieves by claims takes what it had written.
         streaming: Whether an answer that was begun as a stream is given as one.
         look_first: Search for every question, while the gate decides, and compare what the LLM knows with what was
@@ -88,7 +88,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         self.query_engine = query_engine
         self.direct = direct
         writer = llm if tokens is not None or options is not None else None
-        self.decider = QueryDecider(gate, writer, 32 if tokens is None else tokens, answers=llm, **rules)
+        self.decider = QueryDecider(gate, writer, 32 if tokens is None else tokens, llm=llm, **rules)
         self.streaming = streaming
         strategy = Strategy(look_first=LookFirst.coerce(look_first), question_gate=self.decider.gate)
         if options is not None:
@@ -177,10 +177,10 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         response: RESPONSE_TYPE
         with self.decider.bind(decision, bundle):
             if not decision.retrieve:
-                begun = (
-                    routed.answer if isinstance(routed.answer, EngineAnswer) else call.begin(call.inputs[0])
-                )
-                response = yield from begun.response(streaming=self.streaming)
+                answer = routed.answer
+                if not isinstance(answer, EngineAnswer):
+                    answer = call.begin(call.inputs[0])
+                response = yield from answer.response(streaming=self.streaming)
             elif routed.searched:
                 response = yield Call(
                     engine.synthesize, engine.asynthesize, copy_bundle(bundle), routed.found

@@ -24,7 +24,7 @@ from rgate_integrations.llama_index.answer_first import listen
 from rgate_integrations.llama_index.decider import Gated, QueryDecider, copy_bundle
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
 
-KNOWN = "No passages were needed for this question: answer it from what you know."
+NO_PASSAGES_NEEDED = "No passages were needed for this question: answer it from what you know."
 PLACEHOLDER_SCORE = 1e9
 """Above every cutoff, also those for BM25 and inner products; finite, for JSON."""
 
@@ -62,7 +62,7 @@ class GatedRetriever(Gated, FlowRetriever):
         tokens: Maximum number of tokens that it writes, at least 1.
         memory: The memory of a chat engine that hands on messages as they are, such as ``ContextChatEngine``: the
             gate reads the turns before them. None for engines that condense.
-        note: Text of the note; None finds nothing instead.
+        known_message: Text of the note; None finds nothing instead.
         node_postprocessors: Applied to the passages, never to the note.
     """
 
@@ -74,13 +74,13 @@ class GatedRetriever(Gated, FlowRetriever):
         llm: LLM | None = None,
         tokens: int = 32,
         memory: BaseMemory | None = None,
-        note: str | None = KNOWN,
+        known_message: str | None = NO_PASSAGES_NEEDED,
         node_postprocessors: Sequence[BaseNodePostprocessor] | None = None,
     ) -> None:
         self.retriever = retriever
         self.decider = QueryDecider(gate, llm, tokens, memory)
-        self.note = note
-        if note is not None:
+        self.known_message = known_message
+        if known_message is not None:
             listen(_NoteListener)
         self.node_postprocessors = list(node_postprocessors or [])
         super().__init__(callback_manager=retriever.callback_manager)
@@ -100,10 +100,17 @@ class GatedRetriever(Gated, FlowRetriever):
 
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
         """Decide; search and postprocess, or return the note."""
+        nodes: list[NodeWithScore] = []
         decision = yield from self.decider.decide(bundle)
         if not decision.retrieve:
-            return [] if self.note is None else _found_note(decision, self.note)
-        nodes: list[NodeWithScore]
+            if self.known_message is not None:
+                note = placeholder_node(decision, self.known_message)
+                nodes.append(note)
+                # Chat engines ask the LLM with what is in this list, and then give the list as their sources. So the
+                # note carries it along, and `_NoteListener` empties it in between.
+                metadata: Any = note.node.metadata
+                metadata.found = nodes
+            return nodes
         with self.decider.bind(decision, bundle):
             nodes = yield Call(self.retriever.retrieve, self.retriever.aretrieve, copy_bundle(bundle))
         for each in self.node_postprocessors:
@@ -137,7 +144,7 @@ class _Placeholder(TextNode):
     metadata: Annotated[dict[str, Any], SkipValidation] = Field(default_factory=_Metadata, alias="extra_info")
 
 
-def placeholder_node(decision: Decision, text: str = KNOWN) -> NodeWithScore:
+def placeholder_node(decision: Decision, text: str = NO_PASSAGES_NEEDED) -> NodeWithScore:
     """Return a node that stands in for passages when a question is known.
 
     Its ``metadata["rgate"]`` is the decision, as in the metadata of a response.
@@ -149,14 +156,6 @@ def placeholder_node(decision: Decision, text: str = KNOWN) -> NodeWithScore:
         excluded_embed_metadata_keys=["rgate"],
     )
     return NodeWithScore(node=node, score=PLACEHOLDER_SCORE)
-
-
-def _found_note(decision: Decision, text: str) -> list[NodeWithScore]:
-    """Return what is found for a known question: the note, which knows the list that it stands in."""
-    nodes = [placeholder_node(decision, text)]
-    metadata: Any = nodes[0].node.metadata
-    metadata.found = nodes
-    return nodes
 
 
 class _NoteListener(BaseEventHandler):
