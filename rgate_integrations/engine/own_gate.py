@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
-from rgate_integrations.decision import Decision, Request
+from rgate_integrations.decision import Decision, Request, valid_threshold
 from rgate_integrations.engine.decider import Decider, OnError
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.runtime.flow import Call, Flow
@@ -52,8 +53,11 @@ class OwnGate(Decider):
 
     @property
     def threshold(self) -> float:
-        """Its threshold, if it says so."""
-        return float(getattr(self.gate, "threshold", None) or 0.5)
+        """Its threshold, if it has one."""
+        given = getattr(self.gate, "threshold", None)
+        with suppress(ConfigurationError):  # what is called so may be anything
+            return valid_threshold(given)
+        return 0.5
 
     @property
     def reads_history(self) -> bool:
@@ -83,6 +87,11 @@ class OwnGate(Decider):
         if not isinstance(decision, Decision):
             return ConfigurationError(
                 f"The gate {self.name!r} returned {type(decision).__name__} and no Decision."
+            )
+        overridden = decision.override is not None and decision.override.retrieve
+        if not decision.retrieve and (overridden or decision.error is not None):
+            return ConfigurationError(
+                f"The gate {self.name!r} does not retrieve, and its decision has an error or an override that does."
             )
         if request.threshold is None or request.threshold == decision.threshold:
             return decision

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field, SecretStr
 from pydantic_core import to_jsonable_python
@@ -15,6 +16,7 @@ from rgate_integrations.gates.base import GateInfo, NamedLLMGate, Score, Specs
 from rgate_integrations.gates.decision_server import DecisionServer
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
 
+_LOGIN = re.compile("//.*@")
 _SENT = {"question", "history", "draft", "popularity"}
 
 
@@ -41,6 +43,10 @@ class RemoteGate(NamedLLMGate):
     token: SecretStr | None = Field(default=None, exclude=True, repr=False)
     request_seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
 
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, _LOGIN.sub("//***@", value) if name == "url" else value
+
     @property
     def specs(self) -> Specs:
         """The server's decision."""
@@ -61,9 +67,12 @@ class RemoteGate(NamedLLMGate):
         override = decision.override
         if override is None and decision.retrieve and decision.p_known >= decision.threshold:
             override = Override(retrieve=True, reason="The server's gate retrieves whatever P(known) is.")
+        reason = decision.reason
+        if override is not None:  # that of an override is put before it, here as on the server
+            reason = reason.removeprefix(override.reason).strip()
         return Score(
             decision.p_known,
-            decision.reason,
+            reason,
             decision.draft,
             decision.warnings,
             decision.signals,

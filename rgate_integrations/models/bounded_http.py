@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import socket
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -22,8 +24,6 @@ _T = TypeVar("_T")
 
 LONGEST_BODY = 16 << 20
 """Maximum bytes of an answer; 4,000 tokens with the 20 likeliest of each take 8 MB."""
-
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,13 @@ class Answer:
         return self.content.decode(errors="replace")
 
 
-def make_client(url: str, headers: Mapping[str, str]) -> httpx.AsyncClient:
+def make_client(url: str, headers: Mapping[str, str], **options: Any) -> httpx.AsyncClient:
     """Return a client for a server, which keeps no cookies.
 
     Args:
         url: The server's base. For this machine no proxy server of the environment is used: it would get the key.
         headers: Sent with every request. The login goes here, and not into the URL, which httpx writes to its log.
+        **options: Others of httpx's client. By default it has no timeout: `request` has one deadline for everything.
 
     Raises:
         ConfigurationError: A proxy server of the environment cannot be used.
@@ -62,15 +63,20 @@ def make_client(url: str, headers: Mapping[str, str]) -> httpx.AsyncClient:
         return httpx.AsyncClient(
             headers={"Accept-Encoding": "identity", **headers},
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
-            timeout=None,  # noqa: S113  `request` has one deadline for everything
-            limits=httpx.Limits(max_connections=None),  # the callers bound how many requests there are
             verify=_ssl_context(),
-            trust_env=httpx.URL(url).host not in _LOOPBACK,
+            trust_env=not _is_loopback(httpx.URL(url).host),
+            # The callers bound how many requests there are.
+            **{"timeout": None, "limits": httpx.Limits(max_connections=None), **options},
         )
-    except (httpx.InvalidURL, ValueError):  # their messages quote parts of a proxy server's login
+    except (
+        ImportError,
+        httpx.InvalidURL,
+        ValueError,
+    ):  # their messages quote parts of a proxy server's login
         raise ConfigurationError(
             "A proxy server that the environment names (such as HTTPS_PROXY or ALL_PROXY) cannot be used.",
-            hint="Percent-encode user and password in it: / is %2F, @ is %40, : is %3A.",
+            hint="Percent-encode user and password in it: / is %2F, @ is %40, : is %3A. "
+            'One of SOCKS needs: pip install "httpx[socks]".',
         ) from None
 
 
@@ -133,6 +139,20 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:
         loop.run_until_complete(loop.shutdown_asyncgens())
         # `asyncio.run` would also wait for host names that are still looked up, which nothing can interrupt.
         loop.close()
+
+
+def _is_loopback(host: str) -> bool:
+    """Return whether a host is this machine, in whatever form it is written."""
+    host = host.rstrip(".")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        try:
+            address = ipaddress.ip_address(socket.inet_aton(host))  # such as 127.1
+        except OSError:
+            return host == "localhost" or host.endswith(".localhost")
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_loopback or address.is_unspecified
 
 
 @cache

@@ -29,7 +29,7 @@ from rgate_integrations.index.retriever import Hit, Retriever, passage_id
 from rgate_integrations.prompts import format_passages, without_control_tokens
 from rgate_integrations.runtime.files import JsonlLog
 from rgate_integrations.runtime.flow import Call, Gather, Step, arun
-from rgate_integrations.runtime.text import redact
+from rgate_integrations.runtime.text import encodable, redact
 from rgate_integrations.serving.llm_requests import LLMRequest, UndecidedError
 from rgate_integrations.serving.search_limits import LimitedSearch
 from rgate_integrations.serving.service import DecisionService, FullError
@@ -234,7 +234,7 @@ def _with_passages(llm_request: LLMRequest, hits: Sequence[Hit]) -> tuple[bytes,
     """Return a request with passages, and how many those are; as it is if there are none, or no place for them."""
     if hits:
         # No control token of a chat template, which would end the user's turn.
-        passages = without_control_tokens(format_passages([hit.passage for hit in hits]))
+        passages = without_control_tokens(encodable(format_passages([hit.passage for hit in hits])))
         with suppress(RecursionError):
             return llm_request.with_passages(passages), len(hits)
     return llm_request.content, 0

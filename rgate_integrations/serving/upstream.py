@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
 from contextlib import aclosing
 from functools import partial
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from rgate_integrations.answering.partial_answer import BufferedAnswer, ChunkStream, PartialAnswer
 from rgate_integrations.errors import EvidenceError
+from rgate_integrations.models.bounded_http import make_client
 from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.runtime.files import parse_json
 from rgate_integrations.runtime.records import read_logprobs
@@ -82,7 +81,7 @@ class Upstream:
         keeps_key: Whether the client's key may be sent on; not where it is the gateway's own token.
 
     Raises:
-        ConfigurationError: The URL cannot be used, or the key cannot be sent.
+        ConfigurationError: The URL or a proxy server of the environment cannot be used, or the key cannot be sent.
     """
 
     def __init__(self, url: str, *, key: str | None = None, keeps_key: bool = True) -> None:
@@ -94,15 +93,8 @@ class Upstream:
             self._dropped.add("authorization")
         # As many connections as there are clients: what waits, waits at the server.
         limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEPT)
-        # All clients share this one: a cookie that it kept would go out with the requests of others.
-        no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
-        # A proxy server of the environment must not get what stays on this machine.
-        without_proxy = (
-            {f"all://{self._base.netloc.decode()}": None} if _is_loopback(self._base.host) else None
-        )
-        self._client = httpx.AsyncClient(
-            timeout=_WAIT, limits=limits, cookies=no_cookies, mounts=without_proxy
-        )
+        # All clients share this one: it must keep no cookies.
+        self._client = make_client(base, {}, timeout=_WAIT, limits=limits)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -260,14 +252,6 @@ def _drop_headers(headers: httpx.Headers, names: Collection[str]) -> None:
     for name in list(headers):
         if name in names or name in named or name == OWN_HEADER or name.startswith(f"{OWN_HEADER}-"):
             del headers[name]
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        address = ipaddress.ip_address(host)
-        return address.is_loopback or address.is_unspecified
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 async def _read_chunks(response: httpx.Response) -> AsyncGenerator[bytes]:
