@@ -59,7 +59,7 @@ class Cost(Frozen):
     model_calls: int = Field(default=0, ge=0)
     tokens_in: int = Field(default=0, ge=0)
     tokens_out: int = Field(default=0, ge=0)
-    milliseconds: float = Field(default=0.0, ge=0.0)
+    milliseconds: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -152,11 +152,15 @@ class Failure(Frozen):
     @classmethod
     def from_error(cls, error: BaseException) -> Failure:
         """Describe an exception."""
-        return cls(
-            type=type(error).__name__,
-            message=getattr(error, "message", "") or str(error) or type(error).__name__,
-            hint=getattr(error, "hint", ""),
-        )
+        name = type(error).__name__
+        # Errors of others have a message or a hint of any type, and the text of some cannot be made.
+        message, hint = getattr(error, "message", ""), getattr(error, "hint", "")
+        if not (isinstance(message, str) and message):
+            try:
+                message = str(error)
+            except Exception:
+                message = ""
+        return cls(type=name, message=message or name, hint=hint if isinstance(hint, str) else "")
 
 
 class PartialAnswerInfo(Frozen):
@@ -383,16 +387,21 @@ class Decision(Frozen):
     error: Failure | None = None
     warnings: tuple[Text, ...] = ()
     partial_answer: PartialAnswerInfo | None = None
-    signals: dict[str, float] = Field(default_factory=dict)
+    signals: dict[str, Finite] = Field(default_factory=dict)
     p_helps: Probability | None = None
     outcome: Outcome | None = None
     llm: Text = ""
 
     def with_threshold(self, threshold: float) -> Decision:
-        """Return this decision at another threshold, of the caller's; an override or an error still decides."""
+        """Return this decision at another threshold, of the caller's; an override or an error still decides.
+
+        Raises:
+            ConfigurationError: The threshold is not a number of at least 0.
+        """
+        threshold = valid_threshold(threshold)
         retrieve, reason = self.retrieve, self.reason
         if self.override is None and self.error is None:
-            retrieve = self.p_known < threshold
+            retrieve = not self.p_known >= threshold  # NaN retrieves
         if retrieve != self.retrieve:  # the gate wrote its reason for its own threshold
             turned = f"But P(known) is {self.p_known:.2f}, and the caller's threshold {threshold:.2f}."
             reason = f"{reason} {turned}".strip()

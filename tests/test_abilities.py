@@ -1,6 +1,7 @@
 """From a name to an ability: spellings seen in the wild, guesses by family and size, and measured folders."""
 
 import json
+import os
 
 import pytest
 
@@ -316,6 +317,13 @@ def test_a_damaged_measurement_is_refused(tmp_path, content):
     (tmp_path / "ability.json").write_text(content, encoding="latin-1")
     with pytest.raises(ModelLoadError, match="cannot be read"):
         resolve_ability(str(tmp_path))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
+def test_a_measurement_that_is_a_pipe_is_refused_and_not_taken_for_a_name(tmp_path):
+    os.mkfifo(tmp_path / "ability.json")
+    with pytest.raises(ModelLoadError, match="not a regular file"):
+        load_gate(llm_name=str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["./nope", "../nope", "~/nope", "./ability-llama-3.1-8b", "./\0"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 
 import pytest
 
@@ -14,7 +15,14 @@ from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.runtime.flow import arun, run
 
 DRIVERS = {"run": run, "arun": lambda flow: asyncio.run(arun(flow))}
+GONE = Failure(type="OSError", message="index gone")
+RULED = Override(retrieve=True, reason="A rule.")
 EARLIER = ["user: Who wrote Hamlet?", "assistant: Shakespeare."]
+
+
+def direct(**values):
+    """A decision not to retrieve."""
+    return Decision(question="a", retrieve=False, p_known=0.9, **values)
 
 
 @pytest.fixture(params=DRIVERS)
@@ -93,6 +101,8 @@ def test_a_threshold_that_it_does_not_apply_is_applied_to_its_p_known(decide):
         (lambda requests: iter(()), "TypeError", "len"),
         (lambda requests: [None] * len(requests), "ConfigurationError", "NoneType and no Decision"),
         (lambda requests: "ab", "ConfigurationError", "str and no Decision"),
+        (lambda requests: [direct(error=GONE)] * 2, "ConfigurationError", "does not retrieve, and its"),
+        (lambda requests: [direct(override=RULED)] * 2, "ConfigurationError", "does not retrieve, and its"),
     ],
 )
 def test_whatever_an_own_gate_does_wrong_retrieves_or_is_raised(
@@ -114,6 +124,24 @@ def test_whatever_an_own_gate_does_wrong_retrieves_or_is_raised(
     monkeypatch.setattr(Odd, "on_error", "raise", raising=False)
     with pytest.raises(Exception, match=message):
         decide(Odd(), "a b", "c d")
+
+
+@pytest.mark.parametrize("threshold", ["high", math.nan, -1, True, lambda: 0.3])
+def test_whatever_an_own_gate_calls_its_threshold_its_failure_retrieves(decide, threshold):
+    own = Own()
+    own.threshold = threshold
+    (found,) = decide(own, "RAISE")
+    assert (found.retrieve, found.threshold, found.error.message) == (True, 0.5, "own failure")
+    own.threshold = 0
+    assert decide(own, "RAISE")[0].threshold == 0
+
+
+def test_a_threshold_turns_no_score_that_is_nan(decide):
+    class Undecided(Own):
+        def decide_batch(self, requests):
+            return [direct().model_copy(update={"p_known": math.nan})]
+
+    assert decide(Undecided(), Request("a", threshold=0.2))[0].retrieve
 
 
 def test_what_failed_before_is_in_its_place_and_the_gate_is_not_asked_about_it(decide):

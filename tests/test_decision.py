@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from rgate_integrations import Cost, Decision, Draft
 from rgate_integrations.decision import Failure
-from rgate_integrations.errors import EvidenceError
+from rgate_integrations.errors import ConfigurationError, EvidenceError
 
 
 def decision(**values):
@@ -49,6 +49,31 @@ def test_a_failure_tells_the_message_and_the_hint_apart():
     assert (failure.type, failure.message, failure.hint) == ("EvidenceError", "No draft.", "Give one.")
     assert Failure.from_error(ValueError("bad")) == Failure(type="ValueError", message="bad")
     assert Failure.from_error(KeyError()).message == "KeyError"  # an exception without words
+
+
+def test_a_failure_is_told_of_errors_whose_parts_are_anything():
+    class SpeechlessError(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    error = ValueError("bad")
+    error.message, error.hint = {"code": 7}, None
+    assert Failure.of(error) == Failure(type="ValueError", message="bad")
+    assert Failure.of(SpeechlessError()).message == "SpeechlessError"
+
+
+@pytest.mark.parametrize("threshold", [math.nan, -0.1, True, "high"])
+def test_a_threshold_that_is_none_turns_no_decision(threshold):
+    with pytest.raises(ConfigurationError, match="threshold must be a number of at least 0"):
+        decision().with_threshold(threshold)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_what_a_server_sends_can_be_written_as_json(number):
+    with pytest.raises(ValidationError):
+        decision(signals={"known": number})
+    with pytest.raises(ValidationError):
+        Cost(milliseconds=number)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import tracemalloc
 
 import pytest
 
-from rgate_integrations.errors import ConfigurationError, DataFormatError
+from rgate_integrations.errors import ConfigurationError, DataFormatError, WriteError
 from rgate_integrations.runtime.files import (
     JsonlLog,
     existing_folder,
@@ -185,6 +185,14 @@ def test_only_the_end_of_a_long_log_is_read(tmp_path):
     with path.open("rb") as file:
         file.seek(-18, os.SEEK_END)
         assert file.read() == ONE + b'{"n": 3}\n'
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "pipe"])
+def test_a_device_or_a_pipe_is_no_log(tmp_path, path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(WriteError, match="not a regular file"):
+        JsonlLog(tmp_path / path)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")

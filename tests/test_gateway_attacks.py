@@ -228,7 +228,7 @@ def test_headers_of_one_connection_are_not_forwarded():
     assert "connection: keep-alive" in lines  # the gateway's own
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1"])
 def test_a_proxy_of_the_environment_gets_nothing_for_this_machine(monkeypatch, host):
     with raw_upstream() as (proxy, between), raw_upstream() as (behind, upstream):
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
@@ -239,6 +239,15 @@ def test_a_proxy_of_the_environment_gets_nothing_for_this_machine(monkeypatch, h
             assert status_of(send_raw(url, raw_request("/v1/models"))) == [200]
         assert between.received == []
         assert len(upstream.received) == 1
+
+
+@pytest.mark.parametrize("proxy", ["socks5://ann:p4ss@x:1", "ftp://ann:p4ss@x", "http://ann:p4ss/@x"])
+def test_a_proxy_of_the_environment_that_cannot_be_used_is_said_without_its_login(monkeypatch, proxy):
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    Upstream("http://127.0.0.1:9")  # needs none
+    with pytest.raises(ConfigurationError, match="proxy server that the environment names") as caught:
+        Upstream("http://model.test:9")
+    assert "p4ss" not in f"{caught.value} {caught.value.__cause__}"
 
 
 # --- web pages ----------------------------------------------------------------------------------------------------

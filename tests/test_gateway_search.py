@@ -94,6 +94,13 @@ def test_no_more_passages_are_read_than_were_asked_for(look_first):
         assert "Hamlet 2" not in between.sent
 
 
+def test_half_of_an_emoji_in_a_passage_is_replaced():
+    """Some upstreams refuse the whole request."""
+    with gateway(Words(), shelf=Returns([[Hit(Passage("1", "cut \ud83d", title="\ude00"), 1.0)]])) as between:
+        between.ask()
+        assert "[1] ?: cut ?" in between.sent
+
+
 def test_an_endless_list_of_hits_is_not_read_to_its_end():
     def endless(queries, k):
         while True:

@@ -47,14 +47,14 @@ def loaded(dumped):
 # --- thresholds and other fields ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("threshold", [-0.1, "high", float("nan"), float("inf"), []])
+@pytest.mark.parametrize("threshold", [-0.1, "high", float("nan"), float("inf"), [], True])
 @each(INVOKES)
 def test_a_threshold_that_is_none(threshold, call):
     judge = Judge()
     with pytest.raises(ConfigurationError, match="threshold must be a number of at least 0"):
         call(RetrievalGate(judge), "a", {"configurable": {"retrieval_threshold": threshold}})
     assert judge.calls == []
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigurationError, match="threshold must be a number of at least 0"):
         RetrievalGate(judge, threshold=threshold)
 
 

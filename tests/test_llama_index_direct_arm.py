@@ -168,8 +168,10 @@ def test_prompts_are_changed_by_the_keys_that_they_are_read_by(call, wrap):
     assert {key: prompt.template for key, prompt in engine.get_prompts().items()} == {
         key: prompt.template for key, prompt in changed.items()
     }
-    with pytest.raises(ConfigurationError, match="nowhere:x") as caught:
-        engine.update_prompts({"nowhere:x": PromptTemplate("")})
+    for key in ("x", f"{next(iter(prompts))}_x", "nowhere:x"):
+        with pytest.raises(ConfigurationError, match=key) as caught:
+            engine.update_prompts({next(iter(prompts)): PromptTemplate("lost"), key: PromptTemplate("")})
+    assert "lost" not in {prompt.template for prompt in engine.get_prompts().values()}
     assert next(iter(prompts)) in caught.value.hint
 
 

@@ -152,6 +152,12 @@ def test_what_is_found_and_cannot_be_judged(lines, monkeypatch):
         ("key 0123456789abcdef0123456789abcdef0", "", "key …"),
         ("x " * 1_000, "", ("x " * 150)),
         ("y" * 10_000_000, "y", "…"),
+        (
+            "404 for http://s/?q=wer%20schrieb%20M%C3%BCnchen%0A",
+            "Wer schrieb München",
+            "404 for http://s/?q=… … …",
+        ),
+        ("file who_wrote_hamlet2.json", "Who wrote Hamlet", "file …_…_…2.json"),
     ],
 )
 def test_a_message_is_one_line_without_the_words_of_private_texts(message, private, logged):

@@ -10,15 +10,17 @@ from contextlib import contextmanager, suppress
 
 import httpx
 import pytest
+from langchain_core.load import dumps
 from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rgate_integrations import Decision, Draft, Request, load_gate
+from rgate_integrations import Decision, Draft, Override, Request, load_gate
 from rgate_integrations.engine.loading import answer_first_gates
 from rgate_integrations.errors import ModelLoadError, ServerError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import save_gate
+from rgate_integrations.langchain import RetrievalGate
 from tests.http_servers import free_port, listening, serving_gate
 from tests.scripted_proxy import ScriptedProxy
 
@@ -113,6 +115,10 @@ def test_a_server_that_hangs_is_not_sent_questions_until_it_is_ready():
         (200, b"<html>"),
         (200, b'{"decisions": []}'),
         (200, b'{"decisions": [{"question": "known", "retrieve": false, "p_known": 7}]}'),
+        (
+            200,
+            b'{"decisions": [{"question": "q", "retrieve": false, "p_known": 1, "signals": {"known": NaN}}]}',
+        ),
         (200, b"x" * (17 << 20)),
     ],
 )
@@ -136,6 +142,22 @@ def test_the_servers_decision_holds_also_where_it_has_another_reason_than_its_th
         found = load_gate(url).decide("known")
     assert (found.retrieve, found.p_known) == (expected, p_known)
     assert found.reason.endswith("A rule.")
+
+
+def test_a_rule_of_the_server_is_told_once():
+    why = Override(retrieve=False, reason="The rule never=: it is chat.")
+    decision = Decision(
+        question="hi", retrieve=False, p_known=1, override=why, reason=f"{why.reason} It is polite."
+    )
+    with answering(200, f'{{"decisions": [{decision.model_dump_json()}]}}'.encode()) as (url, _):
+        assert load_gate(url).decide("hi").reason == "The rule never=: it is chat. It is polite."
+
+
+def test_a_login_in_the_url_is_in_no_repr_and_in_no_dump_of_a_chain():
+    url = "http://ann:p4ss@127.0.0.1:9"
+    gate = load_gate(url)
+    assert "p4ss" not in f"{gate!r} {RetrievalGate(url)!r} {dumps(RetrievalGate(url))} {gate.decide('a')!r}"
+    assert gate.gate.url == url
 
 
 @pytest.mark.parametrize("there", ["s3cret", "s3cret\n", " s3cret\r\n"])

@@ -345,6 +345,9 @@ def test_an_emoji_that_javascript_has_cut_is_a_question_like_others(url, body):
         url, "/v1/systemone", b'{"state": "known \\ud83d", "questions": {"known": {"type": "noul"}}}'
     )
     assert state.json()["answers"]["known"]["noul"] == 0.9
+    choice = b'{"\\ud83d": {"type": "choice", "criteria": {"retrieve": "", "direct": ""}}}'
+    named = post(url, "/v1/systemone", b'{"state": "known", "questions": ' + choice + b"}")
+    assert list(json.loads(named.content)["answers"]) == ["?"]
 
 
 def test_openapi_names_every_route(url):

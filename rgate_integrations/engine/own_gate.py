@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
-from rgate_integrations.decision import Decision, Request
+from rgate_integrations.decision import Decision, Request, valid_threshold
 from rgate_integrations.engine.decider import Decider, OnError
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.runtime.flow import Call, Flow
@@ -52,8 +53,11 @@ class OwnGate(Decider):
 
     @property
     def threshold(self) -> float:
-        """Its threshold, if it says so."""
-        return float(getattr(self.gate, "threshold", None) or 0.5)
+        """Its threshold, if it has one."""
+        given = getattr(self.gate, "threshold", None)
+        with suppress(ConfigurationError):  # what is called so may be anything
+            return valid_threshold(given)
+        return 0.5
 
     @property
     def reads_history(self) -> bool:
@@ -65,16 +69,21 @@ class OwnGate(Decider):
         decisions = yield Call(self.gate.decide_batch, self.gate.adecide_batch, list(requests))
         if len(decisions) != len(requests):  # said where the gate is asked
             return list(decisions)
-        outcomes: list[Decision | Exception] = []
-        for request, decision in zip(requests, decisions, strict=True):
-            if not isinstance(decision, Decision):
-                problem = f"The gate {self.name!r} returned {type(decision).__name__} and no Decision."
-                outcomes.append(ConfigurationError(problem))
-            elif request.threshold in (None, decision.threshold):
-                outcomes.append(decision)
-            else:
-                outcomes.append(decision.with_threshold(request.threshold))
-        return outcomes
+        return [self._check(*each) for each in zip(requests, decisions, strict=True)]
+
+    def _check(self, request: Request, decision: Any) -> Decision | Exception:
+        if not isinstance(decision, Decision):
+            return ConfigurationError(
+                f"The gate {self.name!r} returned {type(decision).__name__} and no Decision."
+            )
+        overridden = decision.override is not None and decision.override.retrieve
+        if not decision.retrieve and (overridden or decision.error is not None):
+            return ConfigurationError(
+                f"The gate {self.name!r} does not retrieve, and its decision has an error or an override that does."
+            )
+        if request.threshold is None or request.threshold == decision.threshold:
+            return decision
+        return decision.with_threshold(request.threshold)
 
     def answer_gate(self) -> Decider | None:
         """Return this gate, if it says that it reads drafts."""

@@ -223,7 +223,7 @@ def read_measured(folder: str | Path) -> Ability | None:
         ModelLoadError: It cannot be read.
     """
     path = existing_folder(folder) / ABILITY
-    if not os.path.isfile(path):
+    if not os.path.exists(path):
         return None
     try:
         facts = dict(parse_json(read_file(path)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ TOKEN = "RGATE_TOKEN"  # noqa: S105  its name, not itself
 _PROBE = 0.25  # seconds
 _QUOTED = 300  # characters of a server's own words in an error
 _ANSWER = TypeAdapter(dict[str, list[Decision]])
+_LOGIN = re.compile("//.*@")
 _SENT = {"question", "history", "draft", "popularity"}
 
 
@@ -56,6 +58,10 @@ class RemoteGate(NamedLLMGate):
     def question_gate(self) -> Gate:
         """Return itself: the server has both gates."""
         return self
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, _LOGIN.sub("//***@", value) if name == "url" else value
 
     @property
     def specs(self) -> Specs:

@@ -23,7 +23,7 @@ from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.query_plan import QueryPlan, plan_queries_flow
 from rgate_integrations.answering.rewriting import Rewriter
 from rgate_integrations.answering.routing import Strategy
-from rgate_integrations.decision import Decision, Draft, Threshold
+from rgate_integrations.decision import Decision, Draft, Threshold, valid_threshold
 from rgate_integrations.engine.decider import BoundDecision, Decider
 from rgate_integrations.engine.loading import (
     DEFAULT_GATE,
@@ -101,7 +101,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         **rules: ``always=`` and ``never=``: rules as of `load_gate`, which replace the gate's own.
 
     Raises:
-        ConfigurationError: A rule is none, or the gate is an object of the user's own, which takes no rules.
+        ConfigurationError: A rule is none, or the gate is an object of the user's own, which takes no rules; or the
+            threshold is not a number of at least 0.
 
     Example:
         >>> from rgate_integrations.langchain import RetrievalGate
@@ -148,7 +149,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         super().__init__(
             # Not in a validator: pydantic would turn its errors into one of its own.
             gate=resolve_gate(gate, llm_name).with_rules(**rules),
-            threshold=threshold,
+            threshold=None if threshold is None else valid_threshold(threshold),
             input_key=input_key,
             llm=llm,
             tokens=tokens,
@@ -157,7 +158,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             name=name,
             **rules,
         )
-        if isinstance(gate, str):
+        if isinstance(gate, str) and "@" not in gate:  # a dump, which traces have, must not have a login
             self._gate_name = gate
         self._origin = self.gate
         if llm is not None:

@@ -246,20 +246,20 @@ class Gated:
         """Change prompts, by the keys that ``get_prompts`` gives.
 
         Raises:
-            ConfigurationError: A key names a part that is not there.
+            ConfigurationError: There is no prompt under a key.
         """
+        known = self.get_prompts()
+        for key in prompts_dict:
+            if key not in known:
+                raise ConfigurationError(
+                    f"There are no prompts under {key!r}.", hint=f"Known keys: {', '.join(known)}."
+                )
         # LlamaIndex's own method takes no key of a part within a part, and the two that it is made of are protected.
         for key, prompt in prompts_dict.items():
             part: Any = self
             *names, own_key = key.split(":")
             for name in names:
-                parts = part._get_prompt_modules()  # noqa: SLF001
-                if name not in parts:
-                    raise ConfigurationError(
-                        f"There are no prompts under {key!r}.",
-                        hint=f"Known keys: {', '.join(self.get_prompts())}.",
-                    )
-                part = parts[name]
+                part = part._get_prompt_modules()[name]  # noqa: SLF001
             part._update_prompts({own_key: prompt})  # noqa: SLF001
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import uuid
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -27,6 +28,8 @@ from rgate_integrations.runtime.flow import Call, Flow, arun, run
 NO_PASSAGES_NEEDED = "No passages were needed for this question: answer it from what you know."
 PLACEHOLDER_SCORE = 1e9
 """Above every cutoff, also those for BM25 and inner products; finite, for JSON."""
+
+_MARK = uuid.uuid4().hex  # in the metadata of notes and their copies; no document can have it
 
 
 class FlowRetriever(BaseRetriever):
@@ -151,9 +154,9 @@ def placeholder_node(decision: Decision, text: str = NO_PASSAGES_NEEDED) -> Node
     """
     node = _Placeholder(
         text=text,
-        extra_info=_Metadata(rgate=decision.model_dump(mode="json")),
-        excluded_llm_metadata_keys=["rgate"],
-        excluded_embed_metadata_keys=["rgate"],
+        extra_info=_Metadata(rgate=decision.model_dump(mode="json"), rgate_note=_MARK),
+        excluded_llm_metadata_keys=["rgate", "rgate_note"],
+        excluded_embed_metadata_keys=["rgate", "rgate_note"],
     )
     return NodeWithScore(node=node, score=PLACEHOLDER_SCORE)
 
@@ -170,11 +173,10 @@ class _NoteListener(BaseEventHandler):
             return
         response = event.response
         for source in list(response.source_nodes):
-            decision = source.node.metadata.get("rgate")
-            if not isinstance(decision, Mapping):
+            if source.node.metadata.get("rgate_note") != _MARK:
                 continue
             response.source_nodes.remove(source)
-            response.metadata = {**(response.metadata or {}), "rgate": decision}
+            response.metadata = {**(response.metadata or {}), "rgate": source.node.metadata["rgate"]}
             response.metadata.pop(source.node.node_id, None)
             found: list[NodeWithScore] = getattr(source.node.metadata, "found", [])
             found.clear()  # chat engines give this list as their sources

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import socket
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rgate_integrations.errors import ConfigurationError, ServerError
@@ -70,21 +71,14 @@ def make_client(
             # The callers bound how many requests there are.
             limits=httpx.Limits(max_connections=None, keepalive_expiry=keepalive),
             verify=_ssl_context(),
-            trust_env=not _is_this_machine(httpx.URL(url).host),
+            trust_env=not _is_loopback(httpx.URL(url).host),
         )
-    except (httpx.InvalidURL, ValueError):  # their messages quote parts of a proxy server's login
+    except (ImportError, httpx.InvalidURL, ValueError):  # messages quote parts of a proxy server's login
         raise ConfigurationError(
             "A proxy server that the environment names (such as HTTPS_PROXY or ALL_PROXY) cannot be used.",
-            hint="Percent-encode user and password in it: / is %2F, @ is %40, : is %3A.",
+            hint="Percent-encode user and password in it: / is %2F, @ is %40, : is %3A. "
+            'One of SOCKS needs: pip install "httpx[socks]".',
         ) from None
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-    return address.is_loopback or address.is_unspecified
 
 
 async def request(
@@ -146,6 +140,20 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:
         loop.run_until_complete(loop.shutdown_asyncgens())
         # `asyncio.run` would also wait for host names that are still looked up, which nothing can interrupt.
         loop.close()
+
+
+def _is_loopback(host: str) -> bool:
+    """Return whether a host is this machine, in whatever form it is written."""
+    host = host.rstrip(".")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        try:
+            address = ipaddress.ip_address(socket.inet_aton(host))  # such as 127.1
+        except OSError:
+            return host == "localhost" or host.endswith(".localhost")
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_loopback or address.is_unspecified
 
 
 @cache

@@ -302,7 +302,7 @@ class JsonlLog:
     def _open(self) -> FileIO:
         """Open the file to append to it, and to read its end."""
         # Unbuffered: all lines go out in one write, so that those of another process do not come between.
-        return open(self.path, "a+b", buffering=0, opener=lambda path, flags: os.open(path, flags, 0o600))
+        return open(self.path, "a+b", buffering=0, opener=_open_private)
 
     def _check_end(self, file: FileIO, lines: bytes | None = None) -> int:
         """Return how many bytes at the end are half a line.
@@ -341,6 +341,15 @@ class JsonlLog:
                 hint="Name another file.",
             )
         return len(last) if is_torn else 0
+
+
+def _open_private(path: str, flags: int) -> int:
+    """Open a regular file, which only its owner may read if it is made: a device may have no end."""
+    opened = os.open(path, flags, 0o600)
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return opened
 
 
 def _is_json(line: bytes) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Sequence
+from urllib.parse import unquote
 
 from rgate_integrations.errors import EvidenceError
 
@@ -14,6 +15,7 @@ _LONGEST_IN_LOG = 300  # characters
 _LONGEST_WORD = 32  # characters; what is longer may be a key
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)")
 _WORD = re.compile(r"\w+")
+_PART = re.compile(r"[^\W\d_]+|\d+")  # of a word: "who_wrote_hamlet" has three
 _JSON_ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
@@ -56,15 +58,17 @@ def redact(message: object, *private: object) -> str:
     "cannot parse '… … …?' ERROR forged"
     """
     text = " ".join(map(str, private)).casefold()
-    words = set(_WORD.findall(text))
+    words = set(_PART.findall(text))
 
     def mask(found: re.Match[str]) -> str:
-        word = found.group().casefold()
-        is_private = word in words or (len(word) > 2 and word in text)
-        return "…" if is_private or len(word) > _LONGEST_WORD else found.group()
+        return "…" if len(found.group()) > _LONGEST_WORD else _PART.sub(mask_part, found.group())
+
+    def mask_part(found: re.Match[str]) -> str:
+        part = found.group().casefold()
+        return "…" if part in words or (len(part) > 2 and part in text) else found.group()
 
     # Words are cut after they are masked: a part of one would not be recognised.
-    shown = _ESCAPE.sub(" ", str(message)[: 4 * _LONGEST_IN_LOG])
+    shown = _ESCAPE.sub(" ", unquote(str(message)[: 4 * _LONGEST_IN_LOG]))  # errors of HTTP quote URLs
     printable = "".join(character if character.isprintable() else " " for character in shown)
     return _WORD.sub(mask, " ".join(printable.split()))[:_LONGEST_IN_LOG]
 

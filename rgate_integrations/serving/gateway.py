@@ -28,7 +28,7 @@ from rgate_integrations.index.retriever import Hit, Retriever, passage_id
 from rgate_integrations.prompts import format_passages, without_control_tokens
 from rgate_integrations.runtime.files import JsonlLog
 from rgate_integrations.runtime.flow import Call, Gather, Step, arun
-from rgate_integrations.runtime.text import redact
+from rgate_integrations.runtime.text import encodable, redact
 from rgate_integrations.serving.llm_requests import LLMRequest, UndecidedError
 from rgate_integrations.serving.search_limits import LimitedSearch
 from rgate_integrations.serving.service import DecisionService, QueueFullError
@@ -143,7 +143,9 @@ class Gateway:
             with suppress(RecursionError):  # it could only just be read: it goes on without passages
                 if hits:
                     # No control token of a chat template, which would end the user's turn.
-                    passages = without_control_tokens(format_passages([hit.passage for hit in hits]))
+                    passages = without_control_tokens(
+                        encodable(format_passages([hit.passage for hit in hits]))
+                    )
                     content, count = llm_request.with_passages(passages), len(hits)
             headers[f"{OWN_HEADER}-passages"] = str(count)
         return await self.upstream.forward(llm_request.request, content, headers)

@@ -81,7 +81,7 @@ class Upstream:
         keeps_key: Whether the client's key may be sent on; not if it is the gateway's own token.
 
     Raises:
-        ConfigurationError: The URL cannot be used, or the key cannot be sent.
+        ConfigurationError: The URL or a proxy server of the environment cannot be used, or the key cannot be sent.
     """
 
     def __init__(self, url: str, *, key: str | None = None, keeps_key: bool = True) -> None:

@@ -106,7 +106,7 @@ class SystemOneRequest(BaseModel):
     """A state and questions about it. ``model`` names the LLM whose knowledge is judged; ``rgate`` names none."""
 
     state: str | dict[str, Any] | list[Any]
-    questions: dict[str, SystemOneQuestion] = Field(min_length=1, max_length=64)
+    questions: dict[Text, SystemOneQuestion] = Field(min_length=1, max_length=64)
     model: LLMName = NO_LLM
 
     def item(self) -> DecideItem:
