@@ -52,7 +52,7 @@ def test_true_is_no_number(scripted):
         load_gate("ik", threshold=True)
     with pytest.raises(ValueError, match="a threshold is a number"):
         Decision(question="who?", retrieve=True, p_known=0.2, threshold=True)
-    with pytest.raises(ValueError, match="a threshold is a number"):
+    with pytest.raises(ConfigurationError, match="not bool"):
         RetrievalGate("constant:never", threshold=True)
     with pytest.raises(ConfigurationError, match="not bool"):
         RetrievalGate("constant:never").invoke("who?", {"configurable": {"retrieval_threshold": True}})

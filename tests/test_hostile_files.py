@@ -401,7 +401,8 @@ def test_every_reader_of_whole_files_refuses_pipes_and_devices(tmp_path):
                 read(path)
     with pytest.raises(ModelLoadError):
         read_utility_model(tmp_path)
-    assert read_measured(tmp_path) is None
+    with pytest.raises(ModelLoadError):
+        read_measured(tmp_path)
     for line in (read_passages, read_questions):
         with pytest.raises(DataFormatError, match="line 1: it has more than"):
             list(line("/dev/zero"))
