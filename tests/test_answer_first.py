@@ -143,6 +143,26 @@ def test_a_model_that_refuses_log_probabilities_answers_without(call):
     assert all(draft.logprobs is None for (draft,) in judge.drafts)
 
 
+class Short(Knowing):
+    """A writer whose context is short."""
+
+    def _tokens(self, messages, kwargs):
+        for token in super()._tokens(messages, kwargs):
+            if "long" in messages[-1].text:
+                raise ValueError("400: unsupported length of the prompt")
+            yield token
+
+
+@each(WAYS)
+def test_a_prompt_that_is_refused_in_either_form_costs_later_ones_no_log_probabilities(call):
+    """Regression: a status 400 about one prompt turned log-probabilities off for good."""
+    writer, judge = Short(), Reader()
+    router = routed(spoken(writer), judge=judge)
+    assert call(router, "a long known one?") == "read about a long known one?"
+    assert call(router, "a known one?") == WHOLE
+    assert [sorted(asked) for asked in writer.calls] == [["logprobs"], [], ["logprobs"]]
+
+
 @pytest.mark.parametrize(("llm", "read"), [(Knowing, 17), (Writer, 0)], ids=["told", "not told"])
 def test_what_a_stopped_llm_has_read_is_counted_where_it_says_so(llm, read):
     gate, options = RetrievalGate(Reader()), AnswerFirst(tokens=4, question_gate=None)

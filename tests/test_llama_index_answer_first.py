@@ -94,6 +94,17 @@ def test_an_llm_that_refuses_log_probabilities_answers_without(call):
 
 
 @both_ways
+def test_a_prompt_that_is_refused_in_either_form_costs_later_ones_no_log_probabilities(call):
+    """Regression: a status 400 about one prompt turned log-probabilities off for good."""
+    too_long = ValueError("400: unsupported length of the prompt")
+    llm = Writer(fails=Mock(side_effect=[too_long, too_long, None]))
+    engine = gated(llm)
+    for _ in range(2):
+        call(engine, "query", "a known one?")
+    assert llm.calls == [["logprobs"], [], ["logprobs"]]
+
+
+@both_ways
 def test_the_claims_that_are_searched_are_what_the_llm_had_written(call):
     llm, shelf = Writer(), Shelf()
     engine = gated(llm, engine=over(ClaimFusionRetriever([shelf], draft_llm=llm, gate=Reader())), tokens=99)

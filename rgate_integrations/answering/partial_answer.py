@@ -128,9 +128,8 @@ class BufferedAnswer(ABC):
     Args:
         partial: Gets what can be read of the answer.
         source: The answer.
-        fallback: Makes the same answer, asked for without log-probabilities, and sees to it that they are not asked
-            for again; it is called if the LLM says that it does not take the first form. None if nothing was asked
-            for.
+        fallback: Makes the same answer, asked for without log-probabilities; it is called if the LLM says that it
+            does not take the first form. None if nothing was asked for.
 
     Attributes:
         chunks: The chunks that are held.
@@ -145,6 +144,7 @@ class BufferedAnswer(ABC):
         self.partial = partial
         self.source = source
         self.fallback = fallback
+        self._falls_back = False
         self.chunks: deque[Any] = deque()
         self.ended = False
         self.has_text = True
@@ -153,6 +153,9 @@ class BufferedAnswer(ABC):
     @abstractmethod
     def read(self, chunk: Any) -> bool:
         """Note what a chunk says in ``partial``; returns False if it is something that cannot be judged."""
+
+    def remember(self, *, has_logprobs: bool) -> None:
+        """Note whether the LLM is asked for log-probabilities from now on; by default, nothing."""
 
     def flush_events(self) -> Flow[None]:
         """Tell listeners of the released answer what came since the last time; without listeners, nothing."""
@@ -168,10 +171,13 @@ class BufferedAnswer(ABC):
             except Exception as error:  # an answer that fails while it is held retrieves
                 if self.fallback is None or self.chunks or not says_unsupported(error):
                     self.error = error
+                    self._end_fallback(worked=False)
                 else:
                     self.source = self.fallback()
                     self.fallback = None
+                    self._falls_back = True
                 continue
+            self._end_fallback(worked=True)
             if chunk is not END:
                 self.chunks.append(chunk)
                 self.has_text = self.read(chunk)
@@ -182,6 +188,12 @@ class BufferedAnswer(ABC):
                     "The LLM's stream broke off: it ended without a finish reason.",
                     hint="Look at the server's log, and at the time limits of what stands between.",
                 )
+
+    def _end_fallback(self, *, worked: bool) -> None:
+        """Remember what was refused: the log-probabilities, or the question, such as one that is too long."""
+        if self._falls_back:
+            self._falls_back = False
+            self.remember(has_logprobs=not worked)
 
     def draft(self) -> Draft | None:
         """Return what has been written; None where there is no text to judge.

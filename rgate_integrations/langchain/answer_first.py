@@ -77,9 +77,12 @@ class ArmAnswer(BufferedAnswer):
         yield from self.close()
 
     def _without_logprobs(self) -> ArmStream:
-        """Ask the LLM for no log-probabilities, now and from now on."""
-        self.direct.with_logprobs = None
         return ArmStream(self.direct.arm, *self._call)
+
+    def remember(self, *, has_logprobs: bool) -> None:
+        """Let the arm be asked for none from now on, if its LLM has none."""
+        if not has_logprobs:
+            self.direct.with_logprobs = None
 
     def whole(self) -> Flow[Any]:
         """Release the answer; returns the whole of it, or what the arm raised."""

@@ -80,8 +80,12 @@ class EngineAnswer(BufferedAnswer):
         return replace(response, response_gen=self.stream())
 
     def _without_logprobs(self) -> EngineStream:
-        vars(self._llm)["logprobs"] = None
+        self.remember(has_logprobs=False)
         return self._ask()
+
+    def remember(self, *, has_logprobs: bool) -> None:
+        """Let the engine's LLM be asked for log-probabilities from now on, or not."""
+        vars(self._llm)["logprobs"] = has_logprobs or None
 
 
 class EngineStream(ChunkStream):
