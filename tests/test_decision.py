@@ -58,8 +58,8 @@ def test_a_failure_is_told_of_errors_whose_parts_are_anything():
 
     error = ValueError("bad")
     error.message, error.hint = {"code": 7}, None
-    assert Failure.of(error) == Failure(type="ValueError", message="bad")
-    assert Failure.of(SpeechlessError()).message == "SpeechlessError"
+    assert Failure.from_error(error) == Failure(type="ValueError", message="bad")
+    assert Failure.from_error(SpeechlessError()).message == "SpeechlessError"
 
 
 @pytest.mark.parametrize("threshold", [math.nan, -0.1, True, "high"])

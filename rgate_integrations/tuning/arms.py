@@ -178,7 +178,7 @@ def read_answer(answer: Any) -> Draft:
         return answer
     text = _text(answer)
     if text is None:
-        raise EvidenceError(f"The answer is a {type(answer).__name__} without text.")
+        raise EvidenceError(f"An answer of type {type(answer).__name__} has no text.")
     tokens, logprobs = choice_logprobs(getattr(answer, "response_metadata", None))
     usage = getattr(answer, "usage_metadata", None) or {}
     return Draft(
