@@ -154,8 +154,9 @@ class BufferedAnswer(ABC):
     def read(self, chunk: Any) -> bool:
         """Note what a chunk says in ``partial``; returns False if it is something that cannot be judged."""
 
+    @abstractmethod
     def remember(self, *, has_logprobs: bool) -> None:
-        """Note whether the LLM is asked for log-probabilities from now on; by default, nothing."""
+        """Note whether the LLM is to be asked for log-probabilities from now on."""
 
     def flush_events(self) -> Flow[None]:
         """Tell listeners of the released answer what came since the last time; without listeners, nothing."""
