@@ -154,9 +154,8 @@ class BufferedAnswer(ABC):
     def read(self, chunk: Any) -> bool:
         """Note what a chunk says in ``partial``; returns False if it is something that cannot be judged."""
 
-    @abstractmethod
-    def remember(self, *, has_logprobs: bool) -> None:
-        """Note whether the LLM is to be asked for log-probabilities from now on."""
+    def remember(self, *, has_logprobs: bool) -> None:  # noqa: B027 - only what has a fallback has to
+        """Note whether the LLM is to be asked for log-probabilities from now on; by default, nothing."""
 
     def flush_events(self) -> Flow[None]:
         """Tell listeners of the released answer what came since the last time; without listeners, nothing."""
