@@ -324,6 +324,7 @@ def as_predicate(given: Filter | None) -> Callable[[Document], bool]:
         )
     wanted = given or {}
     _check_depth(wanted, _DEEPEST)
+    _check_keys(wanted)
     _holds(wanted, {})  # a wrong filter is an error now, also where there is nothing to search
     return lambda document: _holds(wanted, document.metadata)
 
@@ -338,6 +339,20 @@ def _check_depth(given: Any, deepest: int) -> None:
         )
     for each in given.values() if isinstance(given, Mapping) else given:
         _check_depth(each, deepest - 1)
+
+
+def _check_keys(given: Any) -> None:
+    """Refuse a value, or a comparison, of the whole metadata: it stands under a key."""
+    if not isinstance(given, Mapping) or not _COMPARISONS.keys().isdisjoint(given):
+        raise ConfigurationError(
+            f"{given!r} has to stand under a key of the metadata.", hint='Give, for example, {"year": 1990}.'
+        )
+    for name, operand in given.items():
+        if name == "$not":
+            _check_keys(operand)
+        elif name in ("$and", "$or") and isinstance(operand, list | tuple | set):
+            for each in operand:
+                _check_keys(each)
 
 
 def _holds(wanted: Any, held: Any) -> bool:
