@@ -49,10 +49,11 @@ async def test_many_clients_get_their_answers_and_are_counted(names):
 
 @pytest.mark.model
 async def test_a_gate_that_fails_is_counted_and_the_question_is_retrieved_for(names, monkeypatch):
-    async def fail(questions, **options):
-        raise EvidenceError("broken", hint="none")
+    def fail(requests):
+        return [EvidenceError("broken", hint="none") for _ in requests]
+        yield  # a flow
 
-    monkeypatch.setattr(names["gate"].gate, "adecide_batch", fail)
+    monkeypatch.setattr(names["gate"].gate, "judge", fail)
     async with client_of(names) as client:
         answer = await ask(client, "What is the capital of France?")
         counts = (await client.get("/counts")).json()
