@@ -62,11 +62,12 @@ for question in (known, unknown):
 # ## In a chat engine
 #
 # Chat engines cannot be wrapped, and answer "Empty Response" when a retriever finds nothing. `GatedRetriever` finds a
-# note in that case.
+# note in that case, which the LLM reads, and which is no source.
 
 # %%
 chat = ContextChatEngine.from_defaults(GatedRetriever(index.as_retriever(similarity_top_k=1)), llm=llm)
-print(chat.chat(known).source_nodes[0].node.text)
+answer = chat.chat(known)
+print(len(answer.source_nodes), "sources:", answer)
 
 # %% [markdown]
 # ## Claims as separate queries

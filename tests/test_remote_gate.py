@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 
 import httpx
 import pytest
-from langchain_core.load import dumps
 from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
@@ -20,7 +19,6 @@ from rgate_integrations.engine.loading import answer_first_gates
 from rgate_integrations.errors import ModelLoadError, ServerError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import save_gate
-from rgate_integrations.langchain import RetrievalGate
 from tests.http_servers import free_port, listening, serving_gate
 from tests.scripted_proxy import ScriptedProxy
 
@@ -154,6 +152,9 @@ def test_a_rule_of_the_server_is_told_once():
 
 
 def test_a_login_in_the_url_is_in_no_repr_and_in_no_dump_of_a_chain():
+    dumps = pytest.importorskip("langchain_core.load").dumps
+    from rgate_integrations.langchain import RetrievalGate
+
     url = "http://ann:p4ss@127.0.0.1:9"
     gate = load_gate(url)
     assert "p4ss" not in f"{gate!r} {RetrievalGate(url)!r} {dumps(RetrievalGate(url))} {gate.decide('a')!r}"

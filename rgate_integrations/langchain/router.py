@@ -92,6 +92,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         retrieve: RunnableLike[Input, Output],
         direct: RunnableLike[Input, Output],
         strategy: Strategy | None = None,
+        condensed_key: str | None = None,
         name: str | None = None,
         **fields: Any,
     ) -> None:
@@ -100,6 +101,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             retrieve=coerce_to_runnable(retrieve),
             direct=coerce_to_runnable(direct),
             strategy=strategy or Strategy(),
+            condensed_key=condensed_key,
             name=name,
             **fields,
         )
