@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.models.pooling import PooledLayer, RequestLayers
+from rgate_integrations.models.pooling import PooledLayer, RequestLayers, middle_layers
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.segments import Segmented
@@ -58,13 +58,11 @@ class RequestStates:
     Attributes:
         whole: Those of all of it, shape (layers asked for, hidden size), float32.
         segments: Those of each segment, shape (segments, layers asked for, hidden size).
-        draft: Those over the draft, shape (layers asked for, hidden size).
         prompt_tokens: Length of the text read, in tokens.
     """
 
     whole: Float32Array = field(repr=False)
     segments: Float32Array = field(repr=False)
-    draft: Float32Array = field(repr=False)
     prompt_tokens: int
 
 
@@ -144,6 +142,11 @@ class HasStates(Proxy):
     def num_layers(self) -> int:
         """Number of hidden layers."""
 
+    @property
+    def question_layers(self) -> tuple[int, ...]:
+        """The layers that say most of a question."""
+        return middle_layers(self.num_layers, "question")
+
     @abstractmethod
     def hidden(
         self,
@@ -162,11 +165,7 @@ class HasStates(Proxy):
         """
 
     def request_states(
-        self,
-        prompt: PromptTemplate,
-        texts: Sequence[Segmented],
-        drafts: Sequence[Draft] | None,
-        layers: RequestLayers,
+        self, prompt: PromptTemplate, texts: Sequence[Segmented], layers: RequestLayers
     ) -> list[RequestStates]:
         """Pool hidden states over requests and over each of their segments.
 
@@ -176,21 +175,18 @@ class HasStates(Proxy):
         Args:
             prompt: The template.
             texts: The requests.
-            drafts: One a request, if states over them are asked for; or None.
             layers: What is pooled.
         """
         questions = [{"question": " ".join(text.segments)} for text in texts]
         parts = [{"question": segment} for text in texts for segment in text.segments]
         of_questions = self.hidden(prompt, questions, None, layers.whole)
-        nothing = [HiddenStates(np.zeros((0, 0), np.float32), 0)] * len(texts)
-        of_drafts = self.hidden(prompt, questions, drafts, layers.draft) if layers.draft else nothing
         of_parts = iter(self.hidden(prompt, parts, None, layers.segments) if layers.segments else ())
         results = []
-        for text, whole, draft in zip(texts, of_questions, of_drafts, strict=True):
+        for text, whole in zip(texts, of_questions, strict=True):
             own = list(islice(of_parts, len(text.segments)))
             segments = np.array([each.states for each in own], np.float32)
             tokens = whole.prompt_tokens + sum(each.prompt_tokens for each in own)
-            results.append(RequestStates(whole.states, segments, draft.states, tokens))
+            results.append(RequestStates(whole.states, segments, tokens))
         return results
 
 

@@ -192,6 +192,21 @@ class Encoder:
         found: list[int] = self._tokens.encode(_SURROGATE.sub("\ufffd", text))
         return found
 
+    def truncate(self, text: str, tokens: int) -> str | None:
+        """Return ``text`` cut to a number of tokens, or None when it is not longer."""
+        ends = self._ends(text)
+        return text[: ends[tokens - 1]] if len(ends) > tokens else None
+
+    def end_of(self, text: str, tokens: int) -> str:
+        """Return the last tokens of a text, or all of it if it has no more."""
+        ends = self._ends(text)
+        return text[ends[-tokens - 1] :] if len(ends) > tokens else text
+
+    def _ends(self, text: str) -> list[int]:
+        """Return where each token of a text ends, in characters."""
+        offsets = self._tokens.encode(_SURROGATE.sub("\ufffd", text), return_type="offset_mapping")["offsets"]
+        return [end for _, end in offsets]
+
     def _row(self, text: str, parts: Sequence[Range], before: list[int]) -> _Row:
         if not parts:
             ids = [*before, *self.ids(text)[:MAX_TOKENS], _END]

@@ -35,17 +35,15 @@ class RequestLayers:
     Attributes:
         whole: Over the request, without what was said before it.
         segments: Over each segment; their span is ``"question"``.
-        draft: Over the draft.
     """
 
     whole: tuple[PooledLayer, ...]
     segments: tuple[PooledLayer, ...] = ()
-    draft: tuple[PooledLayer, ...] = ()
 
     @property
     def every(self) -> tuple[PooledLayer, ...]:
         """All of them."""
-        return (*self.whole, *self.segments, *self.draft)
+        return (*self.whole, *self.segments)
 
 
 def layer_numbers(layers: Iterable[PooledLayer]) -> list[int]:

@@ -152,22 +152,15 @@ class Reader(TextEncoder):
             results.append(HiddenStates(pool_row(states, row, layers), PREFIX_TOKENS + len(row.ids)))
         return results
 
-    def request_states(
-        self,
-        texts: Sequence[Segmented],
-        drafts: Sequence[str | Sequence[int]] | None,
-        layers: RequestLayers,
-    ) -> list[RequestStates]:
+    def request_states(self, texts: Sequence[Segmented], layers: RequestLayers) -> list[RequestStates]:
         """Pool hidden states of requests; see `rgate_integrations.models.base.HasStates.request_states`."""
-        rows = list(map(self.encode_segments, texts, drafts or [""] * len(texts)))
-        rows = _without_unread(rows, layers.every)
+        rows = _without_unread(list(map(self.encode_segments, texts)), layers.every)
         results = []
         for row, states in zip(rows, self._read(rows, layer_numbers(layers.every)), strict=True):
             request = (row.segments[0][0], row.segments[-1][1])  # without what was said before
             whole = pool_row(states, row, layers.whole, request)
             segments = [pool_row(states, row, layers.segments, segment) for segment in row.segments]
-            draft = pool_row(states, row, layers.draft)
-            results.append(RequestStates(whole, np.stack(segments), draft, PREFIX_TOKENS + len(row.ids)))
+            results.append(RequestStates(whole, np.stack(segments), PREFIX_TOKENS + len(row.ids)))
         return results
 
     def _read(self, rows: Sequence[ReaderRow], numbers: Sequence[int]) -> list[dict[int, Float32Array]]:
@@ -222,7 +215,7 @@ class Reader(TextEncoder):
         """Return a question, and what its answer begins with, in tokens."""
         return self._row(self.ids(self.plain(" ".join(question.split())))[:_MAX_QUESTION], draft)
 
-    def encode_segments(self, text: Segmented, draft: str | Sequence[int] = "") -> ReaderRow:
+    def encode_segments(self, text: Segmented) -> ReaderRow:
         """Return a request in tokens, with the place of each of its segments."""
         before = self.ids(self.plain(text.history))[-_MAX_HISTORY:]
         lines, parts = [], []
@@ -242,7 +235,7 @@ class Reader(TextEncoder):
             first = min(begin, max(len(ends) - 1, 0))
             segments.append((len(before) + first, len(before) + max(following, first + 1)))
             begin = following
-        return self._row([*before, *asked], draft, tuple(segments))
+        return self._row([*before, *asked], "", tuple(segments))
 
     def _row(
         self, question: list[int], draft: str | Sequence[int], segments: tuple[tuple[int, int], ...] = ()
@@ -337,14 +330,10 @@ class ReaderProxy(HasStates):
         return self.reader.hidden([each["question"] for each in values], _readable(drafts), layers)
 
     def request_states(
-        self,
-        prompt: PromptTemplate,
-        texts: Sequence[Segmented],
-        drafts: Sequence[Draft] | None,
-        layers: RequestLayers,
+        self, prompt: PromptTemplate, texts: Sequence[Segmented], layers: RequestLayers
     ) -> list[RequestStates]:
         """Pool hidden states of requests in one pass, of those that `can_read` allows."""
-        return self.reader.request_states(texts, _readable(drafts), layers)
+        return self.reader.request_states(texts, layers)
 
     def truncate(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""
