@@ -15,10 +15,9 @@ from base import argument_parser, print_table, read_records
 from templates import FOLDER, read_lines, template_requests
 
 from rgate_integrations.gates import rules
-from rgate_integrations.models.reader import ReaderProxy
-from rgate_integrations.prompts import ANSWER
+from rgate_integrations.models.encoder_proxy import EncoderProxy
 
-OUT = Path(rules.__file__).parent / "weights" / "rules" / "likeness.npz"
+OUT = Path(rules.__file__).parents[1] / "weights" / "rules" / "likeness.npz"
 DIRECTIONS = 192
 REQUESTS = 3_000  # of the templates, of which the directions are made
 BATCH = 64
@@ -41,13 +40,9 @@ def read_rules() -> dict[str, tuple[list[str], list[str]]]:
 
 def states_of(texts: list[str]) -> np.ndarray:
     """Return the states that rules compare, shape (texts, hidden size)."""
-    proxy = ReaderProxy()
-    found = []
-    for start in range(0, len(texts), BATCH):
-        values = [{"question": " ".join(text.split())} for text in texts[start : start + BATCH]]
-        for read in proxy.hidden(ANSWER, values, None, (rules.LAYER,)):
-            found.append(read.states[0])
-    return np.array(found, np.float64)
+    encoder = EncoderProxy()
+    parts = [rules.states_of(texts[i : i + BATCH], encoder) for i in range(0, len(texts), BATCH)]
+    return np.concatenate(parts).astype(np.float64)
 
 
 def write_directions() -> None:
@@ -60,7 +55,7 @@ def write_directions() -> None:
     scaled = directions[:, -DIRECTIONS:] / np.sqrt(variances[-DIRECTIONS:])
     OUT.parent.mkdir(exist_ok=True)
     np.savez_compressed(OUT, mean=mean.astype(np.float16), directions=scaled.astype(np.float16))
-    rules.reader_directions.cache_clear()
+    rules.known_directions.cache_clear()
 
 
 def measured(vectors: dict[str, np.ndarray], names: list[str], threshold: float | None = None) -> list[str]:

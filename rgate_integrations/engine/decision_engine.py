@@ -102,8 +102,14 @@ class DecisionEngine(Decider):
         """Catalogue name, folder or Hub id of the proxy model; `get_proxy` returns the model."""
         return self.gate.proxy
 
-    def get_proxy(self) -> Proxy:
-        """Return the proxy model, shared with every engine whose gate names the same one."""
+    def get_proxy(self, name: str = "") -> Proxy:
+        """Return a proxy model, shared with every engine whose gate names the same one.
+
+        Args:
+            name: Which of those that the gate and gates inside of it name; the gate's own unless given.
+        """
+        if name not in ("", self.gate.proxy):
+            return gate_proxy(name)
         if self._proxy is None:
             self._proxy = gate_proxy(self.gate.proxy)
         return self._proxy

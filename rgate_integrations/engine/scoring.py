@@ -81,7 +81,7 @@ def read_request(request: Request, sources: Sources) -> Evidence:
     readable = question[: 8 * MAX_REQUEST_TOKENS]  # so many tokens rarely have more characters
     # Without a model nothing counts its tokens; the evidence that needs one will fail for that reason.
     with suppress(Exception):
-        readable = sources.proxy().truncate(readable, MAX_REQUEST_TOKENS) or readable
+        readable = sources.proxy("").truncate(readable, MAX_REQUEST_TOKENS) or readable
     if len(readable) == len(question):
         return Evidence(request)
     at_end, left = int(_AT_EACH_END * len(readable)), int(_BETWEEN * len(readable))

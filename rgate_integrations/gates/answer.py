@@ -24,12 +24,13 @@ class AnswerGate(Gate):
         logit(p_known) = (1 - w) * logit(P by the question) + w * logit(P by the begun answer)
         w = weight * P(answerable if known) / (P(answerable if known) + P(always answerable))
 
-    ``"answer:QUESTION,ANSWER"`` names the two gates. Both read the proxy of the first.
+    ``"answer:QUESTION,ANSWER"`` names the two gates, each of which has a proxy of its own.
 
     Attributes:
         question: Heads, which know the kind of a request.
         answer: Judges the begun answer.
         weight: How much the begun answer counts for a question of knowledge, in [0, 1].
+        proxy: The model that reads the begun answer.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
@@ -60,8 +61,10 @@ class AnswerGate(Gate):
     @classmethod
     def _on_its_model(cls, values: Any) -> Any:
         match values:
-            case {"question": Gate() as question}:
-                return {"proxy": question.proxy, **values}
+            case {"answer": Gate() as answer, "proxy": str(proxy)}:
+                return {**values, "answer": answer.replace(proxy=proxy)}
+            case {"answer": Gate() as answer}:
+                return {**values, "proxy": answer.proxy}
         return values
 
     def question_gate(self) -> Gate:

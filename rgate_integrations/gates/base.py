@@ -271,7 +271,8 @@ class ScoreSpec(EvidenceSpec[Score]):
         found: list[Piece[Score] | Exception] = []
         for evidence in context.evidence:
             try:
-                warnings = _check_model(self.gate, evidence.proxy)
+                used = evidence.proxies.get(self.gate.proxy) or evidence.proxies.get("")
+                warnings = _check_model(self.gate, used)
                 score = self.gate.score(evidence)
                 p = score.p_known
                 if not -_ROUNDING <= p <= 1 + _ROUNDING:  # NaN is in no range

@@ -40,8 +40,10 @@ class CalibratedGate(Gate):
     @classmethod
     def _as_its_gate(cls, values: Any) -> Any:
         match values:
+            case {"inner": Gate() as inner, "proxy": str(proxy)}:
+                return {"threshold": inner.threshold, **values, "inner": inner.replace(proxy=proxy)}
             case {"inner": Gate() as inner}:
-                return {"threshold": inner.threshold, "proxy": inner.proxy, **values}
+                return {"threshold": inner.threshold, **values, "proxy": inner.proxy}
         return values
 
     @property

@@ -19,6 +19,7 @@ from rgate_integrations.gates.evidence.model_outputs import ReadRequest, Request
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
+from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words
 
 _log = logging.getLogger("rgate_integrations")
 _warn_once = lru_cache(maxsize=256)(_log.warning)  # names may come from anybody
@@ -112,7 +113,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     @property
     def specs(self) -> Specs:
         """The pooled hidden states of the request, and of each segment."""
-        return (RequestSpec(self.trained.layers, self.trained.segments.layers),)
+        return (RequestSpec(self.trained.layers, self.trained.segments.layers, model=self.proxy),)
 
     def score(self, evidence: Evidence) -> Score:
         """Score by all heads together.
@@ -129,7 +130,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         kinds, of_kinds = trained.kinds, by_whole[0]
         follows = bool(evidence.request.history)
         # A message that follows others is understood by the heads of segments alone: they learned from conversations.
-        alone = follows or len(" ".join(found.texts).split()) > _LONG
+        alone = follows or sum(map(count_words, found.texts)) > _LONG
         weakest = self._weakest_segment(found, known, alone)
         if weakest is not None and (alone or weakest[0] < p):
             p, of_kinds, what = weakest
@@ -138,7 +139,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         signals["known"] = float(known[0])
         reason = f"{what} {self._why(p, kinds, of_kinds, known, bool(trained.about_news(states)[0]))}"
         score = Score(p, reason, signals=signals, llm=self._judged_llm)
-        if sum(text.endswith("?") for text in found.texts) > MAX_QUESTIONS_ASKED:
+        if sum(text.endswith(QUESTION_MARKS) for text in found.texts) > MAX_QUESTIONS_ASKED:
             return score.overridden(f"Asks more than {MAX_QUESTIONS_ASKED} questions.")
         if len(evidence.question.split(None, _FEW)) <= _FEW and _ADDRESS.search(evidence.question):
             return score.overridden("Contains a URL, which the LLM cannot have read.")
@@ -153,11 +154,11 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 
         Those are all where segments decide alone; else questions of several, and those beside much text.
         """
-        words = [len(text.split()) for text in found.texts]
+        words = list(map(count_words, found.texts))
         judged = []
         for index, text in enumerate(found.texts):
             beside = sum(words) - words[index]
-            if alone or beside >= _MUCH or (beside and text.endswith("?")):
+            if alone or beside >= _MUCH or (beside and text.endswith(QUESTION_MARKS)):
                 judged.append(index)
         if not judged:
             return None

@@ -48,8 +48,8 @@ class ProbeGate(TrainedGate):
     def _hidden(self) -> HiddenSpec:
         trained = self.trained
         prompt = answering(trained.system)
-        draft = DraftSpec(trained.tokens, trained.source, prompt) if trained.tokens else None
-        return HiddenSpec(trained.layers, draft, prompt)
+        draft = DraftSpec(trained.tokens, trained.source, prompt, self.proxy) if trained.tokens else None
+        return HiddenSpec(trained.layers, draft, prompt, self.proxy)
 
     @property
     def specs(self) -> Specs:

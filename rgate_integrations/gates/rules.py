@@ -1,9 +1,9 @@
 """Rules of the user's own: requests that always retrieve or never do, whatever the gate would say of them.
 
 Nobody should have to train a gate to say that questions about contracts always retrieve. A rule is an example, a
-pattern or a function. Examples are compared by the states that the default gate reads anyway: those of layer 14,
-without what all requests share (their mean), in the directions in which requests differ most, each scaled to the same
-variance. Without that all requests look alike.
+pattern or a function. Examples are compared by the states that the default gate reads anyway: those of layer 8 of the
+encoder, without what all requests share (their mean), in the directions in which requests differ most, each scaled to
+the same variance. Without that all requests look alike.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.base import Gate, Score
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece, expand_specs
 from rgate_integrations.gates.evidence.model_outputs import RequestSpec
-from rgate_integrations.models.base import Proxy
-from rgate_integrations.models.catalog import DEFAULT_MODEL
-from rgate_integrations.models.pooling import PooledLayer
-from rgate_integrations.models.proxies import read_states
+from rgate_integrations.models.base import HasStates
+from rgate_integrations.models.encoder import ENCODER
+from rgate_integrations.models.pooling import PooledLayer, RequestLayers
+from rgate_integrations.models.proxies import with_states
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
 from rgate_integrations.runtime.files import SHIPPED, read_file
@@ -50,7 +50,7 @@ class RuleOptions(TypedDict, total=False):
 
 ALIKE = 0.28
 """The cosine from which a request is like an example; see ``benchmarks/rules.py``."""
-LAYER = PooledLayer(14, "question", "mean")
+LAYER = PooledLayer(8, "question", "mean")
 _SHOWN = 60  # characters of an example in a reason
 
 _WrittenPattern: TypeAlias = Annotated[
@@ -114,13 +114,13 @@ class Rules:
         return None
 
     def likeness_for(self, gate: Gate) -> tuple[LikenessSpec, ...]:
-        """Return what the examples say, by states that a gate reads anyway if it can be; nothing without any."""
+        """Return what the examples say, by states that the gate reads anyway if it can be; nothing without any."""
         examples = []
         for rules, known in ((self.always, 0.0), (self.never, 1.0)):
             examples += [(rule, known) for rule in rules if isinstance(rule, str)]
-        states = RequestSpec((LAYER,), (LAYER,)) if gate.proxy == DEFAULT_MODEL else None
+        states = RequestSpec((LAYER,), (LAYER,), model=ENCODER)
         for spec in expand_specs(gate.specs):
-            if states is not None and isinstance(spec, RequestSpec) and LAYER in spec.segments:
+            if isinstance(spec, RequestSpec) and spec.model == ENCODER and LAYER in spec.segments:
                 states = spec
         return (LikenessSpec(tuple(examples), states),) if examples else ()
 
@@ -131,24 +131,18 @@ class LikenessSpec(EvidenceSpec[Score | None]):
 
     Attributes:
         examples: The examples, each with the P(known) of what is like it; those that retrieve first.
-        states: The states that are compared, of the model that the gate reads, too; None asks the reader.
+        states: The states that are compared.
     """
 
     examples: tuple[tuple[str, float], ...]
-    states: RequestSpec | None
+    states: RequestSpec
 
     def compute(self, context: Context) -> list[Piece[Score | None]]:
         """Compare the requests with the examples, which are read once in the life of an engine."""
-        if self.states is not None:
-            reader = context.use_proxy()
-            layer = self.states.segments.index(LAYER)
-            requests = [directions_of(each.segments[:, layer]) for each in context.get(self.states)]
-        else:
-            reader = context.sources.reader()
-            requests = [
-                _read(reader, Segmented.from_text(each.question).segments) for each in context.requests
-            ]
-        examples = context.memory(self, lambda: _read(reader, [example for example, _ in self.examples]))
+        layer = self.states.segments.index(LAYER)
+        requests = [directions_of(each.segments[:, layer]) for each in context.get(self.states)]
+        encoder = with_states(context.use_proxy(ENCODER))
+        examples = context.memory(self, lambda: directions_of(states_of([example for example, _ in self.examples], encoder)))
         return [Piece(self.compare(request @ examples.T)) for request in requests]
 
     def compare(self, likeness: Float64Array) -> Score | None:
@@ -167,11 +161,11 @@ class LikenessSpec(EvidenceSpec[Score | None]):
         return None
 
 
-def _read(reader: Proxy, texts: Sequence[str]) -> Float64Array:
-    """Return the directions of some texts, shape (texts, directions)."""
-    values = [{"question": " ".join(text.split())} for text in texts]
-    states = read_states(reader, ANSWER, values, None, (LAYER,))
-    return directions_of(np.stack([each.states[0] for each in states]))
+def states_of(texts: Sequence[str], encoder: HasStates) -> Float32Array:
+    """Return the states of texts that are compared, each as one segment, shape (texts, hidden size)."""
+    as_segments = [Segmented(((" ".join(text.split()),),)) for text in texts]
+    layers = RequestLayers((LAYER,), (LAYER,))
+    return np.stack([each.segments[0, 0] for each in encoder.request_states(ANSWER, as_segments, layers)])
 
 
 def _checked(name: str, given: RuleOrRules) -> tuple[Rule, ...]:
@@ -209,7 +203,7 @@ def _why(rule: Rule, request: Request) -> str:
 
 def directions_of(states: Float32Array) -> Float64Array:
     """Return states as they are compared, of length 1; shape (texts, directions)."""
-    mean, directions = reader_directions()
+    mean, directions = known_directions()
     compared = (states.astype(np.float64) - mean) @ directions
     lengths = np.linalg.norm(compared, axis=1, keepdims=True)
     found: Float64Array = compared / np.maximum(lengths, 1e-12)
@@ -217,7 +211,7 @@ def directions_of(states: Float32Array) -> Float64Array:
 
 
 @cache
-def reader_directions() -> tuple[Float64Array, Float64Array]:
+def known_directions() -> tuple[Float64Array, Float64Array]:
     """Return the mean of requests' states, and the scaled directions in which they differ most."""
     saved = np.load(SHIPPED / "rules" / "likeness.npz")
     return saved["mean"].astype(np.float64), saved["directions"].astype(np.float64)

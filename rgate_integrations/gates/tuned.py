@@ -74,9 +74,9 @@ class TunedGate(TrainedGate):
     @property
     def specs(self) -> Specs:
         """The prior's score, hidden states of the question and, if it judges one, the begun answer."""
-        question = (ScoreSpec(self._prior), HiddenSpec(self.trained.layers))
+        question = (ScoreSpec(self._prior), HiddenSpec(self.trained.layers, model=self.proxy))
         tokens = self.trained.tokens
-        return (*question, DraftSpec(tokens, "llm")) if tokens else question
+        return (*question, DraftSpec(tokens, "llm", model=self.proxy)) if tokens else question
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the corrected logit.

@@ -1,7 +1,8 @@
 """Which implementation of a proxy does what.
 
-The default model has two. `ReaderProxy` (ONNX Runtime, no torch) reads the states that the shipped gates look at. The
-whole model, a `TransformersProxy`, writes, scores, and reads what the reader cannot. Any other model has one.
+The encoder is an `EncoderProxy`. The default model has two: `ReaderProxy` (ONNX Runtime, no torch) reads the states that
+the shipped gates look at; the whole model, a `TransformersProxy`, writes, scores, and reads what the reader cannot. Any
+other model has one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from rgate_integrations.models.base import (
     own_tokens_or_text,
 )
 from rgate_integrations.models.catalog import DEFAULT_MODEL
+from rgate_integrations.models.encoder import ENCODER
+from rgate_integrations.models.encoder_proxy import EncoderProxy
 from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.models.reader import ReaderProxy, can_read
 from rgate_integrations.models.streamed_answer import kept_states
@@ -27,7 +30,9 @@ from rgate_integrations.prompts import PromptTemplate
 
 
 def gate_proxy(name: str) -> HasStates:
-    """Return the proxy of a gate by its name: the reader for the default model, or else the model."""
+    """Return the proxy of a gate by its name: the encoder, the reader for the default model, or else the model."""
+    if name == ENCODER:
+        return EncoderProxy()
     return ReaderProxy() if name == DEFAULT_MODEL else local.shared_proxy(name)
 
 

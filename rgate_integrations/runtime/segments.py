@@ -14,8 +14,16 @@ from rgate_integrations.runtime.arrays import Float32Array
 LAYOUT = 11
 """Columns of `layout`."""
 
-_CLOSERS = "\"')]*_”’»"
-_OPENERS = "\"'([*_“‘«"
+QUESTION_MARKS = ("?", "？", "؟")
+"""How a question ends, in all scripts."""
+
+_CLOSERS = "\"')]*_”’»」』）"
+_OPENERS = "\"'([*_“‘«「『（¿¡"
+_ENDS = (*QUESTION_MARKS, "!", "！")
+_STOPS = (".", "…", "。", "।", "۔")
+_UNSPACED = re.compile(rf"(?<=[。！？])(?=[^\s。！？{re.escape(_CLOSERS)}])")
+"""Where a sentence ends in scripts that have no spaces."""
+_IDEOGRAPH = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff]")
 _LABEL = re.compile(r"[A-Z][a-z]+:$")  # such as "Hint:"
 _ABBREVIATION = re.compile(r"(?:[A-Z][a-z]{0,2}|[a-z]|\w(?:\.\w)+|vs|etc|approx|incl|no)\.$")
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
@@ -62,7 +70,7 @@ def segmented_lines(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) ->
     """Return the segments of each line that is not empty; see `segments`. One walk over the words of the text."""
     lines = []
     for line in text.splitlines():
-        words = line.split()
+        words = _UNSPACED.sub(" ", line).split()
         found, begin = [], 0
         for i, word in enumerate(words[:-1], start=1):
             if _ends(word, words[i], abbreviation) or i - begin >= _MOST_WORDS:
@@ -76,12 +84,18 @@ def segmented_lines(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) ->
 def _ends(word: str, following: str, abbreviation: re.Pattern[str]) -> bool:
     """Return whether a sentence ends between two words."""
     bare = word.rstrip(_CLOSERS)
-    if bare.endswith(("?", "!")) or _LABEL.match(following):
+    if bare.endswith(_ENDS) or _LABEL.match(following):
         return True
-    if not bare.endswith((".", "…", "。")) or abbreviation.match(bare.lstrip(_OPENERS)):
+    if not bare.endswith(_STOPS) or abbreviation.match(bare.lstrip(_OPENERS)):
         return False
     first = following.lstrip(_OPENERS)[:1]
-    return first.isupper() or first.isdigit()
+    # Many scripts have no capitals.
+    return first.isalnum() and not first.islower()
+
+
+def count_words(text: str) -> int:
+    """Return the number of words; where none are marked, as in Chinese, two characters count as one."""
+    return len(text.split()) + len(_IDEOGRAPH.findall(text)) // 2
 
 
 def layout(text: str) -> Float32Array:
@@ -105,8 +119,8 @@ def layout(text: str) -> Float32Array:
                         np.log1p(len(line)),
                         0.0,
                         0.0,
-                        segment.endswith("?"),
-                        np.log1p(len(segment.split())),
+                        segment.endswith(QUESTION_MARKS),
+                        np.log1p(count_words(segment)),
                         plain / len(segment),
                         first.isupper(),
                         not first.isalpha(),

@@ -22,8 +22,7 @@ from rgate_integrations.errors import (
     ServerError,
     UnknownNameError,
 )
-from rgate_integrations.models.base import HasStates, Proxy
-from rgate_integrations.models.reader import ReaderProxy
+from rgate_integrations.models.base import Proxy
 
 _T = TypeVar("_T")
 
@@ -100,13 +99,13 @@ class Evidence:
         request: The request, as it is read.
         truncated: Whether the question was too long to be read whole, so that parts of its middle are left out.
         pieces: The pieces by spec, or why they cannot be had.
-        proxy: The model that read the request for some of them; None if none did.
+        proxies: The models that read the request for some of them, by the name that they were asked for under.
     """
 
     request: Request
     truncated: bool = False
     pieces: dict[EvidenceSpec[Any], Piece[Any] | Exception] = field(default_factory=dict)
-    proxy: Proxy | None = None
+    proxies: dict[str, Proxy] = field(default_factory=dict)
 
     @property
     def question(self) -> str:
@@ -137,18 +136,16 @@ class Sources:
     """What evidence is computed from.
 
     Attributes:
-        proxy: Returns the proxy; called only when a piece needs it.
+        proxy: Returns the proxy of a name, or that of the gate; called only when a piece needs it.
         llm: Writes drafts for specs with ``source="llm"``, or None.
         memory: What outlives a batch, by key.
         timeout: How long a call of the gate may take by default, in seconds: what asks a server waits no longer.
-        reader: Returns the default model, for what is compared by its states whatever the gate's model is.
     """
 
-    proxy: Callable[[], Proxy]
+    proxy: Callable[[str], Proxy]
     llm: Drafter | None
     memory: MutableMapping[Hashable, Any]
     timeout: float = math.inf
-    reader: Callable[[], HasStates] = ReaderProxy
 
 
 @dataclass(frozen=True)
@@ -171,15 +168,18 @@ class Context:
         """The requests, as they are read."""
         return [each.request for each in self.evidence]
 
-    def use_proxy(self) -> Proxy:
-        """Return the proxy model, loaded when first asked for, and note on each request that it is read by it.
+    def use_proxy(self, name: str = "") -> Proxy:
+        """Return a proxy model, loaded when first asked for, and note on each request that it is read by it.
 
         A gate that was trained on one model refuses evidence that another one made. It is noted here, where the
         model is handed out, so that no spec can forget it.
+
+        Args:
+            name: Which, as gates name it; that of the gate that decides unless given.
         """
-        proxy = self.sources.proxy()
+        proxy = self.sources.proxy(name)
         for each in self.evidence:
-            each.proxy = proxy
+            each.proxies[name] = proxy
         return proxy
 
     def memory(self, key: Hashable, make: Callable[[], _T]) -> _T:

@@ -24,6 +24,7 @@ class DraftSpec(EvidenceSpec[Draft]):
         tokens: Maximum number of tokens, at least 1.
         source: Who writes it: the proxy or the answering LLM; a ``recorded`` one must be given.
         prompt: The prompt that the drafting model is given; not used for recorded drafts.
+        model: The proxy that writes, or whose tokens count; that of the gate that decides unless given.
     """
 
     reads_draft: ClassVar[bool] = True
@@ -31,6 +32,7 @@ class DraftSpec(EvidenceSpec[Draft]):
     tokens: int = 32
     source: DraftSource = "proxy"
     prompt: PromptTemplate = ANSWER
+    model: str = ""
 
     def compute(self, context: Context) -> list[Piece[Draft]]:
         """Take given drafts and write the others."""
@@ -52,7 +54,7 @@ class DraftSpec(EvidenceSpec[Draft]):
             return given.head(self.tokens)
         # A part of it first: counting the tokens of a whole book takes minutes.
         part = given.text[: self.tokens * LONGEST_TOKEN]
-        text = context.sources.proxy().truncate(part, self.tokens) or part
+        text = context.sources.proxy(self.model).truncate(part, self.tokens) or part
         if text != given.text:
             given = given.model_copy(update={"text": text.strip(), "finished": False})
         return given.head(self.tokens)
@@ -74,7 +76,7 @@ class DraftSpec(EvidenceSpec[Draft]):
             if len(drafts) != len(questions):
                 raise EvidenceError(f"The LLM wrote {len(drafts)} drafts for {len(questions)} questions.")
             return [draft.model_copy(update={"source": "llm"}) for draft in drafts]
-        return language_model(context.use_proxy()).generate(
+        return language_model(context.use_proxy(self.model)).generate(
             self.prompt, prompt_values(context), tokens=self.tokens
         )
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rgate_integrations.decision import Cost, Draft, Request
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.gates.evidence.draft import DraftSpec, generation_cost, prompt_values
-from rgate_integrations.models.base import HasStates
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.models.proxies import language_model, read_states, state_reader
-from rgate_integrations.models.streamed_answer import find_answer
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.segments import Segmented, layout, segments
@@ -28,16 +26,19 @@ class HiddenSpec(EvidenceSpec[Float32Array]):
         layers: Which states: (layer, span, pooling) each; layer 0 is the embedding, the last is the output.
         draft: The draft that is the assistant's turn, or None for the question alone.
         prompt: The prompt that the question stands in.
+        model: The proxy that reads; that of the gate that decides unless given.
     """
 
     layers: tuple[PooledLayer, ...]
     draft: DraftSpec | None = None
     prompt: PromptTemplate = ANSWER
+    model: str = ""
 
     def compute(self, context: Context) -> list[Piece[Float32Array]]:
         """Read the questions, with their drafts if there are any."""
         drafts = None if self.draft is None else context.get(self.draft)
-        states = read_states(context.use_proxy(), self.prompt, prompt_values(context), drafts, self.layers)
+        proxy = context.use_proxy(self.model)
+        states = read_states(proxy, self.prompt, prompt_values(context), drafts, self.layers)
         return [Piece(each.states, _reading_cost(each.prompt_tokens)) for each in states]
 
 
@@ -62,13 +63,11 @@ class ReadRequest:
 class RequestSpec(EvidenceSpec[ReadRequest]):
     """Pooled hidden states of a request and of its segments, read in one pass, whatever its white space.
 
-    Where a gate also looks at the states of given drafts (`HiddenSpec`), they are read behind the requests, in the
-    same pass.
-
     Attributes:
         whole: How the request is pooled: (layer, span, pooling) each; layer 0 is the embedding.
         segments: How a segment is pooled; the span is ``"question"``.
         prompt: The prompt that the request stands in.
+        model: The proxy that reads; that of the gate that decides unless given.
     """
 
     reads_history: ClassVar[bool] = True
@@ -76,44 +75,21 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
     whole: tuple[PooledLayer, ...]
     segments: tuple[PooledLayer, ...] = ()
     prompt: PromptTemplate = ANSWER
+    model: str = ""
 
     def compute(self, context: Context) -> list[Piece[ReadRequest]]:
-        """Read the requests, and given drafts behind them."""
+        """Read the requests."""
         layers = RequestLayers(self.whole, self.segments)
-        model = state_reader(context.use_proxy(), self.prompt, layers.every)
-        drafts: list[Draft] | None = None
-        behind = self._read_behind(context, model)
-        if behind is not None and behind.draft is not None:
-            layers = replace(layers, draft=behind.layers)
-            drafts = context.get(behind.draft)
+        model = state_reader(context.use_proxy(self.model), self.prompt, layers.every)
         texts = [_with_what_it_answers(request) for request in context.requests]
         requests = [Segmented.from_text(*each) for each in texts]
-        read = model.request_states(self.prompt, requests, drafts, layers)
-        if behind is not None:
-            context.put(behind, [Piece(states.draft) for states in read])
         pieces = []
-        for (text, _), request, states in zip(texts, requests, read, strict=True):
+        for (text, _), request, states in zip(
+            texts, requests, model.request_states(self.prompt, requests, layers), strict=True
+        ):
             value = ReadRequest(request.segments, states.whole, states.segments, layout(text))
             pieces.append(Piece(value, _reading_cost(states.prompt_tokens)))
         return pieces
-
-    def _read_behind(self, context: Context, model: HasStates) -> HiddenSpec | None:
-        """Return the planned states of given drafts, if the same model reads all of them behind the requests.
-
-        A draft that a local LLM is writing is not read at all: its states are kept.
-        """
-        for request in context.requests:
-            if request.draft is None or request.history or find_answer(request.draft.response_id) is not None:
-                return None
-        for spec in context.planned:
-            if isinstance(spec, HiddenSpec) and spec.draft is not None and spec.prompt == self.prompt:
-                readers = {
-                    state_reader(context.use_proxy(), self.prompt, spec.layers, request.draft)
-                    for request in context.requests
-                }
-                if readers == {model}:
-                    return spec
-        return None
 
 
 def _reading_cost(prompt_tokens: int) -> Cost:
