@@ -189,7 +189,8 @@ def test_the_decision_server_is_one_and_its_log_says_what_to_download(fetcher, c
     assert (decision["retrieve"], decision["error"]["type"]) == (True, "ModelLoadError")
     assert fetcher.asked == []
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert any(line.startswith("The gate does not decide yet") and READER in line for line in warned)
+    warming = [line for line in warned if line.startswith("The gate does not decide yet")]
+    assert warming[0].endswith(f"Hint: rgate download {READER}")
     assert sum(line.endswith(f"Run: rgate download {READER}") for line in warned) == 1
 
 

