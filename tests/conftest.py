@@ -1,8 +1,10 @@
 """Fixtures: a scripted proxy for tests without a model, and the real small models."""
 
 import asyncio
+import os
 import shutil
 import sys
+import threading
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, MINILM
+from rgate_integrations.models import first_use
 from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import cached_path, download
 from rgate_integrations.models.local import TransformersProxy, shared_proxy
@@ -17,6 +20,9 @@ from rgate_integrations.models.served import ServedProxy
 from tests.fake_server import Fake, running
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import shipped
+
+# Fixtures download what a test needs by its name: nothing else is fetched, whatever a test asks for.
+os.environ["RGATE_OFFLINE"] = "1"
 
 # No example fails for being slow: on a busy machine all are.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -85,6 +91,14 @@ def embedder_model() -> str:
 @pytest.fixture(scope="session")
 def minilm() -> str:
     return download(MINILM).name
+
+
+@pytest.fixture
+def online(monkeypatch):
+    """A process that may fetch what is missing on first use."""
+    for name in first_use.OFFLINE:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(first_use, "_serving", threading.Event())
 
 
 @pytest.fixture

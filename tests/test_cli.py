@@ -14,7 +14,7 @@ from rgate_integrations.cli.terminal import DEFAULT_GATE, TOKEN
 from rgate_integrations.engine.loading import load_gate
 from rgate_integrations.errors import DataFormatError, IndexNotFoundError
 from rgate_integrations.gates import remote
-from rgate_integrations.models.catalog import CATALOGUE
+from rgate_integrations.models.catalog import CATALOGUE, READER
 from rgate_integrations.runtime.files import write_folder
 from tests.commands import rgate
 from tests.scripted_upstream import Shelf
@@ -129,7 +129,10 @@ def test_doctor_says_what_is_missing_and_the_command_that_brings_it(cache):
     page = rgate("doctor").stdout
     downloads = rgate("download").stdout
     for name in CATALOGUE:  # whole, to be copied, even in a narrow terminal
-        assert found[name] == ("not downloaded", f"rgate download {name}")
+        assert found[name] == (
+            "not downloaded; RGATE_OFFLINE=1 forbids to fetch it",
+            f"rgate download {name}",
+        )
         assert f"  rgate download {name}\n" in page
         assert name in downloads
     assert found["faiss-gpu"] == ("not installed", 'pip install "rgate-integrations[gpu]"')
@@ -137,6 +140,13 @@ def test_doctor_says_what_is_missing_and_the_command_that_brings_it(cache):
     assert str(cache) in found["cache"][0]
     assert not cache.exists()
     assert rgate("ask", "who?").exception.hint == "rgate download qwen2.5-coder-0.5b-instruct"
+
+
+def test_doctor_says_what_first_use_would_fetch(cache, online):
+    found = doctor()
+    assert found[READER] == ("not downloaded; first use fetches it (93 MB)", f"rgate download {READER}")
+    assert "95 MB, from the Hub 488 MB" in found["multilingual-e5-small"][0]
+    assert not cache.exists()
 
 
 def test_doctor_sees_what_is_cached_and_a_cache_that_cannot_be_written(cache):

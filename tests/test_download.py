@@ -234,6 +234,22 @@ def test_what_is_not_pinned_does_not_pass(corpus, cache, monkeypatch, change, er
     assert visible(cache) == []
 
 
+def test_without_a_network_the_error_begins_with_what_failed_and_ends_with_why(corpus, monkeypatch):
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", NOBODY)
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(DownloadError) as caught:
+        download("test-leads")
+    said = caught.value.message.partition("pip says: ")[2]
+    assert said.startswith(
+        "ERROR: Could not find a version that satisfies the requirement rgate-leads-0==1.0"
+    )
+    assert said.count("WARNING") == 1
+    assert "onnection refused" in said
+    assert "\n" not in said
+
+
 def test_a_cache_that_cannot_be_written(corpus, cache):
     cache.write_text("a file where the folder should be")
     with pytest.raises(DownloadError, match="could not be written") as caught:

@@ -96,7 +96,7 @@ def ask(
     from rgate_integrations.models.download import resolve_model
     from rgate_integrations.models.local import shared_proxy
 
-    resolve_model(llm)  # raises now, and not after a search, if it is not downloaded
+    resolve_model(llm)  # fetches it now, or raises, and not after a search
     answering = shared_proxy(llm)
     loaded = load_gate(gate, proxy=proxy)
     # That of the demo is opened for the first question that needs it: it may have to be built, which takes minutes.

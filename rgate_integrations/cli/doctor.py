@@ -42,6 +42,7 @@ def _examine() -> Iterator[tuple[str, str, str]]:
     from rgate_integrations.models.catalog import CATALOGUE, READER
     from rgate_integrations.models.download import cache_dir, cached_path
     from rgate_integrations.models.encoder import ENCODER, Encoder
+    from rgate_integrations.models.first_use import why_not
     from rgate_integrations.models.reader import Reader
 
     self_testing = {READER: Reader, ENCODER: Encoder}
@@ -65,10 +66,12 @@ def _examine() -> Iterator[tuple[str, str, str]]:
         yield "cache", f"{root} ({shutil.disk_usage(existing).free / 1e9:.1f} GB free)", ""
     else:
         yield "cache", f"{root} cannot be written to", "set RGATE_CACHE to another folder"
-    for name in CATALOGUE:
+    reason = why_not()
+    for name, item in CATALOGUE.items():
         cached = cached_path(name)
         if cached is None:
-            yield name, "not downloaded", f"rgate download {name}"
+            on_first_use = reason or f"first use fetches it ({item.size})"
+            yield name, f"not downloaded; {on_first_use}", f"rgate download {name}"
         elif name in self_testing:
             try:
                 self_testing[name](cached)
@@ -100,9 +103,7 @@ def download(
     if not names:
         for item in CATALOGUE.values():
             say(item.name, bold=True)
-            say(
-                f"  {item.purpose}; {item.licence}; {item.megabytes:,} MB, {item.disk_megabytes:,} MB on disk"
-            )
+            say(f"  {item.purpose}; {item.licence}; {item.size}; {item.disk_megabytes:,} MB on disk")
         return
     failed = False
     items = list(map(entry, dict.fromkeys(names)))  # an unknown name ends it before anything is fetched

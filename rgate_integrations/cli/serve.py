@@ -26,8 +26,10 @@ from rgate_integrations.cli.terminal import (
     print_log,
 )
 from rgate_integrations.errors import ConfigurationError, missing_dependency
+from rgate_integrations.models.first_use import never_fetch
 
 if TYPE_CHECKING:
+    from rgate_integrations.engine.decision_engine import DecisionEngine
     from rgate_integrations.index.retriever import Retriever
 
 ShadowLog = Annotated[
@@ -82,10 +84,7 @@ def serve(
         from rgate_integrations.serving.upstream import Upstream
     except ModuleNotFoundError as error:
         raise missing_dependency(error.name or "fastapi", "serve") from error
-    loaded = rgate_integrations.load_gate(gate, llm_name=llm_name)
-    if threshold is not None:
-        loaded = loaded.with_options(threshold=threshold)
-    service = DecisionService(loaded, timeout=timeout, queue=queue)
+    service = DecisionService(_load_served(gate, llm_name, threshold), timeout=timeout, queue=queue)
     token = os.environ.get(TOKEN, "")
     gateway = None
     searched = _retriever(index, retriever)
@@ -99,6 +98,13 @@ def serve(
     print_log(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     app = make_app(service, gateway)
     make_server(app, host, port, token=token, allow_origins=allow_origin or ()).run()
+
+
+def _load_served(name: str, llm_name: str, threshold: float | None = None) -> DecisionEngine:
+    """Return the gate of a server, which from here on fetches no model: not for the gate, and not for an index."""
+    never_fetch()
+    gate = rgate_integrations.load_gate(name, llm_name=llm_name)
+    return gate if threshold is None else gate.with_options(threshold=threshold)
 
 
 def _retriever(index: Path | None, name: str | None) -> Retriever | None:
@@ -135,7 +141,7 @@ def mcp(
         from rgate_integrations.serving.server import make_server
     except ModuleNotFoundError as error:
         raise missing_dependency(error.name or "mcp", "mcp") from error
-    server = make_mcp_server(rgate_integrations.load_gate(gate, llm_name=llm_name))
+    server = make_mcp_server(_load_served(gate, llm_name))
     if http:
         make_server(make_mcp_app(server), "127.0.0.1", port, token=os.environ.get(TOKEN, "")).run()
     else:

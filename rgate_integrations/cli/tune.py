@@ -29,7 +29,7 @@ from rgate_integrations.cli.terminal import (
     say_saved,
     say_table,
 )
-from rgate_integrations.errors import ConfigurationError, ModelLoadError
+from rgate_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rgate_integrations.index.embedder import Embedder
@@ -169,12 +169,11 @@ def _served(url: str, model: str, key: str, concurrency: int) -> LanguageModel:
 def _embedder() -> Embedder | None:
     """Return the embedder, if its model is here."""
     from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, SentenceEmbedder
-    from rgate_integrations.models.download import resolve_model
+    from rgate_integrations.models.download import cached_path
 
-    try:
-        resolve_model(DEFAULT_EMBEDDER)
-    except ModelLoadError as error:
-        say(f"note: without an embedder answers agree by their words; {error.hint}", err=True)
+    if cached_path(DEFAULT_EMBEDDER) is None:  # not fetched: tuning does without it, too
+        hint = f"rgate download {DEFAULT_EMBEDDER}"
+        say(f"note: without an embedder answers agree by their words; {hint}", err=True)
         return None
     return SentenceEmbedder()
 

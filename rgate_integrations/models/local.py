@@ -21,6 +21,7 @@ from rgate_integrations.models.base import (
     own_tokens_or_text,
 )
 from rgate_integrations.models.catalog import DEFAULT_MODEL
+from rgate_integrations.models.download import resolve_model
 from rgate_integrations.models.encoding import EncodedPrompt, PromptEncoder
 from rgate_integrations.models.pooling import PooledLayer, middle_layers
 from rgate_integrations.models.pretrained import load_pretrained, load_tokenizer
@@ -222,10 +223,12 @@ class TransformersProxy(LanguageModel, HasStates):
 
         Raises:
             ModelLoadError: The folder or Hub id holds no causal language model that can be loaded.
+            DownloadError: It is missing, and could not be fetched.
             MissingDependencyError: torch or transformers is not installed.
         """
         runner = self._runner
         if runner is None:
+            self._fetch()
             with self._lock.hold():
                 runner = self._loaded()
         return runner
@@ -235,15 +238,20 @@ class TransformersProxy(LanguageModel, HasStates):
         """Number of hidden layers; loads the model."""
         return self.runner.num_layers
 
+    def _fetch(self) -> None:
+        """Bring the model into the cache before the lock is held: the end of the process waits for who holds it."""
+        if self._runner is None:
+            _runner_class()  # without torch nothing need be fetched
+            resolve_model(self.name)
+
     def _loaded(self) -> ModelRunner:
         """Load the model unless somebody has; the lock is held, for the end of the process must wait for it."""
         if self._runner is None:
             close_at_exit(self._lock)
+            made = _runner_class()
             try:
-                from rgate_integrations.models.model_runner import ModelRunner
-
                 model = load_pretrained(self.name, self.device_name, self.dtype)
-                self._runner = ModelRunner(model, load_tokenizer(self.name), self.name, self._lock.check_open)
+                self._runner = made(model, load_tokenizer(self.name), self.name, self._lock.check_open)
             except ImportError as error:
                 raise missing_dependency(error.name or "transformers", "local") from error
             close_at_exit(self._lock)  # again, for its turn comes before that of what was imported
@@ -252,6 +260,7 @@ class TransformersProxy(LanguageModel, HasStates):
     @contextmanager
     def using(self, adapter: str | None = None) -> Iterator[ModelRunner]:
         """Hold the model with an adapter switched on, or with the base weights alone."""
+        self._fetch()
         with self._lock.hold():
             runner = self._loaded()
             import torch
@@ -321,6 +330,19 @@ class TransformersProxy(LanguageModel, HasStates):
             else:
                 results.update(zip(indices, batch_results, strict=True))
         return [results[i] for i in range(len(rows))]
+
+
+def _runner_class() -> type[ModelRunner]:
+    """Return the class that runs a model.
+
+    Raises:
+        MissingDependencyError: torch is not installed.
+    """
+    try:
+        from rgate_integrations.models.model_runner import ModelRunner
+    except ImportError as error:
+        raise missing_dependency(error.name or "torch", "local") from error
+    return ModelRunner
 
 
 def group_by_length(lengths: Sequence[int], size: int, tokens: int) -> list[list[int]]:

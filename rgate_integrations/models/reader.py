@@ -315,7 +315,8 @@ class ReaderProxy(HasStates):
         """The reader, shared in the process.
 
         Raises:
-            ModelLoadError: It is not downloaded, or cannot be loaded.
+            ModelLoadError: It is missing and is not fetched here, or it cannot be loaded.
+            DownloadError: It is missing, and could not be fetched.
         """
         return shared_reader(downloaded_path(READER, "gate's model"))
 

@@ -16,6 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from rgate_integrations import __version__
 from rgate_integrations.answering.query_plan import plan_queries_flow
 from rgate_integrations.errors import RGateError
+from rgate_integrations.models.first_use import never_fetch
 from rgate_integrations.runtime.flow import arun
 from rgate_integrations.runtime.text import redact
 from rgate_integrations.serving.gateway import Gateway
@@ -138,7 +139,8 @@ class DecisionRoutes:
             (decision,) = await self.service.decide([DecideItem(question="Is this a question?")])
             self.is_ready = decision.error is None
             if decision.error is not None:
-                _log.warning("The gate does not decide yet: %s", redact(decision.error.message))
+                hint = f" Hint: {redact(decision.error.hint)}" if decision.error.hint else ""
+                _log.warning("The gate does not decide yet: %s%s", redact(decision.error.message), hint)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -146,12 +148,14 @@ class DecisionRoutes:
 def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAPI:
     """Return the application that decides with a service, and answers with a gateway if there is one.
 
-    It lets everybody ask everything: it runs behind `rgate_integrations.serving.server.protect`.
+    It lets everybody ask everything: it runs behind `rgate_integrations.serving.server.protect`. The process that
+    makes it fetches no model on first use any more: download them beforehand.
 
     Args:
         service: Decides.
         gateway: Answers what has no other route; None for a server of decisions alone.
     """
+    never_fetch()
     routes = DecisionRoutes(service, gateway)
     failures = (RGateError, RequestValidationError, HTTPException, Exception)
     app = FastAPI(

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.soak.machine import give_back_at_once
 from tests.soak.runner import SCENARIOS, Soak
 
 
@@ -21,6 +22,7 @@ def main() -> int:
     )
     parser.add_argument("--steps", type=int, default=None, help="at most so many steps of each scenario")
     given = parser.parse_args()
+    give_back_at_once()
     seed = secrets.randbelow(10_000) if given.seed is None else given.seed
     with tempfile.TemporaryDirectory(prefix="rgate-soak-") as folder:
         soak = Soak(seed, Path(folder), given.only or sorted(SCENARIOS))

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 from rgate_integrations import load_gate
-from tests.soak.machine import Allowance, Held
+from tests.soak.machine import Allowance, Held, give_back_at_once
 from tests.soak.scenario import Scenario, expect
 from tests.soak.served import FOREIGN, ByText, certainty
 
@@ -36,6 +36,7 @@ def serve(port: int) -> None:
     from rgate_integrations.serving.server import make_server
     from rgate_integrations.serving.service import DecisionService
 
+    give_back_at_once()  # nobody can do so from outside
     make_server(make_app(DecisionService(ByText())), "127.0.0.1", port).run()
 
 

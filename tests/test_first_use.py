@@ -1,0 +1,458 @@
+"""First use: what is missing is fetched once, unless that is forbidden. No network; what fetches is scripted."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from rgate_integrations import load_gate
+from rgate_integrations.errors import (
+    ChecksumError,
+    DownloadError,
+    MissingDependencyError,
+    ModelLoadError,
+    RGateError,
+)
+from rgate_integrations.models import download as download_module
+from rgate_integrations.models.catalog import CATALOGUE, READER
+from rgate_integrations.models.download import cached_path, corpus_path, downloaded_path, resolve_model
+from rgate_integrations.models.download_bar import DownloadBar
+from rgate_integrations.models.first_use import OFFLINE, FirstUse, never_fetch, why_not
+from rgate_integrations.models.local import TransformersProxy
+from rgate_integrations.models.reader import ReaderProxy
+from rgate_integrations.runtime.files import write_folder
+
+MINILM = "all-minilm-l6-v2"
+LINE = "rgate: the embedder all-minilm-l6-v2 (84 MB) is not here yet. It is fetched once, to {}\n"
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Fetcher:
+    """Stands for the network: writes a folder into the cache, or raises.
+
+    Args:
+        cache: The cache folder.
+        error: What to raise instead.
+    """
+
+    def __init__(self, cache: Path, error: BaseException | None = None) -> None:
+        self.cache = cache
+        self.error = error
+        self.asked: list[str] = []
+        self.began = threading.Event()
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+
+    def __call__(self, name: str) -> Path:
+        self.asked.append(name)
+        self.began.set()
+        assert self.may_go_on.wait(60)
+        if self.error is not None:
+            raise self.error
+        return write_folder(self.cache / name, {"rgate.json": "{}"})
+
+
+@pytest.fixture
+def fetcher(tmp_path, monkeypatch, online) -> Fetcher:
+    """What fetches in an empty cache, for all of the package."""
+    monkeypatch.setenv("RGATE_CACHE", str(tmp_path / "cache"))
+    made = Fetcher(tmp_path / "cache")
+    monkeypatch.setattr(download_module, "_first_use", FirstUse(cached_path, made, Clock()))
+    return made
+
+
+def fails(look, error: type[Exception] = RGateError) -> RGateError:
+    with pytest.raises(error) as caught:
+        look()
+    return caught.value
+
+
+# --- what is said -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_missing_is_fetched_with_one_line_and_then_nothing_is_said(fetcher, capfd, caplog):
+    for _ in range(3):
+        assert resolve_model(MINILM, kind="embedder") == str(fetcher.cache / MINILM)
+    assert fetcher.asked == [MINILM]
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("", LINE.format(fetcher.cache / MINILM))
+    assert not caplog.text
+
+
+def test_everything_of_the_catalogue_is_fetched(fetcher):
+    for look in (
+        lambda: ReaderProxy().reader,
+        lambda: resolve_model("smollm2-135m-instruct"),
+        lambda: corpus_path("encyclopedia-leads"),
+    ):
+        with suppress(ModelLoadError):  # the folder is empty
+            look()
+    assert fetcher.asked == [READER, "smollm2-135m-instruct", "encyclopedia-leads"]
+
+
+def test_the_line_says_what_the_hub_sends_where_that_is_more(fetcher, capfd):
+    downloaded_path("multilingual-e5-small", "embedder")
+    assert "multilingual-e5-small (95 MB, from the Hub 488 MB) is not here yet" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("stream", [None, io.StringIO()])
+def test_without_standard_error_it_is_fetched_all_the_same(fetcher, capfd, monkeypatch, stream):
+    if stream is not None:
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
+    downloaded_path(MINILM, "embedder")
+    with DownloadBar(MINILM, [(fetcher.cache, 1)]):
+        pass
+    assert capfd.readouterr().out == ""
+
+
+# --- where it is forbidden ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+@pytest.mark.parametrize("value", ["1", "true", "YES", " on "])
+def test_offline_nothing_is_fetched_and_a_warning_says_so_once(
+    fetcher, monkeypatch, caplog, capfd, name, value
+):
+    monkeypatch.setenv(name, value)
+    for _ in range(3):
+        error = fails(partial(resolve_model, MINILM), ModelLoadError)
+    assert error.message == (
+        f"The model 'all-minilm-l6-v2' is not downloaded yet, and {name}={value} forbids to fetch it."
+    )
+    assert error.hint == "rgate download all-minilm-l6-v2"
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("rgate_integrations", logging.WARNING)
+    assert f"{name}={value} forbids to fetch it" in record.getMessage()
+    assert record.getMessage().endswith("Run: rgate download all-minilm-l6-v2")
+    fails(partial(resolve_model, "smollm2-135m-instruct"), ModelLoadError)
+    assert len(caplog.records) == 2, "once for each model"
+    assert (fetcher.asked, capfd.readouterr().err) == ([], "")
+
+
+@pytest.mark.parametrize("value", ["", "0", "false", "no"])
+def test_a_variable_that_says_no_forbids_nothing(fetcher, monkeypatch, value):
+    monkeypatch.setenv("RGATE_OFFLINE", value)
+    assert why_not() == ""
+    assert downloaded_path(MINILM, "embedder") == fetcher.cache / MINILM
+
+
+def test_what_is_there_is_used_offline(fetcher, monkeypatch):
+    monkeypatch.setenv("RGATE_OFFLINE", "1")
+    write_folder(fetcher.cache / MINILM, {"rgate.json": "{}"})
+    assert downloaded_path(MINILM, "embedder") == fetcher.cache / MINILM
+
+
+def test_a_missing_corpus_is_no_missing_model(fetcher, monkeypatch):
+    monkeypatch.setenv("RGATE_OFFLINE", "1")
+    error = fails(partial(corpus_path, "encyclopedia-leads"), DownloadError)
+    assert error.hint == "rgate download encyclopedia-leads"
+
+
+def test_a_server_never_fetches_while_a_client_waits(fetcher, caplog):
+    never_fetch()
+    decision = load_gate().decide("What is the capital of France?")
+    assert (decision.retrieve, decision.error.type, fetcher.asked) == (True, "ModelLoadError", [])
+    assert "a server fetches nothing while its clients wait" in decision.error.message
+    assert decision.error.hint == f"rgate download {READER}"
+    assert f"Run: rgate download {READER}" in caplog.text
+
+
+def test_the_decision_server_is_one_and_its_log_says_what_to_download(fetcher, caplog):
+    pytest.importorskip("fastapi")
+    from starlette.testclient import TestClient
+
+    from rgate_integrations.serving.app import make_app
+    from rgate_integrations.serving.service import DecisionService
+
+    with TestClient(make_app(DecisionService(load_gate()))) as client:
+        (decision,) = client.post("/v1/decide", json={"questions": ["Who wrote Hamlet?"]}).json()["decisions"]
+        assert client.get("/ready").status_code == 503
+    assert (decision["retrieve"], decision["error"]["type"]) == (True, "ModelLoadError")
+    assert fetcher.asked == []
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    warming = [line for line in warned if line.startswith("The gate does not decide yet")]
+    assert warming[0].endswith(f"Hint: rgate download {READER}")
+    assert sum(line.endswith(f"Run: rgate download {READER}") for line in warned) == 1
+
+
+def test_the_mcp_server_is_one(fetcher):
+    pytest.importorskip("mcp")
+    from rgate_integrations.serving.agents import make_mcp_server
+
+    make_mcp_server(load_gate())
+    assert why_not()
+
+
+def test_a_replica_of_ray_serve_is_one(fetcher, monkeypatch):
+    serve = pytest.importorskip("ray.serve")
+    from rgate_integrations.serving import ray
+
+    builders = []
+    monkeypatch.setattr(serve, "ingress", lambda build: builders.append(build) or (lambda: object))
+    monkeypatch.setattr(serve, "deployment", lambda **options: lambda made: type("Bound", (), {"bind": made}))
+    with suppress(Exception):  # only what a replica builds is looked at
+        ray.application({})
+    builders[0]()
+    assert why_not()
+    assert fetcher.asked == []
+
+
+# --- threads and failures -----------------------------------------------------------------------------------------
+
+
+def test_of_many_threads_one_fetches_and_the_others_use_it(fetcher, capfd):
+    fetcher.may_go_on.clear()
+    with ThreadPoolExecutor(16) as pool:
+        waiting = [pool.submit(downloaded_path, MINILM, "embedder") for _ in range(16)]
+        assert fetcher.began.wait(60)
+        other = pool.submit(downloaded_path, READER, "gate's model")
+        fetcher.may_go_on.set()
+        assert {each.result() for each in waiting} == {fetcher.cache / MINILM}
+        assert other.result() == fetcher.cache / READER
+    assert sorted(fetcher.asked) == [MINILM, READER]
+    assert capfd.readouterr().err.count("is fetched once") == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (DownloadError("No network.", hint="Get one."), DownloadError, "No network."),
+        (ChecksumError("Not the pinned one.", hint="Do not use it."), ChecksumError, "Not the pinned one."),
+        (MissingDependencyError("torch", hint="pip install"), MissingDependencyError, "torch"),
+        (ValueError("odd"), DownloadError, "all-minilm-l6-v2 could not be fetched: ValueError('odd')"),
+    ],
+)
+def test_what_failed_is_not_tried_again_for_five_minutes(tmp_path, online, caplog, error, kind, message):
+    clock, fetcher = Clock(), Fetcher(tmp_path, error)
+    monitored = FirstUse(lambda name: None, fetcher, clock)
+    look = partial(monitored.fetched, MINILM, "embedder", tmp_path / MINILM)
+    errors = [fails(look, kind) for _ in range(3)]
+    assert [each.message for each in errors] == [message] * 3
+    assert len({each.hint for each in errors}) == 1
+    assert len(set(map(id, errors))) == 3, "no two callers share a traceback"
+    assert len(fetcher.asked) == 1
+    assert caplog.text.count("tried again after 5 minutes") == 1
+    clock.now += 299
+    fails(look, kind)
+    assert len(fetcher.asked) == 1
+    clock.now += 1
+    fetcher.error = None
+    assert look() == tmp_path / MINILM
+    assert len(fetcher.asked) == 2
+
+
+def test_what_was_downloaded_by_hand_after_a_failure_is_used_at_once(fetcher):
+    fetcher.error = DownloadError("No network.")
+    fails(partial(downloaded_path, MINILM, "embedder"), DownloadError)
+    write_folder(fetcher.cache / MINILM, {"rgate.json": "{}"})
+    assert downloaded_path(MINILM, "embedder") == fetcher.cache / MINILM
+
+
+def test_ctrl_c_is_no_failure(fetcher, caplog):
+    fetcher.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        downloaded_path(MINILM, "embedder")
+    fetcher.error = None
+    assert downloaded_path(MINILM, "embedder") == fetcher.cache / MINILM
+    assert not caplog.text
+
+
+# --- decisions ----------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_download_retrieves_and_costs_one_attempt(fetcher):
+    fetcher.error = DownloadError("No network.", hint="Get one.")
+    gate = load_gate()
+    decisions = [gate.decide("What is the capital of France?"), gate.decide("x " * 5_000)]
+    decisions += gate.decide_batch(["a?", "b?"])
+    assert {(each.retrieve, each.error.type, each.error.message) for each in decisions} == {
+        (True, "DownloadError", "No network.")
+    }
+    assert fetcher.asked == [READER]
+
+
+def test_the_deadline_of_a_decision_holds_while_it_is_fetched(fetcher, call):
+    fetcher.may_go_on.clear()
+    decision = call(load_gate(), "What is the capital of France?", timeout=0.05)
+    assert fetcher.began.wait(60)
+    assert (decision.retrieve, decision.error.type) == (True, "DecisionTimeoutError")
+    assert fetcher.asked == [READER]
+    assert cached_path(READER) is None
+    fetcher.may_go_on.set()
+    # The worker goes on: another caller waits for it, and begins nothing.
+    assert downloaded_path(READER, "gate's model") == fetcher.cache / READER
+    assert fetcher.asked == [READER]
+
+
+def test_the_end_of_the_process_does_not_wait_for_a_local_model_that_is_fetched(fetcher):
+    """Who holds a model's lock is waited for, 10 seconds long: it is taken when the model is there."""
+    pytest.importorskip("torch")
+    fetcher.may_go_on.clear()
+    proxy = TransformersProxy("smollm2-135m-instruct")
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(lambda: proxy.runner)
+        assert fetcher.began.wait(60)
+        assert not proxy._lock.in_use.locked()
+        fetcher.may_go_on.set()
+        assert isinstance(loading.exception(), ModelLoadError), "the folder is empty"
+
+
+SCRIPT = """
+import sys, time
+from rgate_integrations import load_gate
+from rgate_integrations.models import download
+
+def never_ends(item, source, folder):
+    (folder / "half").write_text("half")
+    time.sleep(600)
+
+download._fetch_files = never_ends
+decision = load_gate().decide("What is the capital of France?", timeout=0.5)
+print(decision.error.type)
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["", "raise KeyboardInterrupt"])
+def test_a_script_that_ends_during_a_download_leaves_nothing_half_made(tmp_path, online, end):
+    environment = {
+        **os.environ,
+        "RGATE_CACHE": str(tmp_path),
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(end=end)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == "DecisionTimeoutError\n"
+    assert done.returncode == (0 if not end else -2), done.stderr
+    assert done.stderr.startswith(f"rgate: the gate's model {READER} (93 MB) is not here yet.")
+    assert {path.name for path in tmp_path.iterdir()} <= {f".tmp-{READER}", f".{READER}.lock"}
+
+
+ONE_OF_TWO = """
+import os, time
+from pathlib import Path
+from rgate_integrations.models import download
+
+def fetch(item, source, folder):
+    with open("fetched", "a") as file:
+        file.write("once ")
+    while not Path("go").exists():
+        time.sleep(0.01)
+    return folder
+
+def make(item, fetched, scratch):
+    (scratch / "made").mkdir()
+    (scratch / "made" / "file").write_text("whole")
+    return scratch / "made"
+
+download._fetch_files, download._make_folder = fetch, make
+print((download.downloaded_path("all-minilm-l6-v2", "embedder") / "file").read_text())
+"""
+
+
+def test_of_two_processes_one_fetches_and_the_other_uses_it(tmp_path, online):
+    environment = {
+        **os.environ,
+        "RGATE_CACHE": str(tmp_path / "cache"),
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
+    start = partial(
+        subprocess.Popen,
+        [sys.executable, "-c", ONE_OF_TWO],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    both = [start(), start()]
+    for process in both:  # neither finds it
+        assert process.stderr.readline() == LINE.format(tmp_path / "cache" / MINILM)
+    (tmp_path / "go").touch()
+    assert [process.communicate(timeout=60) for process in both] == [("whole\n", "")] * 2
+    assert (tmp_path / "fetched").read_text() == "once "
+
+
+# --- the bar ------------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    """A stream that somebody looks at, for a bar of 3 MB of 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shows = threading.Event()
+
+    def write(self, text: str) -> int:
+        if "3.00M/4.00M" in text:
+            self.shows.set()
+        return super().write(text)
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_shows_how_much_is_there(tmp_path, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    bar = DownloadBar("a-model", [(tmp_path / "index", 4), (tmp_path / "hub", 8)])
+    bar._look()
+    (tmp_path / "hub" / "deep").mkdir(parents=True)
+    (tmp_path / "hub" / "deep" / "part").write_bytes(bytes(2_000_000))
+    bar._look()
+    assert " 25%" in terminal.getvalue()
+    assert "2.00M/8.00M" in terminal.getvalue()
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / "wheel").write_bytes(bytes(5_000_000))  # it is being unpacked
+    bar._look()
+    assert "4.00M/4.00M" in terminal.getvalue()
+    bar.tell("a-model: waiting")
+    bar.__exit__()
+    assert "a-model: waiting" in terminal.getvalue()
+
+
+def test_elsewhere_nothing_is_shown_and_no_thread_is_started(tmp_path, capfd):
+    with DownloadBar("a-model", [(tmp_path, 4)]):
+        names = [thread.name for thread in threading.enumerate()]
+    assert "rgate-download-bar" not in names
+    assert capfd.readouterr().err == ""
+
+
+def test_in_a_terminal_it_is_drawn_until_the_download_ends(tmp_path, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    (tmp_path / "part").write_bytes(bytes(3_000_000))
+    with DownloadBar("a-model", [(tmp_path, 4)]):
+        assert terminal.shows.wait(60)
+    assert terminal.getvalue().endswith("\r"), "and then it is gone"
+
+
+def test_the_sizes_of_the_catalogue():
+    assert {name: item.size for name, item in CATALOGUE.items() if "Hub" in item.size} == {
+        "multilingual-e5-small": "95 MB, from the Hub 488 MB"
+    }
