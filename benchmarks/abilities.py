@@ -11,6 +11,7 @@ With ``--measure``: how near the shipped gate comes to what LLMs know, by their 
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from base import CONSOLE, argument_parser, print_table, read_records
+from encoder_states import EncoderStates
 from head_fit import HeadExamples, HeadsRecipe, fit_known, logistic
 from heads import CACHE, GOALS, KNOWN_WEIGHTS, LAYERS, THRESHOLD, key, read_question_states
 from labels import (
@@ -37,6 +39,7 @@ from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.gates.ability import Ability
 from rgate_integrations.gates.artifacts import HeadsArtifact, p_answered
 from rgate_integrations.gates.folder import read_gate
+from rgate_integrations.runtime.segments import layout
 from rgate_integrations.tuning.ability import estimate_ability
 from rgate_integrations.tuning.evaluation import auc, expected_calibration_error
 
@@ -291,10 +294,26 @@ class Cell:
     what: str
     easiness: np.ndarray
     states: np.ndarray
+    kinds: list[np.ndarray]
     right: np.ndarray
 
 
-def read_cells(data: Path, cache: Path, heads: HeadsArtifact) -> list[Cell]:
+def kinds_of(questions: Iterable[str], shipped: HeadsArtifact, kept: EncoderStates) -> list[np.ndarray]:
+    """Return the probability of each kind for each segment of each question, shape (segments, kinds)."""
+    found = []
+    for question in questions:
+        found.append(shipped.segments.kind_probabilities(kept.segments(question), layout(question)))
+    return found
+
+
+def p_known(shipped: HeadsArtifact, kinds: list[np.ndarray], known: np.ndarray) -> np.ndarray:
+    """Return P(known) of questions, each that of its neediest segment; ``known`` is P(the fact is known), (n,)."""
+    of_segments = shipped.segments.kinds
+    found = [p_answered(of_segments, own, p).min() for own, p in zip(kinds, known[:, None], strict=True)]
+    return np.array(found)
+
+
+def read_cells(data: Path, cache: Path, shipped: HeadsArtifact) -> list[Cell]:
     """Read the cells with at least `LEAST` answers; of those with more than `MOST`, some that are drawn."""
     records = [*read_adarague(data), *read_recorded(data)]
     for source in MEASURED_ONLY:
@@ -308,19 +327,24 @@ def read_cells(data: Path, cache: Path, heads: HeadsArtifact) -> list[Cell]:
     labels["key"] = labels.question.map(key)
     drawn = labels.sort_values(["cell", "key"]).groupby("cell").head(MOST)
     states = read_question_states(drawn.question.tolist(), cache)
+    kept = EncoderStates(cache / "encoder")
+    kept.fill((question, "") for question in drawn.question)
     cells = []
     for _, cell in drawn.groupby("cell"):
         if len(cell) >= LEAST:
             own = np.stack([states[each] for each in cell.key])
             llm, what = cell.llm.iloc[0], cell.what.iloc[0]
-            cells.append(Cell(llm, what, heads.known_logits(own, 0.0), own, cell.known.to_numpy()))
+            easiness = shipped.facts.known_logits(own, 0.0)
+            kinds = kinds_of(cell.question, shipped, kept)
+            cells.append(Cell(llm, what, easiness, own, kinds, cell.known.to_numpy()))
     return cells
 
 
 def measure(data: Path, cache: Path) -> None:
     """Print, by strength of the LLM and by what is known of it, how near P(known) comes to its answers."""
-    heads: Any = read_gate(DEFAULT_GATE)
-    cells, published = read_cells(data, cache, heads), Published(data / "strong" / "abilities.csv")
+    shipped: Any = read_gate(DEFAULT_GATE)
+    facts = shipped.facts
+    cells, published = read_cells(data, cache, shipped), Published(data / "strong" / "abilities.csv")
     table = read_abilities()
     known = {cell.llm: table[table_name(cell.llm)] for cell in cells if table_name(cell.llm) in table}
     rng = np.random.default_rng(0)
@@ -331,18 +355,17 @@ def measure(data: Path, cache: Path) -> None:
         if cell.what in LONG_TAIL:
             strength = "long tail"
         mean, sd, _ = published.ability(published.of(cell.llm), known, cell.llm)
-        abilities = {"nobody": heads.default_ability, "its name": (mean, sd)}
+        abilities = {"nobody": facts.default_ability, "its name": (mean, sd)}
         others = [each for each in cells if each.llm == cell.llm and each.what != cell.what]
         if others:
             easiness = np.concatenate([each.easiness for each in others])
             right = np.concatenate([each.right for each in others])
             asked = rng.permutation(len(right))[:100]
             prior = Ability(cell.llm, mean, max(sd, 0.5), "")
-            found = estimate_ability(prior, easiness[asked], heads.ability_slope, right[asked])
+            found = estimate_ability(prior, easiness[asked], facts.ability_slope, right[asked])
             abilities["100 answers"] = (found.theta, found.sd)
-        kinds = heads.kind_probabilities(cell.states)
         for by, ability in abilities.items():
-            p = p_answered(heads.kinds, kinds, heads.p_fact_known(cell.states, *ability))
+            p = p_known(shipped, cell.kinds, facts.p_fact_known(cell.states, *ability))
             rows.append({"LLMs": strength, "known by": by, **_figures(p, cell.right)})
     printed = []
     for (strength, by), cells_of in pd.DataFrame(rows).groupby(["LLMs", "known by"]):
@@ -354,23 +377,25 @@ def measure(data: Path, cache: Path) -> None:
         )
     columns = ["LLMs", "known by", "cells", "right alone", "|P - right|", "ECE", "skipped"]
     print_table([*columns, "of these right", "AUC"], printed)
-    measure_practical(data, cache, heads)
+    measure_practical(data, cache, shipped)
 
 
-def measure_practical(data: Path, cache: Path, heads: HeadsArtifact) -> None:
+def measure_practical(data: Path, cache: Path, shipped: HeadsArtifact) -> None:
     """Print how much of each kind of practical requests is retrieved for, by the LLM's ability."""
     labels = pd.DataFrame(map(vars, read_practical(data)))
     states = read_question_states(labels.question.tolist(), cache)
+    kept = EncoderStates(cache / "encoder")
+    kept.fill((question, "") for question in labels.question)
     table = read_abilities()
     abilities = (min(table.values()), 0.0, 1.0, 2.0, max(table.values()))
     rows = []
     for kind in GOALS:
         questions = labels.question[labels.what == kind]
         own = np.stack([states[key(question)] for question in questions])
-        kinds = heads.kind_probabilities(own)
+        kinds = kinds_of(questions, shipped, kept)
         row = [kind, str(len(own))]
         for theta in abilities:
-            p = p_answered(heads.kinds, kinds, heads.p_fact_known(own, theta, USUAL_SD))
+            p = p_known(shipped, kinds, shipped.facts.p_fact_known(own, theta, USUAL_SD))
             row.append(f"{np.mean(p < THRESHOLD):.1%}")
         rows.append(row)
     print_table(["retrieved, by ability", "of", *(f"{theta:+.1f}" for theta in abilities)], rows)

@@ -1,4 +1,4 @@
-"""Fits the heads of a `heads` gate on hidden states of questions: kinds, and how hard a question is to know."""
+"""Fits the heads on the reader's states of questions: kinds, and how hard a question is to know."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import numpy as np
 import pandas as pd
 from sklearn.linear_model import LogisticRegression
 
-from rgate_integrations.gates.artifacts import HeadsArtifact, Kind, SegmentHeads
+from rgate_integrations.gates.artifacts import FactHeads, Kind
 from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
-from rgate_integrations.runtime.segments import LAYOUT
 from rgate_integrations.tuning.fitting import ridge_logistic
 
 Mask: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]"
@@ -35,7 +34,6 @@ class HeadExamples:
         groups: Rows of a group share what says nothing of question and LLM: the prompt, the judge, how a source chose
             its questions.
         weights: How much each row counts, shape (n,).
-        layout: What `rgate_integrations.runtime.segments.layout` says of them, shape (n, 11); zeros unless given.
     """
 
     states: np.ndarray[tuple[int, ...], np.dtype[np.floating]]
@@ -44,7 +42,6 @@ class HeadExamples:
     abilities: Float64Array
     groups: np.ndarray[tuple[int, ...], np.dtype[np.str_]]
     weights: Float64Array
-    layout: Float32Array | None = None
 
     def rows(self, chosen: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> HeadExamples:
         """Return some rows, by a mask or by positions."""
@@ -53,8 +50,7 @@ class HeadExamples:
     @property
     def columns(self) -> tuple[np.ndarray[Any, Any], ...]:
         """All columns in order."""
-        layout = np.zeros((len(self.known), LAYOUT), np.float32) if self.layout is None else self.layout
-        return (self.states, self.kinds, self.known, self.abilities, self.groups, self.weights, layout)
+        return (self.states, self.kinds, self.known, self.abilities, self.groups, self.weights)
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,6 @@ class HeadsRecipe:
         knowledge_bias: Added to the logits of the kinds that an LLM serves if it knows the fact: where the kind of a
             request is in doubt, the knowledge head decides.
         never_bias: Added to those that it never serves: where it may be one of these, it is rather retrieved for.
-        layout_scale: By how much the layout is stretched, so that the kinds' penalty weighs on it less.
     """
 
     components: int = 128
@@ -83,18 +78,16 @@ class HeadsRecipe:
     ability_sd: float = 1.0
     knowledge_bias: float = 0.5
     never_bias: float = 0.4
-    layout_scale: float = 3.0
 
 
 def fit_heads(
     examples: HeadExamples,
     layers: Sequence[PooledLayer],
     kinds: Sequence[Kind],
-    default_llm: str,
     base_model: str,
     recipe: HeadsRecipe,
     known: tuple[Float32Array, float] | None = None,
-) -> HeadsArtifact:
+) -> FactHeads:
     """Fit all heads. They are not calibrated, and say nothing of where they come from: see `calibrated_heads`.
 
     Each layer has logistic regressions of its own, on standardised principal components; their logits are averaged
@@ -105,53 +98,48 @@ def fit_heads(
         examples: The rows.
         layers: Which hidden states they hold.
         kinds: The kinds; their biases are fitted.
-        default_llm: The LLM that has ability 0.
         base_model: The proxy whose states they are.
         recipe: How to fit.
         known: What `fit_known` returned, if the knowledge head is fitted already.
     """
-    found = fit_segments(examples.rows(examples.kinds != ""), layers, kinds, recipe)
+    fitted, weight = fit_kinds(examples.rows(examples.kinds != ""), layers, kinds, recipe)
     if known is None:
         known = fit_known(examples.rows(~np.isnan(examples.known)), layers, recipe)
     known_weight, known_bias = known
-    return HeadsArtifact(
+    return FactHeads(
+        base_model=base_model,
         layers=tuple(layers),
-        kinds=found.kinds,
-        kind_weight=found.weight,
+        kinds=fitted,
+        kind_weight=weight,
         known_weight=known_weight,
         known_bias=known_bias,
         ability_slope=1.0,
-        llm=default_llm,
         default_ability=(0.0, recipe.ability_sd),
-        base_model=base_model,
-        segments=found,
     )
 
 
-def fit_segments(
+def fit_kinds(
     examples: HeadExamples,
     layers: Sequence[PooledLayer],
     kinds: Sequence[Kind],
     recipe: HeadsRecipe,
-) -> SegmentHeads:
-    """Fit the kinds alone, of whole requests or, with their layout, of segments; see `fit_heads`."""
+) -> tuple[tuple[Kind, ...], Float32Array]:
+    """Fit the kinds alone; returns them with their biases, and their weights, shape (kinds, layers, hidden size)."""
     names = [kind.name for kind in kinds]
     weight = np.zeros((len(kinds), *examples.states.shape[1:]), np.float32)
-    by_layout = np.zeros((len(kinds), LAYOUT), np.float32)
     bias = np.zeros(len(kinds))
     for layer, share in enumerate(_shares(layers)):
-        of_states, of_layout, biases = _fit_kinds(examples, names, layer, recipe)
+        of_states, biases = _fit_kinds_of_layer(examples, names, layer, recipe)
         weight[:, layer] = share * of_states
-        by_layout += share * of_layout
         bias += share * biases
     by_serving = {"always": 0.0, "if_known": recipe.knowledge_bias, "never": recipe.never_bias}
     fitted = []
     for kind, of_kind in zip(kinds, bias, strict=True):
         fitted.append(replace(kind, bias=float(of_kind + by_serving[kind.answerable])))
-    return SegmentHeads(tuple(layers), tuple(fitted), weight, by_layout)
+    return tuple(fitted), weight
 
 
-def calibrated_heads(heads: HeadsArtifact, slope: float, intercept: float) -> HeadsArtifact:
+def calibrated_heads(heads: FactHeads, slope: float, intercept: float) -> FactHeads:
     """Return heads whose knowledge logits are mapped by a line."""
     return replace(
         heads,
@@ -202,18 +190,16 @@ class _Components:
         return weight, -(weight @ self.mean)
 
 
-def _fit_kinds(
+def _fit_kinds_of_layer(
     examples: HeadExamples, kinds: Sequence[str], layer: int, recipe: HeadsRecipe
-) -> tuple[Float64Array, Float64Array, Float64Array]:
-    """Return weights on states, shape (kinds, hidden size), on the layout, and biases, of one layer's kind head."""
+) -> tuple[Float64Array, Float64Array]:
+    """Return weights on states, shape (kinds, hidden size), and biases, of one layer's kind head."""
     found = _Components(examples, layer, recipe.kind_components)
     numbers = pd.Categorical(examples.kinds, categories=kinds).codes
     model = LogisticRegression(C=1 / recipe.kind_penalty, max_iter=_STEPS)
-    columns = np.concatenate([found.values, recipe.layout_scale * examples.columns[-1]], axis=1)
-    model.fit(columns, numbers, sample_weight=examples.weights)
-    of_states, of_layout = np.split(model.coef_, [found.values.shape[1]], axis=1)
-    weight, bias = found.unfold(of_states)
-    return weight, recipe.layout_scale * of_layout, bias + model.intercept_
+    model.fit(found.values, numbers, sample_weight=examples.weights)
+    weight, bias = found.unfold(model.coef_)
+    return weight, bias + model.intercept_
 
 
 def _fit_known_layer(examples: HeadExamples, layer: int, recipe: HeadsRecipe) -> tuple[Float64Array, float]:

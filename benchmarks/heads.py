@@ -1,7 +1,7 @@
-"""Trains the default gate's heads, and measures them on what they have not seen.
+"""Fits what tells whether an LLM knows a fact, on the reader's states, and measures it on what it has not seen.
 
-    python benchmarks/heads.py --data FOLDER                    cross-validated: practical requests and the six sets
-    python benchmarks/heads.py --data FOLDER --save FOLDER      also fits on everything that ships, and saves the gate
+    python benchmarks/heads.py --data FOLDER                    cross-validated: the six sets, and practical requests
+    python benchmarks/heads.py --data FOLDER --save GATE        also fits on everything that ships, and saves it
 
 The folder holds ``practical.dev.jsonl``, ``adaptive_llama31_8b.*.dev.jsonl``, ``more/`` and ``strong/``. Practical
 requests are scored by heads that were trained without the whole source that they come from, the six sets by heads
@@ -29,13 +29,13 @@ from head_fit import (
 from labels import LLAMA, clusters_of, read_abilities, read_labels, table_name
 
 from rgate_integrations.engine.loading import DEFAULT_GATE
-from rgate_integrations.gates.artifacts import HeadsArtifact, Kind, p_answered
+from rgate_integrations.gates.artifacts import FactHeads, Kind, p_answered
 from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.index.embedder import MINILM, SentenceEmbedder
 from rgate_integrations.models.catalog import DEFAULT_MODEL, READER
 from rgate_integrations.models.download import download
 from rgate_integrations.models.pooling import PooledLayer
-from rgate_integrations.models.reader import FINGERPRINT, shared_reader
+from rgate_integrations.models.reader import shared_reader
 from rgate_integrations.tuning.evaluation import auc
 
 CACHE = OUT / "heads"
@@ -116,10 +116,10 @@ class Rows:
         )
         return cls(rows, examples)
 
-    def fit(self, chosen: np.ndarray, known: Known | None = None) -> HeadsArtifact:
+    def fit(self, chosen: np.ndarray, known: Known | None = None) -> FactHeads:
         """Fit heads on those of some rows that may ship; the knowledge head may be fitted already."""
         part = self.examples.rows(chosen & self.labels.ships.to_numpy())
-        return fit_heads(part, LAYERS, KINDS, LLAMA, DEFAULT_MODEL, HeadsRecipe(), known)
+        return fit_heads(part, LAYERS, KINDS, DEFAULT_MODEL, HeadsRecipe(), known)
 
     def fit_known(self, chosen: np.ndarray) -> Known:
         """Fit the knowledge head alone."""
@@ -292,7 +292,8 @@ def alone(questions: list[str], cache: Path) -> Alone:
     found = found[~found.index.duplicated(keep="last")]
     others = [each for each in dict.fromkeys(questions) if each not in found.index]
     if others:
-        heads: Any = read_gate(DEFAULT_GATE)
+        shipped: Any = read_gate(DEFAULT_GATE)
+        heads = shipped.facts
         states = read_question_states(others, cache)
         rows = np.stack([states[key(each)] for each in others])
         kinds = heads.kind_probabilities(rows)
@@ -408,8 +409,8 @@ def train(rows: Rows, metrics: dict, line: Line, folder: Path) -> None:
         "metrics": metrics,
         "licence": "Apache-2.0",
     }
-    found = replace(heads, threshold=THRESHOLD, fingerprint=FINGERPRINT, provenance=provenance)
-    save_gate(found, folder)
+    shipped: Any = read_gate(folder)
+    save_gate(replace(shipped, facts=heads, threshold=THRESHOLD, llm=LLAMA, provenance=provenance), folder)
 
 
 def main() -> None:

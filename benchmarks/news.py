@@ -106,13 +106,12 @@ def main() -> None:
             "llms": [],
         }
     )
-    found = replace(
-        shipped,
+    facts = replace(
+        shipped.facts,
         news_weight=weight.reshape(len(LAYERS), -1).astype(np.float32),
         news_bias=bias - least,
-        provenance={**shipped.provenance, "data": data},
     )
-    save_gate(found, arguments.save)
+    save_gate(replace(shipped, facts=facts, provenance={**shipped.provenance, "data": data}), arguments.save)
 
 
 def flat_states(questions: pd.Series, kept: dict[str, np.ndarray]) -> np.ndarray:

@@ -1,7 +1,5 @@
 """What the kinds are trained on besides clean requests: segments of requests in frames, and of conversations.
 
-    python benchmarks/segment_rows.py --data FOLDER --save GATE    fits the heads of segments in a saved gate
-
 A request in a frame (`mixtures`) has a label for each of its segments, since each piece of it says what it is. So the
 kinds learn what is asked, and that pasted text and courtesies need nothing, in frames that tell nothing.
 """
@@ -10,36 +8,17 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pandas as pd
-from base import argument_parser
 from dialogues import dialogues
-from head_fit import HeadExamples, HeadsRecipe, fit_segments
-from heads import CACHE, KINDS, Kept, key, read_question_states
 from labels import KIND_OF, read_adarague, read_practical, read_template_labels
 from mixtures import COURTESY, GIVEN, Mixture, corpus_prose, mixed
 from templates import template_requests
 
-from rgate_integrations.gates.artifacts import Kind
-from rgate_integrations.gates.folder import read_gate, save_gate
-from rgate_integrations.models.catalog import READER
-from rgate_integrations.models.download import download
-from rgate_integrations.models.pooling import PooledLayer, RequestLayers
-from rgate_integrations.models.reader import shared_reader
-from rgate_integrations.runtime.segments import Segmented, layout, segments
+from rgate_integrations.runtime.segments import segments
 
 SEED = 21
-SEGMENT_LAYERS = (
-    PooledLayer(14, "question", "mean"),
-    PooledLayer(16, "question", "mean"),
-    PooledLayer(18, "question", "mean"),
-    PooledLayer(18, "question", "last"),
-)
-SEGMENT_KINDS = (*KINDS, Kind("given", "always", "is text to work on"))
 MIXTURES, PARAGRAPHS, DIALOGUES = 4_000, 300, (0, 1, 2)  # of the last, the seeds
 SHARES = {
     "private": 0.29,
@@ -196,85 +175,3 @@ def read_segment_rows(data: Path) -> list[SegmentRow]:
                 history = "\n".join(dialogue.history)
                 found.append(SegmentRow(dialogue.message, 0, KIND_OF[dialogue.kind], 1.0, history))
     return found
-
-
-def segment_examples(rows: list[SegmentRow], cache: Path) -> HeadExamples:
-    """Return rows with their hidden states, computed where they are not kept in the cache yet."""
-    table = pd.DataFrame(map(vars, rows)).assign(name=[row.name for row in rows])
-    kept = Kept(cache / "segments").fill(table.name.tolist(), _read)
-    layouts = {text: layout(text) for text in table.text.unique()}
-    states, layout_of = [], []
-    for row in table.itertuples():
-        states.append(kept[key(row.name)])
-        layout_of.append(layouts[row.text][row.place])
-    return _examples_of_kinds(states, table.kind, table.weight, layout_of)
-
-
-def _examples_of_kinds(
-    states: list[np.ndarray], kinds: pd.Series, weights: pd.Series, layouts: list[np.ndarray]
-) -> HeadExamples:
-    """Return rows that say nothing of what an LLM knows."""
-    n = len(kinds)
-    return HeadExamples(
-        states=np.stack(states),
-        kinds=kinds.to_numpy(str),
-        known=np.full(n, np.nan),
-        abilities=np.zeros(n),
-        groups=np.full(n, ""),
-        weights=weights.to_numpy(),
-        layout=np.stack(layouts),
-    )
-
-
-def _read(names: list[str]) -> list[np.ndarray]:
-    """Read each request once for all of its segments that are named."""
-    reader = shared_reader(download(READER))
-    asked = [name.split(_BETWEEN) for name in names]
-    requests = list(dict.fromkeys((text, history) for text, history, _ in asked))
-    states = {}
-    for start in range(0, len(requests), 16):
-        some = requests[start : start + 16]
-        texts = [Segmented.from_text(text, [history] if history else []) for text, history in some]
-        layers = RequestLayers((), SEGMENT_LAYERS)
-        for request, read in zip(some, reader.request_states(texts, None, layers), strict=True):
-            states[request] = read.segments
-    return [states[text, history][int(place)] for text, history, place in asked]
-
-
-def clean_labels(data: Path) -> pd.DataFrame:
-    """Return the clean requests that may train what ships, each of which is one segment."""
-    labels = pd.DataFrame(map(vars, [*read_adarague(data), *read_practical(data), *read_template_labels()]))
-    return labels[labels.ships & (labels.kind != "")]
-
-
-def clean_examples(labels: pd.DataFrame, cache: Path) -> HeadExamples:
-    """Return clean requests as segments, with their hidden states."""
-    states = read_question_states(labels.question.tolist(), cache, SEGMENT_LAYERS, "alone")
-    own, layouts = [], []
-    for question in labels.question:
-        own.append(states[key(question)])
-        # Of a request that is judged as one segment, however many sentences it has.
-        found = layout(" ".join(question.split()))[0]
-        of_one = np.concatenate([np.log1p([1, 1]), [1, 1], found[4:9], np.log1p([1]), [1]])
-        layouts.append(of_one.astype(np.float32))
-    return _examples_of_kinds(own, labels.kind, labels.weight, layouts)
-
-
-def main() -> None:
-    """Run."""
-    parser = argument_parser(__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--cache", type=Path, default=CACHE, help="where hidden states are kept")
-    parser.add_argument("--save", type=Path, required=True, help="folder of a saved gate")
-    arguments = parser.parse_args()
-    clean = clean_examples(clean_labels(arguments.data), arguments.cache)
-    segments = segment_examples(read_segment_rows(arguments.data), arguments.cache)
-    columns = zip(clean.columns, segments.columns, strict=True)
-    examples = HeadExamples(*map(np.concatenate, columns))
-    found = fit_segments(examples, SEGMENT_LAYERS, SEGMENT_KINDS, HeadsRecipe())
-    shipped: Any = read_gate(arguments.save)
-    save_gate(replace(shipped, segments=found), arguments.save)
-
-
-if __name__ == "__main__":
-    main()

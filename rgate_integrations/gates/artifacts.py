@@ -23,6 +23,9 @@ from rgate_integrations.runtime.segments import LAYOUT
 STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 """Configuration of every part of ``gate.json``: it may come from anywhere, so what nobody knows is refused."""
 
+OTHER_LANGUAGE = "other_language"
+"""The kind of a question in a language that the model of `FactHeads` does not read."""
+
 PRIOR = "prior"
 """Sub-folder of a tuned gate: the gate whose logit is corrected."""
 
@@ -205,26 +208,39 @@ class Kind:
 
 
 @dataclass(frozen=True, config=STRICT)
-class SegmentHeads:
-    """What tells the kind of a segment of a request: a sentence, or a line of pasted text.
+class KindHead:
+    """What tells the kind of a segment of a request, a sentence or a line, by the states of the encoder.
+
+    One hidden layer: K logits are ``output · relu(hidden · x + hidden_bias) + bias``, of what is known of a segment,
+    x: its states and its layout.
 
     Attributes:
         layers: Which hidden states of the segment: (layer, ``"question"``, pooling) each.
-        kinds: The kinds; one more than those of whole requests, for text that is given.
-        weight: Shape (K, L, H), float32.
-        layout: Shape (K, 11), float32: weights of `rgate_integrations.runtime.segments.layout`.
+        kinds: The K kinds, with their biases.
+        hidden: Shape (units, L * H + 11), float32.
+        hidden_bias: Shape (units,), float32.
+        output: Shape (K, units), float32.
     """
 
     layers: tuple[PooledLayer, ...]
     kinds: tuple[Kind, ...]
-    weight: Weights = field(repr=False, compare=False)
-    layout: Weights = field(repr=False, compare=False)
+    hidden: Weights = field(repr=False, compare=False)
+    hidden_bias: Weights = field(repr=False, compare=False)
+    output: Weights = field(repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check that the parts fit each other."""
-        check_shape("weight", self.weight, len(self.kinds), len(self.layers))
-        if self.layout.shape != (len(self.kinds), LAYOUT):
-            raise ValueError(f"layout has the shape {self.layout.shape}, not ({len(self.kinds)}, {LAYOUT})")
+        units = len(self.hidden_bias)
+        check_shape("hidden", self.hidden, units)
+        if self.output.shape != (len(self.kinds), units):
+            raise ValueError(f"output has the shape {self.output.shape}, not ({len(self.kinds)}, {units})")
+        if self.hidden_bias.ndim != 1 or (self.hidden.shape[1] - LAYOUT) % max(len(self.layers), 1):
+            raise ValueError(f"hidden has the shape {self.hidden.shape}, which does not fit the layers")
+
+    @property
+    def states_shape(self) -> tuple[int, int]:
+        """The shape of a segment's states, (L, H)."""
+        return len(self.layers), (self.hidden.shape[1] - LAYOUT) // len(self.layers)
 
     def kind_probabilities(self, states: AnyStates, layout: AnyStates) -> Float64Array:
         """Return the probability of each kind for each of n segments, shape (n, K).
@@ -233,32 +249,35 @@ class SegmentHeads:
             states: Pooled states, shape (n, L, H).
             layout: What `rgate_integrations.runtime.segments.layout` says of them, shape (n, 11).
         """
-        logits = _flat(states) @ _flat(self.weight).T + _flat(layout) @ _flat(self.layout).T
+        x = np.concatenate([_flat(states), _flat(layout)], axis=1)
+        # One row at a time: so a segment has the same numbers in any batch.
+        units = np.stack([self.hidden @ row for row in x.astype(np.float32)]) + self.hidden_bias
+        logits = np.maximum(units, 0).astype(np.float64) @ self.output.T.astype(np.float64)
         return _softmax(logits, self.kinds)
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class HeadsArtifact(SavedGate):
-    """Heads on the pooled states of a question. L are the layers, H the hidden size, K the kinds.
+@dataclass(frozen=True, config=STRICT)
+class FactHeads:
+    """Whether an LLM knows the fact that a question asks about, by the reader's states. L are the layers, H the size.
 
-    The LLM that they judge, `llm`, has ability 0; see `rgate_integrations.gates.ability`.
+    The LLM that they judge has ability 0; see `rgate_integrations.gates.ability`.
 
     Attributes:
+        base_model: The proxy whose states they read.
         layers: Which hidden states: (layer, span, pooling) each; no draft is read.
-        kinds: The kinds of requests.
+        kinds: The kinds of requests, as this model tells them apart; one says that a language is not its own.
         kind_weight: Shape (K, L, H), float32; the kinds' probabilities are the softmax of the sums.
         known_weight: Shape (L, H), float32: the logit that an LLM of ability 0 knows the fact, of a question about
             one; the question's difficulty with its sign turned.
         known_bias: Added to it.
         ability_slope: Added to it for each unit of the LLM's ability.
         default_ability: Mean and standard deviation of the ability of an LLM that nothing is known of.
-        segments: What tells the kind of a part of a longer request.
         news_weight: Shape (L, H), float32: a question may be about news, which nobody need have dated, if the sum of
             this times its states and `news_bias` is positive. None if nothing tells that.
         news_bias: Added to it.
     """
 
-    method: Literal["heads"] = "heads"
+    base_model: str
     layers: tuple[PooledLayer, ...]
     kinds: tuple[Kind, ...]
     kind_weight: Weights = field(repr=False, compare=False)
@@ -266,7 +285,6 @@ class HeadsArtifact(SavedGate):
     known_bias: Finite
     ability_slope: Finite
     default_ability: tuple[Finite, Finite]
-    segments: SegmentHeads
     news_weight: Weights | None = field(default=None, repr=False, compare=False)
     news_bias: Finite = 0.0
 
@@ -285,6 +303,13 @@ class HeadsArtifact(SavedGate):
         """
         return _softmax(_flat(states) @ _flat(self.kind_weight).T, self.kinds)
 
+    def in_other_language(self, states: AnyStates) -> Float64Array:
+        """Return P(the question is in a language that its model does not read), shape (n,)."""
+        names = [kind.name for kind in self.kinds]
+        if OTHER_LANGUAGE not in names:
+            return np.zeros(len(states))
+        return self.kind_probabilities(states)[:, names.index(OTHER_LANGUAGE)]
+
     def about_news(self, states: AnyStates) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Return which questions may be about news, shape (n,); see `kind_probabilities`."""
         if self.news_weight is None:
@@ -300,8 +325,9 @@ class HeadsArtifact(SavedGate):
     def p_fact_known(self, states: AnyStates, theta: float, sd: float) -> Float64Array:
         """Return P(the LLM knows the fact), shape (n,), over all abilities that it may have.
 
-        No LLM has seen the latest news, however able it is: there, it counts as one of ability 0 at most, of which a
-        low P(known) makes up for news that the kinds overlook.
+        Of a question in another language nothing tells that it is known. And no LLM has seen the latest news, however
+        able it is: there, it counts as one of ability 0 at most, of which a low P(known) makes up for news that the
+        kinds overlook.
 
         The less is known of the LLM, the nearer to a half P is. The mean over a normal distribution of abilities is
         that of MacKay, "The evidence framework applied to classification networks", 1992.
@@ -314,7 +340,21 @@ class HeadsArtifact(SavedGate):
         variance = (self.ability_slope * sd) ** 2
         of_each = np.where(self.about_news(states), min(theta, 0.0), theta)
         logits = self.known_logits(states, of_each) / np.sqrt(1 + np.pi / 8 * variance)
-        return sigmoids(logits)
+        return sigmoids(logits) * (1 - self.in_other_language(states))
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class HeadsArtifact(SavedGate):
+    """Heads on the states of a request: its kind, and whether the LLM knows the fact that it asks about.
+
+    Attributes:
+        segments: What tells the kind of each segment; its model is `base_model`.
+        facts: What tells whether a fact is known.
+    """
+
+    method: Literal["heads"] = "heads"
+    segments: KindHead
+    facts: FactHeads
 
 
 def p_answered(kinds: Sequence[Kind], probabilities: Float64Array, known: Float64Array) -> Float64Array:
@@ -323,7 +363,7 @@ def p_answered(kinds: Sequence[Kind], probabilities: Float64Array, known: Float6
     Args:
         kinds: The kinds that they may be of.
         probabilities: What `kind_probabilities` returned, shape (n, K).
-        known: P(the LLM knows the fact), as `HeadsArtifact.p_fact_known` gives it; one for each, or one for all.
+        known: P(the LLM knows the fact), as `FactHeads.p_fact_known` gives it; one for each, or one for all.
     """
     shares = np.stack([kind.share_answered(known) for kind in kinds], axis=1)
     found: Float64Array = np.minimum((probabilities * shares).sum(axis=1), 1.0)

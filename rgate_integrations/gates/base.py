@@ -122,6 +122,13 @@ class Gate(BaseModel, ABC):
     def specs(self) -> Specs:
         """All the evidence that it looks at."""
 
+    def look_closer(self, evidence: Evidence) -> Specs:
+        """Return what else it looks at, after what it has seen of a question; by default nothing.
+
+        `score` finds these pieces in the evidence, too. Pure, as `score` is.
+        """
+        return ()
+
     @abstractmethod
     def score(self, evidence: Evidence) -> Score:
         """Score the evidence of one question. Pure: the same evidence gives the same score."""
@@ -269,6 +276,12 @@ class ScoreSpec(EvidenceSpec[Score]):
     def compute(self, context: Context) -> list[Piece[Score] | Exception]:
         """Score every question; what is wrong with one is returned, so that the others go on."""
         found: list[Piece[Score] | Exception] = []
+        closer: dict[EvidenceSpec[Any], list[Evidence]] = {}
+        for evidence in context.evidence:
+            for spec in self.gate.look_closer(evidence):
+                closer.setdefault(spec, []).append(evidence)
+        for spec, some in closer.items():
+            context.part(some).find(spec)
         for evidence in context.evidence:
             try:
                 used = evidence.proxies.get(self.gate.proxy) or evidence.proxies.get("")

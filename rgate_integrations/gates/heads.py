@@ -1,10 +1,9 @@
-"""Several heads on one look at a request: what kind each of its segments is, and whether the LLM knows the fact."""
+"""Heads on the states of a request: what kind each of its segments is, and whether the LLM knows the fact."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Self
 
@@ -12,25 +11,23 @@ import numpy as np
 from pydantic import Field, SkipValidation, model_validator
 
 from rgate_integrations.gates.ability import Ability, check_llm_name, resolve_ability
-from rgate_integrations.gates.artifacts import HeadsArtifact, Kind, p_answered
+from rgate_integrations.gates.artifacts import HeadsArtifact, p_answered
 from rgate_integrations.gates.base import GIVEN, Gate, GateInfo, NamedLLMGate, Score, Specs
 from rgate_integrations.gates.evidence.base import Evidence
-from rgate_integrations.gates.evidence.model_outputs import ReadRequest, RequestSpec
+from rgate_integrations.gates.evidence.model_outputs import RequestSpec
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
-from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words
+from rgate_integrations.runtime.segments import QUESTION_MARKS
 
 _log = logging.getLogger("rgate_integrations")
 _warn_once = lru_cache(maxsize=256)(_log.warning)  # names may come from anybody
 _SHOWN = 80  # characters of a segment in a reason
 MAX_QUESTIONS_ASKED = 8
 """A request that asks more than this retrieves: among so many, the heads do not find the one that needs it."""
-_MUCH = 6
-"""Words beside a segment from which on it is judged by itself, too: that much text, such as a log or a mail, outvotes
-it. With less, a request is rather understood as a whole."""
-_LONG = 60
-"""Words of a request beyond which its segments decide alone: the whole of it is mostly what was pasted."""
+_MATTERS = 0.1
+"""By how much P(known) must depend on whether a fact is known for the reader to be asked, which takes four times as
+long as the encoder. Where it depends less, a half is taken."""
 _ADDRESS = re.compile(r"\b(?:https?://|www\.)\w", re.IGNORECASE)
 _FEW = 8
 """Words of a request up to which an address is what it is about. Among more it may stand in a log or in code."""
@@ -39,16 +36,17 @@ MIN_P_KNOWN_FOR_FOLLOW_UP = 0.8
 
 
 class HeadsGate(TrainedGate, NamedLLMGate):
-    """Linear heads on the hidden states of a request: its kind, and whether the LLM knows the fact.
+    """Heads on the hidden states of a request: its kind, and whether the LLM knows the fact.
 
     One pass over the request, no draft. The LLM alone answers some kinds of requests well (thanks, sums, letters),
     some never (private documents, news), and questions of knowledge if it knows the fact::
 
         p_known = P(kinds that it always answers) + P(kinds that it answers if it knows the fact) * P(known)
 
-    Of a longer request that is also asked of every segment (sentence or line), and what one of them needs, the
-    request needs: its P(known) is the lowest. Text that was pasted is a kind of its own, which needs nothing. Of a
-    long one, segments decide alone.
+    That is asked of every segment (sentence or line), and what one of them needs, the request needs: its P(known) is
+    the lowest. Text that was pasted is a kind of its own, which needs nothing. The encoder tells the kinds, in any
+    language. Whether a fact is known, a second model tells, the reader, which is asked only where that matters; it
+    reads English, and of a fact that is asked for in another language nothing tells that it is known.
 
     Decisions carry the probabilities of the deciding segment as ``signals``. A draft that is given is not read.
 
@@ -65,7 +63,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 
     info: ClassVar[GateInfo] = GateInfo(
         "heads",
-        "linear heads for the kind of request and for knowledge (this package)",
+        "heads for the kind of request and for knowledge (this package)",
         "hidden states of the question",
         "yes",
         "one pass",
@@ -112,70 +110,71 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 
     @property
     def specs(self) -> Specs:
-        """The pooled hidden states of the request, and of each segment."""
-        return (RequestSpec(self.trained.layers, self.trained.segments.layers, model=self.proxy),)
+        """The pooled hidden states of each segment of the request."""
+        layers = self.trained.segments.layers
+        return (RequestSpec(layers, layers, model=self.proxy),)
+
+    @property
+    def _fact_spec(self) -> RequestSpec:
+        facts = self.trained.facts
+        return RequestSpec(facts.layers, model=facts.base_model)
+
+    def look_closer(self, evidence: Evidence) -> Specs:
+        """Return the reader's states, where it matters whether the LLM knows a fact."""
+        kinds = self._kinds_of(evidence)
+        of_segments = self.trained.segments.kinds
+        if_unknown, if_known = (
+            p_answered(of_segments, kinds, np.full(len(kinds), p)).min() for p in (0.0, 1.0)
+        )
+        return (self._fact_spec,) if if_known - if_unknown >= _MATTERS else ()
 
     def score(self, evidence: Evidence) -> Score:
         """Score by all heads together.
 
         Raises:
-            ModelLoadError: The states are not those of the model that the heads were trained on.
+            ModelLoadError: The states are not those of the models that the heads were trained on.
         """
-        trained, found = self.trained, evidence[self.specs[0]]
-        self.check_states(found.whole, trained.known_weight.shape)
-        states = found.whole[None]  # a batch of one
-        known = trained.p_fact_known(states, *self._ability)
-        by_whole = trained.kind_probabilities(states)
-        p, what = float(p_answered(trained.kinds, by_whole, known)[0]), "The question"
-        kinds, of_kinds = trained.kinds, by_whole[0]
-        follows = bool(evidence.request.history)
-        # A message that follows others is understood by the heads of segments alone: they learned from conversations.
-        alone = follows or sum(map(count_words, found.texts)) > _LONG
-        weakest = self._weakest_segment(found, known, alone)
-        if weakest is not None and (alone or weakest[0] < p):
-            p, of_kinds, what = weakest
-            kinds = trained.segments.kinds
-        signals = {kind.name: float(share) for kind, share in zip(kinds, of_kinds, strict=True)}
-        signals["known"] = float(known[0])
-        reason = f"{what} {self._why(p, kinds, of_kinds, known, bool(trained.about_news(states)[0]))}"
-        score = Score(p, reason, signals=signals, llm=self._judged_llm)
-        if sum(text.endswith(QUESTION_MARKS) for text in found.texts) > MAX_QUESTIONS_ASKED:
+        kinds = self._kinds_of(evidence)
+        known, news = np.array([0.5]), False
+        if self._fact_spec in evidence.pieces:
+            facts = self.trained.facts
+            states = evidence[self._fact_spec].whole
+            self.check_states(states, facts.known_weight.shape)
+            known, news = (
+                facts.p_fact_known(states[None], *self._ability),
+                bool(facts.about_news(states[None])[0]),
+            )
+        texts, of_segments = evidence[self.specs[0]].texts, self.trained.segments.kinds
+        ps = p_answered(of_segments, kinds, known)
+        weakest = int(np.argmin(ps))
+        p, shares = float(ps[weakest]), kinds[weakest]
+        signals = {kind.name: float(share) for kind, share in zip(of_segments, shares, strict=True)}
+        if self._fact_spec in evidence.pieces:
+            signals["known"] = float(known[0])
+        what = "The question"
+        if len(texts) > 1:
+            text = texts[weakest]
+            what = f"“{text[:_SHOWN]}…”" if len(text) > _SHOWN else f"“{text}”"
+        score = Score(p, f"{what} {self._why(p, shares, known, news)}", signals=signals, llm=self._judged_llm)
+        if sum(text.endswith(QUESTION_MARKS) for text in texts) > MAX_QUESTIONS_ASKED:
             return score.overridden(f"Asks more than {MAX_QUESTIONS_ASKED} questions.")
         if len(evidence.question.split(None, _FEW)) <= _FEW and _ADDRESS.search(evidence.question):
             return score.overridden("Contains a URL, which the LLM cannot have read.")
-        if follows and p < MIN_P_KNOWN_FOR_FOLLOW_UP:
+        if evidence.request.history and p < MIN_P_KNOWN_FOR_FOLLOW_UP:
             return score.overridden("Follow-up that may need the earlier turns.")
         return score
 
-    def _weakest_segment(
-        self, found: ReadRequest, known: Float64Array, alone: bool
-    ) -> tuple[float, Float64Array, str] | None:
-        """Return P(known), the kinds and the text of the segment that needs retrieval most, of those judged apart.
-
-        Those are all where segments decide alone; else questions of several, and those beside much text.
-        """
-        words = list(map(count_words, found.texts))
-        judged = []
-        for index, text in enumerate(found.texts):
-            beside = sum(words) - words[index]
-            if alone or beside >= _MUCH or (beside and text.endswith(QUESTION_MARKS)):
-                judged.append(index)
-        if not judged:
-            return None
-        segments = self.trained.segments
-        kinds = segments.kind_probabilities(found.segments[judged], found.layout[judged])
-        p = p_answered(segments.kinds, kinds, known)
-        least = int(np.argmin(p))
-        text = found.texts[judged[least]]
-        if len(text) > _SHOWN:
-            text = f"{text[:_SHOWN]}…"
-        return float(p[least]), kinds[least], f"“{text}”"
+    def _kinds_of(self, evidence: Evidence) -> Float64Array:
+        """Return the probability of each kind for each segment, shape (segments, kinds)."""
+        found, segments = evidence[self.specs[0]], self.trained.segments
+        self.check_states(found.segments[0], segments.states_shape)
+        return segments.kind_probabilities(found.segments, found.layout)
 
     @property
     def _ability(self) -> tuple[float, float]:
         """Mean and standard deviation of what the LLM knows."""
         if self.ability is None:
-            return self.trained.default_ability
+            return self.trained.facts.default_ability
         return self.ability.theta, self.ability.sd
 
     @property
@@ -196,15 +195,14 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             score: What this gate said of the request.
         """
         shares = {"always": 0.0, "if_known": 0.0, "never": 0.0}
-        for kind in self.trained.segments.kinds:  # those of whole requests are among them
+        for kind in self.trained.segments.kinds:
             shares[kind.answerable] += score.signals.get(kind.name, 0.0)
         may = shares["always"] + shares["if_known"]
         return shares["if_known"] / may if may > 0 else 1.0
 
-    def _why(
-        self, p: float, kinds: Sequence[Kind], of_kinds: Float64Array, known: Float64Array, news: bool
-    ) -> str:
+    def _why(self, p: float, of_kinds: Float64Array, known: Float64Array, news: bool) -> str:
         """Name the kind of request that weighed most for what is decided."""
+        kinds = self.trained.segments.kinds
         shares = np.concatenate([kind.share_answered(known) for kind in kinds])
         if p < self.threshold:
             shares = 1 - shares

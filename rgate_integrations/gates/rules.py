@@ -142,7 +142,9 @@ class LikenessSpec(EvidenceSpec[Score | None]):
         layer = self.states.segments.index(LAYER)
         requests = [directions_of(each.segments[:, layer]) for each in context.get(self.states)]
         encoder = with_states(context.use_proxy(ENCODER))
-        examples = context.memory(self, lambda: directions_of(states_of([example for example, _ in self.examples], encoder)))
+        examples = context.memory(
+            self, lambda: directions_of(states_of([example for example, _ in self.examples], encoder))
+        )
         return [Piece(self.compare(request @ examples.T)) for request in requests]
 
     def compare(self, likeness: Float64Array) -> Score | None:

@@ -1,8 +1,8 @@
 """Which implementation of a proxy does what.
 
-The encoder is an `EncoderProxy`. The default model has two: `ReaderProxy` (ONNX Runtime, no torch) reads the states that
-the shipped gates look at; the whole model, a `TransformersProxy`, writes, scores, and reads what the reader cannot. Any
-other model has one.
+The encoder is an `EncoderProxy`. The default model has two: `ReaderProxy` (ONNX Runtime, no torch) reads the states
+that the shipped gates look at; the whole model, a `TransformersProxy`, writes, scores, and reads what the reader
+cannot. Any other model has one.
 """
 
 from __future__ import annotations

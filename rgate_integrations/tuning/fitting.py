@@ -15,7 +15,7 @@ from rgate_integrations.gates.artifacts import TunedArtifact
 from rgate_integrations.gates.probability import logits, sigmoids
 from rgate_integrations.gates.tuned import features_of
 from rgate_integrations.models.base import HasStates
-from rgate_integrations.models.pooling import PooledLayer, middle_layers
+from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.models.proxies import read_states, with_states
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, PositionArray
@@ -77,8 +77,7 @@ def read_questions_with(gate: DecisionEngine, questions: Sequence[str], progress
         RGateError: The gate failed; here nothing is gained by going on.
     """
     strict, proxy = gate.with_options(on_error="raise"), with_states(gate.get_proxy())
-    depths = middle_layers(proxy.num_layers, "question")
-    layers = tuple(PooledLayer(depth, "question", "mean") for depth in depths)
+    layers = tuple(PooledLayer(depth, "question", "mean") for depth in proxy.question_layers)
     p_known: list[float] = []
     states: list[Float32Array] = []
     for start in range(0, len(questions), _CHUNK):

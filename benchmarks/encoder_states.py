@@ -1,0 +1,80 @@
+"""The encoder's states of requests and of their segments, kept on disk in parts, so that a stopped run goes on."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from rgate_integrations.models.encoder_proxy import EncoderProxy
+from rgate_integrations.models.pooling import PooledLayer, RequestLayers
+from rgate_integrations.prompts import ANSWER
+from rgate_integrations.runtime.segments import Segmented
+
+LAYERS = (6, 8, 10, 12)
+PART, AT_ONCE = 1_024, 64
+_POOLED = tuple(PooledLayer(layer, "question", "mean") for layer in LAYERS)
+
+
+class EncoderStates:
+    """Means of the layers of `LAYERS` over each request, and over each of its segments.
+
+    Args:
+        folder: Where they are kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._parts: list[tuple[np.ndarray, np.ndarray]] = []
+        self._places: dict[str, tuple[int, int, slice]] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in sorted(folder.glob("*.npz")):
+            with np.load(path) as part:
+                self._add(dict(part))
+
+    def whole(self, text: str, history: str = "") -> np.ndarray:
+        """Return the means over a request, shape (layers, 384)."""
+        part, place, _ = self._places[_key(text, history)]
+        return self._parts[part][0][place]
+
+    def segments(self, text: str, history: str = "") -> np.ndarray:
+        """Return the means over each of its segments, shape (segments, layers, 384)."""
+        part, _, places = self._places[_key(text, history)]
+        return self._parts[part][1][places]
+
+    def fill(self, requests: Iterable[tuple[str, str]]) -> None:
+        """Read what is missing: requests, each with what was said before it."""
+        wanted = {_key(*request): request for request in requests}
+        missing = [(key, request) for key, request in wanted.items() if key not in self._places]
+        missing.sort(key=lambda each: len(each[1][0]))  # texts of like length share a batch
+        encoder = EncoderProxy()
+        for start in range(0, len(missing), PART):
+            some = missing[start : start + PART]
+            read = []
+            for at in range(0, len(some), AT_ONCE):
+                texts = [
+                    Segmented.from_text(text, [history] if history else [])
+                    for _, (text, history) in some[at : at + AT_ONCE]
+                ]
+                read += encoder.request_states(ANSWER, texts, RequestLayers(_POOLED, _POOLED))
+            part = {
+                "keys": np.array([key for key, _ in some]),
+                "whole": np.stack([each.whole for each in read]).astype(np.float16),
+                "segments": np.concatenate([each.segments for each in read]).astype(np.float16),
+                "counts": np.array([len(each.segments) for each in read]),
+            }
+            np.savez(self.folder / f"{some[0][0]}-{len(some)}.npz", **part)  # type: ignore[arg-type]
+            self._add(part)
+
+    def _add(self, part: dict[str, np.ndarray]) -> None:
+        ends = part["counts"].cumsum()
+        for place, (key, end, count) in enumerate(
+            zip(part["keys"].tolist(), ends, part["counts"], strict=True)
+        ):
+            self._places[key] = (len(self._parts), place, slice(int(end - count), int(end)))
+        self._parts.append((part["whole"], part["segments"]))
+
+
+def _key(text: str, history: str) -> str:
+    said = [text, history] if history else [text]
+    return hashlib.sha256("\x1e".join(said).encode()).hexdigest()[:16]
