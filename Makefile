@@ -38,7 +38,7 @@ test-slow: $(STAMP)
 
 # Everything at once for 20 minutes, with faults by a seeded schedule: make soak SEED=7 MINUTES=5
 soak: $(STAMP)
-	$(BIN)/rgate download smollm2-135m-reader smollm2-135m-instruct
+	$(BIN)/rgate download multilingual-e5-small smollm2-135m-reader smollm2-135m-instruct
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED))
 
 test-extras:

@@ -51,6 +51,7 @@ NEVER_BIAS = 0.4
 SAID_AS = {"particular": "obscure", "thanks": "task"}
 """The kinds of `text_rows` that the heads do not tell apart from others."""
 GROUPED = "text in many languages and frames"
+KINDS_RECIPE = "; kinds of segments: python benchmarks/kinds.py"
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,8 @@ def main() -> None:
         data = [each for each in shipped.provenance["data"] if each["name"] != GROUPED]
         digest = checksum(trained_on)
         data.append({"name": GROUPED, "licence": LICENCE, "sha256": digest, "n": len(trained_on)})
-        provenance = {**shipped.provenance, "metrics": known, "data": data}
+        recipe = shipped.provenance["recipe"].partition(KINDS_RECIPE)[0] + KINDS_RECIPE
+        provenance = {**shipped.provenance, "recipe": recipe, "metrics": known, "data": data}
         found = replace(shipped, segments=fit(rows), base_model=ENCODER, fingerprint=FINGERPRINT)
         save_gate(replace(found, provenance=provenance), arguments.save)
 

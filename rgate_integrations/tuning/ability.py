@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,10 +92,11 @@ def measure_ability(
             )
         right = np.array([is_correct(each.direct.text, each.question.gold) for each in answered])
         easiness, slope = anchor_logits(load_gate(), [each.question.text for each in answered])
+        asks_fact = ~np.isnan(easiness)
         prior, _ = resolve_ability(arm.name)
         prior = replace(prior, llm=arm.name, sd=max(prior.sd, _LEAST_SD))
         ability = replace(
-            estimate_ability(prior, easiness, slope, right.astype(np.float64)),
+            estimate_ability(prior, easiness[asks_fact], slope, right[asks_fact].astype(np.float64)),
             source=f"measured: {sum(right)} of {len(answered)} anchor questions answered rightly",
         )
         return AbilityEstimate(ability, prior, failed, save_measured(ability, folder))
@@ -108,7 +110,8 @@ def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float
         questions: The questions.
 
     Returns:
-        The logit that an LLM of ability 0 knows the answer, shape (n,), and how much it grows with each unit.
+        The logit that an LLM of ability 0 knows the answer, shape (n,), NaN of what asks for no fact, and how much
+        it grows with each unit.
 
     Raises:
         RGateError: The gate could not judge a question.
@@ -116,10 +119,11 @@ def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float
     at = []
     for theta in (0.0, 1.0):
         certain = gate.with_options(ability=Ability("", theta, 0.0, ""), on_error="raise")
-        known = [decision.signals["known"] for decision in certain.decide_batch(questions)]
+        decisions = certain.decide_batch(questions)
+        known = [decision.signals.get("known", math.nan) for decision in decisions]
         at.append(logits(np.array(known)))
     # The slope is the same for all, but where a probability is nearly 0 or 1.
-    return at[0], float(np.median(at[1] - at[0]))
+    return at[0], float(np.nanmedian(at[1] - at[0]))
 
 
 def estimate_ability(prior: Ability, easiness: Float64Array, slope: float, right: Float64Array) -> Ability:

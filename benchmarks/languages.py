@@ -1,0 +1,89 @@
+"""What the default gate does with requests in other languages, made of templates that its heads did not learn from.
+
+    python benchmarks/languages.py [--frames]
+
+Of each language a fifth of the templates is held out, and of six languages all of them (see `text_rows`). With
+``--frames`` also requests in other frames that are held out: work, paragraphs, conversations, prompts of programs.
+"""
+
+import pandas as pd
+from base import argument_parser, print_table
+from text_rows import FRAMES, GROUPS, TextRow
+from training_text import training_rows
+
+from rgate_integrations import Request, load_gate
+
+NAMES = {
+    "ar": "Arabic",
+    "ar-latn": "Arabic, romanised",
+    "cs": "Czech",
+    "de": "German",
+    "es": "Spanish",
+    "fi": "Finnish",
+    "fr": "French",
+    "hi": "Hindi",
+    "hi-latn": "Hindi, romanised",
+    "hu": "Hungarian",
+    "id": "Indonesian",
+    "it": "Italian",
+    "ja": "Japanese",
+    "ja-latn": "Japanese, romanised",
+    "ko": "Korean",
+    "mixed": "several at once",
+    "nl": "Dutch",
+    "pl": "Polish",
+    "pt": "Portuguese",
+    "ru": "Russian",
+    "ru-latn": "Russian, romanised",
+    "sv": "Swedish",
+    "tr": "Turkish",
+    "uk": "Ukrainian",
+    "vi": "Vietnamese",
+    "zh": "Chinese",
+    "zh-latn": "Chinese, romanised",
+}
+LEARNED, UNLEARNED = "learned from", "never learned from"
+AT_ONCE = 64
+
+
+def decided(rows: list[TextRow]) -> pd.DataFrame:
+    """Return whether each request needs passages, and whether it retrieves."""
+    gate = load_gate(on_error="raise")
+    found = []
+    for start in range(0, len(rows), AT_ONCE):
+        some = rows[start : start + AT_ONCE]
+        decisions = gate.decide_batch([Request(row.text, row.history) for row in some])
+        for row, decision in zip(some, decisions, strict=True):
+            found.append((row.source, row.language, row.part, row.needs_passages, decision.retrieve))
+    return pd.DataFrame(found, columns=["source", "language", "part", "needs", "retrieve"])
+
+
+def shares(rows: pd.DataFrame) -> list[str]:
+    """Return the cells of a row of the table."""
+    needs, others = rows.retrieve[rows.needs], rows.retrieve[~rows.needs]
+    retrieved = f"{needs.mean():.1%}" if len(needs) else ""
+    return [retrieved, str(len(needs)), f"{1 - others.mean():.1%}", str(len(others))]
+
+
+def main() -> None:
+    """Run."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--frames", action="store_true", help="also measure requests in frames")
+    arguments = parser.parse_args()
+    rows = [row for row in training_rows() if row.part in (FRAMES, GROUPS)]
+    own = decided([row for row in rows if row.source == "languages"])
+    columns = ["retrieved of what needs it", "of", "skipped of the rest", "of"]
+    table = []
+    for part, title in ((FRAMES, LEARNED), (GROUPS, UNLEARNED)):
+        for language, of_language in own[own.part == part].groupby("language"):
+            table.append([NAMES[str(language)], title, *shares(of_language)])
+        table.append(["all of these", title, *shares(own[own.part == part])])
+    print_table(["language", "its other templates were", *columns], table)
+    if arguments.frames:
+        framed = decided([row for row in rows if row.source != "languages"])
+        table = [[str(source), *shares(of_source)] for source, of_source in framed.groupby("source")]
+        print_table(["frames", *columns], table)
+
+
+if __name__ == "__main__":
+    main()
