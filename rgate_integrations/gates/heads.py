@@ -17,7 +17,7 @@ from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.evidence.model_outputs import RequestSpec
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
-from rgate_integrations.runtime.arrays import Float64Array
+from rgate_integrations.runtime.arrays import Float32Array, Float64Array
 from rgate_integrations.runtime.segments import QUESTION_MARKS
 
 _log = logging.getLogger("rgate_integrations")
@@ -27,7 +27,9 @@ MAX_QUESTIONS_ASKED = 8
 """A request that asks more than this retrieves: among so many, the heads do not find the one that needs it."""
 _MATTERS = 0.1
 """By how much P(known) must depend on whether a fact is known for the reader to be asked, which takes four times as
-long as the encoder. Where it depends less, a half is taken."""
+long as the encoder."""
+_UNREAD = 0.5
+"""P(the LLM knows the fact) where the reader was not asked."""
 _ADDRESS = re.compile(r"\b(?:https?://|www\.)\w", re.IGNORECASE)
 _FEW = 8
 """Words of a request up to which an address is what it is about. Among more it may stand in a log or in code."""
@@ -121,11 +123,9 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 
     def look_closer(self, evidence: Evidence) -> Specs:
         """Return the reader's states, where it matters whether the LLM knows a fact."""
-        kinds = self._kinds_of(evidence)
-        of_segments = self.trained.segments.kinds
-        if_unknown, if_known = (
-            p_answered(of_segments, kinds, np.full(len(kinds), p)).min() for p in (0.0, 1.0)
-        )
+        kinds, kinds_of_request = self._kinds_of(evidence), self.trained.segments.kinds
+        if_unknown = p_answered(kinds_of_request, kinds, np.zeros(1)).min()
+        if_known = p_answered(kinds_of_request, kinds, np.ones(1)).min()
         return (self._fact_spec,) if if_known - if_unknown >= _MATTERS else ()
 
     def score(self, evidence: Evidence) -> Score:
@@ -134,22 +134,16 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         Raises:
             ModelLoadError: The states are not those of the models that the heads were trained on.
         """
-        kinds = self._kinds_of(evidence)
-        known, news = np.array([0.5]), False
-        if self._fact_spec in evidence.pieces:
-            facts = self.trained.facts
-            states = evidence[self._fact_spec].whole
-            self.check_states(states, facts.known_weight.shape)
-            known, news = (
-                facts.p_fact_known(states[None], *self._ability),
-                bool(facts.about_news(states[None])[0]),
-            )
-        texts, of_segments = evidence[self.specs[0]].texts, self.trained.segments.kinds
-        ps = p_answered(of_segments, kinds, known)
-        weakest = int(np.argmin(ps))
-        p, shares = float(ps[weakest]), kinds[weakest]
-        signals = {kind.name: float(share) for kind, share in zip(of_segments, shares, strict=True)}
-        if self._fact_spec in evidence.pieces:
+        facts, kinds_of_request = self.trained.facts, self.trained.segments.kinds
+        kinds, states = self._kinds_of(evidence), self._fact_states(evidence)
+        known = np.array([_UNREAD]) if states is None else facts.p_fact_known(states, *self._ability)
+        news = states is not None and bool(facts.about_news(states)[0])
+        texts = evidence[self.specs[0]].texts
+        of_segments = p_answered(kinds_of_request, kinds, known)
+        weakest = int(np.argmin(of_segments))
+        p, shares = float(of_segments[weakest]), kinds[weakest]
+        signals = {kind.name: float(share) for kind, share in zip(kinds_of_request, shares, strict=True)}
+        if states is not None:
             signals["known"] = float(known[0])
         what = "The question"
         if len(texts) > 1:
@@ -169,6 +163,14 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         found, segments = evidence[self.specs[0]], self.trained.segments
         self.check_states(found.segments[0], segments.states_shape)
         return segments.kind_probabilities(found.segments, found.layout)
+
+    def _fact_states(self, evidence: Evidence) -> Float32Array | None:
+        """Return the reader's states, shape (1, layers, hidden size); None if it was not asked."""
+        if self._fact_spec not in evidence.pieces:
+            return None
+        states = evidence[self._fact_spec].whole
+        self.check_states(states, self.trained.facts.known_weight.shape)
+        return states[None]
 
     @property
     def _ability(self) -> tuple[float, float]:
