@@ -5,11 +5,12 @@ import json
 import numpy as np
 
 from rgate_integrations.gates.artifacts import (
+    FactHeads,
     HeadsArtifact,
     Kind,
+    KindHead,
     ProbeArtifact,
     SavedGate,
-    SegmentHeads,
     TunedArtifact,
 )
 from rgate_integrations.gates.folder import save_adapter
@@ -42,14 +43,16 @@ KINDS = (
     Kind("news", "never", "asks about something that changes with time"),
 )
 NUMBERS = np.eye(4, dtype=np.float32)
-# Four numbers: of a request, the logits of three kinds and that of knowing; of a segment, those of four kinds.
-SEGMENTS = SegmentHeads(
+# Four numbers: the logits of three kinds, and that of knowing. A number is its positive part less its negative one.
+SEGMENTS = KindHead(
     layers=LAYERS[:1],
-    kinds=(*KINDS, Kind("given", "always", "is text to work on")),
-    weight=NUMBERS[:, None],
-    layout=np.zeros((4, LAYOUT), np.float32),
+    kinds=KINDS,
+    hidden=np.pad(np.concatenate([NUMBERS, -NUMBERS]), [(0, 0), (0, LAYOUT)]),
+    hidden_bias=np.zeros(8, np.float32),
+    output=np.concatenate([NUMBERS[:3], -NUMBERS[:3]], axis=1),
 )
-HEADS = HeadsArtifact(
+FACTS = FactHeads(
+    base_model="scripted",
     layers=LAYERS[:1],
     kinds=KINDS,
     kind_weight=NUMBERS[:3, None],
@@ -57,9 +60,8 @@ HEADS = HeadsArtifact(
     known_bias=0.0,
     ability_slope=0.5,
     default_ability=(0.0, 0.0),
-    base_model="scripted",
-    segments=SEGMENTS,
 )
+HEADS = HeadsArtifact(base_model="scripted", segments=SEGMENTS, facts=FACTS)
 ADAPTER = SavedGate(
     method="ik",
     base_model="scripted",

@@ -1,6 +1,7 @@
 """``rgate ability``: the anchors, the estimate, and what is asked again."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.ability import Ability, resolve_ability
+from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.models.base import HiddenStates
 from rgate_integrations.runtime.text import is_correct
 from rgate_integrations.tuning import ability as measuring
@@ -19,6 +21,7 @@ from rgate_integrations.tuning.ability import (
 from rgate_integrations.tuning.arms import ObjectArm
 from tests.commands import printed
 from tests.fake_server import Fake, answer
+from tests.saved_gates import FACTS, HEADS
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import Direct
 
@@ -28,17 +31,20 @@ GOLD = {anchor.text: anchor.gold[0] for anchor in read_anchors()}
 
 
 class Flat(ScriptedProxy):
-    """States that say nothing, of the shape that the shipped heads read."""
+    """States of a question about a fact, of which they say nothing; those of some ask for none."""
+
+    needless = ()
 
     def hidden(self, prompt, values, drafts, layers):
-        return [HiddenStates(np.zeros((len(layers), 576), np.float32), 3) for _ in values]
+        states = [(9, 0, 0, 0) if each["question"] in self.needless else (0, 9, 0, 0) for each in values]
+        return [HiddenStates(np.array([each], np.float32), 3) for each in states]
 
 
 @pytest.fixture
-def flat(monkeypatch):
-    """The default gate, to which all questions are alike."""
-    gate = load_gate(proxy=Flat())
-    monkeypatch.setattr(Flat, "fingerprint", gate.gate.trained.fingerprint, raising=False)
+def flat(monkeypatch, tmp_path):
+    """A gate to which all questions are alike."""
+    heads = replace(HEADS, facts=replace(FACTS, ability_slope=1.0))
+    gate = load_gate(str(save_gate(heads, tmp_path / "flat")), proxy=Flat())
     monkeypatch.setattr(measuring, "load_gate", lambda: gate)
 
 
@@ -83,6 +89,16 @@ def test_what_was_measured_is_what_llm_name_takes(flat, tmp_path):
     assert measured.ability.sd < measured.prior.sd
     assert resolve_ability(str(measured.folder))[0].theta == pytest.approx(measured.ability.theta, abs=1e-3)
     assert load_gate(llm_name=str(measured.folder)).gate.ability.llm == "Llama-3.2-1B"
+
+
+def test_an_anchor_that_asks_for_no_fact_in_the_gates_eyes_says_nothing_of_the_ability(
+    flat, tmp_path, monkeypatch
+):
+    whole = measure_ability(arm(), tmp_path / "whole").ability
+    monkeypatch.setattr(Flat, "needless", [text for text, kind in KINDS.items() if kind == "obscure"])
+    part = measure_ability(arm(), tmp_path / "part").ability
+    assert part.theta > whole.theta, "of what is left, more is answered rightly"
+    assert part.sd > whole.sd
 
 
 def test_too_few_answers_measure_nothing(flat, tmp_path):

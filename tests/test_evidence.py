@@ -33,10 +33,10 @@ def test_a_given_draft_is_used_as_it_is(scripted):
 def test_the_proxy_is_noted_for_what_it_made_and_not_for_counting_tokens(scripted):
     draft = DraftSpec(tokens=2, source="proxy")
     requests = [Request("who?", draft="one two three four"), Request("what?")]
-    asked = Context(list(map(Evidence, requests)), Sources(lambda: scripted, None, {}))
+    asked = Context(list(map(Evidence, requests)), Sources(lambda name: scripted, None, {}))
     assert asked.get(draft)[0].text == "one two"
     counted, written = asked.evidence
-    assert (counted.proxy, written.proxy) == (None, scripted)
+    assert (counted.proxies, written.proxies) == ({}, {"": scripted})
 
 
 def test_drafts_may_be_given_for_some_and_must_be_where_nobody_writes_them(scripted):
@@ -77,14 +77,14 @@ def test_the_llm_writes_its_own_first_tokens(scripted):
 def test_a_model_that_cannot_be_loaded_is_tried_once_not_once_a_question():
     tried = []
 
-    def proxy():
-        tried.append(1)
+    def proxy(name):
+        tried.append(name)
         raise ModelLoadError("no such model")
 
     asked = Context([Evidence(Request(q)) for q in QUESTIONS], Sources(proxy, None, {}))
     for _ in range(2):
         assert [str(error) for error in asked.find(DraftSpec())] == ["no such model"] * 3
-    assert tried == [1]
+    assert tried == [""]
 
 
 class Both(Gate):
@@ -123,7 +123,7 @@ ASKED = "When is my bill due?"
     ids=["first", "middle", "last"],
 )
 def test_of_a_long_request_what_asks_is_read_wherever_it_stands(scripted, text):
-    sources = Sources(lambda: scripted, None, {})
+    sources = Sources(lambda name: scripted, None, {})
     read = read_request(Request(text), sources)
     assert (ASKED in read.question, read.truncated) == (True, True)
     assert len(read.question) < len(text) / 4

@@ -27,6 +27,8 @@ from rgate_integrations.models import download as download_module
 from rgate_integrations.models.catalog import CATALOGUE, READER
 from rgate_integrations.models.download import cached_path, corpus_path, downloaded_path, resolve_model
 from rgate_integrations.models.download_bar import DownloadBar
+from rgate_integrations.models.encoder import ENCODER
+from rgate_integrations.models.encoder_proxy import EncoderProxy
 from rgate_integrations.models.first_use import OFFLINE, FirstUse, never_fetch, why_not
 from rgate_integrations.models.local import TransformersProxy
 from rgate_integrations.models.reader import ReaderProxy
@@ -99,13 +101,14 @@ def test_what_is_missing_is_fetched_with_one_line_and_then_nothing_is_said(fetch
 
 def test_everything_of_the_catalogue_is_fetched(fetcher):
     for look in (
+        lambda: EncoderProxy().encoder,
         lambda: ReaderProxy().reader,
         lambda: resolve_model("smollm2-135m-instruct"),
         lambda: corpus_path("encyclopedia-leads"),
     ):
         with suppress(ModelLoadError):  # the folder is empty
             look()
-    assert fetcher.asked == [READER, "smollm2-135m-instruct", "encyclopedia-leads"]
+    assert fetcher.asked == [ENCODER, READER, "smollm2-135m-instruct", "encyclopedia-leads"]
 
 
 def test_the_line_says_what_the_hub_sends_where_that_is_more(fetcher, capfd):
@@ -172,8 +175,8 @@ def test_a_server_never_fetches_while_a_client_waits(fetcher, caplog):
     decision = load_gate().decide("What is the capital of France?")
     assert (decision.retrieve, decision.error.type, fetcher.asked) == (True, "ModelLoadError", [])
     assert "a server fetches nothing while its clients wait" in decision.error.message
-    assert decision.error.hint == f"rgate download {READER}"
-    assert f"Run: rgate download {READER}" in caplog.text
+    assert decision.error.hint == f"rgate download {ENCODER}"
+    assert f"Run: rgate download {ENCODER}" in caplog.text
 
 
 def test_the_decision_server_is_one_and_its_log_says_what_to_download(fetcher, caplog):
@@ -190,8 +193,8 @@ def test_the_decision_server_is_one_and_its_log_says_what_to_download(fetcher, c
     assert fetcher.asked == []
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     warming = [line for line in warned if line.startswith("The gate does not decide yet")]
-    assert warming[0].endswith(f"Hint: rgate download {READER}")
-    assert sum(line.endswith(f"Run: rgate download {READER}") for line in warned) == 1
+    assert warming[0].endswith(f"Hint: rgate download {ENCODER}")
+    assert sum(line.endswith(f"Run: rgate download {ENCODER}") for line in warned) == 1
 
 
 def test_the_mcp_server_is_one(fetcher):
@@ -287,7 +290,7 @@ def test_a_failed_download_retrieves_and_costs_one_attempt(fetcher):
     assert {(each.retrieve, each.error.type, each.error.message) for each in decisions} == {
         (True, "DownloadError", "No network.")
     }
-    assert fetcher.asked == [READER]
+    assert fetcher.asked == [ENCODER]
 
 
 def test_the_deadline_of_a_decision_holds_while_it_is_fetched(fetcher, call):
@@ -295,12 +298,12 @@ def test_the_deadline_of_a_decision_holds_while_it_is_fetched(fetcher, call):
     decision = call(load_gate(), "What is the capital of France?", timeout=0.05)
     assert fetcher.began.wait(60)
     assert (decision.retrieve, decision.error.type) == (True, "DecisionTimeoutError")
-    assert fetcher.asked == [READER]
-    assert cached_path(READER) is None
+    assert fetcher.asked == [ENCODER]
+    assert cached_path(ENCODER) is None
     fetcher.may_go_on.set()
     # The worker goes on: another caller waits for it, and begins nothing.
-    assert downloaded_path(READER, "gate's model") == fetcher.cache / READER
-    assert fetcher.asked == [READER]
+    assert downloaded_path(ENCODER, "gate's model") == fetcher.cache / ENCODER
+    assert fetcher.asked == [ENCODER]
 
 
 def test_the_end_of_the_process_does_not_wait_for_a_local_model_that_is_fetched(fetcher):
@@ -349,8 +352,10 @@ def test_a_script_that_ends_during_a_download_leaves_nothing_half_made(tmp_path,
     )
     assert done.stdout == "DecisionTimeoutError\n"
     assert done.returncode == (0 if not end else -2), done.stderr
-    assert done.stderr.startswith(f"rgate: the gate's model {READER} (93 MB) is not here yet.")
-    assert {path.name for path in tmp_path.iterdir()} <= {f".tmp-{READER}", f".{READER}.lock"}
+    assert done.stderr.startswith(
+        f"rgate: the gate's model {ENCODER} (95 MB, from the Hub 488 MB) is not here yet."
+    )
+    assert {path.name for path in tmp_path.iterdir()} <= {f".tmp-{ENCODER}", f".{ENCODER}.lock"}
 
 
 ONE_OF_TWO = """

@@ -21,7 +21,7 @@ RECIPE = head_fit.HeadsRecipe(6, 6, 1.0, 1.0)
 
 
 def fit(examples, recipe=RECIPE):
-    return head_fit.fit_heads(examples, LAYERS, KINDS, "Llama-8B", "scripted", recipe)
+    return head_fit.fit_heads(examples, LAYERS, KINDS, "scripted", recipe)
 
 
 def test_logistic_finds_the_slope_of_soft_labels():

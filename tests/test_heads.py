@@ -1,5 +1,6 @@
 """Gates of several heads: what they make of hidden states, and how they are saved."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -7,12 +8,14 @@ import numpy as np
 import pytest
 
 from rgate_integrations import Draft, Request, load_gate
+from rgate_integrations.engine import decision_engine
 from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates.ability import Ability
 from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.gates.registry import gate_from_config
 from rgate_integrations.models.base import HiddenStates
-from tests.saved_gates import HEADS, NUMBERS, SEGMENTS, change
+from rgate_integrations.runtime.segments import LAYOUT
+from tests.saved_gates import FACTS, HEADS, LAYERS, NUMBERS, SEGMENTS, change
 from tests.scripted_proxy import ScriptedProxy
 
 UNSURE = (0, 9, 0, -1)
@@ -116,8 +119,8 @@ def test_an_unsure_ability_brings_p_known_near_a_half():
     states = np.array([[(0, 0, 0, 1.5)], [(0, 0, 0, -2.0)]])
     abilities = np.random.default_rng(0).normal(1.0, 2.0, 100_000)
     by_sampling = [np.mean(1 / (1 + np.exp(-(logit + 0.5 * abilities)))) for logit in (1.5, -2.0)]
-    assert HEADS.p_fact_known(states, 1.0, 2.0) == pytest.approx(by_sampling, abs=0.01)
-    assert HEADS.p_fact_known(states, 1.0, 0.0) == pytest.approx([sigmoid(2.0), sigmoid(-1.5)])
+    assert FACTS.p_fact_known(states, 1.0, 2.0) == pytest.approx(by_sampling, abs=0.01)
+    assert FACTS.p_fact_known(states, 1.0, 0.0) == pytest.approx([sigmoid(2.0), sigmoid(-1.5)])
 
 
 def test_a_name_that_says_nothing_changes_nothing_and_is_told_once(decide, caplog):
@@ -184,31 +187,43 @@ def test_states_that_are_no_numbers_or_of_another_model_retrieve(decide, fingerp
 def test_heads_are_saved_whole(folder):
     loaded = read_gate(folder)
     assert loaded == HEADS
-    assert loaded.kind_weight.tolist() == HEADS.kind_weight.tolist()
-    assert loaded.segments.weight.tolist() == SEGMENTS.weight.tolist()
+    assert loaded.facts.kind_weight.tolist() == FACTS.kind_weight.tolist()
+    assert loaded.segments.hidden.tolist() == SEGMENTS.hidden.tolist()
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("part", "changes", "says"),
     [
         (
+            "segments",
             {"kinds": [{"name": "task", "answerable": "sometimes", "about": ""}] * 3},
             "Input should be 'always'",
         ),
-        ({"kinds": [{"name": "task", "answerable": "always", "about": ""}]}, "shape"),
-        ({"default_ability": [0.0]}, "default_ability"),
-        ({"method": "probe"}, "Unexpected keyword|Field required"),
+        ("segments", {"kinds": [{"name": "task", "answerable": "always", "about": ""}]}, "shape"),
+        ("facts", {"kinds": [{"name": "task", "answerable": "always", "about": ""}]}, "shape"),
+        ("facts", {"default_ability": [0.0]}, "default_ability"),
+        (None, {"method": "probe"}, "Unexpected keyword|Field required"),
     ],
 )
-def test_a_config_that_makes_no_sense_is_refused(tmp_path, changes, says):
-    change(save_gate(HEADS, tmp_path / "g"), **changes)
+def test_a_config_that_makes_no_sense_is_refused(tmp_path, part, changes, says):
+    folder = save_gate(HEADS, tmp_path / "g")
+    if part:
+        changes = {part: json.loads((folder / "gate.json").read_text())[part] | changes}
+    change(folder, **changes)
     with pytest.raises(ModelLoadError, match=says):
         read_gate(tmp_path / "g")
 
 
 @pytest.mark.parametrize(
     ("part", "name", "shape"),
-    [(HEADS, "kind_weight", (2, 1, 4)), (SEGMENTS, "weight", (3, 1, 4)), (SEGMENTS, "layout", (4, 2))],
+    [
+        (FACTS, "kind_weight", (2, 1, 4)),
+        (FACTS, "known_weight", (2, 4)),
+        (FACTS, "news_weight", (2, 4)),
+        (SEGMENTS, "hidden", (7, 15)),
+        (SEGMENTS, "output", (2, 8)),
+        (SEGMENTS, "output", (3, 7)),
+    ],
 )
 def test_shapes_that_do_not_fit_are_refused(part, name, shape):
     with pytest.raises(ValueError, match=name):
@@ -218,31 +233,26 @@ def test_shapes_that_do_not_fit_are_refused(part, name, shape):
 # --- segments ----------------------------------------------------------------------------------------------
 
 
-TASK, NEWS, GIVEN = (9, 0, 0, 0), (0, 0, 9, 0), (0, 0, 0, 9)
+TASK, NEWS = (9, 0, 0, 0), (0, 0, 9, 0)
+KNOWN, UNKNOWN = (0, 9, 0, 3), (0, 9, 0, -3)
 LONG = "one two three four five six seven eight nine ten eleven twelve"
-PASTED = " ".join([LONG] * 5)
 
 
 @pytest.mark.parametrize(
     ("states", "question", "retrieves"),
     [
-        # Beside much text, what one segment needs the request needs.
-        (
-            {f"{LONG}. Is it raining": TASK, f"{LONG}.": GIVEN, "Is it raining": NEWS},
-            f"{LONG}.\nIs it raining",
-            1,
-        ),
-        # Beside little text only a question is judged by itself.
-        ({"Hi Is it": TASK, "Hi": TASK, "Is it": NEWS}, "Hi\nIs it", 0),
-        ({"Hi Is it?": TASK, "Hi": TASK, "Is it?": NEWS}, "Hi\nIs it?", 1),
-        # No segment makes a request that needs something needless.
-        ({f"{LONG}. Now?": NEWS, f"{LONG}.": GIVEN, "Now?": TASK}, f"{LONG}. Now?", 1),
-        # Of a long request the segments decide alone.
-        ({f"{PASTED}. Now?": NEWS, f"{PASTED}.": GIVEN, "Now?": NEWS}, f"{PASTED}. Now?", 1),
-        ({f"{PASTED}. Thanks": NEWS, f"{PASTED}.": GIVEN, "Thanks": TASK}, f"{PASTED}. Thanks", 0),
+        # What one segment needs, the request needs, wherever it stands and however short it is.
+        ({"Hi Is it": TASK, "Hi": TASK, "Is it": NEWS}, "Hi\nIs it", 1),
+        ({"Now? Thanks": TASK, "Now?": NEWS, "Thanks": TASK}, "Now? Thanks", 1),
+        ({f"{LONG}. Now?": TASK, f"{LONG}.": TASK, "Now?": NEWS}, f"{LONG}. Now?", 1),
+        ({f"{LONG}. Now?": NEWS, f"{LONG}.": TASK, "Now?": TASK}, f"{LONG}. Now?", 0),
+        # Whether a fact is known, the request as a whole tells.
+        ({"Hi Who": KNOWN, "Hi": TASK, "Who": UNKNOWN}, "Hi\nWho", 0),
+        ({"Hi Who": UNKNOWN, "Hi": TASK, "Who": KNOWN}, "Hi\nWho", 1),
         # Among too many questions the one that needs it is not found.
         ({"Why? " * 7 + "Why?": TASK, "Why?": TASK}, "Why? " * 8, 0),
         ({"Why? " * 8 + "Why?": TASK, "Why?": TASK}, "Why? " * 9, 1),
+        ({"为什么？ " * 8 + "为什么？": TASK, "为什么？": TASK}, "为什么？" * 9, 1),
     ],
 )
 def test_what_segments_need(decide, states, question, retrieves):
@@ -250,20 +260,103 @@ def test_what_segments_need(decide, states, question, retrieves):
 
 
 def test_the_reason_and_the_signals_are_those_of_the_segment_that_decides(decide):
-    states = {f"{LONG}. Is it raining": TASK, f"{LONG}.": GIVEN, "Is it raining": NEWS}
-    found = decide(states, f"{LONG}.\nIs it raining")
+    states = {"Thanks! Is it raining": TASK, "Thanks!": TASK, "Is it raining": NEWS}
+    found = decide(states, "Thanks!\nIs it raining")
     assert found.reason.startswith("“Is it raining” asks about something that changes with time")
-    assert found.signals["given"] == pytest.approx(softmax(*NEWS)[0])
+    assert found.signals == pytest.approx(
+        dict(zip(("task", "fact", "news"), softmax(*NEWS[:3]), strict=True))
+    )
 
 
-def test_a_message_that_follows_others_is_judged_by_its_segments_alone(decide):
+def test_a_message_that_follows_others_retrieves_unless_it_is_clear(decide):
     states = {"And now": NEWS, "Thanks": TASK, "So": (1, 0, 0, 0.5)}
     found = decide(states, ["Thanks", "And now", "So"], ["user: Hi"], threshold=0.6)
     assert [each.retrieve for each in found] == [False, True, True]
     needless, _, unclear = found
     assert (needless.override, unclear.p_known > 0.6) == (None, True)
     assert unclear.override.reason == "Follow-up that may need the earlier turns."
-    assert unclear.reason.startswith(f"{unclear.override.reason} “So” ")
+    assert unclear.reason.startswith(f"{unclear.override.reason} The question ")
+
+
+def test_a_segment_has_the_same_numbers_in_any_batch():
+    rng = np.random.default_rng(0)
+    shapes = {"hidden": (40, 2 * 6 + LAYOUT), "hidden_bias": (40,), "output": (3, 40)}
+    weights = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    head = replace(SEGMENTS, layers=LAYERS, **weights)
+    states = rng.normal(size=(50, 2, 6)).astype(np.float32)
+    layout = rng.normal(size=(50, LAYOUT)).astype(np.float32)
+    together = head.kind_probabilities(states, layout)
+    x = np.concatenate([states.reshape(50, 12), layout], axis=1)
+    logits = np.maximum(x @ head.hidden.T + head.hidden_bias, 0) @ head.output.T
+    assert together == pytest.approx(np.array([softmax(*row) for row in logits]), abs=1e-5)
+    for some in (slice(0, 1), slice(7, 8), slice(3, 30)):
+        assert np.array_equal(head.kind_probabilities(states[some], layout[some]), together[some])
+
+
+# --- the reader ----------------------------------------------------------------------------------------------
+
+
+class Reader(Told):
+    """The model of the facts, which fails for one question, or cannot be loaded; it counts what it reads."""
+
+    def __init__(self, fails_for=""):
+        super().__init__({})
+        self.read, self.fails_for = [], fails_for
+
+    def hidden(self, prompt, values, drafts, layers):
+        self.read += [each["question"] for each in values]
+        self._called("hidden", values)
+        if self.fails_for is None:
+            raise ModelLoadError("no reader")
+        return [HiddenStates(np.array([KNOWN], np.float32), 3) for _ in values]
+
+
+@pytest.fixture
+def with_reader(tmp_path, monkeypatch):
+    """Decides about requests with a reader of the facts, beside the model that tells the kinds."""
+
+    def with_reader(reader, states):
+        monkeypatch.setattr(decision_engine, "gate_proxy", {"reader": reader}.__getitem__)
+        heads = replace(HEADS, facts=replace(FACTS, base_model="reader"))
+        gate = load_gate(str(save_gate(heads, tmp_path / "g")), proxy=Told(states))
+        return gate.decide_batch(list(states))
+
+    return with_reader
+
+
+def test_the_reader_is_asked_only_where_it_matters_whether_a_fact_is_known(with_reader):
+    reader = Reader()
+    asked = {"Thanks": TASK, "Is it due": NEWS, "Who wrote Hamlet": UNKNOWN, "Either": (2, 1.9, 0, 0)}
+    thanks, private, fact, either = with_reader(reader, asked)
+    assert reader.read == ["Who wrote Hamlet", "Either"]
+    assert [each.cost.model_calls for each in (thanks, private, fact, either)] == [1, 1, 2, 2]
+    assert (thanks.retrieve, private.retrieve, fact.retrieve) == (False, True, False)
+    assert fact.signals["known"] == either.signals["known"] == pytest.approx(sigmoid(3))
+    assert not {"known"} & {*thanks.signals, *private.signals}
+
+
+@pytest.mark.parametrize(
+    ("fails_for", "error"), [(None, "ModelLoadError"), ("Who wrote Hamlet", "RuntimeError")]
+)
+def test_where_the_reader_fails_only_facts_retrieve(with_reader, fails_for, error):
+    asked = {"Thanks": TASK, "Who wrote Hamlet": KNOWN, "Who wrote Faust": KNOWN}
+    thanks, hamlet, faust = with_reader(Reader(fails_for), asked)
+    assert (thanks.retrieve, thanks.error) == (False, None)
+    assert (hamlet.retrieve, hamlet.error.type) == (True, error)
+    assert (faust.retrieve, faust.error is None) == (fails_for is None, fails_for is not None)
+
+
+@pytest.mark.parametrize("states", [(0, 0, 0), (math.nan, 0, 0, 0)])
+def test_states_of_another_reader_retrieve(with_reader, states):
+    class Other(Reader):
+        def hidden(self, prompt, values, drafts, layers):
+            return [HiddenStates(np.array([states], np.float32), 3) for _ in values]
+
+    thanks, fact = with_reader(Other(), {"Thanks": TASK, "Who wrote Hamlet": (0, 9, 0, 9)})
+    assert (thanks.retrieve, fact.retrieve, fact.error is None) == (False, True, False)
+
+
+# --- follow-ups ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -284,7 +377,7 @@ def test_a_short_reply_is_judged_with_the_question_that_it_answers(decide, messa
 
 @pytest.mark.parametrize(("theta", "counts_as"), [(-3.0, -3.0), (0.0, 0.0), (3.0, 0.0)])
 def test_of_news_an_able_llm_knows_no_more_than_the_default_one(decide, theta, counts_as):
-    heads = replace(HEADS, news_weight=NUMBERS[2:3], news_bias=-2.0)
+    heads = replace(HEADS, facts=replace(FACTS, news_weight=NUMBERS[2:3], news_bias=-2.0))
     options = {"heads": heads, "ability": Ability("x", theta, 0.0, "a test")}
     news, fact = decide((0, 9, 3, -1), **options), decide(UNSURE, **options)
     assert news.signals["known"] == pytest.approx(sigmoid(-1 + 0.5 * counts_as))

@@ -363,7 +363,12 @@ def test_weights_of_another_shape_or_kind_are_not_loaded(tmp_path, tensors):
 
 @pytest.mark.parametrize(
     ("artifact", "name"),
-    [(PROBE, "weight"), (read_gate("default"), "kind_weight"), (TUNED, "weight")],
+    [
+        (PROBE, "weight"),
+        (read_gate("default").segments, "hidden"),
+        (read_gate("default").facts, "kind_weight"),
+        (TUNED, "weight"),
+    ],
 )
 def test_weights_that_are_not_finite_are_not_saved(artifact, name):
     with pytest.raises(ValueError, match="not finite"):

@@ -14,7 +14,7 @@ from rgate_integrations.prompts import without_control_tokens
 from rgate_integrations.runtime.segments import segments
 
 MEGABYTE = 1_000_000
-NO_MODEL = Sources(lambda: 1 / 0, None, {})  # nothing counts tokens
+NO_MODEL = Sources(lambda name: 1 / 0, None, {})  # nothing counts tokens
 WORST = {  # a megabyte each; time of the square of that would be hours
     "addresses": "://" * (MEGABYTE // 3),
     "spaces": "A" + " " * MEGABYTE + "b",

@@ -5,18 +5,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rgate_integrations import Draft, Request
+from rgate_integrations import Draft, Request, load_gate
+from rgate_integrations.engine import decision_engine
 from rgate_integrations.errors import EvidenceError
-from rgate_integrations.gates.evidence.base import Context, Evidence, Sources, expand_specs
-from rgate_integrations.gates.evidence.draft import DraftSpec
-from rgate_integrations.gates.evidence.model_outputs import HiddenSpec, RequestSpec
+from rgate_integrations.gates.evidence.base import Context, Evidence, Sources
+from rgate_integrations.gates.evidence.model_outputs import RequestSpec
+from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.models.base import HasStates, HiddenStates, LanguageModel
 from rgate_integrations.models.catalog import DEFAULT_MODEL
+from rgate_integrations.models.encoder import ENCODER
+from rgate_integrations.models.encoder_proxy import EncoderProxy
 from rgate_integrations.models.local import TransformersProxy, shared_proxy
 from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.models.proxies import gate_proxy, language_model, read_states, state_reader
 from rgate_integrations.models.reader import ReaderProxy
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER
+from tests.saved_gates import FACTS, HEADS, PROBE
 from tests.scripted_proxy import ScriptedProxy
 
 READABLE = (PooledLayer(14, "question", "mean"),)
@@ -25,6 +29,7 @@ WHOLE = shared_proxy(DEFAULT_MODEL)
 
 
 def test_a_gate_on_the_default_model_has_the_reader_and_any_other_has_its_model():
+    assert isinstance(gate_proxy(ENCODER), EncoderProxy)
     assert isinstance(gate_proxy(DEFAULT_MODEL), ReaderProxy)
     assert gate_proxy("some/model") is shared_proxy("some/model")
     assert language_model(gate_proxy(DEFAULT_MODEL)) is WHOLE
@@ -80,31 +85,40 @@ def test_an_own_draft_in_a_batch_does_not_change_who_reads_the_others(monkeypatc
     assert [each.states[0, 0] for each in found] == [1.0, 2.0, 1.0]
 
 
-class Counting(ScriptedProxy):
-    """Counts the passes over requests, and what was read in each."""
+class Asked(ScriptedProxy):
+    """A model of a name, with states that say little; it counts what it reads."""
 
-    def __init__(self):
+    def __init__(self, name):
         super().__init__()
-        self.passes = []
+        self.name, self.read = name, []
 
-    def request_states(self, prompt, texts, drafts, layers):
-        self.passes.append((len(texts), drafts and [draft.text for draft in drafts]))
-        return super().request_states(prompt, texts, drafts, layers)
+    def hidden(self, prompt, values, drafts, layers):
+        self.read.append(drafts and drafts[0].text)
+        return super().hidden(prompt, values, drafts, layers)
 
 
-@pytest.mark.parametrize(
-    ("change", "drafts"),
-    [({}, ["Rome.", "Rome."]), ({"draft": None}, None), ({"history": ("user: Hi",)}, None)],
-)
-def test_requests_and_given_drafts_are_read_in_one_pass(change, drafts):
-    request = RequestSpec(READABLE, READABLE)
-    states = HiddenSpec((PooledLayer(16, "draft", "mean"),), DraftSpec(source="recorded"))
-    given = Request("Who?", draft=Draft(text="Rome."))
-    proxy = Counting()
-    requests = [Evidence(given), Evidence(replace(given, **change))]
-    context = Context(requests, Sources(lambda: proxy, None, {}), expand_specs([request, states]))
-    for spec in (request, states):
-        context.find(spec)
-    assert proxy.passes == [(2, drafts)]
-    assert context.evidence[0][states].shape == (1, 4)
-    assert context.evidence[0].cost.model_calls == (1 if drafts else 2)
+@pytest.mark.parametrize(("proxy", "by"), [(None, "reader"), ("another", "another"), (Asked("own"), "own")])
+def test_the_question_has_a_model_of_its_own_and_proxy_names_that_of_the_begun_answer(
+    tmp_path, monkeypatch, proxy, by
+):
+    models = {name: Asked(name) for name in ("scripted", "facts", "reader", "another")}
+    monkeypatch.setattr(decision_engine, "gate_proxy", models.__getitem__)
+    heads = replace(HEADS, facts=replace(FACTS, base_model="facts"))
+    probe = replace(PROBE, base_model="reader", tokens=4, layers=((1, "draft", "mean"), (2, "draft", "mean")))
+    folders = save_gate(heads, tmp_path / "heads"), save_gate(probe, tmp_path / "probe")
+    gate = load_gate(f"answer:{folders[0]},{folders[1]}", proxy=proxy, on_error="raise")
+    gate.decide("Who wrote Hamlet?", draft="Shakespeare")
+    assert gate.proxy == by
+    own = proxy if isinstance(proxy, Asked) else models[by]
+    assert own.read == ["Shakespeare"]
+    assert set(models["scripted"].read) == {None}
+    assert all(not model.read for name, model in models.items() if name not in ("scripted", "facts", by))
+
+
+def test_a_proxy_is_noted_under_the_name_that_it_was_asked_for():
+    models = {"": ScriptedProxy(), "encoder": ScriptedProxy()}
+    context = Context([Evidence(Request("Who?"))], Sources(models.__getitem__, None, {}))
+    for name in ("", "encoder"):
+        context.get(RequestSpec(READABLE, READABLE, model=name))
+    assert context.evidence[0].proxies == models
+    assert [len(model.calls) for model in models.values()] == [2, 2]

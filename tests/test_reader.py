@@ -141,7 +141,7 @@ def test_what_follows_changes_nothing_in_a_long_text_either(reader):
     sentence = "The parcel was sent to the depot and weighed before noon, as the list says. "
     texts = [Segmented.from_text((sentence * times).strip(), []) for times in (120, 240)]
     layers = RequestLayers((), (PooledLayer(18, "question", "mean"),))
-    short, long = reader.request_states(texts, None, layers)
+    short, long = reader.request_states(texts, layers)
     assert np.array_equal(long.segments[: len(short.segments) - 1], short.segments[:-1])
     # A sentence means much the same wherever it stands, across the windows that the text is read in.
     assert cosines(short.segments[5:-1], short.segments[5]).min() > 0.85
@@ -188,7 +188,7 @@ def test_missing_and_damaged_files_are_noticed(reader, tmp_path, name, damage, s
 
 def test_without_its_file_or_onnx_runtime_every_question_is_retrieved_for(tmp_path, monkeypatch):
     monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
-    decision = load_gate().decide("What is the capital of France?")
+    decision = load_gate("default-answer").decide("What is the capital of France?", draft="Paris")
     assert decision.retrieve
     assert f"rgate download {READER}" in str(decision.error)
     (tmp_path / READER_WEIGHTS).touch()

@@ -17,11 +17,10 @@ from rgate_integrations.cli.main import app
 from rgate_integrations.engine import decision_engine
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates import rules as rules_module
-from rgate_integrations.gates.evidence.base import Sources
 from rgate_integrations.gates.rules import ALIKE, Rules
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import GatedQueryEngine
-from rgate_integrations.models.catalog import DEFAULT_MODEL
+from rgate_integrations.models.encoder import ENCODER
 from tests.begun_answers import COVERED, Shelf, Writer
 from tests.langchain_fakes import Judge
 from tests.llama_index_parts import Rag, both_ways
@@ -79,7 +78,7 @@ def test_what_is_no_rule_is_refused_at_once(rules):
 class Directions(ScriptedProxy):
     """A model with one direction for each first word of a question; it counts the questions that it reads."""
 
-    name = DEFAULT_MODEL
+    name = ENCODER
 
     def __init__(self):
         super().__init__()
@@ -97,7 +96,7 @@ class Directions(ScriptedProxy):
 @pytest.fixture(autouse=True)
 def plain_directions(request, monkeypatch):
     if "model" not in request.keywords:
-        monkeypatch.setattr(rules_module, "reader_directions", lambda: (np.zeros(4), np.eye(4)))
+        monkeypatch.setattr(rules_module, "known_directions", lambda: (np.zeros(4), np.eye(4)))
 
 
 def test_what_is_like_an_example_is_decided_by_its_rule_and_what_cannot_be_compared_retrieves():
@@ -106,21 +105,22 @@ def test_what_is_like_an_example_is_decided_by_its_rule_and_what_cannot_be_compa
     decision = gate.decide("Translate the letter.")
     assert (decision.retrieve, decision.p_known) == (False, 1.0)
     assert decision.reason == "The rule never=: it is like 'Translate it.' (1.00)."
+    read = proxy.read.count("Which clause?")
     assert gate.decide("Which page?").reason.startswith("The rule always=: it is like 'Which clause?'")
     assert gate.decide("Unlike both?").retrieve is True
     assert gate.decide("Translate it. Which page?").reason.startswith("The rule always=")
     assert gate.decide("Translate it. Unlike that.").retrieve is True, "each part has to be like the example"
-    assert proxy.read.count("Which clause?") == 1, "the examples are read once"
+    assert proxy.read.count("Which clause?") == read, "the examples are read once"
     failed = gate.decide("no such word")
     assert (failed.retrieve, failed.error.type) == (True, "ValueError")
 
 
-def test_a_gate_on_another_model_asks_the_reader(monkeypatch):
-    reader = Directions()
-    monkeypatch.setattr(decision_engine, "Sources", partial(Sources, reader=lambda: reader))
+def test_a_gate_on_another_model_asks_the_encoder(monkeypatch):
+    encoder = Directions()
+    monkeypatch.setattr(decision_engine, "gate_proxy", {ENCODER: encoder}.__getitem__)
     gate = load_gate("constant:never", proxy="another model", always=["Which clause?"])
     assert gate.decide("Which page?").retrieve is True
-    assert set(reader.read) == {"Which clause?", "Which page?"}
+    assert set(encoder.read) == {"Which clause?", "Which page?"}
 
 
 @pytest.mark.model

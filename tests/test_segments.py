@@ -10,7 +10,7 @@ from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import download
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.models.reader import shared_reader
-from rgate_integrations.runtime.segments import Segmented, segments
+from rgate_integrations.runtime.segments import Segmented, count_words, layout, segments
 
 EASY = "What is 2 + 2?"
 HARD = "Where was Aarno Maliniemi born?"
@@ -44,10 +44,41 @@ BOTH = RequestLayers(LAYERS, LAYERS)
                 "Tom",
             ],
         ),
+        # Scripts without spaces, capitals, or the marks of English.
+        ("你好！我的账单什么时候到期？谢谢。", ["你好！", "我的账单什么时候到期？", "谢谢。"]),
+        ("他说：“走吧。”然后他走了。好", ["他说：“走吧。”然后他走了。", "好"]),
+        ("「本当？」と聞いた。はい", ["「本当？」と聞いた。", "はい"]),
+        (
+            "مرحبا! متى يجب أن أدفع الفاتورة؟ شكرا. إلى اللقاء",
+            ["مرحبا!", "متى يجب أن أدفع الفاتورة؟", "شكرا.", "إلى اللقاء"],
+        ),
+        ("یہ کیا ہے؟ یہ ایک کتاب ہے۔ شکریہ", ["یہ کیا ہے؟", "یہ ایک کتاب ہے۔", "شکریہ"]),
+        ("नमस्ते। कल की बैठक किस समय है? धन्यवाद।", ["नमस्ते।", "कल की बैठक किस समय है?", "धन्यवाद।"]),
+        ("Llegó tarde. ¿Por qué? ¡Qué pena!", ["Llegó tarde.", "¿Por qué?", "¡Qué pena!"]),
     ],
 )
 def test_the_segments_of_a_text(text, expected):
     assert segments(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", 0),
+        ("When is  my bill due?", 5),
+        ("我的账单什么时候到期？", 6),  # one run of 10 characters
+        ("これは本です", 4),
+        ("متى يجب أن أدفع الفاتورة؟", 5),
+        ("कल की बैठक", 3),
+    ],
+)
+def test_the_words_of_a_text(text, words):
+    assert count_words(text) == words
+
+
+def test_the_layout_knows_a_question_in_any_script():
+    texts = ("Why?", "我的账单什么时候到期？", "متى؟", "谢谢。", "Hi.")
+    assert [bool(layout(text)[0, 4]) for text in texts] == [True] * 3 + [False] * 2
 
 
 @pytest.mark.parametrize("character", [" ", "\t", "?", ".", "(", "'", "\u00a0", "\n"])
@@ -64,7 +95,7 @@ def reader():
 @pytest.mark.model
 def test_segments_share_the_tokens_of_the_request(reader):
     both, alone = reader.request_states(
-        [Segmented.from_text(f"{EASY} {HARD}"), Segmented.from_text(EASY)], None, BOTH
+        [Segmented.from_text(f"{EASY} {HARD}"), Segmented.from_text(EASY)], BOTH
     )
     whole, easy = reader.hidden([f"{EASY} {HARD}", EASY], None, LAYERS)
     assert both.segments.shape == (2, 2, 576)
@@ -80,7 +111,7 @@ def test_what_was_said_before_changes_a_segment_and_adds_none(reader):
     followed = Segmented.from_text(
         "And for Graz?", ["user: What is the capital of Italy?", "assistant: Rome."]
     )
-    alone, after = reader.request_states([Segmented.from_text("And for Graz?"), followed], None, BOTH)
+    alone, after = reader.request_states([Segmented.from_text("And for Graz?"), followed], BOTH)
     assert after.segments.shape == alone.segments.shape
     assert not np.array_equal(after.segments, alone.segments)
 
@@ -89,19 +120,9 @@ def test_what_was_said_before_changes_a_segment_and_adds_none(reader):
 @pytest.mark.parametrize("segment", ["<|im_end|>", "🙂", "a"])
 def test_a_segment_of_control_tokens_has_the_states_of_its_neighbour(reader, segment):
     texts = [Segmented.from_text(f"{EASY}\n{segment}\n{HARD}"), Segmented.from_text(segment)]
-    read = reader.request_states(texts, None, BOTH)
+    read = reader.request_states(texts, BOTH)
     assert [each.segments.shape[0] for each in read] == [3, 1]
     assert all(np.isfinite(each.segments).all() for each in read)
-
-
-@pytest.mark.model
-def test_segments_do_not_change_the_states_of_a_begun_answer(reader):
-    layers = (PooledLayer(22, "draft", "mean"), PooledLayer(20, "prompt", "last"))
-    (read,) = reader.request_states(
-        [Segmented.from_text(f"{EASY} {HARD}")], ["In Oulu"], RequestLayers(LAYERS, LAYERS, layers)
-    )
-    (other,) = reader.hidden([f"{EASY} {HARD}"], ["In Oulu"], layers)
-    assert np.array_equal(read.draft, other.states)
 
 
 LOG = "\n".join(f"10:2{i}:07 INFO web-{i} request finished in 12 ms" for i in range(6))

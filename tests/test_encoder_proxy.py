@@ -1,0 +1,115 @@
+"""The encoder as a gate's proxy: its states, what they do not depend on, and what it does not read."""
+
+import numpy as np
+import pytest
+
+from rgate_integrations import Draft
+from rgate_integrations.errors import EvidenceError
+from rgate_integrations.models.download import cached_path, download
+from rgate_integrations.models.encoder import ENCODER, Encoder
+from rgate_integrations.models.encoder_proxy import EncoderProxy
+from rgate_integrations.models.pooling import PooledLayer, RequestLayers
+from rgate_integrations.prompts import ANSWER
+from rgate_integrations.runtime.segments import Segmented
+
+LAYERS = (PooledLayer(8, "question", "mean"), PooledLayer(6, "question", "mean"))
+BOTH = RequestLayers(LAYERS[:1], LAYERS)
+TEXTS = [
+    "What is the capital of France?",
+    "Thanks!",
+    "你好！我的账单什么时候到期？谢谢。",
+    "مرحبا! متى يجب أن أدفع الفاتورة؟",
+    "Hi Anna,\n\nthe log is below. Why does it fail?\n10:21 ERROR x.y: failed (3)",
+    "The parcel was sent to the depot and weighed before noon, as the list says. " * 40,
+    "<s> 🙂 \ud800",
+]
+
+
+class On(EncoderProxy):
+    """A proxy of an encoder that is given."""
+
+    encoder = None
+
+    def __init__(self, encoder):
+        self.encoder = encoder
+
+
+@pytest.fixture(scope="module")
+def proxy():
+    download(ENCODER)
+    return EncoderProxy()
+
+
+def read(proxy, texts, history=(), layers=BOTH):
+    return proxy.request_states(ANSWER, [Segmented.from_text(text, history) for text in texts], layers)
+
+
+@pytest.mark.parametrize("layer", [(13, "question", "mean"), (0, "question", "mean"), (8, "all", "last")])
+def test_it_gives_means_over_the_question_alone(layer):
+    layers = (PooledLayer(*layer),)
+    with pytest.raises(EvidenceError, match="mean over a question of layers 1 to 12"):
+        EncoderProxy().hidden(ANSWER, [{"question": "Who?"}], None, layers)
+    with pytest.raises(EvidenceError, match="mean over a question"):
+        read(EncoderProxy(), ["Who?"], layers=RequestLayers(LAYERS, layers))
+
+
+def test_it_reads_no_begun_answer():
+    with pytest.raises(EvidenceError, match="no begun answers") as caught:
+        EncoderProxy().hidden(ANSWER, [{"question": "Who?"}], [Draft(text="Bo")], LAYERS)
+    assert "answer" in caught.value.hint
+
+
+@pytest.mark.model
+def test_segments_have_the_same_states_in_any_batch_and_with_any_threads(proxy):
+    alone = [read(proxy, [text])[0] for text in TEXTS]
+    for each in (proxy, *(On(Encoder(cached_path(ENCODER), threads=threads)) for threads in (1, 3))):
+        for one, other in zip(read(each, TEXTS * 3), alone * 3, strict=True):
+            assert np.array_equal(one.segments, other.segments)
+            assert np.array_equal(one.whole, other.whole)
+            assert one.prompt_tokens == other.prompt_tokens
+
+
+@pytest.mark.model
+def test_layers_come_in_the_order_in_which_they_are_asked_for(proxy):
+    (found,) = read(proxy, TEXTS[:1])
+    assert (found.whole.shape, found.segments.shape) == ((1, 384), (1, 2, 384))
+    (turned,) = read(proxy, TEXTS[:1], layers=RequestLayers(LAYERS, LAYERS[::-1]))
+    assert np.array_equal(turned.segments[:, ::-1], found.segments)
+    (hidden,) = proxy.hidden(ANSWER, [{"question": f"  {TEXTS[0]} \n"}], None, LAYERS)
+    assert np.array_equal(hidden.states, turned.whole)
+    assert hidden.prompt_tokens == found.prompt_tokens
+
+
+@pytest.mark.model
+def test_what_was_said_before_changes_segments_and_adds_none(proxy):
+    history = ["user: How many customers do we have in Sweden?", "assistant: 144."]
+    text = "And in Italy? Thanks!"
+    (alone,), (after,) = read(proxy, [text]), read(proxy, [text], history)
+    assert after.segments.shape == alone.segments.shape == (2, 2, 384)
+    assert not np.array_equal(after.segments, alone.segments)
+    assert after.prompt_tokens > alone.prompt_tokens
+    # The whole is that of the message, without the turns: the mean over the tokens of its segments.
+    tokens = [len(proxy.encoder.ids(segment)) for segment in ("And in Italy?", "Thanks!")]
+    of_segments = np.average(after.segments[:, 0], axis=0, weights=tokens)
+    assert after.whole[0] == pytest.approx(of_segments, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.model
+def test_of_much_that_was_said_before_the_end_is_read(proxy):
+    last = ["user: How many customers do we have in Sweden?", "assistant: 144."]
+    turns = [f"user: Tell me about parcel {i}. assistant: It was sent." for i in range(500)]
+    (long,), (longer,) = (read(proxy, ["And in Italy?"], [*some, *last]) for some in (turns[250:], turns))
+    assert np.array_equal(long.segments, longer.segments)
+    assert long.prompt_tokens == longer.prompt_tokens < 1_000
+
+
+@pytest.mark.model
+def test_a_text_is_cut_after_tokens(proxy):
+    for text in TEXTS:
+        assert proxy.truncate(text, 3_072) is None
+        short = proxy.truncate(text, 1)
+        assert text.startswith(short)
+        assert len(proxy.encoder.ids(short)) <= 1
+        end = proxy.encoder.end_of(text, 1)
+        assert text.endswith(end)
+        assert 0 < len(end) <= len(text)
