@@ -250,10 +250,12 @@ class KindHead:
             layout: What `rgate_integrations.runtime.segments.layout` says of them, shape (n, 11).
         """
         x = np.concatenate([_flat(states), _flat(layout)], axis=1)
+        output = self.output.astype(np.float64)
         # One row at a time: so a segment has the same numbers in any batch.
-        units = np.stack([self.hidden @ row for row in x.astype(np.float32)]) + self.hidden_bias
-        logits = np.maximum(units, 0).astype(np.float64) @ self.output.T.astype(np.float64)
-        return _softmax(logits, self.kinds)
+        logits = [
+            output @ np.maximum(self.hidden @ row + self.hidden_bias, 0) for row in x.astype(np.float32)
+        ]
+        return _softmax(np.stack(logits), self.kinds)
 
 
 @dataclass(frozen=True, config=STRICT)
