@@ -15,6 +15,7 @@ from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, MINILM
 from rgate_integrations.models import first_use
 from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import cached_path, download
+from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.local import TransformersProxy, shared_proxy
 from rgate_integrations.models.served import ServedProxy
 from tests.fake_server import Fake, running
@@ -50,7 +51,8 @@ def scripted() -> ScriptedProxy:
 
 @pytest.fixture(scope="session")
 def smollm2() -> TransformersProxy:
-    download(READER)  # the shipped gates look at its states
+    download(ENCODER)  # the shipped gates look at its states, and at those of the reader
+    download(READER)
     download(SMOLLM2)
     proxy = shared_proxy(SMOLLM2)
     assert proxy.runner.num_layers == 30, "it is loaded"

@@ -8,6 +8,7 @@ import pytest
 
 from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import download
+from rgate_integrations.models.encoder import ENCODER
 
 BEFORE = "import json, sys; before = {name.partition('.')[0] for name in sys.modules}"
 AFTER = "after = {name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names - before"
@@ -78,5 +79,6 @@ def test_loading_brings_no_heavy_module(code, absent):
 @pytest.mark.model
 @pytest.mark.parametrize("code", [DECIDES, SEARCHES])
 def test_deciding_and_searching_need_neither_torch_nor_transformers(code, embedder_model):
+    download(ENCODER)
     download(READER)
     assert NEURAL & modules_after(code) == set()

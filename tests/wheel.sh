@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The wheel with one extra at a time, each in an empty environment of its own, and the smoke tests of its guides.
 #   tests/wheel.sh                       every extra that needs no download beside packages
-#   tests/wheel.sh core langchain local  these ones; `local` also needs models: rgate download smollm2-135m-reader smollm2-135m-instruct
+#   tests/wheel.sh core langchain local  these ones; `local` also needs models: rgate download multilingual-e5-small smollm2-135m-reader smollm2-135m-instruct
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
