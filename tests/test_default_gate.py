@@ -22,6 +22,7 @@ ALONE = [
     "How old was Mozart when he died?",
     "What is Emma Watson known for?",
     "Which company makes the Xbox?",
+    "Quelle est la capitale de la France ?",
 ]
 RETRIEVED = {
     "What does our travel policy say about hotels?": "has not seen",
@@ -39,8 +40,7 @@ RETRIEVED = {
     "What colour are the parasols on the terrace?": "has not seen",
     "Who was the mayor of Oberhausbach in 1904?": "hardly anybody knows",
     "What is the maiden name of the wife of organist Teodor Lindqvist?": "hardly anybody knows",
-    "Quelle est la capitale de la France ?": "not in plain English",
-    "Wie hoch ist mein Kontostand?": "not in plain English",
+    "Wie hoch ist mein Kontostand?": "has not seen",
     "https://example.com/news/2024/05/some-page?id=3": "which the LLM cannot have read",
     "www.bbc.co.uk": "which the LLM cannot have read",
     "Summarize https://example.com/report": "which the LLM cannot have read",
@@ -75,11 +75,9 @@ def test_what_an_llm_serves_alone_is_skipped(gate):
 
 
 def test_what_needs_a_look_is_retrieved_for_and_the_reason_says_why(gate):
-    # A misspelt question is not said to be in another language.
-    reasons = RETRIEVED | {"waht is teh captial of frnace": "not in plain English"}
-    decisions = gate.decide_batch(list(reasons))
+    decisions = gate.decide_batch(list(RETRIEVED))
     assert [d.question for d in decisions if not d.retrieve] == []
-    assert [d.reason for d in decisions if reasons[d.question] not in d.reason] == []
+    assert [d.reason for d in decisions if RETRIEVED[d.question] not in d.reason] == []
 
 
 @pytest.mark.parametrize("remark", REMARKS)
