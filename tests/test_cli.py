@@ -181,7 +181,7 @@ def test_an_error_of_the_questions_ends_collecting_before_a_model_is_loaded(tmp_
 
 @pytest.mark.model
 def test_decide_with_the_real_proxy_judges_what_the_named_llm_knows(smollm2):
-    asked = "Who was the second person to walk on the moon?"
+    asked = "Who was the second husband of Queen Mary of Scots?"
     (unknown,) = objects(rgate("decide", "--json", asked))
     (strong,) = objects(rgate("decide", "--json", "--llm-name", "gpt-4o", asked))
     assert strong["p_known"] > unknown["p_known"]
