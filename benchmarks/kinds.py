@@ -20,8 +20,9 @@ import torch
 from base import OUT, argument_parser, checksum, print_table
 from encoder_states import EncoderStates
 from heads import GOALS, KINDS, PRACTICAL, SKIPS, ece
-from labels import read_adarague, read_practical, read_template_labels
+from labels import Label, read_adarague, read_practical, read_template_labels
 from mixtures import Mixture, Piece
+from news import read_questions
 from segment_rows import SegmentRow, read_segment_rows, rows_of
 from templates import LICENCE
 from text_rows import TRAIN, TextRow
@@ -50,6 +51,8 @@ NEVER_BIAS = 0.4
 """Added to the logits of kinds that no LLM serves: what may be one of these is rather retrieved for."""
 SAID_AS = {"particular": "obscure", "thanks": "task"}
 """The kinds of `text_rows` that the heads do not tell apart from others."""
+OF_NEWS = {"news": "fresh", "settled": "knowledge"}
+"""What the templates of `news` ask for: news that nobody dates, and facts that stay as they are."""
 GROUPED = "text in many languages and frames"
 KINDS_RECIPE = "; kinds of segments: python benchmarks/kinds.py"
 
@@ -92,6 +95,10 @@ def read_rows(data: Path, cache: Path) -> Rows:
     """Read all that trains, with the encoder's states, computed where they are not kept in the cache yet."""
     labels = [*read_adarague(data), *read_practical(data), *read_template_labels()]
     clean = [label for label in labels if label.ships and label.kind and label.what != "language"]
+    for question, source, _ in read_questions(data):
+        # Those of the six sets are among the labels.
+        if source in OF_NEWS:
+            clean.append(Label(question, source, LICENCE, True, OF_NEWS[source], weight=0.5))
     segments = [row for row in read_segment_rows(data) if row.kind in NAMES]
     segments += text_segments([row for row in training_rows() if row.part == TRAIN])
     kept = EncoderStates(cache)

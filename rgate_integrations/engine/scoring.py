@@ -12,7 +12,7 @@ from rgate_integrations.decision import Cost, Request
 from rgate_integrations.gates.base import Gate, Score, ScoreSpec
 from rgate_integrations.gates.evidence.base import Context, Evidence, Piece, Sources, expand_specs
 from rgate_integrations.gates.rules import Rules
-from rgate_integrations.runtime.segments import segments
+from rgate_integrations.runtime.segments import QUESTION_MARKS, segments
 
 MAX_REQUEST_TOKENS = 2_048
 """A request is read whole up to this length; of longer ones the beginning, the end, and what asks between them."""
@@ -87,7 +87,7 @@ def read_request(request: Request, sources: Sources) -> Evidence:
     at_end, left = int(_AT_EACH_END * len(readable)), int(_BETWEEN * len(readable))
     parts = [question[:at_end]]
     for sentence in segments(question[at_end:-at_end][:_MOST_CHARACTERS]):
-        asks = sentence.endswith("?") or _ASKS.match(sentence)
+        asks = sentence.endswith(QUESTION_MARKS) or _ASKS.match(sentence)
         if asks and len(sentence) <= left:
             parts.append(sentence)
             left -= len(sentence)

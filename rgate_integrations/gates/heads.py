@@ -169,7 +169,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         if self._fact_spec not in evidence.pieces:
             return None
         states = evidence[self._fact_spec].whole
-        self.check_states(states, self.trained.facts.known_weight.shape)
+        facts = self.trained.facts
+        self.check_states(states, facts.known_weight.shape, facts.base_model)
         return states[None]
 
     @property

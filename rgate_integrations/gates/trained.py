@@ -58,14 +58,19 @@ class TrainedGate(Gate):
             parameters = {"trained": None, **parameters}
         return super().replace(**parameters)
 
-    def check_states(self, states: Float32Array, shape: tuple[int, ...]) -> None:
+    def check_states(self, states: Float32Array, shape: tuple[int, ...], base_model: str = "") -> None:
         """Refuse hidden states of another shape than the weights that they meet.
+
+        Args:
+            states: The states.
+            shape: That of the weights.
+            base_model: The model that they were trained on; the gate's own unless given.
 
         Raises:
             ModelLoadError: They are of another model.
         """
         if states.shape != shape:
-            base = self.trained.base_model
+            base = base_model or self.trained.base_model
             raise ModelLoadError(
                 f"The gate {self.artifact!r} was trained on {base!r} (states of shape {shape}), but this model "
                 f"gives {states.shape}.",

@@ -13,7 +13,13 @@ from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.models.proxies import language_model, read_states, state_reader
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
-from rgate_integrations.runtime.segments import Segmented, layout, segments
+from rgate_integrations.runtime.segments import (
+    QUESTION_MARKS,
+    Segmented,
+    count_words,
+    layout,
+    segments,
+)
 
 _SHORT_REPLY = 5  # words
 
@@ -102,11 +108,11 @@ def _with_what_it_answers(request: Request) -> tuple[str, Sequence[str]]:
 
     A short reply to a question is read behind that question: "Yes, please" asks for what was offered.
     """
-    if not request.history or len(request.question.split()) > _SHORT_REPLY:
+    if not request.history or count_words(request.question) > _SHORT_REPLY:
         return request.question, request.history
     *before, last = request.history
     speaker, _, text = last.partition(":")
-    if speaker != "assistant" or not text.rstrip().endswith("?"):
+    if speaker != "assistant" or not text.rstrip().endswith(QUESTION_MARKS):
         return request.question, request.history
     *rest, question = segments(text)
     if rest:
