@@ -1,16 +1,18 @@
 """How fast gates decide, and what memory they take: each in a process of its own.
 
-    python benchmarks/speed.py [GATE ...]
+    python benchmarks/speed.py [GATE ...] [--data FOLDER]
 
-Questions are made from the titles of the encyclopaedia. The numbers are of this machine and this moment: to compare
-two versions, run both in turns.
+Questions are made from the titles of the encyclopaedia. With ``--data`` they are practical requests of the folder,
+and questions about facts of three of its sets, apart. The numbers are of this machine and this moment: to compare two
+versions, run both in turns.
 """
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 
-from base import argument_parser, print_table
+from base import argument_parser, print_table, read_answers, read_records
 
 from rgate_integrations.index import read_passages
 from rgate_integrations.models.download import corpus_path
@@ -32,48 +34,51 @@ def first():
     gate.decide(asked[0])
 
 loaded = seconds(first)
-singles = sorted(seconds(lambda: gate.decide(question)) for question in asked[:16])
-batch = min(seconds(lambda: gate.decide_batch(asked)) for _ in range(3))
-pasted = " ".join(asked * 2)
+singles = sorted(seconds(lambda: gate.decide(question)) for question in asked)
+batch = min(seconds(lambda: gate.decide_batch(asked[:64])) for _ in range(3))
+pasted = " ".join(asked[:64] * 2)
 long = min(seconds(lambda: gate.decide(pasted)) for _ in range(3))
 with open("/proc/self/status") as file:
     resident = next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) / 1024
-print(json.dumps([loaded, 1e3 * singles[8], 1e3 * long, len(asked) / batch, resident]))
+print(json.dumps([loaded, 1e3 * singles[len(singles) // 2], 1e3 * long, 64 / batch, resident]))
 """
 BATCH = 64
 
 
+def read_asked(data: Path | None) -> dict[str, list[str]]:
+    """Return what is asked, by its name."""
+    if data is None:
+        passages = list(read_passages(corpus_path("encyclopedia-leads")))
+        return {
+            "titles": [f"What is {p.title} known for?" for p in passages[:: len(passages) // BATCH][:BATCH]]
+        }
+    practical = [record["question"] for record in read_records(data / "practical.dev.jsonl")]
+    facts = [
+        record["question"]
+        for name in ("nq", "trivia", "hotpotqa")
+        for record in read_answers(data, name)[:60]
+    ]
+    return {"practical requests": practical[::9], "facts": facts}
+
+
 def main() -> None:
+    """Run."""
     parser = argument_parser(__doc__)
     parser.add_argument("gates", nargs="*", metavar="GATE", default=["default"])
-    passages = list(read_passages(corpus_path("encyclopedia-leads")))
-    asked = [f"What is {p.title} known for?" for p in passages[:: len(passages) // BATCH][:BATCH]]
+    parser.add_argument("--data", type=Path, help="folder of practical requests and of the six sets")
+    arguments = parser.parse_args()
     rows = []
-    for gate in parser.parse_args().gates:
-        command = [sys.executable, "-c", MEASURE, gate]
-        done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, check=True)
-        first, single, long, rate, memory = json.loads(done.stdout.splitlines()[-1])
-        rows.append(
-            [
-                gate,
-                f"{first:.1f} s",
-                f"{single:.1f} ms",
-                f"{long:.0f} ms",
-                f"{rate:.0f} decisions/s",
-                f"{memory:.0f} MB",
-            ]
-        )
-    print_table(
-        [
-            "gate",
-            "first decision",
-            "one decision, median",
-            "a request of 1,050 tokens",
-            "batches of 64",
-            "resident memory",
-        ],
-        rows,
-    )
+    for gate in arguments.gates:
+        for name, asked in read_asked(arguments.data).items():
+            command = [sys.executable, "-c", MEASURE, gate]
+            done = subprocess.run(
+                command, input=json.dumps(asked), capture_output=True, text=True, check=True
+            )
+            first, single, long, rate, memory = json.loads(done.stdout.splitlines()[-1])
+            times = [f"{first:.1f} s", f"{single:.1f} ms", f"{long:.0f} ms"]
+            rows.append([gate, name, *times, f"{rate:.0f} decisions/s", f"{memory:.0f} MB"])
+    columns = ["gate", "asked", "first decision", "one decision, median", "a long request"]
+    print_table([*columns, "batches of 64", "resident memory"], rows)
 
 
 if __name__ == "__main__":
