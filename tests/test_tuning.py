@@ -201,7 +201,7 @@ def test_tokens_by_hand():
 @pytest.mark.model
 def test_the_shipped_gate_is_tuned_with_its_own_model(tmp_path, smollm2):
     found = tune(questions(24), direct=Direct(), retrieve=retrieve, out=tmp_path / "my-gate")
-    assert found.question.artifact.weight.shape == (3, 576)
+    assert found.question.artifact.weight.shape == (3, 384)
     assert load_gate(str(found.folder), on_error="raise").decide("what is number 3?").gate == "tuned"
     begun = Draft(text="a b", tokens=("a", " b"), logprobs=(-0.1, -0.2))
     gate = load_gate(f"{found.folder}/answer-first", on_error="raise")
