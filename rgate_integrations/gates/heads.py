@@ -48,7 +48,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     That is asked of every segment (sentence or line), and what one of them needs, the request needs: its P(known) is
     the lowest. Text that was pasted is a kind of its own, which needs nothing. The encoder tells the kinds, in any
     language. Whether a fact is known, a second model tells, the reader, which is asked only where that matters; it
-    reads English, and of a fact that is asked for in another language nothing tells that it is known.
+    reads English, and of a fact that is asked for in another language nothing tells that it is known. What is taken
+    for common knowledge is not asked about.
 
     Decisions carry the probabilities of the deciding segment as ``signals``. A draft that is given is not read.
 
