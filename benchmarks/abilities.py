@@ -11,7 +11,6 @@ With ``--measure``: how near the shipped gate comes to what LLMs know, by their 
 
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import pandas as pd
 from base import CONSOLE, argument_parser, print_table, read_records
 from encoder_states import EncoderStates
 from head_fit import HeadExamples, HeadsRecipe, fit_known, logistic
-from heads import CACHE, GOALS, KNOWN_WEIGHTS, LAYERS, THRESHOLD, key, read_question_states
+from heads import CACHE, GOALS, KNOWN_WEIGHTS, LAYERS, THRESHOLD, key, kinds_of, p_known, read_question_states
 from labels import (
     LLAMA,
     TABLE,
@@ -37,9 +36,9 @@ from labels import (
 
 from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.gates.ability import Ability
-from rgate_integrations.gates.artifacts import HeadsArtifact, p_answered
+from rgate_integrations.gates.artifacts import HeadsArtifact
 from rgate_integrations.gates.folder import read_gate
-from rgate_integrations.runtime.segments import layout
+from rgate_integrations.gates.probability import logits
 from rgate_integrations.tuning.ability import estimate_ability
 from rgate_integrations.tuning.evaluation import auc, expected_calibration_error
 
@@ -115,7 +114,6 @@ class Answers:
         labels = self.labels.loc[part]
         examples = HeadExamples(
             self.states[part],
-            np.full(len(part), ""),
             labels.known.to_numpy(),
             labels.llm.map(abilities).to_numpy(),
             labels.group.to_numpy(str),
@@ -286,31 +284,52 @@ class Cell:
     Attributes:
         llm, what: The LLM, and the set.
         easiness: The logit of knowledge at ability 0, shape (n,).
-        states: Hidden states, shape (n, layers, hidden size).
+        questions: What was asked, as `Asked` holds it.
         right: Whether it answered rightly, shape (n,).
     """
 
     llm: str
     what: str
     easiness: np.ndarray
-    states: np.ndarray
-    kinds: list[np.ndarray]
+    questions: "Asked"
     right: np.ndarray
 
 
-def kinds_of(questions: Iterable[str], shipped: HeadsArtifact, kept: EncoderStates) -> list[np.ndarray]:
-    """Return the probability of each kind for each segment of each question, shape (segments, kinds)."""
-    found = []
-    for question in questions:
-        found.append(shipped.segments.kind_probabilities(kept.segments(question), layout(question)))
-    return found
+@dataclass(frozen=True)
+class Asked:
+    """Questions as both models have read them.
 
+    Attributes:
+        kinds: The probability of each kind for each segment of each question.
+        first: The encoder's states, shape (n, layers, hidden size).
+        closer: The reader's.
+    """
 
-def p_known(shipped: HeadsArtifact, kinds: list[np.ndarray], known: np.ndarray) -> np.ndarray:
-    """Return P(known) of questions, each that of its neediest segment; ``known`` is P(the fact is known), (n,)."""
-    of_segments = shipped.segments.kinds
-    found = [p_answered(of_segments, own, p).min() for own, p in zip(kinds, known[:, None], strict=True)]
-    return np.array(found)
+    kinds: list[np.ndarray]
+    first: np.ndarray
+    closer: np.ndarray
+
+    @classmethod
+    def read(cls, questions: list[str], cache: Path, shipped: HeadsArtifact) -> "Asked":
+        """Read questions, or find what was kept of them."""
+        kept = EncoderStates(cache / "encoder")
+        kept.fill((question, "") for question in questions)
+        states = read_question_states(questions, cache)
+        return cls(
+            kinds_of(questions, shipped, kept),
+            np.stack([kept.whole(question) for question in questions]),
+            np.stack([states[key(question)] for question in questions]),
+        )
+
+    def part(self, chosen: np.ndarray) -> "Asked":
+        """Return some of the questions."""
+        return Asked([self.kinds[i] for i in chosen], self.first[chosen], self.closer[chosen])
+
+    def p_known(self, shipped: HeadsArtifact, theta: float, sd: float) -> np.ndarray:
+        """Return P(an LLM of some ability knows the answer) of each, as the gate finds it."""
+        first = shipped.first_facts.known_logits(self.first, theta, sd)
+        closer = logits(shipped.facts.p_fact_known(self.closer, theta, sd))
+        return p_known(shipped.segments.kinds, self.kinds, first, closer)[0]
 
 
 def read_cells(data: Path, cache: Path, shipped: HeadsArtifact) -> list[Cell]:
@@ -326,17 +345,14 @@ def read_cells(data: Path, cache: Path, shipped: HeadsArtifact) -> list[Cell]:
     labels["cell"] = labels.groupby(["llm", "what"], sort=False).ngroup()
     labels["key"] = labels.question.map(key)
     drawn = labels.sort_values(["cell", "key"]).groupby("cell").head(MOST)
-    states = read_question_states(drawn.question.tolist(), cache)
-    kept = EncoderStates(cache / "encoder")
-    kept.fill((question, "") for question in drawn.question)
+    drawn = drawn.reset_index(drop=True)
+    asked = Asked.read(drawn.question.tolist(), cache, shipped)
     cells = []
     for _, cell in drawn.groupby("cell"):
         if len(cell) >= LEAST:
-            own = np.stack([states[each] for each in cell.key])
-            llm, what = cell.llm.iloc[0], cell.what.iloc[0]
-            easiness = shipped.facts.known_logits(own, 0.0)
-            kinds = kinds_of(cell.question, shipped, kept)
-            cells.append(Cell(llm, what, easiness, own, kinds, cell.known.to_numpy()))
+            own = asked.part(cell.index.to_numpy())
+            easiness = shipped.facts.known_logits(own.closer, 0.0)
+            cells.append(Cell(cell.llm.iloc[0], cell.what.iloc[0], easiness, own, cell.known.to_numpy()))
     return cells
 
 
@@ -365,7 +381,7 @@ def measure(data: Path, cache: Path) -> None:
             found = estimate_ability(prior, easiness[asked], facts.ability_slope, right[asked])
             abilities["100 answers"] = (found.theta, found.sd)
         for by, ability in abilities.items():
-            p = p_known(shipped, cell.kinds, facts.p_fact_known(cell.states, *ability))
+            p = cell.questions.p_known(shipped, *ability)
             rows.append({"LLMs": strength, "known by": by, **_figures(p, cell.right)})
     printed = []
     for (strength, by), cells_of in pd.DataFrame(rows).groupby(["LLMs", "known by"]):
@@ -383,19 +399,15 @@ def measure(data: Path, cache: Path) -> None:
 def measure_practical(data: Path, cache: Path, shipped: HeadsArtifact) -> None:
     """Print how much of each kind of practical requests is retrieved for, by the LLM's ability."""
     labels = pd.DataFrame(map(vars, read_practical(data)))
-    states = read_question_states(labels.question.tolist(), cache)
-    kept = EncoderStates(cache / "encoder")
-    kept.fill((question, "") for question in labels.question)
     table = read_abilities()
     abilities = (min(table.values()), 0.0, 1.0, 2.0, max(table.values()))
     rows = []
     for kind in GOALS:
-        questions = labels.question[labels.what == kind]
-        own = np.stack([states[key(question)] for question in questions])
-        kinds = kinds_of(questions, shipped, kept)
-        row = [kind, str(len(own))]
+        questions = labels.question[labels.what == kind].tolist()
+        asked = Asked.read(questions, cache, shipped)
+        row = [kind, str(len(questions))]
         for theta in abilities:
-            p = p_known(shipped, kinds, shipped.facts.p_fact_known(own, theta, USUAL_SD))
+            p = asked.p_known(shipped, theta, USUAL_SD)
             row.append(f"{np.mean(p < THRESHOLD):.1%}")
         rows.append(row)
     print_table(["retrieved, by ability", "of", *(f"{theta:+.1f}" for theta in abilities)], rows)

@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 from base import SETS
 from begun_states import CUTS, DEEP, LAYERS, Answers, read_states
+from encoder_states import EncoderStates
 from head_fit import HeadExamples, HeadsRecipe, fit_known, fit_line
 from heads import CACHE, FOLDS, SEED, alone, ece, embed, folds_of
 from labels import LLAMA, clusters_of, read_adarague
@@ -68,10 +69,7 @@ def fit(answers: Answers, chosen: np.ndarray) -> Probe:
     states = answers.states[chosen]
     cuts, n = len(CUTS), len(states) * len(CUTS)
     known, sets = np.repeat(answers.known[chosen], cuts), np.repeat(answers.sets[chosen], cuts)
-    nothing = np.full(n, "")
-    rows = HeadExamples(
-        states.reshape(n, *states.shape[2:]), nothing, known, np.zeros(n), sets, np.full(n, 1 / cuts)
-    )
+    rows = HeadExamples(states.reshape(n, *states.shape[2:]), known, np.zeros(n), sets, np.full(n, 1 / cuts))
     layers = [PooledLayer(i, "draft", "mean") for i in range(len(LAYERS))]  # one view, so alike
     weight, _ = fit_known(rows, layers, HeadsRecipe())
     probe = Probe(weight * len(LAYERS) * np.array(SHARES, np.float32)[:, None])
@@ -137,7 +135,9 @@ def judge_runs(
 def read_answers(data: Path, cache: Path) -> tuple[Answers, np.ndarray]:
     """Return the six sets' answers, and the fold of each question."""
     labels = pd.DataFrame(map(vars, read_adarague(data)))
-    fold = folds_of(clusters_of(labels, embed(labels, cache)))
+    kept = EncoderStates(cache / "encoder")
+    kept.fill((question, "") for question in labels.question)
+    fold = folds_of(clusters_of(labels, embed(labels, kept)))
     pairs = []
     for name in SETS:
         for record in base.read_answers(data, name):

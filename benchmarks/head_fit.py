@@ -1,35 +1,29 @@
-"""Fits the heads on the reader's states of questions: kinds, and how hard a question is to know."""
+"""Fits how hard a question is to know, on a model's states of it."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import pandas as pd
-from sklearn.linear_model import LogisticRegression
 
-from rgate_integrations.gates.artifacts import FactHeads, Kind
+from rgate_integrations.gates.artifacts import FactHeads
 from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
 from rgate_integrations.tuning.fitting import ridge_logistic
 
-Mask: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]"
-
 _TINY = 1e-6  # keeps a constant feature from dividing by zero
-_STEPS = 100  # more change no decision
 
 
 @dataclass(frozen=True)
 class HeadExamples:
-    """Questions with what is known about them; one row each. One question may have a row for each LLM.
+    """Questions that LLMs tried to answer; one row for each question and LLM.
 
     Attributes:
         states: Pooled hidden states, shape (n, layers, hidden size), any float type.
-        kinds: Kind of each request; empty where it is not known.
-        known: P(the LLM answers rightly alone) in [0, 1], shape (n,); NaN where it is not labelled.
+        known: P(the LLM answers rightly alone) in [0, 1], shape (n,).
         abilities: That of the LLM of each label, in logits; see `rgate_integrations.gates.ability`.
         groups: Rows of a group share what says nothing of question and LLM: the prompt, the judge, how a source chose
             its questions.
@@ -37,7 +31,6 @@ class HeadExamples:
     """
 
     states: np.ndarray[tuple[int, ...], np.dtype[np.floating]]
-    kinds: np.ndarray[tuple[int, ...], np.dtype[np.str_]]
     known: Float64Array
     abilities: Float64Array
     groups: np.ndarray[tuple[int, ...], np.dtype[np.str_]]
@@ -50,7 +43,7 @@ class HeadExamples:
     @property
     def columns(self) -> tuple[np.ndarray[Any, Any], ...]:
         """All columns in order."""
-        return (self.states, self.kinds, self.known, self.abilities, self.groups, self.weights)
+        return (self.states, self.known, self.abilities, self.groups, self.weights)
 
 
 @dataclass(frozen=True)
@@ -58,85 +51,43 @@ class HeadsRecipe:
     """How heads are fitted.
 
     Attributes:
-        components: Principal components of a layer that the knowledge head reads.
-        kind_components: Those that the kinds read.
-        kind_penalty: Strength of the ridge penalty on the kinds' weights.
-        known_penalty: That on the weights of the knowledge head.
+        components: Principal components of a layer that are read.
+        penalty: Strength of the ridge penalty on their weights.
         group_penalty: That on the level of a group: the higher it is, the more of what sets groups apart is put down
             to their questions.
         ability_sd: Standard deviation of the ability of an LLM that nothing is known of; its mean is the default's.
-        knowledge_bias: Added to the logits of the kinds that an LLM serves if it knows the fact: where the kind of a
-            request is in doubt, the knowledge head decides.
-        never_bias: Added to those that it never serves: where it may be one of these, it is rather retrieved for.
     """
 
     components: int = 128
-    kind_components: int = 512
-    kind_penalty: float = 60.0
-    known_penalty: float = 600.0
+    penalty: float = 600.0
     group_penalty: float = 100.0
     ability_sd: float = 1.0
-    knowledge_bias: float = 0.5
-    never_bias: float = 0.4
 
 
-def fit_heads(
-    examples: HeadExamples,
-    layers: Sequence[PooledLayer],
-    kinds: Sequence[Kind],
-    base_model: str,
-    recipe: HeadsRecipe,
-    known: tuple[Float32Array, float] | None = None,
+def fit_facts(
+    examples: HeadExamples, layers: Sequence[PooledLayer], base_model: str, recipe: HeadsRecipe
 ) -> FactHeads:
-    """Fit all heads. They are not calibrated, and say nothing of where they come from: see `calibrated_heads`.
+    """Fit the heads. They are not calibrated: see `calibrated_heads`.
 
-    Each layer has logistic regressions of its own, on standardised principal components; their logits are averaged
+    Each layer has a logistic regression of its own, on standardised principal components; their logits are averaged
     over the layers of a view (the same span and pooling), and then over the views. All of this is linear, so it
     folds into one weight vector a layer.
 
     Args:
         examples: The rows.
         layers: Which hidden states they hold.
-        kinds: The kinds; their biases are fitted.
         base_model: The proxy whose states they are.
         recipe: How to fit.
-        known: What `fit_known` returned, if the knowledge head is fitted already.
     """
-    fitted, weight = fit_kinds(examples.rows(examples.kinds != ""), layers, kinds, recipe)
-    if known is None:
-        known = fit_known(examples.rows(~np.isnan(examples.known)), layers, recipe)
-    known_weight, known_bias = known
+    weight, bias = fit_known(examples, layers, recipe)
     return FactHeads(
         base_model=base_model,
         layers=tuple(layers),
-        kinds=fitted,
-        kind_weight=weight,
-        known_weight=known_weight,
-        known_bias=known_bias,
+        known_weight=weight,
+        known_bias=bias,
         ability_slope=1.0,
         default_ability=(0.0, recipe.ability_sd),
     )
-
-
-def fit_kinds(
-    examples: HeadExamples,
-    layers: Sequence[PooledLayer],
-    kinds: Sequence[Kind],
-    recipe: HeadsRecipe,
-) -> tuple[tuple[Kind, ...], Float32Array]:
-    """Fit the kinds alone; returns them with their biases, and their weights, shape (kinds, layers, hidden size)."""
-    names = [kind.name for kind in kinds]
-    weight = np.zeros((len(kinds), *examples.states.shape[1:]), np.float32)
-    bias = np.zeros(len(kinds))
-    for layer, share in enumerate(_shares(layers)):
-        of_states, biases = _fit_kinds_of_layer(examples, names, layer, recipe)
-        weight[:, layer] = share * of_states
-        bias += share * biases
-    by_serving = {"always": 0.0, "if_known": recipe.knowledge_bias, "never": recipe.never_bias}
-    fitted = []
-    for kind, of_kind in zip(kinds, bias, strict=True):
-        fitted.append(replace(kind, bias=float(of_kind + by_serving[kind.answerable])))
-    return tuple(fitted), weight
 
 
 def calibrated_heads(heads: FactHeads, slope: float, intercept: float) -> FactHeads:
@@ -190,30 +141,18 @@ class _Components:
         return weight, -(weight @ self.mean)
 
 
-def _fit_kinds_of_layer(
-    examples: HeadExamples, kinds: Sequence[str], layer: int, recipe: HeadsRecipe
-) -> tuple[Float64Array, Float64Array]:
-    """Return weights on states, shape (kinds, hidden size), and biases, of one layer's kind head."""
-    found = _Components(examples, layer, recipe.kind_components)
-    numbers = pd.Categorical(examples.kinds, categories=kinds).codes
-    model = LogisticRegression(C=1 / recipe.kind_penalty, max_iter=_STEPS)
-    model.fit(found.values, numbers, sample_weight=examples.weights)
-    weight, bias = found.unfold(model.coef_)
-    return weight, bias + model.intercept_
-
-
 def _fit_known_layer(examples: HeadExamples, layer: int, recipe: HeadsRecipe) -> tuple[Float64Array, float]:
     """Return weights, shape (hidden size,), and bias of one layer's knowledge head."""
     found = _Components(examples, layer, recipe.components)
     of_group = (examples.groups[:, None] == np.unique(examples.groups)[None, :]).astype(float)
     # A larger column needs a smaller coefficient: so that one penalty serves for both.
-    of_group *= np.sqrt(recipe.known_penalty / recipe.group_penalty)
+    of_group *= np.sqrt(recipe.penalty / recipe.group_penalty)
     coefficients, bias = logistic(
         np.hstack([found.values, of_group]),
         np.ones((len(examples.known), 1)),
         examples.known,
         examples.weights,
-        recipe.known_penalty,
+        recipe.penalty,
         examples.abilities,
     )
     weight, shift = found.unfold(coefficients[None, : found.values.shape[1]])

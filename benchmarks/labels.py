@@ -93,8 +93,8 @@ KIND_OF = {
 _NEVER, _ALWAYS = 0.02, 0.98
 """P(known) of what no LLM of this size knows, and of what all know."""
 
-NEAR = 0.85
-"""Cosine of MiniLM from which on two questions count as one."""
+NEAR = 0.955
+"""Cosine of the encoder from which on two questions count as one."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def clusters_of(labels: pd.DataFrame, vectors: np.ndarray) -> np.ndarray:
 
     Args:
         labels: The rows, with the columns of `Label`.
-        vectors: MiniLM's embedding of each row's question, shape (n, d), normalised; not read of templates.
+        vectors: The encoder's of each row's question, shape (n, d), normalised; not read of templates.
 
     Returns:
         The cluster of each row, shape (n,).

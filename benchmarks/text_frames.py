@@ -32,8 +32,10 @@ from text_rows import (
 
 CONTENTS = {"private": "private", "fresh": "fresh", "particular": "particular", "none": "task"}
 """What a task rests on, and the kind that the whole has."""
-_LISTS = ("topic", "event", "facts", "pair")
+_LISTS = ("topic", "event", "facts", "pair", "content")
 _SLOT = re.compile(r"\{([a-z_]+)\}")
+_WRITTEN_OUT = 0.3
+"""The share of pasted texts and conversations that are written out, not put together."""
 _PLACES = ("beginning", "middle", "end")
 _SHORTEST, _LONGEST = 20, 400  # words of a paragraph
 _BREAKS = ("\n", "\n\n", "\r\n")
@@ -156,7 +158,7 @@ def topics(part: str) -> list[Topic]:
     return found
 
 
-def paragraph_rows(seed: int, each: int = 6) -> Iterator[TextRow]:
+def paragraph_rows(seed: int, each: int = 3) -> Iterator[TextRow]:
     """Yield paragraphs of 20 to 400 words twice: on one line, and with line breaks."""
     for topic in (*topics(TRAIN), *topics(GROUPS)):
         draw = random.Random(f"{seed} {topic.name}")
@@ -336,6 +338,8 @@ class Pasted:
 
     def text(self) -> str:
         """Return some sentences, often with a question among them."""
+        if not self.language and self.draw.random() < _WRITTEN_OUT:
+            return self.given("text")
         topic = self.draw.choice(topics(self.part))
         start = self.draw.randrange(len(topic.story) - 3)
         sentences = topic.story[start : start + self.draw.randint(3, 8)]
@@ -351,6 +355,8 @@ class Pasted:
 
     def chat(self, last: str = "") -> str:
         """Return a conversation of one to four exchanges, with a further request at its end if one is named."""
+        if not last and not self.language and self.draw.random() < _WRITTEN_OUT:
+            return self.given("chat")
         turns = []
         asks = asks_of(self.part)
         language = self.language or asks.language(self.draw)
@@ -415,7 +421,7 @@ def facts_of(part: str) -> list[tuple[str, str, str]]:
     return found
 
 
-def helper_rows(seed: int, each: int = 6) -> Iterator[TextRow]:
+def helper_rows(seed: int, each: int = 3) -> Iterator[TextRow]:
     """Yield helper prompts: instructions on given text, which need nothing."""
     for heading, wordings in read_blocks(FOLDER / "helpers.txt").items():
         if heading in ("words", "chat formats") or heading.startswith("given "):

@@ -1,27 +1,31 @@
-"""Labelled rows made from template files, and those of single requests: languages, how-to questions, keywords.
+"""Labelled rows made from template files, and those of single requests: languages, facts, how-to questions, keywords.
 
 Templates are as in `templates`: ``(a|b)`` is one of these and ``{word}`` one of a list, here of the section
 ``[words]`` of the same file. Every row says which template it is from and whether that one is held out.
 """
 
+import json
 import random
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from dialogues import FOLLOW_UPS, TEST_LINES
 from templates import FOLDER, filled, read_lines, read_words
 
 LANGUAGES = FOLDER / "languages"
-HELD_OUT_LANGUAGES = ("ko", "uk", "fi", "vi", "id", "ru-latn")
+FACTS = FOLDER / "facts"
+HELD_OUT_LANGUAGES = ("ko", "uk", "fi", "vi", "id", "fa", "ru-latn")
 """All that is in these languages is held out."""
 NEEDY = ("private", "fresh", "obscure", "particular")
 NEEDLESS = ("common", "task", "thanks", "given")
-KINDS = NEEDY + NEEDLESS
+KNOWLEDGE = "knowledge"
+KINDS = (*NEEDY, *NEEDLESS, KNOWLEDGE)
 ASKED = (*NEEDY, "common", "task")
 """Kinds of requests that frames are put around."""
 TRAIN, FRAMES, GROUPS = "train", "frames", "groups"
@@ -52,7 +56,7 @@ class TextRow:
     Attributes:
         text: What is judged: a request, or the last message of a conversation.
         kind: One of `KINDS`. "particular" is what only one product's or field's sources say, "obscure" a fact that no
-            LLM knows; "given" is text in which nothing is asked.
+            LLM knows, "knowledge" one that some know; "given" is text in which nothing is asked.
         language: ISO code; "-latn" where it is romanised, "mixed" for several at once.
         frame: ``file/section/number`` of the template that it is made of.
         group: What may be held out as a whole: a language, a field, a topic, a kind of helper, a frame of turns.
@@ -175,6 +179,41 @@ def _wrapped(
         request = ended(request, language)
     pieces = ((before.strip(), "thanks"), (request, kind), (after.strip(), "thanks"))
     return tuple(piece for piece in pieces if piece[0])
+
+
+def fact_rows(seed: int) -> Iterator[TextRow]:
+    """Yield questions about facts in other languages than English: what some LLMs know, none, or all."""
+    frames, fillers = _read_facts("frames"), _read_facts("fillers")
+    spoken = sorted({frame["language"] for frame in frames})
+    numbers: dict[str, int] = defaultdict(int)
+    for frame in [*frames, *_read_facts("common")]:
+        language, kind = frame["language"], frame.get("kind", "common").removesuffix("_knowledge")
+        template = frame.get("frame") or frame["question"]
+        number = numbers[f"{language}/{kind}"]
+        numbers[f"{language}/{kind}"] += 1
+        part = part_of(number + spoken.index(language), language in HELD_OUT_LANGUAGES)
+        name = f"facts/{language}/{kind}/{number}"
+        draw = random.Random(f"{seed} {name}")
+        for _ in range(_EACH_OTHER):
+            text = styled(
+                _with_filler(template, frame.get("needs", ()), fillers, language, draw), language, draw
+            )
+            yield TextRow(text, kind, language, name, f"language:{language}", part, ((text, kind),))
+
+
+def _read_facts(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in read_lines(FACTS / f"{name}.jsonl")]
+
+
+def _with_filler(
+    template: str, needs: Sequence[str], fillers: list[dict[str, Any]], language: str, draw: random.Random
+) -> str:
+    slot = re.search(r"\{(\w+)\}", template)
+    if slot is None:
+        return template
+    fitting = [each for each in fillers if each["slot"] == slot[1] and set(needs) <= set(each["tags"])]
+    filler = draw.choice(fitting)
+    return template.replace(slot[0], filler["scripts"].get(language, filler["value"]))
 
 
 def field_rows(name: str, seed: int) -> Iterator[TextRow]:

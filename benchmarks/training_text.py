@@ -4,8 +4,9 @@
     python benchmarks/training_text.py --sample turns        30 rows of a file of templates
     python benchmarks/training_text.py --out rows.jsonl      all rows, one a line
 
-The rows are made from ``templates/languages/``, ``howto.txt``, ``keywords.txt``, ``work.txt``, ``paragraphs.txt``,
-``turns.txt``, ``helpers.txt`` and ``wrapped.txt``. The same seed gives the same rows.
+The rows are made from ``templates/languages/``, ``templates/facts/``, ``howto.txt``, ``keywords.txt``,
+``work.txt``, ``paragraphs.txt``, ``turns.txt``, ``helpers.txt`` and ``wrapped.txt``. The same seed gives the same
+rows.
 """
 
 import json
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from base import argument_parser, print_table
 from text_frames import helper_rows, paragraph_rows, turn_rows, work_rows, wrapped_rows
-from text_rows import KINDS, PARTS, TextRow, field_rows, language_rows, unique
+from text_rows import KINDS, PARTS, TextRow, fact_rows, field_rows, language_rows, unique
 
 
 def training_rows(seed: int = 0) -> list[TextRow]:
@@ -25,6 +26,7 @@ def training_rows(seed: int = 0) -> list[TextRow]:
 
     def each() -> Iterator[TextRow]:
         yield from language_rows(seed)
+        yield from fact_rows(seed)
         yield from field_rows("howto", seed)
         yield from field_rows("keywords", seed)
         yield from work_rows(seed)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, MINILM
+from rgate_integrations.index.embedder import DEFAULT_EMBEDDER
 from rgate_integrations.models import first_use
 from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import cached_path, download
@@ -92,7 +92,7 @@ def embedder_model() -> str:
 
 @pytest.fixture(scope="session")
 def minilm() -> str:
-    return download(MINILM).name
+    return download("all-minilm-l6-v2").name
 
 
 @pytest.fixture

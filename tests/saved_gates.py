@@ -54,14 +54,19 @@ SEGMENTS = KindHead(
 FACTS = FactHeads(
     base_model="scripted",
     layers=LAYERS[:1],
-    kinds=KINDS,
-    kind_weight=NUMBERS[:3, None],
     known_weight=NUMBERS[3:],
     known_bias=0.0,
     ability_slope=0.5,
     default_ability=(0.0, 0.0),
 )
-HEADS = HeadsArtifact(base_model="scripted", segments=SEGMENTS, facts=FACTS)
+HEADS = HeadsArtifact(
+    base_model="scripted",
+    segments=SEGMENTS,
+    first_facts=FACTS,
+    facts=FACTS,
+    english_weight=np.zeros((1, 4), np.float32),
+    english_bias=1.0,
+)
 ADAPTER = SavedGate(
     method="ik",
     base_model="scripted",

@@ -1,4 +1,4 @@
-"""The embedder: a question is embedded once, whoever asks; and MiniLM's vectors are those of its authors' library."""
+"""The embedder: a question is embedded once, whoever asks; the encoder's are across languages."""
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
@@ -9,12 +9,11 @@ import pytest
 from rgate_integrations import load_gate
 from rgate_integrations.errors import IndexMismatchError, ModelLoadError
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
-from rgate_integrations.index.embedder import MiniLM, SentenceEmbedder
+from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
 from rgate_integrations.models.download import cached_path, download
 from rgate_integrations.models.encoder import ENCODER, Encoder, shared_encoder
 from rgate_integrations.runtime.files import write_atomically
-from tests.damaged import with_damage
 
 pytestmark = pytest.mark.model
 
@@ -82,38 +81,6 @@ def test_threads_embed_a_question_once(encoded):
         found = list(pool.map(SentenceEmbedder().embed_queries, orders))
     assert sorted(itertools.chain(*encoded)) == sorted(questions)
     np.testing.assert_array_equal(found[5], np.roll(found[0], -5, axis=0))
-
-
-def test_vectors_are_those_of_sentence_transformers_whatever_is_beside_a_text(minilm):
-    from sentence_transformers import SentenceTransformer
-
-    texts = [*TEXTS.values(), "", "  Çatalhöyük  ", "日本語", LONG, *map(str, range(40))]
-    folder = cached_path(minilm)
-    model = MiniLM(folder)
-    together = model.encode(texts)
-    authors = SentenceTransformer(str(folder), device="cpu").encode(texts, normalize_embeddings=True)
-    np.testing.assert_allclose(together, authors, atol=1e-5)
-    alone = [model.encode([text])[0] for text in texts[:6]]
-    np.testing.assert_allclose(alone, together[:6], atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("name", "damage", "says"),
-    [
-        ("model.safetensors", lambda content: content[:1_000_000], "could not be loaded"),
-        ("tokenizer.json", lambda content: content[:1_000], "could not be loaded"),
-        ("tokenizer.json", None, "could not be loaded"),
-        (
-            "model.safetensors",
-            lambda content: content[:60_000_000].ljust(len(content), b"\0"),
-            "does not give",
-        ),
-    ],
-    ids=["short weights", "short tokenizer", "no tokenizer", "other weights"],
-)
-def test_missing_and_damaged_files_say_how_to_get_them_again(minilm, tmp_path, name, damage, says):
-    with pytest.raises(ModelLoadError, match=f"{says}.*rgate download all-minilm-l6-v2"):
-        MiniLM(with_damage(cached_path(minilm), tmp_path / "model", name, damage))
 
 
 def test_the_encoder_reads_passages_and_queries_each_in_its_way_and_across_languages(minilm, tmp_path):

@@ -187,7 +187,7 @@ def test_states_that_are_no_numbers_or_of_another_model_retrieve(decide, fingerp
 def test_heads_are_saved_whole(folder):
     loaded = read_gate(folder)
     assert loaded == HEADS
-    assert loaded.facts.kind_weight.tolist() == FACTS.kind_weight.tolist()
+    assert loaded.facts.known_weight.tolist() == FACTS.known_weight.tolist()
     assert loaded.segments.hidden.tolist() == SEGMENTS.hidden.tolist()
 
 
@@ -200,7 +200,6 @@ def test_heads_are_saved_whole(folder):
             "Input should be 'always'",
         ),
         ("segments", {"kinds": [{"name": "task", "answerable": "always", "about": ""}]}, "shape"),
-        ("facts", {"kinds": [{"name": "task", "answerable": "always", "about": ""}]}, "shape"),
         ("facts", {"default_ability": [0.0]}, "default_ability"),
         (None, {"method": "probe"}, "Unexpected keyword|Field required"),
     ],
@@ -217,7 +216,7 @@ def test_a_config_that_makes_no_sense_is_refused(tmp_path, part, changes, says):
 @pytest.mark.parametrize(
     ("part", "name", "shape"),
     [
-        (FACTS, "kind_weight", (2, 1, 4)),
+        (HEADS, "english_weight", (2, 4)),
         (FACTS, "known_weight", (2, 4)),
         (FACTS, "news_weight", (2, 4)),
         (SEGMENTS, "hidden", (7, 15)),
@@ -263,9 +262,8 @@ def test_the_reason_and_the_signals_are_those_of_the_segment_that_decides(decide
     states = {"Thanks! Is it raining": TASK, "Thanks!": TASK, "Is it raining": NEWS}
     found = decide(states, "Thanks!\nIs it raining")
     assert found.reason.startswith("“Is it raining” asks about something that changes with time")
-    assert found.signals == pytest.approx(
-        dict(zip(("task", "fact", "news"), softmax(*NEWS[:3]), strict=True))
-    )
+    kinds = dict(zip(("task", "fact", "news"), softmax(*NEWS[:3]), strict=True))
+    assert found.signals == pytest.approx(kinds | {"known": 0.5})
 
 
 def test_a_message_that_follows_others_retrieves_unless_it_is_clear(decide):
@@ -315,24 +313,45 @@ class Reader(Told):
 def with_reader(tmp_path, monkeypatch):
     """Decides about requests with a reader of the facts, beside the model that tells the kinds."""
 
-    def with_reader(reader, states):
+    def with_reader(reader, states, english_bias=1.0, **parameters):
         monkeypatch.setattr(decision_engine, "gate_proxy", {"reader": reader}.__getitem__)
-        heads = replace(HEADS, facts=replace(FACTS, base_model="reader"))
-        gate = load_gate(str(save_gate(heads, tmp_path / "g")), proxy=Told(states))
+        heads = replace(HEADS, facts=replace(FACTS, base_model="reader"), english_bias=english_bias)
+        gate = load_gate(str(save_gate(heads, tmp_path / "g")), proxy=Told(states), **parameters)
         return gate.decide_batch(list(states))
 
     return with_reader
 
 
-def test_the_reader_is_asked_only_where_it_matters_whether_a_fact_is_known(with_reader):
+def test_the_reader_looks_closer_only_at_facts_that_may_be_skipped(with_reader):
     reader = Reader()
-    asked = {"Thanks": TASK, "Is it due": NEWS, "Who wrote Hamlet": UNKNOWN, "Either": (2, 1.9, 0, 0)}
-    thanks, private, fact, either = with_reader(reader, asked)
-    assert reader.read == ["Who wrote Hamlet", "Either"]
-    assert [each.cost.model_calls for each in (thanks, private, fact, either)] == [1, 1, 2, 2]
-    assert (thanks.retrieve, private.retrieve, fact.retrieve) == (False, True, False)
-    assert fact.signals["known"] == either.signals["known"] == pytest.approx(sigmoid(3))
-    assert not {"known"} & {*thanks.signals, *private.signals}
+    asked = {
+        "Thanks": TASK,
+        "Is it due": NEWS,
+        "Who was his barber": UNKNOWN,
+        "Who wrote Hamlet": (0, 9, 0, -0.5),
+    }
+    thanks, private, unknown, fact = with_reader(reader, asked)
+    assert reader.read == ["Who wrote Hamlet"]
+    assert [each.cost.model_calls for each in (thanks, private, unknown, fact)] == [1, 1, 1, 2]
+    assert [each.retrieve for each in (thanks, private, unknown, fact)] == [False, True, True, False]
+    assert unknown.signals["known"] == pytest.approx(sigmoid(-3))
+    assert fact.signals["known"] == pytest.approx(sigmoid(3))
+
+
+@pytest.mark.parametrize(
+    ("threshold", "margin", "read"), [(0.5, 1.0, 0), (0.1, 1.0, 1), (0.5, 4.0, 1), (0, 4.0, 0)]
+)
+def test_what_may_be_skipped_depends_on_threshold_and_margin(with_reader, threshold, margin, read):
+    reader = Reader()
+    with_reader(reader, {"Who was his barber": UNKNOWN}, threshold=threshold, margin=margin)
+    assert len(reader.read) == read
+
+
+def test_the_first_look_decides_about_facts_in_other_languages_where_llms_know_less(with_reader):
+    reader = Reader()
+    known, unknown = with_reader(reader, {"Кто это": KNOWN, "Что это": UNKNOWN}, english_bias=-1.0)
+    assert (reader.read, known.retrieve, unknown.retrieve) == ([], False, True)
+    assert known.signals["known"] == pytest.approx(sigmoid(3 - 0.4 * FACTS.ability_slope))
 
 
 @pytest.mark.parametrize(

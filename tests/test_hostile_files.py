@@ -366,7 +366,7 @@ def test_weights_of_another_shape_or_kind_are_not_loaded(tmp_path, tensors):
     [
         (PROBE, "weight"),
         (read_gate("default").segments, "hidden"),
-        (read_gate("default").facts, "kind_weight"),
+        (read_gate("default").facts, "known_weight"),
         (TUNED, "weight"),
     ],
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, PlainSerializer, model_validator
+from pydantic import Field, PlainSerializer, PrivateAttr, model_validator
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate, GateInfo, InnerGate, Score, ScoreSpec, Specs
 from rgate_integrations.gates.evidence.base import Evidence
-from rgate_integrations.gates.heads import HeadsGate
+from rgate_integrations.gates.heads import ALWAYS_READ, HeadsGate
 from rgate_integrations.gates.probability import logit, sigmoid
 from rgate_integrations.gates.probe import ProbeGate
 
@@ -49,6 +49,8 @@ class AnswerGate(Gate):
     answer: InnerGate = Field(default_factory=lambda: ProbeGate.of({"artifact": "default-answer"}))
     weight: float = Field(default=0.7, ge=0, le=1)
 
+    _heads: HeadsGate = PrivateAttr()
+
     @classmethod
     def parse_argument(cls, argument: str) -> dict[str, Any]:
         """Read ``answer:QUESTION,ANSWER``, names or folders."""
@@ -67,6 +69,10 @@ class AnswerGate(Gate):
                 return {**values, "proxy": answer.proxy}
         return values
 
+    def model_post_init(self, context: Any) -> None:
+        """Have the reader, which reads the begun answer anyway, asked about every fact: what it says is weighed."""
+        self._heads = self.question.replace(margin=ALWAYS_READ)
+
     def question_gate(self) -> Gate:
         """Return the heads."""
         return self.question
@@ -74,11 +80,11 @@ class AnswerGate(Gate):
     @property
     def specs(self) -> Specs:
         """The scores of both gates."""
-        return (ScoreSpec(self.question), ScoreSpec(self.answer))
+        return (ScoreSpec(self._heads), ScoreSpec(self.answer))
 
     def score(self, evidence: Evidence) -> Score:
         """Score by both gates; the signals are those of the question."""
-        question, answer = evidence[ScoreSpec(self.question)], evidence[ScoreSpec(self.answer)]
+        question, answer = [evidence[spec] for spec in self.specs]
         weight = self.weight * self.question.depends_on_knowledge(question)
         p = sigmoid((1 - weight) * logit(question.p_known) + weight * logit(answer.p_known))
         warnings = tuple(dict.fromkeys((*question.warnings, *answer.warnings)))

@@ -23,9 +23,6 @@ from rgate_integrations.runtime.segments import LAYOUT
 STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 """Configuration of every part of ``gate.json``: it may come from anywhere, so what nobody knows is refused."""
 
-OTHER_LANGUAGE = "other_language"
-"""The kind of a question in a language that the model of `FactHeads` does not read."""
-
 PRIOR = "prior"
 """Sub-folder of a tuned gate: the gate whose logit is corrected."""
 
@@ -260,15 +257,13 @@ class KindHead:
 
 @dataclass(frozen=True, config=STRICT)
 class FactHeads:
-    """Whether an LLM knows the fact that a question asks about, by the reader's states. L are the layers, H the size.
+    """Whether an LLM knows the fact that a question asks about, by a model's states. L are the layers, H the size.
 
     The LLM that they judge has ability 0; see `rgate_integrations.gates.ability`.
 
     Attributes:
         base_model: The proxy whose states they read.
         layers: Which hidden states: (layer, span, pooling) each; no draft is read.
-        kinds: The kinds of requests, as this model tells them apart; one says that a language is not its own.
-        kind_weight: Shape (K, L, H), float32; the kinds' probabilities are the softmax of the sums.
         known_weight: Shape (L, H), float32: the logit that an LLM of ability 0 knows the fact, of a question about
             one; the question's difficulty with its sign turned.
         known_bias: Added to it.
@@ -281,8 +276,6 @@ class FactHeads:
 
     base_model: str
     layers: tuple[PooledLayer, ...]
-    kinds: tuple[Kind, ...]
-    kind_weight: Weights = field(repr=False, compare=False)
     known_weight: Weights = field(repr=False, compare=False)
     known_bias: Finite
     ability_slope: Finite
@@ -295,54 +288,40 @@ class FactHeads:
         check_shape("known_weight", self.known_weight, len(self.layers))
         if self.news_weight is not None:
             check_shape("news_weight", self.news_weight, len(self.layers))
-        check_shape("kind_weight", self.kind_weight, len(self.kinds), len(self.layers))
 
-    def kind_probabilities(self, states: AnyStates) -> Float64Array:
-        """Return the probability of each kind for each of n questions, shape (n, K).
+    def about_news(self, states: AnyStates) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Return which of n questions may be about news, shape (n,).
 
         Args:
             states: Pooled states, shape (n, L, H).
         """
-        return _softmax(_flat(states) @ _flat(self.kind_weight).T, self.kinds)
-
-    def in_other_language(self, states: AnyStates) -> Float64Array:
-        """Return P(the question is in a language that its model does not read), shape (n,)."""
-        names = [kind.name for kind in self.kinds]
-        if OTHER_LANGUAGE not in names:
-            return np.zeros(len(states))
-        return self.kind_probabilities(states)[:, names.index(OTHER_LANGUAGE)]
-
-    def about_news(self, states: AnyStates) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Return which questions may be about news, shape (n,); see `kind_probabilities`."""
         if self.news_weight is None:
             return np.zeros(len(states), bool)
-        found: Float64Array = _flat(states) @ self.news_weight.ravel().astype(np.float64)
-        return found + self.news_bias > 0
+        return weighted(states, self.news_weight) + self.news_bias > 0
 
-    def known_logits(self, states: AnyStates, theta: float | Float64Array) -> Float64Array:
-        """Return the logit that an LLM of some ability knows the fact, shape (n,); see `kind_probabilities`."""
-        by_question: Float64Array = _flat(states) @ self.known_weight.ravel().astype(np.float64)
-        return by_question + self.known_bias + self.ability_slope * theta
+    def known_logits(self, states: AnyStates, theta: float | Float64Array, sd: float = 0.0) -> Float64Array:
+        """Return the logit that an LLM knows the fact, shape (n,), over all abilities that it may have.
 
-    def p_fact_known(self, states: AnyStates, theta: float, sd: float) -> Float64Array:
-        """Return P(the LLM knows the fact), shape (n,), over all abilities that it may have.
-
-        Of a question in another language nothing tells that it is known. And no LLM has seen the latest news, however
-        able it is: there, it counts as one of ability 0 at most, of which a low P(known) makes up for news that the
-        kinds overlook.
-
-        The less is known of the LLM, the nearer to a half P is. The mean over a normal distribution of abilities is
-        that of MacKay, "The evidence framework applied to classification networks", 1992.
+        The less is known of the LLM, the nearer to 0 it is. The mean over a normal distribution of abilities is that
+        of MacKay, "The evidence framework applied to classification networks", 1992.
 
         Args:
             states: Pooled states, shape (n, L, H).
             theta: Mean of the ability.
             sd: Its standard deviation.
         """
-        variance = (self.ability_slope * sd) ** 2
+        logits = weighted(states, self.known_weight) + self.known_bias + self.ability_slope * theta
+        found: Float64Array = logits / np.sqrt(1 + np.pi / 8 * (self.ability_slope * sd) ** 2)
+        return found
+
+    def p_fact_known(self, states: AnyStates, theta: float, sd: float) -> Float64Array:
+        """Return P(the LLM knows the fact), shape (n,); see `known_logits`.
+
+        No LLM has seen the latest news, however able it is: there, it counts as one of ability 0 at most, of which a
+        low P(known) makes up for news that the kinds overlook.
+        """
         of_each = np.where(self.about_news(states), min(theta, 0.0), theta)
-        logits = self.known_logits(states, of_each) / np.sqrt(1 + np.pi / 8 * variance)
-        return sigmoids(logits) * (1 - self.in_other_language(states))
+        return sigmoids(self.known_logits(states, of_each, sd))
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -350,13 +329,36 @@ class HeadsArtifact(SavedGate):
     """Heads on the states of a request: its kind, and whether the LLM knows the fact that it asks about.
 
     Attributes:
-        segments: What tells the kind of each segment; its model is `base_model`.
-        facts: What tells whether a fact is known.
+        segments: What tells the kind of each segment, by the states of the model `base_model`, which reads any
+            language.
+        first_facts: What tells by the states of the same model whether a fact is known.
+        facts: What tells it better, by those of a second model, which has to read the question for it, and reads
+            English alone.
+        english_weight: Shape (L, H), float32: a question is in English if the sum of this times the first model's
+            states, over the layers of `first_facts`, and `english_bias` is positive.
+        english_bias: Added to it.
     """
 
     method: Literal["heads"] = "heads"
     segments: KindHead
+    first_facts: FactHeads
     facts: FactHeads
+    english_weight: Weights = field(repr=False, compare=False)
+    english_bias: Finite
+
+    def __post_init__(self) -> None:
+        """Check that the heads of the first model fit each other."""
+        check_shape("english_weight", self.english_weight, len(self.first_facts.layers))
+
+    def is_english(self, states: AnyStates) -> bool:
+        """Return whether a question is in English, by its pooled states, shape (L, H)."""
+        return bool(weighted(states[None], self.english_weight)[0] + self.english_bias > 0)
+
+
+def weighted(states: AnyStates, weight: Float32Array) -> Float64Array:
+    """Return the sum of weights of the shape (L, H) times states of the shape (n, L, H), shape (n,)."""
+    found: Float64Array = _flat(states) @ weight.ravel().astype(np.float64)
+    return found
 
 
 def p_answered(kinds: Sequence[Kind], probabilities: Float64Array, known: Float64Array) -> Float64Array:

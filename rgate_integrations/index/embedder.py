@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
@@ -14,26 +13,15 @@ import numpy as np
 from rgate_integrations.errors import ModelLoadError, missing_dependency
 from rgate_integrations.models.download import cached_path, resolve_model
 from rgate_integrations.models.encoder import ENCODER, shared_encoder
-from rgate_integrations.models.onnx_session import OnnxSession
 from rgate_integrations.models.pretrained import quiet, refuse_pickles, refuse_special_files
 from rgate_integrations.runtime.arrays import Float32Array
-from rgate_integrations.runtime.files import SHIPPED
 from rgate_integrations.runtime.text import encodable
-from rgate_integrations.runtime.threads import ForkSafeLock, usable_cores
+from rgate_integrations.runtime.threads import ForkSafeLock
 
 DEFAULT_EMBEDDER = ENCODER
-MINILM = "all-minilm-l6-v2"
-GRAPH = "graph.onnx"
-WEIGHTS = "model.safetensors"
-DIMENSION = 384
 
 _LATEST = 1_024  # queries whose vectors are kept, for each model
 _HASHED = {".json", ".safetensors", ".txt", ".model", ".bin"}
-_MOST_TOKENS = 256  # of a text; what is longer is cut, as the model's own configuration says
-_TEXTS = 32  # of one run
-_TESTED = ("What is the capital of France?", "Paris is the capital and largest city of France.")
-_SIMILARITY = 0.7724  # cosine of these two
-_TOLERANCE = 1e-3
 
 Encode: TypeAlias = Callable[[Sequence[str]], Float32Array]
 
@@ -66,8 +54,7 @@ class Embedder(Protocol):
 class SentenceEmbedder:
     """A sentence embedder, loaded on first use and shared in the process, with its latest queries.
 
-    all-minilm-l6-v2 and multilingual-e5-small run on ONNX Runtime; others are loaded by sentence-transformers, which
-    needs torch.
+    multilingual-e5-small runs on ONNX Runtime; others are loaded by sentence-transformers, which needs torch.
 
     Args:
         model: Catalogue name, local folder, or Hub id.
@@ -149,9 +136,6 @@ def _shared(name: str) -> _SharedModel:
 
 def _load(where: str) -> _Model:
     """Load the model of a folder or Hub id; returns what embeds texts."""
-    if where == str(cached_path(MINILM)):
-        encode = MiniLM(Path(where)).encode
-        return _Model(encode, encode)
     if where == str(cached_path(ENCODER)):
         vectors = shared_encoder(Path(where)).vectors
         return _Model(partial(vectors, prefix="passage: "), partial(vectors, prefix="query: "))
@@ -176,50 +160,3 @@ def _load(where: str) -> _Model:
         return np.ascontiguousarray(vectors, dtype=np.float32)
 
     return _Model(by_sentence_transformers, by_sentence_transformers)
-
-
-class MiniLM:
-    """all-MiniLM-L6-v2 on ONNX Runtime: English, float32, no torch. Safe for threads.
-
-    Args:
-        folder: What `rgate download all-minilm-l6-v2` wrote.
-
-    Raises:
-        ModelLoadError: A file is missing or damaged, there is too little memory, or ONNX Runtime does not run here.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            from tokenizers import Tokenizer
-
-            self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-            self._tokenizer.enable_truncation(_MOST_TOKENS)
-            self._tokenizer.enable_padding()
-            self._session = OnnxSession((SHIPPED / "embedder" / GRAPH).read_bytes(), folder)
-            one, other = self.encode(_TESTED)
-            if not abs(float(one @ other) - _SIMILARITY) < _TOLERANCE:
-                raise ValueError("it does not give the vectors that it should")
-        # ONNX Runtime and tokenizers raise classes of their own, or plain Exception.
-        except Exception as error:
-            raise ModelLoadError(
-                f"The embedder in {str(folder)!r} could not be loaded: {(str(error).splitlines() or [''])[0]}",
-                hint="Remove the folder, then: rgate download all-minilm-l6-v2",
-            ) from error
-
-    def encode(self, texts: Sequence[str]) -> Float32Array:
-        """Return normalised vectors, shape (texts, 384)."""
-        vectors = np.empty((len(texts), DIMENSION), np.float32)
-        # Texts of like length share a batch: less padding.
-        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
-        batches = [order[start : start + _TEXTS] for start in range(0, len(order), _TEXTS)]
-
-        def read(batch: list[int]) -> None:
-            rows = self._tokenizer.encode_batch([texts[place] for place in batch])
-            ids = np.array([row.ids for row in rows], np.int64)
-            mask = np.array([row.attention_mask for row in rows], np.int32)
-            vectors[batch] = self._session.run(None, {"ids": ids, "mask": mask})[0]
-
-        with ThreadPoolExecutor(usable_cores()) as pool:
-            each = map if len(batches) == 1 else pool.map  # no thread is started for a query
-            list(each(read, batches))
-        return vectors

@@ -265,7 +265,7 @@ CATALOGUE: dict[str, Entry] = {
             megabytes=84,
             disk_megabytes=92,
             licence="Apache-2.0",
-            purpose="sentence embeddings of passages and queries, without torch",
+            purpose="sentence embeddings of English passages and queries, by sentence-transformers",
             hub=HubFiles(
                 "sentence-transformers/all-MiniLM-L6-v2",
                 "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
