@@ -48,6 +48,7 @@ MOST_ANSWERS = 300  # of a source, set and LLM, in a fit
 GROUP_SD = 0.6  # of the level of a source and set: prompts and judges differ
 ROUNDS = 3
 LONG_TAIL = ("simpleqa", "entity_questions")
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "abilities.md"
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,16 @@ def build_table(answers: Answers, published: Published) -> dict[str, dict]:
         mean, sd, source = found[name]
         table[name] = {"theta": round(mean, 2), "sd": round(sd, 2), "source": source}
     return table
+
+
+def write_page(table: dict[str, dict]) -> None:
+    """Write the table into the documentation, below what the page says of it."""
+    text, head, _ = PAGE.read_text(encoding="utf-8").partition("|---|---|---|\n")
+    rows = [
+        f"| {name} | {line['theta']:+.2f} ± {line['sd']:.2f} | {line['source'].partition(': ')[0]} |\n"
+        for name, line in table.items()
+    ]
+    PAGE.write_text(text + head + "".join(rows), encoding="utf-8")
 
 
 MEASURED_ONLY = (
@@ -336,6 +347,7 @@ def main() -> None:
         CONSOLE.print(f"{name:40} {line['theta']:5.2f} ± {line['sd']:.2f}  {line['source'][:80]}")
     if arguments.save:
         TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        write_page(table)
 
 
 if __name__ == "__main__":

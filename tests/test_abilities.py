@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -200,6 +201,15 @@ def test_the_shipped_table_is_one():
     assert all(abs(each["theta"]) < 6 and 0 < each["sd"] < 3 and each["source"] for each in facts.values())
     assert theta("Llama-3.1-8B-Instruct") == pytest.approx(0.0, abs=0.05)
     assert [name for name in facts if not parse_name(name).families] == []
+
+
+def test_the_documentation_has_every_line_of_the_table():
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "abilities.md").read_text(encoding="utf-8")
+    rows = [
+        f"| {name} | {facts['theta']:+.2f} ± {facts['sd']:.2f} | {facts['source'].partition(': ')[0]} |"
+        for name, facts in facts_of_the_table().items()
+    ]
+    assert page.partition("|---|---|---|\n")[2].splitlines() == rows
 
 
 @pytest.mark.parametrize(
@@ -410,6 +420,8 @@ def test_llms_of_a_family_are_in_the_order_of_their_figures(weaker_first):
         ("claude-opuss-4-5", 1.6),
         ("gemini-25-pro", 1.0),
         ("gpt-5.5-nanoo", 1.5),
+        ("gpt-5.4-mini-2026-03-17-5", 2.5),  # a number behind a date is no part of a version
+        ("claude-haiku-4-20250514-8", 1.6),
     ],
 )
 def test_an_odd_name_does_not_count_as_more_than_what_it_may_be(name, highest):

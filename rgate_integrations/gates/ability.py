@@ -206,10 +206,9 @@ def _by_tier(
     said: ModelName, family: str, members: Sequence[AbilityEntry], of_version: Sequence[AbilityEntry]
 ) -> Ability:
     """Guess from the members of a family for a name without a size."""
-    known_words = frozenset[str]().union(*(entry.name.words for entry in members))
     tier, number = said.tier(family), said.version(family)
     numbers = [entry.name.version(family) or 0.0 for entry in members]
-    unknown = tier - known_words
+    unknown = tier.difference(*(entry.name.tier(family) for entry in members))
     # A number far above all others is no version: "gpt-40".
     if number is not None and number <= max(numbers) + _NEXT_VERSIONS:
         perhaps_effort = said.words - said.without_any_effort
@@ -228,9 +227,8 @@ def _by_tier(
         of_version = [
             entry for entry, other in zip(members, numbers, strict=True) if int(other) == int(number)
         ]
-    words_of_version = frozenset[str]().union(*(entry.name.words for entry in of_version))
-    is_small = (_SMALL | _FAST) & tier - words_of_version
-    if of_version and not _is_one_tier(of_version, family) and not is_small:
+    smaller = tier.difference(*(entry.name.tier(family) for entry in of_version)) & (_SMALL | _FAST)
+    if of_version and not _is_one_tier(of_version, family) and not smaller:
         known = _weakest_of(of_version)
         return Ability(family, known.theta, _VERSION_SD, f"the weakest known of its version, {known.llm}")
     known = _weakest_of(members)

@@ -121,6 +121,7 @@ _DATES = (
     r"(?<=[-_])(\d{4})(?=$|[-_])",
     r"(?<=[-_])(00\d)(?=$|[-_])",
 )
+_DATE = "·"  # where one was: what stands on both sides is not one version
 _BETWEEN = r"[-_\s,+()]+|(?<!\d)\.|\.(?!\d)"
 _ANY_FAMILY = "|".join(sorted(FAMILIES, key=len, reverse=True))
 _JOIN_RULES = (  # of words with one space between them
@@ -138,7 +139,7 @@ _JOIN_RULES = (  # of words with one space between them
 _VERSION = r"([krv]?)(\d+(?:\.\d+)?)([a-z]?)"
 _SIZE = r"e?(?:(\d{1,3})x)?(\d{1,5}(?:\.\d{1,5})?)([bmt])"
 _ACTIVE = r"a\d+(\.\d+)?b|\d+e"  # of a mixture: active parameters, number of experts
-_CONTEXT = r"\d+k|1m|\d{5,}"
+_CONTEXT = rf"\d+k|1m|\d{{5,}}|{_DATE}"
 _BILLIONS = {"m": 0.001, "b": 1.0, "t": 1000.0}
 _SHARED = 0.83  # of a mixture's parameters, about: 8x7b has 47 billion
 
@@ -203,7 +204,7 @@ def parse_name(name: str) -> ModelName:
     for pattern in _DATES:
         found = re.search(pattern, text)
         if found is not None:
-            text, date = text[: found.start()] + text[found.end() :], "".join(found.groups())
+            text, date = f"{text[: found.start()]}-{_DATE}-{text[found.end() :]}", "".join(found.groups())
             break
     words = _words(text)
     return _read(_aliases().get(tuple(words), words), date)
