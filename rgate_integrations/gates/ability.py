@@ -233,9 +233,8 @@ def _by_tier(
         return Ability(family, known.theta, _VERSION_SD, f"the weakest known of its version, {known.llm}")
     known = _weakest_of(members)
     weaker = unknown & _SMALL or (unknown and (number is None or _is_one_tier(members, family)))
-    if weaker or (number is not None and number < min(numbers)):
-        source = f"{REFERENCE_LLM} at most, since it may be weaker than {known.llm}"
-        return Ability(family, min(known.theta, 0.0), _FAMILY_SD, source)
+    if known.theta > 0 and (weaker or (number is not None and number < min(numbers))):
+        return Ability(family, 0.0, _FAMILY_SD, f"{REFERENCE_LLM}, since it may be weaker than {known.llm}")
     return Ability(family, known.theta, _FAMILY_SD, f"the weakest known of its family, {known.llm}")
 
 
