@@ -299,6 +299,7 @@ SUCCESSORS = {  # names that nobody has published a figure of, and who comes bef
     "google/gemini-4-pro-preview": "gemini-3.1-pro-preview",
     "gemini-4-flash": "gemini-3.7-flash",
     "gemini-3.5-flash-lite": "gemini-2.5-flash-lite",
+    "o5-mini": "o4-mini",
     "grok-5": "grok-4.6",
     "grok-4-mini": "grok-3-mini",
     "kimi-k4": "kimi-k3",
@@ -329,6 +330,7 @@ def test_a_successor_counts_as_its_latest_known_predecessor_with_a_wide_deviatio
         ("gemini-3", "gemini-3-flash"),
         ("gpt-5.1-codex-mini", "gpt-5-nano"),  # of 5.1 one tier is known, which need not be the weakest
         ("my-gpt-5", "gpt-5-nano"),
+        ("o3-pro", "o3-mini"),
     ],
 )
 def test_an_unknown_tier_counts_as_the_weakest_of_its_version(name, weakest):
@@ -396,6 +398,8 @@ def test_llms_of_a_family_are_in_the_order_of_their_figures(weaker_first):
         (r"C:\models\gemini-3-pro-distill-7b.Q4_K_M.gguf", 0.2),
         ("alpaca-gpt4", 0.0),
         ("marco-o1", 0.0),
+        ("o", 0.0),
+        ("o-my-model-3", 0.0),
         ("gpt4all-j", 0.0),
         ("gemini-embedding-001", 0.0),
         ("Qwen3-Embedding-8B", 0.0),

@@ -33,13 +33,11 @@ FAMILIES = _set(
     """
     aya chatglm chinchilla claude codellama codestral command davinci dbrx deepseek devstral ernie exaone falcon
     gemini gemma glam glm gopher gpt gpt-2 gpt-j gpt-neo gpt-oss granite grok hunyuan inkling internlm jamba kimi
-    llama magistral minimax ministral mistral mixtral mpt muse-spark nemotron nova o1 o3 o4 olmo openchat palm phi
+    llama magistral minimax ministral mistral mixtral mpt muse-spark nemotron nova o olmo openchat palm phi
     pixtral qwen qwq smollm solar stablelm starling tinyllama titan vicuna yi zephyr
     """
 )
 """The first words of names, by which LLMs of a maker belong together."""
-
-_O_SERIES = _set("o1 o3 o4")  # OpenAI's
 
 PROVIDERS = _set(
     """
@@ -127,7 +125,7 @@ _ANY_FAMILY = "|".join(sorted(FAMILIES, key=len, reverse=True))
 _JOIN_RULES = (  # of words with one space between them
     (r"(?<!\S)muse spark(?!\S)", "muse-spark"),
     (r"(?<!\S)command r(?=\d+b)", "command r "),
-    (rf"(?<!\S)(?!o[134])({_ANY_FAMILY})v?(?=\d)", r"\1 "),  # llama3.1
+    (rf"(?<!\S)({_ANY_FAMILY})v?(?=\d)", r"\1 "),  # llama3.1
     (r"(?<!\S)v?([kr]?\d+)p(\d+)(b?)(?!\S)", r"\1.\2\3"),  # v3p1, for servers that take no dot
     (r"(?<!\S)gpt 35(?!\S)", "gpt 3.5"),
     (rf"(?<!\S)({_ANY_FAMILY}) v(\d+(\.\d+)?)(?!\S)", r"\1 \2"),
@@ -246,13 +244,12 @@ def _read(words: list[str], date: str) -> ModelName:
     if words[:1] == ["claude"] and words[2:3] == [first_number]:  # claude-opus-5
         numbered.add("claude")
     for word, following in pairwise([*words, ""]):
-        if word in _O_SERIES:
-            if word == words[0]:  # elsewhere somebody else's: marco-o1
-                families[word] = word[1:]
-                numbered.add(word)
-        elif word in FAMILIES and word not in families:
+        has_version = re.fullmatch(_VERSION, following) and not re.fullmatch(_SIZE, following)
+        if word == "o" and not (has_version and word == words[0]):  # marco-o1 is not OpenAI's
+            continue
+        if word in FAMILIES and word not in families:
             families[word] = first_number
-            if re.fullmatch(_VERSION, following) and not re.fullmatch(_SIZE, following):
+            if has_version:
                 families[word] = following
                 numbered.add(word)
         sized = re.fullmatch(_SIZE, word)
