@@ -10,7 +10,6 @@ With ``--measure``: how near the shipped gate comes to what LLMs know, by their 
 """
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from heads import CACHE, GOALS, KNOWN_WEIGHTS, LAYERS, THRESHOLD, key, kinds_of,
 from labels import (
     LLAMA,
     TABLE,
-    TABLE_NAMES,
     Source,
     read_abilities,
     read_adarague,
@@ -33,6 +31,7 @@ from labels import (
     read_recorded,
     table_name,
 )
+from published import Published
 
 from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.gates.ability import Ability
@@ -46,33 +45,9 @@ WHOLE = ("adarague", "calib", "qa-eval")
 MOST_QUESTIONS = 1_000  # of every other source
 MOST_ANSWERS = 300  # of a source, set and LLM, in a fit
 GROUP_SD = 0.6  # of the level of a source and set: prompts and judges differ
-LEAST_RESIDUAL = 0.4
 ROUNDS = 3
-COLUMNS = ("simpleqa", "triviaqa", "nq", "mmlu", "params_b")
-SLOPES = {"params_b": (0.33, 0.1)}
-"""What a line's slope is drawn to, and how far it may be from it: about one logit for ten times the parameters."""
-LOGITS = (1.0, 0.25)
-"""That of the log-odds of an accuracy: in the one-parameter model they grow as the ability does."""
 LONG_TAIL = ("simpleqa", "entity_questions")
-SIZES = {
-    "Llama-2-7B-chat": 7.0,
-    "Meta-Llama-3.1-8B": 8.0,
-    "Mistral-7B-Instruct-v0.2": 7.2,
-    "Mistral-7B-Instruct-v0.3": 7.2,
-    "Mixtral-8x7B-Instruct-v0.1": 46.7,
-    "Phi-3-small-128k-instruct": 7.4,
-    "Qwen3-8B": 8.2,
-    "gemma-2b-it": 2.5,
-    "llama2-13b-base": 13.0,
-    "llama2-13b-chat": 13.0,
-    "llama2-70b-base": 70.0,
-    "llama2-70b-chat": 70.0,
-    "llama2-7b-base": 7.0,
-    "mistral-7B": 7.2,
-    "mistral-7b-chat": 7.2,
-    "text-davinci-003": 175.0,
-}
-"""Billions of parameters of LLMs that the table of published figures lacks."""
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "abilities.md"
 
 
 @dataclass(frozen=True)
@@ -127,74 +102,6 @@ class Answers:
         labels = self.labels
         usual = ~labels.what.isin(LONG_TAIL) & ~labels.llm.str.endswith("(selected)")
         return sorted(labels.llm[usual].unique())
-
-
-class Published:
-    """Published figures of LLMs, and what they say of ability.
-
-    Accuracies are taken as log-odds, and numbers of parameters as logarithms, so that lines fit. Each figure has a
-    line of its own, from the LLMs that have both it and labels; they are combined by how well they predict an LLM
-    that was left out.
-    """
-
-    def __init__(self, path: Path) -> None:
-        table = pd.read_csv(path, index_col="llm")
-        other_set = table.notes.str.contains("Verified|contamination", na=False)
-        table.loc[other_set, "simpleqa"] = math.nan  # SimpleQA Verified is another set
-        self.urls = table.source_url
-        self.figures = table[[*COLUMNS]].astype(float)
-        for column in COLUMNS[:-1]:
-            share = self.figures[column] / 100
-            self.figures[column] = np.log(share / (1 - share))
-        self.figures["params_b"] = np.log2(self.figures["params_b"])
-
-    def of(self, llm: str) -> np.ndarray:
-        """Return the figures of an LLM by the name that labels give it; NaN where there are none."""
-        name = TABLE_NAMES.get(llm, llm)
-        if name in self.figures.index:
-            return self.figures.loc[name].to_numpy()
-        figures = np.full(len(COLUMNS), math.nan)
-        figures[-1] = math.log2(SIZES.get(llm, math.nan))
-        return figures
-
-    def ability(
-        self, figures: np.ndarray, measured: dict[str, float], without: str = ""
-    ) -> tuple[float, float, str]:
-        """Return mean and standard deviation of the ability that figures say, and the names of those figures."""
-        others = [llm for llm in measured if llm != without]
-        thetas = np.array([measured[llm] for llm in others])
-        table = np.stack([self.of(llm) for llm in others])
-        found = {}
-        for number, column in enumerate(COLUMNS):
-            both = ~np.isnan(table[:, number])
-            if both.sum() >= 3 and not math.isnan(figures[number]):
-                slope = SLOPES.get(column, LOGITS)
-                found[column] = _line(table[both, number], thetas[both], figures[number], slope)
-        # What size says is said again, and better, by figures that were measured.
-        if len(found) > 1:
-            found.pop("params_b", None)
-        if not found:
-            return 0.0, 1.0, ""
-        means, sds = np.array(list(found.values())).T
-        precisions = 1 / sds**2
-        # They err alike, so that two of them say less than two independent ones would.
-        sd = max(math.sqrt(2 / (1 + len(found)) * len(found) / precisions.sum()), LEAST_RESIDUAL)
-        return float(means @ precisions / precisions.sum()), sd, ", ".join(found)
-
-
-def _line(x: np.ndarray, y: np.ndarray, at: float, slope: tuple[float, float]) -> tuple[float, float]:
-    """Return what a line predicts at a point, and its leave-one-out error, which grows beyond the points."""
-    mean, sd = slope
-    design = np.stack([np.ones(len(x)), x - x.mean()], axis=1)
-    gram = design.T @ design + np.diag([0.0, (LEAST_RESIDUAL / sd) ** 2])
-    rest = y - mean * design[:, 1]
-    coefficients = np.linalg.solve(gram, design.T @ rest)
-    leverage = np.einsum("ni,ij,nj->n", design, np.linalg.inv(gram), design)
-    residuals = (rest - design @ coefficients) / (1 - leverage)
-    error = max(math.sqrt(np.mean(residuals**2)), LEAST_RESIDUAL)
-    here = np.array([1.0, at - x.mean()])
-    spread = math.sqrt(1 + here @ np.linalg.solve(gram, here))
-    return float(here @ coefficients + mean * here[1]), error * spread
 
 
 def fit_abilities(
@@ -265,6 +172,16 @@ def build_table(answers: Answers, published: Published) -> dict[str, dict]:
         mean, sd, source = found[name]
         table[name] = {"theta": round(mean, 2), "sd": round(sd, 2), "source": source}
     return table
+
+
+def write_page(table: dict[str, dict]) -> None:
+    """Write the table into the documentation, below what the page says of it."""
+    text, head, _ = PAGE.read_text(encoding="utf-8").partition("|---|---|---|\n")
+    rows = [
+        f"| {name} | {line['theta']:+.2f} ± {line['sd']:.2f} | {line['source'].partition(': ')[0]} |\n"
+        for name, line in table.items()
+    ]
+    PAGE.write_text(text + head + "".join(rows), encoding="utf-8")
 
 
 MEASURED_ONLY = (
@@ -360,13 +277,13 @@ def measure(data: Path, cache: Path) -> None:
     """Print, by strength of the LLM and by what is known of it, how near P(known) comes to its answers."""
     shipped: Any = read_gate(DEFAULT_GATE)
     facts = shipped.facts
-    cells, published = read_cells(data, cache, shipped), Published(data / "strong" / "abilities.csv")
+    cells, published = read_cells(data, cache, shipped), Published(data / "strong")
     table = read_abilities()
     known = {cell.llm: table[table_name(cell.llm)] for cell in cells if table_name(cell.llm) in table}
     rng = np.random.default_rng(0)
     rows = []
     for cell in cells:
-        size = 2 ** published.of(cell.llm)[-1]
+        size = 2 ** published.of(cell.llm).params_b
         strength = "small" if size < SMALL else "between" if size < STRONG else "strong"
         if cell.what in LONG_TAIL:
             strength = "long tail"
@@ -437,11 +354,12 @@ def main() -> None:
         measure(arguments.data, arguments.cache)
         return
     answers = Answers.read(arguments.data, arguments.cache)
-    table = build_table(answers, Published(arguments.data / "strong" / "abilities.csv"))
+    table = build_table(answers, Published(arguments.data / "strong"))
     for name, line in table.items():
         CONSOLE.print(f"{name:40} {line['theta']:5.2f} ± {line['sd']:.2f}  {line['source'][:80]}")
     if arguments.save:
         TABLE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        write_page(table)
 
 
 if __name__ == "__main__":

@@ -146,9 +146,9 @@ TABLE_NAMES = {
     "gpt-4o": "gpt-4o-2024-11-20",
     "gpt-4o-mini": "gpt-4o-mini-2024-07-18",
     "gpt-4t": "gpt-4-turbo-2024-04-09",
-    "gpt-5.1": "gpt-5-thinking",
+    "gpt-5.1": "gpt-5.1-2025-11-13",
 }
-"""LLMs that are spelled in other ways in ``strong/abilities.csv``; of GPT-5.1 there are no figures but of GPT-5."""
+"""LLMs that are spelled in other ways in the tables of ``strong/``."""
 TABLE = Path(__file__).parents[1] / "rgate_integrations" / "weights" / "abilities.json"
 
 

@@ -1,7 +1,10 @@
 """From a name to an ability: spellings seen in the wild, guesses by family and size, and measured folders."""
 
 import json
+import math
 import os
+import re
+from pathlib import Path
 
 import pytest
 
@@ -121,6 +124,10 @@ SPELLINGS = {
     "phi-3-mini": ["Phi-3-mini-4k-instruct-q4.gguf", "microsoft/Phi-3-mini-128k-instruct"],
     "kimi-k2": ["moonshotai/kimi-k2-instruct-0905", "kimi-k2:1t-cloud"],
     "glm-4.5-air": ["zai-org/GLM-4.5-Air-FP8"],
+    "kimi-k2.5": ["accounts/fireworks/models/kimi-k2p5", "kimi-k2-5", "unsloth/Kimi-K2.5-GGUF:UD-Q2_K_XL"],
+    "grok-4.20": ["x-ai/grok-4-20"],
+    "muse-spark": ["muse_spark"],
+    "command-r-7b": ["command-r7b-12-2024", "cohere/command-r7b"],
 }
 
 TABLE = {
@@ -196,6 +203,15 @@ def test_the_shipped_table_is_one():
     assert [name for name in facts if not parse_name(name).families] == []
 
 
+def test_the_documentation_has_every_line_of_the_table():
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "abilities.md").read_text(encoding="utf-8")
+    rows = [
+        f"| {name} | {facts['theta']:+.2f} ± {facts['sd']:.2f} | {facts['source'].partition(': ')[0]} |"
+        for name, facts in facts_of_the_table().items()
+    ]
+    assert page.partition("|---|---|---|\n")[2].splitlines() == rows
+
+
 @pytest.mark.parametrize(
     ("name", "expected", "sd"),
     [
@@ -209,11 +225,13 @@ def test_the_shipped_table_is_one():
         ("llama3.1:latest", 0.0, 1.0),
         ("llama-5", -2.0, 1.5),  # no such version: the smallest of all
         ("prod-gpt-4o-eu", 0.5, 1.0),
-        ("gpt-4.1-nano", 0.5, 1.5),  # a word of smallness that none of 4.1 has
-        ("gpt-6", 0.5, 1.5),
+        ("gpt-6", 2.0, math.hypot(0.3, 0.8)),  # a successor of gpt-4.1
+        ("gpt-40", 0.5, 1.5),  # a number that is no version
         ("claude-opus-6", 0.4, 1.5),
         ("qwen-max", -0.6, 1.5),
-        ("deepseek-coder-lite", 1.6, 1.5),
+        # A small LLM of which no other is known may be weaker than all.
+        ("gpt-4.1-nano", 0.0, 1.5),
+        ("deepseek-coder-lite", 0.0, 1.5),
         # A size that is named counts.
         # Between 7b and 14b on a line, by the logarithm of the size.
         ("qwen2.5:10b", -0.2 + 0.4 * 0.5146, 0.8),
@@ -264,6 +282,154 @@ def test_a_wrong_guess_never_raises_ability_above_the_smallest_of_a_family():
         for word in words:
             name = f"{family}-zzz-{word}"
             assert theta(name) <= smallest, name
+
+
+SUCCESSORS = {  # names that nobody has published a figure of, and who comes before them
+    "claude-opus-6": "claude-opus-5",
+    "claude-sonnet-5-1": "claude-sonnet-5",
+    "claude-haiku-5": "claude-haiku-4-5",
+    "claude-fable-6": "claude-fable-5-1",
+    "gpt-5.3": "gpt-5.2",
+    "gpt-7": "gpt-5.5",
+    "openai/gpt-7-high": "gpt-5.5",
+    "gpt-5.5-mini": "gpt-5.4-mini",
+    "gpt-7-nano": "gpt-5.4-nano",
+    "gpt-5.5-pro": "gpt-5.4-pro",
+    "gpt-6-luna": "gpt-5.6-luna",
+    "google/gemini-4-pro-preview": "gemini-3.1-pro-preview",
+    "gemini-4-flash": "gemini-3.7-flash",
+    "gemini-3.5-flash-lite": "gemini-2.5-flash-lite",
+    "o5-mini": "o4-mini",
+    "grok-5": "grok-4.6",
+    "grok-4-mini": "grok-3-mini",
+    "kimi-k4": "kimi-k3",
+    "glm-5": "glm-4.7",
+    "qwen4-max": "qwen3.8-max",
+    "qwen3.7-plus": "qwen3.6-plus",
+    "qwen4-flash": "qwen3.6-flash",
+    "deepseek-v5-pro": "deepseek-v4-pro",
+    "deepseek-r2": "deepseek-r1",
+    "muse-spark-2_max": "muse-spark-1.2",
+}
+
+
+@pytest.mark.parametrize(("name", "predecessor"), SUCCESSORS.items())
+def test_a_successor_counts_as_its_latest_known_predecessor_with_a_wide_deviation(name, predecessor):
+    ability, known = resolve_ability(name)[0], resolve_ability(predecessor)[0]
+    assert ability.source == f"its latest known predecessor, {known.llm}"
+    assert ability.theta == known.theta
+    assert ability.sd >= known.sd + 0.2
+
+
+@pytest.mark.parametrize(
+    ("name", "weakest"),
+    [
+        ("gpt-5.6", "gpt-5.6-luna"),
+        ("gpt-5.6-zzz", "gpt-5.6-luna"),
+        ("claude-zzz-4-5", "claude-haiku-4-5"),
+        ("gemini-3", "gemini-3-flash"),
+        ("gpt-5.1-codex-mini", "gpt-5-nano"),  # of 5.1 one tier is known, which need not be the weakest
+        ("my-gpt-5", "gpt-5-nano"),
+        ("o3-pro", "o3-mini"),
+    ],
+)
+def test_an_unknown_tier_counts_as_the_weakest_of_its_version(name, weakest):
+    assert theta(name) == theta(weakest)
+
+
+def measured_by_epoch():
+    return [name for name, facts in facts_of_the_table().items() if "verified" in facts["source"]]
+
+
+def test_llms_of_this_year_are_known_by_a_figure_in_the_spellings_of_providers():
+    names = measured_by_epoch()
+    assert len(names) >= 70
+    for name in names:
+        undated = re.sub(r"-(20\d\d-\d\d-\d\d|20\d{6}|\d{4})(?=$|-)", "", name)
+        dotted = re.sub(r"(?<=-\d)-(?=\d($|-))", ".", undated)
+        spellings = [
+            f"openai:{name}",
+            f"us.anthropic.{name}-v1:0",  # Bedrock
+            f"publishers/any/models/{re.sub(r'-(?=20[0-9]{6}$)', '@', name)}",  # Vertex AI
+            f"any-maker/{dotted}",  # OpenRouter
+            f"{dotted}:cloud",  # Ollama
+            f"azure/{undated}",
+            f"{name}_xhigh",
+            f"{undated}-thinking",
+        ]
+        for spelling in spellings:
+            ability = resolve_ability(spelling)[0]
+            assert ability.source.startswith("published"), spelling
+            assert ability.theta <= theta(name), spelling
+
+
+@pytest.mark.parametrize(
+    "weaker_first",
+    [
+        "claude-3-haiku claude-3-5-haiku claude-haiku-4-5",
+        "claude-sonnet-4 claude-sonnet-4-5 claude-sonnet-4-6 claude-sonnet-5",
+        "claude-3-opus claude-opus-4 claude-opus-4-1 claude-opus-4-5 claude-opus-4-6 claude-opus-4-7 claude-opus-4-8 "
+        "claude-opus-5",
+        "gpt-4 gpt-4o gpt-5.2 gpt-5.4 gpt-5.1 gpt-5 gpt-5.5",  # in the order of their figures
+        "gpt-4.1-nano gpt-4.1-mini gpt-4.1",
+        "gpt-5-nano gpt-5-mini gpt-5",
+        "gpt-5.4-nano gpt-5.4-mini gpt-5.4",
+        "gemini-1.5-flash gemini-2.5-flash gemini-3-flash gemini-3.7-flash",
+        "gemini-1.5-pro gemini-2.5-pro gemini-3-pro gemini-3.1-pro",
+        "qwen3.6-flash qwen3.5-flash qwen3.5-plus qwen3.6-plus qwen3.8-max qwen3-max qwen3.6-max qwen3.7-max",
+        "o3-mini o4-mini o1 o3",
+        "grok-4.20 grok-4.3 grok-4 grok-4.5 grok-4.6",
+        "glm-4.5 glm-4.7 glm-5.1 glm-5.2 glm-5.3",
+        "kimi-k2 kimi-k2.5 kimi-k2.6 kimi-k3",
+        "deepseek-v4-flash deepseek-v4-pro",
+    ],
+)
+def test_llms_of_a_family_are_in_the_order_of_their_figures(weaker_first):
+    thetas = [theta(name) for name in weaker_first.split()]
+    assert thetas == sorted(thetas)
+
+
+@pytest.mark.parametrize(
+    ("name", "highest"),
+    [
+        # Made of answers of the LLM that they name, or not an LLM that answers.
+        ("Claude-Opus-4.5-Distill-GGUF", 0.0),
+        ("Qwen3-8B-Claude-Opus-4.5-Distill-Q4_K_M.gguf", 0.0),
+        (r"C:\models\gemini-3-pro-distill-7b.Q4_K_M.gguf", 0.2),
+        ("alpaca-gpt4", 0.0),
+        ("marco-o1", 0.0),
+        ("o", 0.0),
+        ("o-my-model-3", 0.0),
+        ("gpt4all-j", 0.0),
+        ("gemini-embedding-001", 0.0),
+        ("Qwen3-Embedding-8B", 0.0),
+        ("e5-mistral-7b-instruct", 0.0),
+        ("gpt-image-1", 0.0),
+        ("llama-guard-4-12b", 0.0),
+        ("deepseek-ocr", 0.0),
+        # The name of a family alone says little.
+        ("claude-zzz", 0.0),
+        ("muse", 0.0),
+        ("inkling-assistant", 0.0),
+        ("kimi-vl-a3b", 0.0),
+        ("glm-4-flash", 0.0),  # older than all that are known
+        ("muse-spark-1.1-zzz", 0.0),
+        ("gemini-assistant-3", 1.0),
+        ("grok-4-fast-reasoning", 1.5),
+        ("gpt-6-zzz", 1.0),
+        # Typing errors.
+        ("gtp-5.5", 0.0),
+        ("gpt-40", 1.0),
+        ("claude-opus-45", 1.0),
+        ("claude-opuss-4-5", 1.6),
+        ("gemini-25-pro", 1.0),
+        ("gpt-5.5-nanoo", 1.5),
+        ("gpt-5.4-mini-2026-03-17-5", 2.5),  # a number behind a date is no part of a version
+        ("claude-haiku-4-20250514-8", 1.6),
+    ],
+)
+def test_an_odd_name_does_not_count_as_more_than_what_it_may_be(name, highest):
+    assert theta(name) <= highest
 
 
 def facts_of_the_table():

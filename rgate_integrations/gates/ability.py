@@ -38,7 +38,10 @@ _LOGITS_PER_DOUBLING = (
     0.6  # logits that twice the parameters are worth, about, below the smallest LLM of a family
 )
 _SIBLING_SD, _VERSION_SD, _FAMILY_SD = 0.8, 1.0, 1.5
-_SMALL = frozenset(("air", "flash", "haiku", "lite", "micro", "mini", "nano", "small", "tiny"))
+_NEXT_VERSIONS = 2  # how far above the latest known version a successor may be
+_SMALL = frozenset(("air", "edge", "flash", "haiku", "lite", "micro", "mini", "nano", "small", "tiny"))
+_SMALL |= {"alpaca", "clone", "distill", "distilled"}  # another LLM, that has learned from its answers
+_FAST = frozenset(("fast", "instant", "spark", "turbo"))
 
 
 @dataclass(frozen=True)
@@ -75,11 +78,12 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
     The first of these that applies:
 
     1. a folder of ``rgate ability``: what was measured;
-    2. the table, by the words of the name (see `rgate_integrations.gates.llm_names`): the line with the same
-       date, or else the weakest of those with these words;
+    2. the table, by the words of the name (see `rgate_integrations.gates.llm_names`), at last without those that
+       say how long the LLM thinks: the line with the same date, or else the weakest of those with these words;
     3. a family that the table knows. Where the name has a size, what LLMs of this family have at that size, of the
-       same version if possible. Where it has none, the weakest of the family: a wrong guess never raises ability.
-       Of a name with two families, such as a distilled LLM's, the weaker counts;
+       same version if possible. Where it has none: the latest predecessor of the same tier, such as ``opus``; or
+       else the weakest of the version; or else the weakest of the family. A wrong guess never raises ability. Of a
+       name with two families, such as a distilled LLM's, the weaker counts;
     4. a size alone, which may only lower ability;
     5. the default.
 
@@ -96,7 +100,7 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
     if measured is not None:
         return measured, ""
     said = parse_name(name)
-    same = [entry for entry in ability_table() if entry.name.words == said.words]
+    same = _same_llm(said)
     if same:
         dated = [entry for entry in same if _same_date(entry.name.date, said.date)]
         return _weakest_of(dated or same), ""
@@ -170,17 +174,23 @@ def _weakest_of(entries: Sequence[AbilityEntry]) -> Ability:
     return min(entries, key=lambda entry: entry.ability.theta).ability
 
 
+def _same_llm(said: ModelName) -> list[AbilityEntry]:
+    """Return the lines of an LLM: with the very words of its name, or else without those for how long it thinks."""
+    table = ability_table()
+    for words in (said.words, said.without_effort, said.without_any_effort):
+        of_words = [entry for entry in table if entry.name.words == words]
+        found = of_words or [entry for entry in table if entry.name.without_effort == words]
+        if found:
+            return found
+    return []
+
+
 def _by_family(said: ModelName, family: str, members: Sequence[AbilityEntry]) -> Ability:
     """Guess from the members of a family, of which there is at least one."""
     version, lowest = said.families[family], _weakest_of(members)
     of_version = [entry for entry in members if version and entry.name.families[family] == version]
     if said.size is None:
-        # A word such as "nano" that no LLM of this version has: this one may be smaller than all of them.
-        known = frozenset[str]().union(*(entry.name.words for entry in of_version))
-        sd = _FAMILY_SD
-        if of_version and not _SMALL & said.words - known:
-            lowest, sd = _weakest_of(of_version), _VERSION_SD
-        return Ability(family, lowest.theta, sd, f"the weakest known of its family, {lowest.llm}")
+        return _by_tier(said, family, members, of_version)
     siblings = [entry for entry in members if entry.name.unsized == said.unsized]
     for some, sd in ((siblings, _SIBLING_SD), (of_version, _VERSION_SD), (members, _FAMILY_SD)):
         sized = [entry for entry in some if entry.name.size is not None]
@@ -190,6 +200,59 @@ def _by_family(said: ModelName, family: str, members: Sequence[AbilityEntry]) ->
             return Ability(family, theta, sd, source)
     theta = min(lowest.theta, _by_size(said.size))
     return Ability(family, theta, _FAMILY_SD, f"guessed from its size and the weakest known, {lowest.llm}")
+
+
+def _by_tier(
+    said: ModelName, family: str, members: Sequence[AbilityEntry], of_version: Sequence[AbilityEntry]
+) -> Ability:
+    """Guess from the members of a family for a name without a size."""
+    tier, number = said.tier(family), said.version(family)
+    numbers = [entry.name.version(family) or 0.0 for entry in members]
+    unknown = tier.difference(*(entry.name.tier(family) for entry in members))
+    # A number far above all others is no version: "gpt-40".
+    if number is not None and number <= max(numbers) + _NEXT_VERSIONS:
+        perhaps_effort = said.words - said.without_any_effort
+        predecessors = _predecessors(tier, number, family, members)
+        predecessors = predecessors or _predecessors(tier - perhaps_effort, number, family, members)
+        # A name without a tier may also be of the smallest tier of its version.
+        rivals = [] if tier else of_version
+        if predecessors and _weakest_of(predecessors) == _weakest_of([*predecessors, *rivals]):
+            known = _weakest_of(predecessors)
+            sd = math.hypot(known.sd, _SIBLING_SD)
+            return Ability(family, known.theta, sd, f"its latest known predecessor, {known.llm}")
+    if unknown and family not in said.numbered:
+        of_version = []
+    elif number is not None and _is_one_tier(of_version, family):
+        # It need not be the weakest: those of 5.5 are judged as those of 5.
+        of_version = [
+            entry for entry, other in zip(members, numbers, strict=True) if int(other) == int(number)
+        ]
+    smaller = tier.difference(*(entry.name.tier(family) for entry in of_version)) & (_SMALL | _FAST)
+    if of_version and not _is_one_tier(of_version, family) and not smaller:
+        known = _weakest_of(of_version)
+        return Ability(family, known.theta, _VERSION_SD, f"the weakest known of its version, {known.llm}")
+    known = _weakest_of(members)
+    weaker = unknown & _SMALL or (unknown and (number is None or _is_one_tier(members, family)))
+    if known.theta > 0 and (weaker or (number is not None and number < min(numbers))):
+        return Ability(family, 0.0, _FAMILY_SD, f"{REFERENCE_LLM}, since it may be weaker than {known.llm}")
+    return Ability(family, known.theta, _FAMILY_SD, f"the weakest known of its family, {known.llm}")
+
+
+def _predecessors(
+    tier: frozenset[str], number: float, family: str, members: Sequence[AbilityEntry]
+) -> list[AbilityEntry]:
+    """Return the members of a tier with the latest version up to a number; empty where there are none."""
+    versions = [
+        (entry.name.version(family) or 0.0, entry)
+        for entry in members
+        if entry.name.size is None and entry.name.tier(family) == tier
+    ]
+    latest = max((version for version, _ in versions if version <= number), default=None)
+    return [entry for version, entry in versions if version == latest]
+
+
+def _is_one_tier(entries: Sequence[AbilityEntry], family: str) -> bool:
+    return len({entry.name.tier(family) for entry in entries}) == 1
 
 
 def _by_size(size: float) -> float:

@@ -13,7 +13,8 @@ Names are read by rules, never by likeness. In this order:
    contexts, makers. Where a size is named, so are the words for speed (``turbo``, ``instant``) and the active
    experts of a mixture.
 
-The order of the words does not matter: ``claude-sonnet-4`` and ``claude-4-sonnet`` are one.
+The order of the words does not matter: ``claude-sonnet-4`` and ``claude-4-sonnet`` are one. Words for how long an LLM
+thinks (``thinking``, ``high``, ``_32K``) are read, and count where the table has figures for both ways.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ def _set(words: str) -> frozenset[str]:
 
 FAMILIES = _set(
     """
-    aya chatglm claude codellama codestral command davinci dbrx deepseek devstral ernie exaone falcon gemini gemma glm
-    gpt gpt-2 gpt-j gpt-neo gpt-oss granite grok hunyuan internlm jamba kimi llama magistral minimax ministral mistral
-    mixtral nemotron nova o1 o3 o4 olmo openchat palm phi pixtral qwen qwq smollm solar stablelm starling tinyllama
-    titan vicuna yi zephyr
+    aya chatglm chinchilla claude codellama codestral command davinci dbrx deepseek devstral ernie exaone falcon
+    gemini gemma glam glm gopher gpt gpt-2 gpt-j gpt-neo gpt-oss granite grok hunyuan inkling internlm jamba kimi
+    llama magistral minimax ministral mistral mixtral mpt muse-spark nemotron nova o olmo openchat palm phi
+    pixtral qwen qwq smollm solar stablelm starling tinyllama titan vicuna yi zephyr
     """
 )
 """The first words of names, by which LLMs of a maker belong together."""
@@ -54,6 +55,8 @@ ALIASES = {
     "deepseek-v3-671b": "deepseek-v3",
     "gemini-pro": "gemini-1.0-pro",
     "kimi-k2-1t": "kimi-k2",
+    "kimi-k2-thinking-turbo": "kimi-k2-thinking",
+    "kimi-k2-turbo": "kimi-k2",
     "llama-4-maverick-17b": "llama-4-maverick",
     "llama-4-scout-17b": "llama-4-scout",
     "mistral": "mistral-7b",
@@ -82,6 +85,14 @@ _NOISE = _set(
     unsloth
     """
 )
+_EFFORT = _set("thinking reasoning non none minimal low high xhigh adaptive")  # how long it thinks
+_TIERS_OR_EFFORT = _set("max medium")
+_OTHER_TASKS = _set(  # of models that answer no questions
+    """
+    bge clip e5 embed embedding embeddings gte guard image imagen moderation ocr rerank reranker reward speech
+    transcribe tts whisper
+    """
+)
 _SPEED = _set("turbo instant versatile lite fast reference free")  # servers' words, beside a size
 
 _LONGEST = 400  # characters of a name, or of the path of a file
@@ -96,7 +107,7 @@ _PROVIDER_NOISE = (
     (r"(-\d{5}-of-\d{5})?\.(gguf|ggml|bin|safetensors|onnx|llamafile)$", ""),
     (
         r"^((us|eu|ap|apac|jp|au|ca|global|us-gov)\.)?"
-        r"(ai21|amazon|anthropic|cohere|google|meta|minimax|mistral|moonshot|nvidia|openai|qwen|writer)\.",
+        r"(ai21|amazon|anthropic|cohere|google|meta|minimax|mistral|moonshot(ai)?|nvidia|openai|qwen|writer|xai|zai)\.",
         "",
     ),
     (r"(^|[-._])(i1[-._]|ud[-._])?(iq|tq|q)\d+(f\d+)?(_[0-9a-z]+)*(?=$|[-.])", ""),  # quantisation
@@ -108,22 +119,25 @@ _DATES = (
     r"(?<=[-_])(\d{4})(?=$|[-_])",
     r"(?<=[-_])(00\d)(?=$|[-_])",
 )
+_DATE = "·"  # where one was: what stands on both sides is not one version
 _BETWEEN = r"[-_\s,+()]+|(?<!\d)\.|\.(?!\d)"
 _ANY_FAMILY = "|".join(sorted(FAMILIES, key=len, reverse=True))
 _JOIN_RULES = (  # of words with one space between them
-    (rf"(?<!\S)(?!o[134])({_ANY_FAMILY})v?(?=\d)", r"\1 "),  # llama3.1
-    (r"(?<!\S)v?(\d+)p(\d+)(b?)(?!\S)", r"\1.\2\3"),  # v3p1, for servers that take no dot
+    (r"(?<!\S)muse spark(?!\S)", "muse-spark"),
+    (r"(?<!\S)command r(?=\d+b)", "command r "),
+    (rf"(?<!\S)({_ANY_FAMILY})v?(?=\d)", r"\1 "),  # llama3.1
+    (r"(?<!\S)v?([kr]?\d+)p(\d+)(b?)(?!\S)", r"\1.\2\3"),  # v3p1, for servers that take no dot
     (r"(?<!\S)gpt 35(?!\S)", "gpt 3.5"),
     (rf"(?<!\S)({_ANY_FAMILY}) v(\d+(\.\d+)?)(?!\S)", r"\1 \2"),
     (r"(?<!\S)v\d+(\.\d+)?(?!\S) ?", ""),  # the number of a release, such as Mistral's v0.2
     (r"(?<!\S)gpt (2|j|neo|oss)(?!\S)", r"gpt-\1"),
-    (r"(?<!\S)(\d) (\d)(?!\S)", r"\1.\2"),  # claude-3-5
+    (r"(?<!\S)([kr]?\d) (\d\d?)(?!\S)", r"\1.\2"),  # claude-3-5
     (r"(?<!\S)(\d+)\.0(?!\S)", r"\1"),
 )
-_VERSION = r"[krv]?\d+(\.\d+)?[a-z]?"
+_VERSION = r"([krv]?)(\d+(?:\.\d+)?)([a-z]?)"
 _SIZE = r"e?(?:(\d{1,3})x)?(\d{1,5}(?:\.\d{1,5})?)([bmt])"
 _ACTIVE = r"a\d+(\.\d+)?b|\d+e"  # of a mixture: active parameters, number of experts
-_CONTEXT = r"\d+k|1m|\d{5,}"
+_CONTEXT = rf"\d+k|1m|\d{{5,}}|{_DATE}"
 _BILLIONS = {"m": 0.001, "b": 1.0, "t": 1000.0}
 _SHARED = 0.83  # of a mixture's parameters, about: 8x7b has 47 billion
 
@@ -138,17 +152,42 @@ class ModelName:
             may name two.
         size: Billions of parameters; None where none is named.
         date: The date, digits only; empty where none is named.
+        numbered: The families whose version stands where their maker puts it. In ``gpt-bot-5`` it may be the bot's.
     """
 
     words: frozenset[str]
     families: dict[str, str]
     size: float | None
     date: str = ""
+    numbered: frozenset[str] = frozenset()
 
     @property
     def unsized(self) -> frozenset[str]:
         """The words without the size."""
         return frozenset(word for word in self.words if re.fullmatch(_SIZE, word) is None)
+
+    @property
+    def without_effort(self) -> frozenset[str]:
+        """The words without those that say how long the LLM thinks."""
+        return self.words - _EFFORT
+
+    @property
+    def without_any_effort(self) -> frozenset[str]:
+        """The words without those that may say so: ``max`` is a tier of Qwen, and an effort of Claude."""
+        return self.words - _EFFORT - _TIERS_OR_EFFORT
+
+    def version(self, family: str) -> float | None:
+        """Return the number of a family's version; None where none is named."""
+        matched = re.fullmatch(_VERSION, self.families[family])
+        return float(matched[2]) if matched else None
+
+    def tier(self, family: str) -> frozenset[str]:
+        """Return what tells the LLMs of a family and version apart, such as ``opus``.
+
+        A letter at a version counts as a word: DeepSeek's R2 follows on R1, and is no V2.
+        """
+        letters = re.sub(r"[\d.]", "", self.families[family])
+        return self.without_effort - {family, self.families[family]} | frozenset(letters)
 
 
 def parse_name(name: str) -> ModelName:
@@ -163,7 +202,7 @@ def parse_name(name: str) -> ModelName:
     for pattern in _DATES:
         found = re.search(pattern, text)
         if found is not None:
-            text, date = text[: found.start()] + text[found.end() :], "".join(found.groups())
+            text, date = f"{text[: found.start()]}-{_DATE}-{text[found.end() :]}", "".join(found.groups())
             break
     words = _words(text)
     return _read(_aliases().get(tuple(words), words), date)
@@ -200,14 +239,23 @@ def _read(words: list[str], date: str) -> ModelName:
     """Find families, their versions and the size among words."""
     first_number = next(filter(re.compile(r"\d+(\.\d+)?").fullmatch, words), "")
     families: dict[str, str] = {}
+    numbered = set[str]()
     size = 0.0
+    if words[:1] == ["claude"] and words[2:3] == [first_number]:  # claude-opus-5
+        numbered.add("claude")
     for word, following in pairwise([*words, ""]):
+        has_version = re.fullmatch(_VERSION, following) and not re.fullmatch(_SIZE, following)
+        if word == "o" and not (has_version and word == words[0]):  # marco-o1 is not OpenAI's
+            continue
         if word in FAMILIES and word not in families:
             families[word] = first_number
-            if re.fullmatch(_VERSION, following) and not re.fullmatch(_SIZE, following):
+            if has_version:
                 families[word] = following
+                numbered.add(word)
         sized = re.fullmatch(_SIZE, word)
         if sized is not None:  # such as 8x7b
             experts = int(sized[1]) * _SHARED if sized[1] else 1.0
             size = max(size, float(sized[2]) * _BILLIONS[sized[3]] * experts)
-    return ModelName(frozenset(words), families, size or None, date)
+    if _OTHER_TASKS.intersection(words):
+        families = {}
+    return ModelName(frozenset(words), families, size or None, date, frozenset(numbered))

@@ -1,0 +1,187 @@
+"""Published figures of LLMs, and what they say of ability: lines to the abilities that recorded answers gave."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from labels import TABLE_NAMES
+
+from rgate_integrations.gates.llm_names import parse_name
+
+LEAST_RESIDUAL = 0.4
+RECALL, PROXIES = ("simpleqa", "triviaqa", "nq"), ("mmlu", "params_b")
+"""What measures the knowledge of facts, and what goes along with it."""
+COLUMNS = (*RECALL, *PROXIES)
+LOGITS = (1.0, 0.25)
+"""What a line's slope is drawn to, and how far it may be from it: the log-odds of an accuracy grow as the ability
+does in the one-parameter model."""
+SLOPES = {"params_b": (0.33, 0.1)}
+"""That of the logarithm of parameters: about one logit for ten times as many."""
+SIZES = {
+    "Llama-2-7B-chat": 7.0,
+    "Meta-Llama-3.1-8B": 8.0,
+    "Mistral-7B-Instruct-v0.2": 7.2,
+    "Mistral-7B-Instruct-v0.3": 7.2,
+    "Mixtral-8x7B-Instruct-v0.1": 46.7,
+    "Phi-3-small-128k-instruct": 7.4,
+    "Qwen3-8B": 8.2,
+    "gemma-2b-it": 2.5,
+    "llama2-13b-base": 13.0,
+    "llama2-13b-chat": 13.0,
+    "llama2-70b-base": 70.0,
+    "llama2-70b-chat": 70.0,
+    "llama2-7b-base": 7.0,
+    "mistral-7B": 7.2,
+    "mistral-7b-chat": 7.2,
+    "text-davinci-003": 175.0,
+}
+"""Billions of parameters of LLMs that the table of published figures lacks."""
+EPOCH = "https://epoch.ai/benchmarks (Epoch AI, CC BY 4.0)"
+EPOCH_NAMES = {
+    "deepseek-reasoner": "deepseek-v3.2",  # that of December 2025
+    "deepseek-v2": "deepseek-v2 (base)",
+    "deepseek-v3": "deepseek-v3 (base)",
+    "gemma-2b": "gemma-2b-it",
+    "gpt-3.5-turbo-1106": "gpt-3.5-turbo-0125",
+    "kimi-k2-thinking-turbo": "kimi-k2-thinking",
+    "kimi-k2p5": "kimi-k2.5",
+    "llama-2-70b-hf": "llama-2-70b",
+    "llama-2-7b": "Llama-2-7B-chat",
+    "llama-3.1-405b": "llama-3.1-405b (base)",
+    "meta-llama-3-8b-instruct": "llama-3-8b-instruct",
+    "mixtral-8x7b-v0.1": "Mixtral-8x7B-Instruct-v0.1",
+    "o3-2025-04-16": "o3",
+    "o3-mini-2025-01-31": "o3-mini",
+    "o4-mini-2025-04-16": "o4-mini",
+    "qwen2.5-72b": "qwen2.5-72b (base)",
+}
+"""LLMs of Epoch's tables by their names here; base models stand for chat models with recorded answers."""
+
+
+class Published:
+    """Published figures of LLMs, and what they say of ability.
+
+    Accuracies are taken as log-odds, and numbers of parameters as logarithms, so that lines fit. Each figure has a
+    line of its own, from the LLMs that have both it and labels; they are combined by how well they predict an LLM
+    that was left out. SimpleQA Verified is put on SimpleQA's scale first, by a line through the LLMs that have both.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        table = pd.read_csv(folder / "abilities.csv", index_col="llm")
+        # SimpleQA Verified and TriviaQA's part from Wikipedia are other sets.
+        table.loc[table.notes.str.contains("Verified|contamination", na=False), "simpleqa"] = math.nan
+        table.loc[table.notes.str.contains("TriviaQA-Wiki", na=False), "triviaqa"] = math.nan
+        # Of GPT-5 SimpleQA is known by its thinking, which is no other LLM.
+        table.loc["gpt-5-2025-08-07", "simpleqa"] = table.simpleqa["gpt-5-thinking"]
+        table = table.drop(index="gpt-5-thinking")
+        verified, triviaqa = read_verified(folder), read_triviaqa(folder)
+        table = table.reindex(table.index.union(verified.index.union(triviaqa.index), sort=False))
+        table = _drop_base(table)
+        self.urls = table.source_url.where(table[[*COLUMNS]].notna().any(axis=1), "").fillna("")
+        table["triviaqa"] = table.triviaqa.fillna(triviaqa)
+        for name in table.index.intersection(verified.index.union(triviaqa.index)):
+            self.urls[name] = ", ".join(filter(None, (self.urls[name], EPOCH)))
+        sizes = pd.Series(SIZES).reindex(table.index)
+        self.figures = table[[*COLUMNS]].astype(float)
+        self.figures["params_b"] = np.log2(self.figures.params_b.fillna(sizes))
+        for column in (*RECALL, "mmlu"):
+            self.figures[column] = _log_odds(self.figures[column])
+        self.figures["link_error"] = 0.0
+        self._link(_log_odds(verified).reindex(table.index))
+
+    def _link(self, verified: pd.Series) -> None:
+        """Put SimpleQA Verified on SimpleQA's scale; of an LLM that has both, take the mean."""
+        simpleqa = self.figures.simpleqa.copy()
+        both = (simpleqa.notna() & verified.notna()).to_numpy()
+        x, y = verified[both].to_numpy(), simpleqa[both].to_numpy()
+        for name, figure in verified.dropna().items():
+            linked, error = _line(x, y, figure, LOGITS)
+            own = simpleqa[name]
+            figures = [linked] if math.isnan(own) else [linked, own]
+            self.figures.loc[name, "simpleqa"] = np.mean(figures)
+            self.figures.loc[name, "link_error"] = error / len(figures)
+
+    def of(self, llm: str) -> pd.Series:
+        """Return the figures of an LLM by the name that labels give it; NaN where there are none."""
+        name = TABLE_NAMES.get(llm, llm)
+        if name in self.figures.index:
+            return self.figures.loc[name]
+        figures = pd.Series(math.nan, index=self.figures.columns)
+        figures["params_b"] = math.log2(SIZES.get(llm, math.nan))
+        return figures
+
+    def ability(
+        self, figures: pd.Series, measured: dict[str, float], without: str = ""
+    ) -> tuple[float, float, str]:
+        """Return mean and standard deviation of the ability that figures say, and the names of those figures."""
+        others = [llm for llm in measured if llm != without]
+        thetas = np.array([measured[llm] for llm in others])
+        table = pd.DataFrame([self.of(llm) for llm in others])
+        found = {}
+        for column in COLUMNS:
+            both = table[column].notna().to_numpy()
+            if both.sum() >= 3 and not math.isnan(figures[column]):
+                slope = SLOPES.get(column, LOGITS)
+                mean, sd = _line(table[column].to_numpy()[both], thetas[both], figures[column], slope)
+                found[column] = mean, math.hypot(sd, figures.link_error if column == "simpleqa" else 0.0)
+        # What size says is said again, and better, by figures that were measured. Of LLMs that one party asked the
+        # same questions the order counts, and MMLU is near its ceiling for most of them.
+        if figures.link_error > 0:
+            found = {column: line for column, line in found.items() if column in RECALL}
+        elif len(found) > 1:
+            found.pop("params_b", None)
+        if not found:
+            return 0.0, 1.0, ""
+        means, sds = np.array(list(found.values())).T
+        precisions = 1 / sds**2
+        # They err alike, so that two of them say less than two independent ones would.
+        sd = max(math.sqrt(2 / (1 + len(found)) * len(found) / precisions.sum()), LEAST_RESIDUAL)
+        names = ", ".join(found)
+        if figures.link_error > 0:
+            names = names.replace("simpleqa", "simpleqa (verified)")
+        return float(means @ precisions / precisions.sum()), sd, names
+
+
+def read_verified(folder: Path) -> pd.Series:
+    """Return SimpleQA Verified in percent by LLM: of several efforts that which says least."""
+    runs = pd.read_csv(folder / "simpleqa_verified_epoch.csv")
+    names = runs.llm.str.split("_").str[0].replace(EPOCH_NAMES)
+    return runs.groupby(names).simpleqa_verified.min()
+
+
+def read_triviaqa(folder: Path) -> pd.Series:
+    """Return TriviaQA in percent by LLM: the median of what sources say, with five examples where there are such."""
+    runs = pd.read_csv(folder / "triviaqa_epoch.csv")
+    names = runs.llm.str.strip().replace(EPOCH_NAMES)
+    five = (runs.shots == "5").groupby(names).transform("any")
+    usual = (runs.shots == "5") | ~five
+    return runs[usual].groupby(names).triviaqa_em.median()
+
+
+def _drop_base(table: pd.DataFrame) -> pd.DataFrame:
+    """Drop base models of which there is a chat model: names rarely tell them apart, and chat models answer."""
+    names = {llm: parse_name(llm) for llm in table.index}
+    bases = [llm for llm in names if "base" in llm]
+    chat = {name.words for llm, name in names.items() if llm not in bases}
+    return table.drop(index=[base for base in bases if names[base].words in chat])
+
+
+def _log_odds(percent: pd.Series) -> pd.Series:
+    share = percent / 100
+    return np.log(share / (1 - share))
+
+
+def _line(x: np.ndarray, y: np.ndarray, at: float, slope: tuple[float, float]) -> tuple[float, float]:
+    """Return what a line predicts at a point, and its leave-one-out error, which grows beyond the points."""
+    mean, sd = slope
+    design = np.stack([np.ones(len(x)), x - x.mean()], axis=1)
+    gram = design.T @ design + np.diag([0.0, (LEAST_RESIDUAL / sd) ** 2])
+    rest = y - mean * design[:, 1]
+    coefficients = np.linalg.solve(gram, design.T @ rest)
+    leverage = np.einsum("ni,ij,nj->n", design, np.linalg.inv(gram), design)
+    residuals = (rest - design @ coefficients) / (1 - leverage)
+    error = max(math.sqrt(np.mean(residuals**2)), LEAST_RESIDUAL)
+    here = np.array([1.0, at - x.mean()])
+    spread = math.sqrt(1 + here @ np.linalg.solve(gram, here))
+    return float(here @ coefficients + mean * here[1]), error * spread
