@@ -41,6 +41,7 @@ from rgate_integrations.tuning.evaluation import auc
 
 CACHE = OUT / "heads"
 FOLDS, SEED = 5, 0
+MOST_ANSWERS = 5_000  # of a source
 THRESHOLD = 0.62  # more private and fresh requests are found than at 0.5, for somewhat more retrieval
 MARGIN: float = HeadsGate.model_fields["margin"].default
 LAYERS = (
@@ -99,6 +100,15 @@ class Rows:
         weight = labels.source.map(KNOWN_WEIGHTS).fillna(0.0)
         weight[labels.what.str.endswith("(low quality)")] = 0.0
         rows = labels.assign(weight=weight)[(weight > 0) & labels.known.notna() & labels.ships]
+        drawn = (
+            rows.sample(frac=1.0, random_state=SEED)
+            .groupby("source", sort=False)
+            .head(MOST_ANSWERS)
+            .sort_index()
+        )
+        # What was drawn stands for all.
+        share = drawn.source.map(drawn.source.value_counts() / rows.source.value_counts())
+        rows = drawn.assign(weight=drawn.weight / share)
         abilities = rows.llm.map(table_name).map(read_abilities()).fillna(0.0)
         columns = (
             rows.known.to_numpy(),

@@ -1,17 +1,22 @@
 """What the default gate does with requests in other languages, made of templates that its heads did not learn from.
 
-    python benchmarks/languages.py [--frames]
+    python benchmarks/languages.py [--frames] [--facts]
 
 Of each language a fifth of the templates is held out, and of six languages all of them (see `text_rows`). With
 ``--frames`` also requests in other frames that are held out: work, paragraphs, conversations, prompts of programs.
+With ``--facts`` also 300 questions that an LLM was asked in English, each translated into one of twelve languages
+(`translations.jsonl`; every line names its licence): whether what it knows can be told as well.
 """
 
+from pathlib import Path
+
 import pandas as pd
-from base import argument_parser, print_table
-from text_rows import FRAMES, GROUPS, TextRow
+from base import argument_parser, print_table, read_records
+from text_rows import FRAMES, GROUPS, KNOWLEDGE, TextRow
 from training_text import training_rows
 
 from rgate_integrations import Request, load_gate
+from rgate_integrations.tuning.evaluation import auc
 
 NAMES = {
     "ar": "Arabic",
@@ -44,6 +49,9 @@ NAMES = {
 }
 LEARNED, UNLEARNED = "learned from", "never learned from"
 AT_ONCE = 64
+FACT_KINDS = ["knowledge", "obscure_knowledge"]
+NEEDLESS_KINDS = ["common_knowledge", "no_knowledge"]
+TRANSLATIONS = Path(__file__).parent / "translations.jsonl"
 
 
 def decided(rows: list[TextRow]) -> pd.DataFrame:
@@ -65,12 +73,41 @@ def shares(rows: pd.DataFrame) -> list[str]:
     return [retrieved, str(len(needs)), f"{1 - others.mean():.1%}", str(len(others))]
 
 
+def print_facts() -> None:
+    """Print how well the gate tells what an LLM knows, of English questions and of their translations."""
+    rows = pd.DataFrame(read_records(TRANSLATIONS))
+    known = (rows.known >= 0.5).to_numpy()
+    gate, table = load_gate(on_error="raise"), []
+    for column in ("english", "question"):
+        found = gate.decide_batch(rows[column].tolist())
+        decisions = pd.DataFrame(
+            {"p": [each.p_known for each in found], "skip": [not each.retrieve for each in found]}
+        )
+        kinds = [max(NEEDLESS_KINDS + FACT_KINDS, key=lambda kind: each.signals[kind]) for each in found]
+        taken = [
+            f"{sum(kind in some for kind in kinds) / len(kinds):.1%}" for some in (FACT_KINDS, NEEDLESS_KINDS)
+        ]
+        title = {"english": "English", "question": "twelve others"}[column]
+        skipped = [f"{decisions.skip[chosen].mean():.1%}" for chosen in (known, ~known)]
+        table.append([title, f"{auc(decisions.p.to_numpy(), known.astype(float)):.3f}", *skipped, *taken])
+    columns = [
+        "asked in",
+        "AUC",
+        "skipped of the known",
+        "of the unknown",
+        "taken for facts",
+        "for what all know",
+    ]
+    print_table(columns, table)
+
+
 def main() -> None:
     """Run."""
     parser = argument_parser(__doc__)
+    parser.add_argument("--facts", action="store_true", help="also measure translated questions")
     parser.add_argument("--frames", action="store_true", help="also measure requests in frames")
     arguments = parser.parse_args()
-    rows = [row for row in training_rows() if row.part in (FRAMES, GROUPS)]
+    rows = [row for row in training_rows() if row.part in (FRAMES, GROUPS) and row.kind != KNOWLEDGE]
     own = decided([row for row in rows if row.source == "languages"])
     columns = ["retrieved of what needs it", "of", "skipped of the rest", "of"]
     table = []
@@ -79,6 +116,8 @@ def main() -> None:
             table.append([NAMES[str(language)], title, *shares(of_language)])
         table.append(["all of these", title, *shares(own[own.part == part])])
     print_table(["language", "its other templates were", *columns], table)
+    if arguments.facts:
+        print_facts()
     if arguments.frames:
         framed = decided([row for row in rows if row.source != "languages"])
         table = [[str(source), *shares(of_source)] for source, of_source in framed.groupby("source")]
