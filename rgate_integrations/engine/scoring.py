@@ -12,6 +12,7 @@ from rgate_integrations.decision import Cost, Request
 from rgate_integrations.gates.base import Gate, Score, ScoreSpec
 from rgate_integrations.gates.evidence.base import Context, Evidence, Piece, Sources, expand_specs
 from rgate_integrations.gates.rules import Rules
+from rgate_integrations.runtime.letters import encoding_of, plain_text
 from rgate_integrations.runtime.segments import QUESTION_MARKS, segments
 
 MAX_REQUEST_TOKENS = 2_048
@@ -69,21 +70,29 @@ def score_requests(
             score = replace(score, warnings=(warning, *score.warnings))
             if score.p_known < MIN_P_KNOWN_IF_TRUNCATED:
                 score = score.overridden("Too long to be read whole, and not clearly needless.")
+        encoding = encoding_of(each.question) if reads_model else ""
+        if encoding:
+            score = score.overridden(f"Written in {encoding}, which the gate does not read.")
         scores.append(score)
     return scores
 
 
 def read_request(request: Request, sources: Sources) -> Evidence:
-    """Return a request as a model reads it: of a very long one the beginning, the end and what asks between them."""
-    question = request.question
+    """Return a request as a model reads it: in plain letters, and of a very long one only a part.
+
+    That is the beginning, the end and what asks between them.
+    """
+    question, original = plain_text(request.question), ""
+    if question != request.question:
+        request, original = replace(request, question=question), request.question
     if len(question.encode()) <= MAX_REQUEST_TOKENS:  # a token has at least one byte
-        return Evidence(request)
+        return Evidence(request, original=original)
     readable = question[: 8 * MAX_REQUEST_TOKENS]  # so many tokens rarely have more characters
     # Without a model nothing counts its tokens; the evidence that needs one will fail for that reason.
     with suppress(Exception):
         readable = sources.proxy("").truncate(readable, MAX_REQUEST_TOKENS) or readable
     if len(readable) == len(question):
-        return Evidence(request)
+        return Evidence(request, original=original)
     at_end, left = int(_AT_EACH_END * len(readable)), int(_BETWEEN * len(readable))
     parts = [question[:at_end]]
     for sentence in segments(question[at_end:-at_end][:_MOST_CHARACTERS]):
@@ -92,4 +101,4 @@ def read_request(request: Request, sources: Sources) -> Evidence:
             parts.append(sentence)
             left -= len(sentence)
     parts.append(question[-at_end:])
-    return Evidence(replace(request, question="\n".join(parts)), truncated=True)
+    return Evidence(replace(request, question="\n".join(parts)), truncated=True, original=original)

@@ -20,7 +20,7 @@ QUESTION_MARKS = ("?", "？", "؟")
 _CLOSERS = "\"')]*_”’»」』）"
 _OPENERS = "\"'([*_“‘«「『（¿¡"
 _ENDS = (*QUESTION_MARKS, "!", "！")
-_STOPS = (".", "…", "。", "।", "۔")
+_STOPS = (".", "．", "…", "。", "।", "۔")
 _UNSPACED = re.compile(rf"(?<=[。！？])(?=[^\s。！？{re.escape(_CLOSERS)}])")
 """Where a sentence ends in scripts that have no spaces."""
 _IDEOGRAPH = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff]")
