@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias, Unpack
 
 from rgate_integrations.decision import Decision, Failure, Override, Request, RequestFields
-from rgate_integrations.engine.follow_ups import missing_context
+from rgate_integrations.engine.follow_ups import MIN_P_KNOWN_IF_REFERS_BACK, missing_context
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError, RGateError
 from rgate_integrations.gates.rules import RuleOptions, Rules
 from rgate_integrations.runtime.flow import Flow, arun, run
@@ -173,7 +173,10 @@ class Decider(ABC):
         """Retrieve for a question that cannot be understood without turns that the gate does not read."""
         missing = missing_context(request, reads_history=self.reads_history)
         is_retrieved = decision.override is not None and decision.override.retrieve
-        if not missing or is_retrieved or decision.error is not None:
+        # Who reads the turns knows messages that rest on them, and that "Thanks for that!" does not.
+        is_understood = self.reads_history and decision.override is None
+        is_understood = is_understood and decision.p_known >= MIN_P_KNOWN_IF_REFERS_BACK
+        if not missing or is_retrieved or is_understood or decision.error is not None:
             return decision
         override = Override(retrieve=True, reason=missing)
         reason = f"{missing} {decision.reason}".strip()

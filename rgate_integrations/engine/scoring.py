@@ -12,6 +12,7 @@ from rgate_integrations.decision import Cost, Request
 from rgate_integrations.gates.base import Gate, Score, ScoreSpec
 from rgate_integrations.gates.evidence.base import Context, Evidence, Piece, Sources, expand_specs
 from rgate_integrations.gates.rules import Rules
+from rgate_integrations.gates.turns import resolve_turns
 from rgate_integrations.runtime.letters import encoding_of, plain_text
 from rgate_integrations.runtime.segments import QUESTION_MARKS, segments
 
@@ -43,11 +44,16 @@ def score_requests(
     planned = expand_specs((*likeness, verdict))
     reads_model = any(spec.reads_model for spec in planned)
     evidence = []
-    for request in requests:
+    resolved = resolve_turns(gate, requests, sources) if gate.reads_history else requests
+    for request, whole in zip(requests, resolved, strict=True):
         ruled = rules.match(request)
-        each = read_request(request, sources) if reads_model and ruled is None else Evidence(request)
+        each = Evidence(request)
         if ruled is not None:
             each.pieces[verdict] = Piece(ruled)
+        elif isinstance(whole, Exception):
+            each.pieces[verdict] = whole
+        elif reads_model:
+            each = read_request(whole, sources)
         evidence.append(each)
     context = Context(evidence, sources, planned)
     for spec in likeness:
