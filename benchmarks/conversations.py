@@ -13,6 +13,27 @@ from templates import read_lines
 from rgate_integrations import Decision, Request, load_gate
 
 FOLDER = Path(__file__).parent / "conversations"
+FORMATS = {
+    "USER:": ("USER: {}", "ASSISTANT: {}", "\n", "\nASSISTANT:"),
+    "Human:": ("Human: {}", "Assistant: {}", "\n\n", "\n\nAssistant:"),
+    "||>User:": ("||>User: {}", "||>AI: {}", "\n", "\n||>AI:"),
+    "### User:": ("### User:\n{}", "### Assistant:\n{}", "\n\n", "\n\n### Assistant:\n"),
+    "Customer:": ("Customer: {}", "Agent: {}", "\n", ""),
+    "[INST]": ("[INST] {} [/INST]", " {} </s><s>", "", ""),
+    "<|im_start|>": (
+        "<|im_start|>user\n{}<|im_end|>\n",
+        "<|im_start|>assistant\n{}<|im_end|>\n",
+        "",
+        "<|im_start|>assistant\n",
+    ),
+    "<|start_header_id|>": (
+        "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>",
+        "<|start_header_id|>assistant<|end_header_id|>\n\n{}<|eot_id|>",
+        "",
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    ),
+}
+"""How transcripts write a turn of the user and one of the assistant, what stands between turns, and at the end."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +65,26 @@ def read_conversations(part: str) -> list[Conversation]:
     return found
 
 
+def as_transcripts(conversations: list[Conversation]) -> list[Conversation]:
+    """Return conversations as texts, in all formats; without those whose turns all are the user's."""
+    found = []
+    for each in conversations:
+        turns = [turn.split(": ", 1) for turn in each.request.history]
+        turns.append(["user", each.request.question])
+        if each.kind == "two":
+            continue
+        for name, (user, assistant, between, end) in FORMATS.items():
+            text = between.join((user if role == "user" else assistant).format(said) for role, said in turns)
+            found.append(Conversation(each.needs_passages, name, Request(text + end)))
+    return found
+
+
 def main() -> None:
     """Print the shares that are decided right, by kind, and what is decided wrong."""
-    part = sys.argv[1] if len(sys.argv) > 1 else "test"
+    part = "dev" if "dev" in sys.argv else "test"
     conversations = read_conversations(part)
+    if "transcripts" in sys.argv:
+        conversations = as_transcripts(conversations)
     decisions = load_gate(on_error="raise").decide_batch([each.request for each in conversations])
     print(f"{len(conversations)} conversations, part {part}")
     for needs, what in (

@@ -56,7 +56,19 @@ TURNS = ("user: Hello!", "assistant: Hi!", f"user: {ASKED}", FAILED)
             ("Yes, that would be very kind, thank you!", "assistant: It rains. Shall I look it up?"),
             ("Shall I look it up?\nYes, that would be very kind, thank you!", 1),
         ),
-        (("Thanks!", "assistant: Done. Anything else?"), ("Anything else?\nThanks!", 1)),
+        (("Thanks!", "assistant: Done. Anything else?"), ("Thanks!", 0)),
+        (("Where is it?", "assistant: Done. How can I assist you?"), ("Where is it?", 1)),
+        (
+            (
+                "That would be wonderful!",
+                "assistant: Do you want me to search the service contract for the times?",
+            ),
+            ("Do you want me to search the service contract for the times?\nThat would be wonderful!", 0),
+        ),
+        (
+            ("What did we pay the roofer in the end?", "assistant: Shall I look it up?"),
+            ("What did we pay the roofer in the end?", 1),
+        ),
     ],
 )
 def test_what_a_message_rests_on(turns, expected):
@@ -99,3 +111,13 @@ def test_words_that_only_look_like_a_follow_up_are_skipped(gate):
 @pytest.mark.model
 def test_a_rule_that_never_retrieves_does_not_skip_what_refers_back():
     assert load_gate(never=lambda question: True).decide("How tall is he?").retrieve
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "offer", ["How can I assist you today?", "Kann ich sonst noch helfen?", "¿Algo más?"]
+)
+def test_an_offer_of_nothing_in_particular_makes_nothing_needy(gate, offer):
+    messages = (EASY, "Translate 'cheese' into German.", "No, thank you.", "Thanks, bye!", ASKED)
+    requests = [Request(each, ["user: Hello", f"assistant: Hello! {offer}"]) for each in messages]
+    assert [d.retrieve for d in gate.decide_batch(requests)] == [False] * 4 + [True]

@@ -1,8 +1,9 @@
 """What a message of a conversation rests on, put into the request before a gate reads it.
 
-Turns of the user in a row are one request. A reply is read behind the question or the offer that it answers. A retry
-is read behind what it retries, and a word on the answer that was given, such as thanks, by itself. Which messages are
-retries or such words, the encoder tells, in any language: by the most similar of a few examples, as rules do.
+A transcript that ends in an open question is a conversation. Turns of the user in a row are one request. A reply is
+read behind the question or the offer that it answers, a retry behind what it retries, and a word on the answer that
+was given, such as thanks, by itself. Which messages are retries or such words, and which questions offer nothing in
+particular, the encoder tells, in any language: by the most similar of a few examples, as rules do.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from rgate_integrations.gates.rules import directions_of, states_of
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.proxies import with_states
 from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, segments
+from rgate_integrations.runtime.transcripts import split_transcript
 
 _USER, _ASSISTANT = "user: ", "assistant: "
 _ALIKE = 0.55
 """The cosine from which a message is like an example; see ``benchmarks/conversations.py``."""
 _MOST_WORDS = 12  # of a message that is compared
 _MOST_TURNS = 8  # of the user that a retry is looked for in
-RETRY, REMARK, OTHER = "retry", "remark", "other"
+_SHORT = 5  # words of a reply that may be a question, such as "Why not?"
+RETRY, REMARK, OPEN, OTHER = "retry", "remark", "open", "other"
 _EXAMPLES = {
     RETRY: (
         "Try that again.",
@@ -112,7 +115,46 @@ _EXAMPLES = {
         "短一点。",
         "英語に訳して。",
     ),
+    OPEN: (
+        "How can I help you?",
+        "What can I do for you?",
+        "Is there anything else that I can do for you?",
+        "Do you have another question?",
+        "Anything else?",
+        "What would you like to know?",
+        "Does that help?",
+        "Wie kann ich dir helfen?",
+        "Kann ich sonst noch etwas für Sie tun?",
+        "Comment puis-je vous aider ?",
+        "Y a-t-il autre chose ?",
+        "¿En qué puedo ayudarle?",
+        "¿Algo más?",
+        "Come posso aiutarti?",
+        "Como posso ajudar?",
+        "Чем я могу помочь?",
+        "有什么可以帮您的吗？",
+        "还有其他问题吗？",
+        "何かお手伝いできますか？",
+        "무엇을 도와드릴까요?",
+        "كيف يمكنني مساعدتك؟",
+        "मैं आपकी क्या मदद कर सकता हूँ?",
+    ),
     OTHER: (
+        "Shall I look it up for you?",
+        "Do you want me to check your contract?",
+        "Would you like to hear more about it?",
+        "Should I search for the date?",
+        "Which one do you mean?",
+        "For which year?",
+        "Soll ich nachsehen?",
+        "Welchen meinst du?",
+        "Voulez-vous que je vérifie ?",
+        "Lequel ?",
+        "¿Quiere que lo busque?",
+        "¿Cuál?",
+        "Посмотреть?",
+        "要我查一下吗？",
+        "お調べしましょうか？",
         "Tell me more about it.",
         "Go on.",
         "Continue.",
@@ -180,7 +222,7 @@ _EXAMPLES = {
         "نعم من فضلك",
     ),
 }
-"""Messages that follow an answer. The others are questions, and replies to offers, that look like one of the two."""
+"""What users say to an answer, and what is asked at its end. The others are what looks like one of these."""
 
 
 def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> list[Request | Exception]:
@@ -191,7 +233,7 @@ def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> 
         requests: The requests.
         sources: Has the encoder.
     """
-    joined = [join_user_turns(request) for request in requests]
+    joined = [join_user_turns(_read_transcript(request)) for request in requests]
     reads_encoder = any(
         isinstance(spec, RequestSpec) and spec.model == ENCODER for spec in expand_specs(gate.specs)
     )
@@ -201,6 +243,14 @@ def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> 
     except Exception as error:  # the encoder, or what loads it
         return [error if request.history else request for request in joined]
     return [_resolve(request, kinds) for request in joined]
+
+
+def _read_transcript(request: Request) -> Request:
+    """Return a conversation that was handed over as one text as its last message, with the turns before it."""
+    turns = None if request.history else split_transcript(request.question)
+    if turns is None:
+        return request
+    return replace(request, question=turns[-1][1], history=[f"{role}: {said}" for role, said in turns[:-1]])
 
 
 def join_user_turns(request: Request) -> Request:
@@ -227,17 +277,34 @@ def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
             question = "\n".join(asked)
             if asked and kinds.get(question, OTHER) == OTHER:
                 return replace(request, question=f"{question}\n{request.question}", history=before)
+    question = _question_before(request)
+    is_open = kinds.get(question) == OPEN
+    if kind == REMARK and (is_open or not question):
+        return replace(request, history=())
+    is_question = request.question.endswith(QUESTION_MARKS) and count_words(request.question) > _SHORT
+    if not question or is_question:
+        return request
     *before, last = request.history
-    if last.startswith(_ASSISTANT) and last.endswith(QUESTION_MARKS):
-        *rest, question = segments(last.removeprefix(_ASSISTANT))
-        if rest:
-            before.append(f"{_ASSISTANT}{' '.join(rest)}")
-        return replace(request, question=f"{question}\n{request.question}", history=before)
-    return replace(request, history=()) if kind == REMARK else request
+    rest = last.removesuffix(question).strip()
+    if rest != _ASSISTANT.strip():
+        before.append(rest)
+    text = request.question if is_open else f"{question}\n{request.question}"
+    return replace(request, question=text, history=before)
+
+
+def _question_before(request: Request) -> str:
+    """Return the question that the last turn ends in, if it is the assistant's; empty if there is none."""
+    last = request.history[-1] if request.history else ""
+    if not last.startswith(_ASSISTANT) or not last.endswith(QUESTION_MARKS):
+        return ""
+    return segments(last.removeprefix(_ASSISTANT))[-1]
 
 
 def _messages(request: Request) -> Iterable[str]:
-    """Yield what is compared with the examples: the message, and the user's before it."""
+    """Yield what is compared with the examples: a question before the message, it, and the user's before it."""
+    question = _question_before(request)
+    if question:
+        yield question
     before: Sequence[str] = request.history
     asked: tuple[str, ...] = (request.question,)
     for _ in range(_MOST_TURNS if before else 0):
