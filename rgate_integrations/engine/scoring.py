@@ -14,12 +14,12 @@ from rgate_integrations.gates.evidence.base import Context, Evidence, Piece, Sou
 from rgate_integrations.gates.rules import Rules
 from rgate_integrations.gates.turns import resolve_turns
 from rgate_integrations.runtime.letters import encoding_of, plain_text
-from rgate_integrations.runtime.segments import QUESTION_MARKS, segments
+from rgate_integrations.runtime.segments import BLANK_LINE, QUESTION_MARKS, segments
 
 MAX_REQUEST_TOKENS = 2_048
 """A request is read whole up to this length; of longer ones the beginning, the end, and what asks between them."""
 MIN_P_KNOWN_IF_TRUNCATED = 0.9
-"""A request that was not read whole retrieves below this P(known)."""
+"""A request that was not read whole retrieves below this P(known), and always if what may ask was left out."""
 _MOST_CHARACTERS = 200_000  # of the middle of a request that are looked through for what asks
 _AT_EACH_END, _BETWEEN = 0.45, 0.1  # shares of the tokens that are read of a longer request
 _ASKS = re.compile(
@@ -74,7 +74,7 @@ def score_requests(
         if each.truncated:
             warning = f"Of {len(request.question):,} characters {len(each.question):,} were read."
             score = replace(score, warnings=(warning, *score.warnings))
-            if score.p_known < MIN_P_KNOWN_IF_TRUNCATED:
+            if each.leaves_out or score.p_known < MIN_P_KNOWN_IF_TRUNCATED:
                 score = score.overridden("Too long to be read whole, and not clearly needless.")
         encoding = encoding_of(each.question) if reads_model else ""
         if encoding:
@@ -100,11 +100,25 @@ def read_request(request: Request, sources: Sources) -> Evidence:
     if len(readable) == len(question):
         return Evidence(request, original=original)
     at_end, left = int(_AT_EACH_END * len(readable)), int(_BETWEEN * len(readable))
+    between = question[at_end:-at_end]
+    asking = _asking(between[:_MOST_CHARACTERS])
     parts = [question[:at_end]]
-    for sentence in segments(question[at_end:-at_end][:_MOST_CHARACTERS]):
-        asks = sentence.endswith(QUESTION_MARKS) or _ASKS.match(sentence)
-        if asks and len(sentence) <= left:
+    for sentence in asking:
+        if len(sentence) <= left:
             parts.append(sentence)
             left -= len(sentence)
+    leaves_out = len(between) > _MOST_CHARACTERS or len(parts) <= len(asking)
     parts.append(question[-at_end:])
-    return Evidence(replace(request, question="\n".join(parts)), truncated=True, original=original)
+    shortened = replace(request, question="\n".join(parts))
+    return Evidence(shortened, truncated=True, leaves_out=leaves_out, original=original)
+
+
+def _asking(text: str) -> list[str]:
+    """Return the sentences of a text that may ask for something: by their words, or as each stands by itself."""
+    found = []
+    for paragraph in BLANK_LINE.split(text):
+        sentences = segments(paragraph)
+        for sentence in sentences:
+            if len(sentences) == 1 or sentence.endswith(QUESTION_MARKS) or _ASKS.match(sentence):
+                found.append(sentence)
+    return found
