@@ -61,6 +61,11 @@ class Decider(ABC):
     def reads_history(self) -> bool:
         """Whether the gate judges a question in the light of the turns before it."""
 
+    @property
+    def knows_follow_ups(self) -> bool:
+        """Whether the gate was trained on turns, so that its P(known) of a follow-up alone is low."""
+        return False
+
     @abstractmethod
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
         """Return a decision for each request, in order, or why there is none; may raise what concerns all."""
@@ -173,8 +178,8 @@ class Decider(ABC):
         """Retrieve for a question that cannot be understood without turns that the gate does not read."""
         missing = missing_context(request, reads_history=self.reads_history)
         is_retrieved = decision.override is not None and decision.override.retrieve
-        # Who reads the turns knows messages that rest on them, and that "Thanks for that!" does not.
-        is_understood = self.reads_history and decision.override is None
+        # "Thanks for that!" rests on no earlier turn; its words alone do not say so.
+        is_understood = self.knows_follow_ups and decision.override is None
         is_understood = is_understood and decision.p_known >= MIN_P_KNOWN_IF_REFERS_BACK
         if not missing or is_retrieved or is_understood or decision.error is not None:
             return decision
