@@ -125,6 +125,15 @@ ANSWER_WITH_PASSAGES = PromptTemplate(
 )
 
 
+CONDENSE = PromptTemplate(
+    name="condense",
+    version=1,
+    user="{conversation}\n\nWrite what the user's last message asks for as one question that can be understood "
+    "without this conversation. Answer with the question alone.",
+    cut="conversation",
+)
+
+
 class TitledText(Protocol):
     """A passage as a prompt needs it."""
 

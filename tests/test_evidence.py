@@ -127,6 +127,7 @@ def test_of_a_long_request_what_asks_is_read_wherever_it_stands(scripted, text):
     read = read_request(Request(text), sources)
     assert (ASKED in read.question, read.truncated) == (True, True)
     assert len(read.question) < len(text) / 4
+    assert not read.leaves_out
     whole = Request(ASKED * 100)
     assert read_request(whole, sources) == Evidence(whole)
 
@@ -177,3 +178,35 @@ def test_a_draft_is_cut_before_any_of_it_is_encoded(draft):
     decision = load_gate("ik", proxy=Brief(), on_error="raise").decide("who?", draft=draft)
     assert len(decision.draft.text) <= 32 * 32
     assert not decision.draft.finished
+
+
+PARAGRAPH = "The mill stands by the bridge. The road is closed in winter."
+PROSE = "\n\n".join([PARAGRAPH] * 600)
+
+
+@pytest.mark.parametrize(
+    ("between", "leaves_out"),
+    [
+        ("our refund policy", False),
+        (" ".join([ASKED] * 200), True),
+        ("\n\n".join(["our refund policy"] * 200), True),
+    ],
+    ids=["a paragraph of its own", "too many questions", "too many paragraphs"],
+)
+def test_what_may_ask_and_is_not_read_is_never_skipped_for(scripted, between, leaves_out):
+    text = f"{PROSE}\n\n{between}\n\n{PROSE}"
+    read = read_request(Request(text), Sources(lambda name: scripted, None, {}))
+    assert (between.split(".")[0][:17] in read.question, read.leaves_out) == (True, leaves_out)
+    decision = load_gate(Sure(), proxy=scripted).decide(text)
+    assert (decision.retrieve, decision.p_known) == (leaves_out, 1.0)
+
+
+class Sure(Gate):
+    """Knows everything that a model reads."""
+
+    @property
+    def specs(self):
+        return (DraftSpec(),)
+
+    def score(self, evidence):
+        return Score(1.0, "sure")

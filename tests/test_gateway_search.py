@@ -235,3 +235,60 @@ def test_whatever_breaks_in_the_gateway_the_upstream_is_asked(part, monkeypatch)
 
 def raises_any(*args, **options):
     raise RuntimeError("broken")
+
+
+def turns(*texts):
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+LEAVE = "How many days of leave do we get?"
+SIGNS = "And who signs that off?"
+
+
+@pytest.mark.parametrize(
+    ("messages", "query"),
+    [
+        (turns("Who signs it?"), "Who signs it?"),
+        (turns(LEAVE, "28.", SIGNS), f"{LEAVE}\n{SIGNS}"),
+        (turns(LEAVE, "28.", "Thanks!", "You are welcome!", SIGNS), f"{LEAVE}\n{SIGNS}"),
+        (turns(LEAVE, "No idea.", "Try again."), f"{LEAVE}\nTry again."),
+        (turns("Leave?", "28.", SIGNS), f"Leave?\n{SIGNS}"),
+        (turns(f"USER: {LEAVE}\nASSISTANT: 28.\nUSER: {SIGNS}\nASSISTANT:"), f"{LEAVE}\n{SIGNS}"),
+    ],
+)
+def test_a_follow_up_is_searched_for_with_what_it_follows_on(messages, query):
+    with gateway(Words()) as between:
+        between.ask(messages=messages)
+        assert between.shelf.queries == [query]
+
+
+class Condensing(ScriptedUpstream):
+    """Answers a request of the gateway's own, which has one message, with a question."""
+
+    def __init__(self, condensed):
+        super().__init__()
+        self.condensed = condensed
+
+    def answer(self, body):
+        if "one question" in str(body["messages"][0]["content"]):
+            return self.condensed
+        return super().answer(body)
+
+
+@pytest.mark.parametrize(
+    ("condensed", "query"),
+    [
+        ([{"content": " Who signs off leave? "}], "Who signs off leave?"),
+        ([{"content": " "}], f"{LEAVE}\n{SIGNS}"),
+    ],
+)
+def test_the_upstream_condenses_follow_ups(condensed, query):
+    upstream = Condensing(condensed)
+    with gateway(Words(), upstream, condense=True) as between:
+        assert "42." in between.ask(messages=turns(LEAVE, "28.", SIGNS)).text
+        between.ask("Who signs it?")
+        assert between.shelf.queries == [query, "Who signs it?"]
+    assert len(upstream.requests) == 3, "what follows on nothing is not condensed"
+    own, sent, _ = upstream.requests
+    assert (own["model"], f"assistant: 28.\nuser: {SIGNS}" in own["messages"][0]["content"]) == ("m", True)
+    assert sent["messages"][-1]["content"].endswith(f"Question: {SIGNS}")

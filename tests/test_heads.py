@@ -268,7 +268,7 @@ def test_the_reason_and_the_signals_are_those_of_the_segment_that_decides(decide
 
 def test_a_message_that_follows_others_retrieves_unless_it_is_clear(decide):
     states = {"And now": NEWS, "Thanks": TASK, "So": (1, 0, 0, 0.5)}
-    found = decide(states, ["Thanks", "And now", "So"], ["user: Hi"], threshold=0.6)
+    found = decide(states, ["Thanks", "And now", "So"], ["user: Hi", "assistant: Hello."], threshold=0.6)
     assert [each.retrieve for each in found] == [False, True, True]
     needless, _, unclear = found
     assert (needless.override, unclear.p_known > 0.6) == (None, True)
@@ -382,13 +382,14 @@ def test_states_of_another_reader_retrieve(with_reader, states):
     ("message", "before", "retrieves"),
     [
         ("Yes", ["user: Hi", "assistant: Sure. Is it raining?"], True),
-        ("Yes, since I have to leave soon", ["user: Hi", "assistant: Sure. Is it raining?"], False),
+        ("Yes, since I have to leave soon", ["user: Hi", "assistant: Sure. Is it raining?"], True),
         ("Yes", ["user: Hi", "assistant: Is it raining? It is."], False),
-        ("Yes", ["assistant: Hi", "user: Is it raining?"], False),
+        ("Yes", ["assistant: Hi", "user: Is it raining?"], True),
+        ("Yes", ["assistant: Is it raining?", "assistant: It is."], False),
     ],
 )
-def test_a_short_reply_is_judged_with_the_question_that_it_answers(decide, message, before, retrieves):
-    states = {"Yes": TASK, message: TASK, "Is it raining? Yes": TASK, "Is it raining?": NEWS}
+def test_a_reply_is_judged_with_the_question_that_it_answers(decide, message, before, retrieves):
+    states = {message: TASK, f"Is it raining? {message}": TASK, "Is it raining?": NEWS}
     found = decide(states, message, before)
     assert (found.retrieve, found.question) == (retrieves, message)
     assert ("“Is it raining?”" in found.reason) == retrieves

@@ -59,8 +59,11 @@ def serve(
     index: IndexFolder = None,
     retriever: Annotated[
         str | None,
-        typer.Option(help="What searches, as MODULE:OBJECT with search(queries, k), not an index."),
+        typer.Option(help="What searches, as MODULE:OBJECT: a retriever, a vector store, a function."),
     ] = None,
+    condense: Annotated[
+        bool, typer.Option("--condense", help="Let the upstream write what is searched for of a follow-up.")
+    ] = False,
     k: PassageCount = 3,
     answer_first: Annotated[
         bool, typer.Option("--answer-first", help="Judge how the upstream begins to answer, too.")
@@ -92,8 +95,8 @@ def serve(
     if upstream is not None:
         # Clients keep their own key where ours asks for none.
         server = Upstream(upstream, key=os.environ.get(KEY), keeps_key=not token.strip())
-        gateway = Gateway(service, server, searched, k=k, shadow=shadow, **looks)
-    elif searched is not None or shadow is not None or any(looks.values()):
+        gateway = Gateway(service, server, searched, k=k, shadow=shadow, condense=condense, **looks)
+    elif searched is not None or shadow is not None or condense or any(looks.values()):
         raise ConfigurationError("These options are for a gateway.", hint="--upstream URL")
     print_log(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     app = make_app(service, gateway)
@@ -116,12 +119,12 @@ def _retriever(index: Path | None, name: str | None) -> Retriever | None:
     module, _, attribute = name.partition(":")
     sys.path.insert(0, os.getcwd())  # as for other commands that take a module, such as uvicorn
     try:
-        retriever: Retriever = getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"{name!r} cannot be imported: {error}", hint="MODULE:OBJECT") from error
-    if not callable(getattr(retriever, "search", None)):
-        raise ConfigurationError(f"{name!r} has no method search(queries, k).")
-    return retriever
+    from rgate_integrations.serving.retrievers import as_retriever
+
+    return as_retriever(found)
 
 
 def mcp(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeAlias, Unpack
 
 from rgate_integrations.decision import Decision, Failure, Override, Request, RequestFields
-from rgate_integrations.engine.follow_ups import missing_context
+from rgate_integrations.engine.follow_ups import MIN_P_KNOWN_IF_REFERS_BACK, missing_context
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError, RGateError
 from rgate_integrations.gates.rules import RuleOptions, Rules
 from rgate_integrations.runtime.flow import Flow, arun, run
@@ -60,6 +60,11 @@ class Decider(ABC):
     @abstractmethod
     def reads_history(self) -> bool:
         """Whether the gate judges a question in the light of the turns before it."""
+
+    @property
+    def knows_follow_ups(self) -> bool:
+        """Whether the gate was trained on turns, so that its P(known) of a follow-up alone is low."""
+        return False
 
     @abstractmethod
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
@@ -173,7 +178,10 @@ class Decider(ABC):
         """Retrieve for a question that cannot be understood without turns that the gate does not read."""
         missing = missing_context(request, reads_history=self.reads_history)
         is_retrieved = decision.override is not None and decision.override.retrieve
-        if not missing or is_retrieved or decision.error is not None:
+        # "Thanks for that!" rests on no earlier turn; its words alone do not say so.
+        is_understood = self.knows_follow_ups and decision.override is None
+        is_understood = is_understood and decision.p_known >= MIN_P_KNOWN_IF_REFERS_BACK
+        if not missing or is_retrieved or is_understood or decision.error is not None:
             return decision
         override = Override(retrieve=True, reason=missing)
         reason = f"{missing} {decision.reason}".strip()

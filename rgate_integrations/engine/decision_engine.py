@@ -98,6 +98,11 @@ class DecisionEngine(Decider):
         return self.gate.reads_history
 
     @property
+    def knows_follow_ups(self) -> bool:
+        """Whether the gate was trained on turns; those of this package that read them were."""
+        return self.reads_history
+
+    @property
     def proxy(self) -> str:
         """Catalogue name, folder or Hub id of the proxy model; `get_proxy` returns the model."""
         return self.gate.proxy

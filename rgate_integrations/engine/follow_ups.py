@@ -1,7 +1,8 @@
 """Messages that cannot be understood alone: follow-ups such as "And how tall is he?".
 
 One rule for all that decides: where the gate reads the turns before a message, it decides; where there are turns that
-it does not read, it retrieves; without any, a message that refers back retrieves.
+it does not read, it retrieves; without any, a message whose words refer back retrieves, unless a gate that was
+trained on turns is sure of it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from rgate_integrations.decision import Request
 REFERS_BACK = "The question refers to something that was said before, which the gate did not see."
 UNREAD = "The question follows earlier turns, which the gate does not read: condense it first."
 
+MIN_P_KNOWN_IF_REFERS_BACK = 0.9
+"""A message whose words refer back retrieves below this P(known): a gate trained on turns is sure of thanks, not
+of follow-ups."""
 _LONGEST = 400  # characters: a longer question brings along what it is about
 _AFTERTHOUGHT = re.compile(
     r"^(?:and|but|or|what about|how about)\b"

@@ -12,12 +12,14 @@ from rgate_integrations.decision import Cost, Request
 from rgate_integrations.gates.base import Gate, Score, ScoreSpec
 from rgate_integrations.gates.evidence.base import Context, Evidence, Piece, Sources, expand_specs
 from rgate_integrations.gates.rules import Rules
-from rgate_integrations.runtime.segments import QUESTION_MARKS, segments
+from rgate_integrations.gates.turns import resolve_turns
+from rgate_integrations.runtime.letters import encoding_of, plain_text
+from rgate_integrations.runtime.segments import BLANK_LINE, QUESTION_MARKS, segments
 
 MAX_REQUEST_TOKENS = 2_048
 """A request is read whole up to this length; of longer ones the beginning, the end, and what asks between them."""
 MIN_P_KNOWN_IF_TRUNCATED = 0.9
-"""A request that was not read whole retrieves below this P(known)."""
+"""A request that was not read whole retrieves below this P(known), and always if what may ask was left out."""
 _MOST_CHARACTERS = 200_000  # of the middle of a request that are looked through for what asks
 _AT_EACH_END, _BETWEEN = 0.45, 0.1  # shares of the tokens that are read of a longer request
 _ASKS = re.compile(
@@ -42,11 +44,16 @@ def score_requests(
     planned = expand_specs((*likeness, verdict))
     reads_model = any(spec.reads_model for spec in planned)
     evidence = []
-    for request in requests:
+    resolved = resolve_turns(gate, requests, sources) if gate.reads_history else requests
+    for request, whole in zip(requests, resolved, strict=True):
         ruled = rules.match(request)
-        each = read_request(request, sources) if reads_model and ruled is None else Evidence(request)
+        each = Evidence(request)
         if ruled is not None:
             each.pieces[verdict] = Piece(ruled)
+        elif isinstance(whole, Exception):
+            each.pieces[verdict] = whole
+        elif reads_model:
+            each = read_request(whole, sources)
         evidence.append(each)
     context = Context(evidence, sources, planned)
     for spec in likeness:
@@ -67,29 +74,51 @@ def score_requests(
         if each.truncated:
             warning = f"Of {len(request.question):,} characters {len(each.question):,} were read."
             score = replace(score, warnings=(warning, *score.warnings))
-            if score.p_known < MIN_P_KNOWN_IF_TRUNCATED:
+            if each.leaves_out or score.p_known < MIN_P_KNOWN_IF_TRUNCATED:
                 score = score.overridden("Too long to be read whole, and not clearly needless.")
+        encoding = encoding_of(each.question) if reads_model else ""
+        if encoding:
+            score = score.overridden(f"Written in {encoding}, which the gate does not read.")
         scores.append(score)
     return scores
 
 
 def read_request(request: Request, sources: Sources) -> Evidence:
-    """Return a request as a model reads it: of a very long one the beginning, the end and what asks between them."""
-    question = request.question
+    """Return a request as a model reads it: in plain letters, and of a very long one only a part.
+
+    That is the beginning, the end and what asks between them.
+    """
+    question, original = plain_text(request.question), ""
+    if question != request.question:
+        request, original = replace(request, question=question), request.question
     if len(question.encode()) <= MAX_REQUEST_TOKENS:  # a token has at least one byte
-        return Evidence(request)
+        return Evidence(request, original=original)
     readable = question[: 8 * MAX_REQUEST_TOKENS]  # so many tokens rarely have more characters
     # Without a model nothing counts its tokens; the evidence that needs one will fail for that reason.
     with suppress(Exception):
         readable = sources.proxy("").truncate(readable, MAX_REQUEST_TOKENS) or readable
     if len(readable) == len(question):
-        return Evidence(request)
+        return Evidence(request, original=original)
     at_end, left = int(_AT_EACH_END * len(readable)), int(_BETWEEN * len(readable))
+    between = question[at_end:-at_end]
+    asking = _asking(between[:_MOST_CHARACTERS])
     parts = [question[:at_end]]
-    for sentence in segments(question[at_end:-at_end][:_MOST_CHARACTERS]):
-        asks = sentence.endswith(QUESTION_MARKS) or _ASKS.match(sentence)
-        if asks and len(sentence) <= left:
+    for sentence in asking:
+        if len(sentence) <= left:
             parts.append(sentence)
             left -= len(sentence)
+    leaves_out = len(between) > _MOST_CHARACTERS or len(parts) <= len(asking)
     parts.append(question[-at_end:])
-    return Evidence(replace(request, question="\n".join(parts)), truncated=True)
+    shortened = replace(request, question="\n".join(parts))
+    return Evidence(shortened, truncated=True, leaves_out=leaves_out, original=original)
+
+
+def _asking(text: str) -> list[str]:
+    """Return the sentences of a text that may ask for something: by their words, or as each stands by itself."""
+    found = []
+    for paragraph in BLANK_LINE.split(text):
+        sentences = segments(paragraph)
+        for sentence in sentences:
+            if len(sentences) == 1 or sentence.endswith(QUESTION_MARKS) or _ASKS.match(sentence):
+                found.append(sentence)
+    return found

@@ -85,7 +85,7 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
         try:
             history = _turns(_messages(earlier))
         except InvalidQuestionError:  # such as the pairs of older chains: they were said all the same
-            history = (HumanMessage(str(earlier)),)
+            history = (AIMessage(str(earlier)),)  # a turn of the user would be read as part of the question
     elif key != "messages" and value.get("messages"):
         # A graph's state often has both. A question that differs from the last message has been rewritten from it.
         with contextlib.suppress(InvalidQuestionError):

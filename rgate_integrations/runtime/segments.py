@@ -20,13 +20,13 @@ QUESTION_MARKS = ("?", "？", "؟")
 _CLOSERS = "\"')]*_”’»」』）"
 _OPENERS = "\"'([*_“‘«「『（¿¡"
 _ENDS = (*QUESTION_MARKS, "!", "！")
-_STOPS = (".", "…", "。", "।", "۔")
+_STOPS = (".", "．", "…", "。", "।", "۔")
 _UNSPACED = re.compile(rf"(?<=[。！？])(?=[^\s。！？{re.escape(_CLOSERS)}])")
 """Where a sentence ends in scripts that have no spaces."""
 _IDEOGRAPH = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff]")
 _LABEL = re.compile(r"[A-Z][a-z]+:$")  # such as "Hint:"
 _ABBREVIATION = re.compile(r"(?:[A-Z][a-z]{0,2}|[a-z]|\w(?:\.\w)+|vs|etc|approx|incl|no)\.$")
-_BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
+BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 _MOST_WORDS = 60
 """A sentence without an end is cut after so many words: the mean of more says little of any of them."""
 
@@ -107,7 +107,7 @@ def layout(text: str) -> Float32Array:
     no letter, all segments (logarithm), and whether its paragraph is one line.
     """
     rows = []
-    paragraphs = [segmented_lines(paragraph) for paragraph in _BLANK_LINE.split(text)]
+    paragraphs = [segmented_lines(paragraph) for paragraph in BLANK_LINE.split(text)]
     for paragraph in paragraphs:
         for line in paragraph:
             for segment in line:

@@ -54,6 +54,7 @@ class Gateway:
         answer_first: The beginning of the upstream's answer is judged, too; where the answer is not streamed, it is
             not. The question gate is the service's.
         look_first: What a search finds is judged, too.
+        condense: The upstream is asked what to search for, where a question follows on others.
         shadow: File where decisions are logged that change nothing: questions as ``rgate tune`` takes them. None to
             act on decisions.
 
@@ -70,6 +71,7 @@ class Gateway:
         k: int = 3,
         answer_first: bool | AnswerFirst = False,
         look_first: bool | LookFirst = False,
+        condense: bool = False,
         shadow: str | Path | None = None,
     ) -> None:
         partial_answers = AnswerFirst.coerce(answer_first) if shadow is None else None
@@ -86,6 +88,7 @@ class Gateway:
         self.upstream = upstream
         self._search = None if retriever is None else LimitedSearch(retriever, k=k, timeout=service.timeout)
         self._k = k
+        self._condense = condense
         self._logging: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -173,8 +176,8 @@ class Gateway:
         """
         if self._search is None:
             return []
-        queries = [llm_request.turn.search_text]
         try:
+            queries = [await self._search_text(llm_request)]
             if decision is not None:
                 (plan,) = await arun(plan_queries_flow([decision]))
                 queries += [query.text for query in plan.queries if query.claim is not None]
@@ -182,6 +185,17 @@ class Gateway:
         except Exception as error:  # whatever the retriever raises
             self._log_failure("The search failed", error, llm_request)
             return []
+
+    async def _search_text(self, llm_request: LLMRequest) -> str:
+        """Return what to search for: as the upstream condenses it, or with the question before it."""
+        body = llm_request.condensing if self._condense else None
+        if body is not None:
+            try:
+                async with asyncio.timeout(self.service.timeout):
+                    return await self.upstream.complete(llm_request.request, body)
+            except Exception as error:  # whatever it answers
+                self._log_failure("A follow-up was not condensed", error, llm_request)
+        return llm_request.turn.search_text
 
     def _log_failure(self, what: str, error: Exception, llm_request: LLMRequest) -> None:
         """Count an error, and log it without the words of the client's text."""

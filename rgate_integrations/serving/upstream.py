@@ -20,6 +20,7 @@ from rgate_integrations.models.bounded_http import make_client
 from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.runtime.files import parse_json
 from rgate_integrations.runtime.records import read_logprobs
+from rgate_integrations.runtime.text import encodable
 from rgate_integrations.serving.wire import problem
 
 OWN_HEADER = "x-rgate"
@@ -122,6 +123,28 @@ class Upstream:
             await response.aclose()
             raise httpx.RemoteProtocolError("The status is unknown.")
         return response
+
+    async def complete(self, request: Request, body: bytes) -> str:
+        """Return what the server answers to a chat of our own, asked as a client asks its own.
+
+        Raises:
+            EvidenceError: It answers no text.
+            httpx.HTTPError: It cannot be asked.
+        """
+        response = await self.send(request, body, plain=True)
+        content = b""
+        async with aclosing(_read_chunks(response)) as chunks:
+            async for chunk in chunks:
+                content += chunk
+                if len(content) > _LARGEST_HELD:
+                    break
+        try:
+            text = parse_json(content)["choices"][0]["message"]["content"].strip()
+        except (AttributeError, LookupError, TypeError, ValueError):
+            text = ""
+        if not text:
+            raise EvidenceError(f"The upstream server answered no text (status {response.status_code}).")
+        return encodable(text)
 
     async def forward(
         self, request: Request, body: bytes, own_headers: Mapping[str, str] | None = None

@@ -98,12 +98,16 @@ class Evidence:
     Attributes:
         request: The request, as it is read.
         truncated: Whether the question was too long to be read whole, so that parts of its middle are left out.
+        leaves_out: Whether something is left out that may ask for something.
+        original: The question as the user wrote it; empty where it is read as it is.
         pieces: The pieces by spec, or why they cannot be had.
         proxies: The models that read the request for some of them, by the name that they were asked for under.
     """
 
     request: Request
     truncated: bool = False
+    leaves_out: bool = False
+    original: str = ""
     pieces: dict[EvidenceSpec[Any], Piece[Any] | Exception] = field(default_factory=dict)
     proxies: dict[str, Proxy] = field(default_factory=dict)
 

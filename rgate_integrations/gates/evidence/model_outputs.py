@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from rgate_integrations.decision import Cost, Draft, Request
+from rgate_integrations.decision import Cost, Draft
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.gates.evidence.draft import DraftSpec, generation_cost, prompt_values
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.models.proxies import language_model, read_states, state_reader
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
-from rgate_integrations.runtime.segments import (
-    QUESTION_MARKS,
-    Segmented,
-    count_words,
-    layout,
-    segments,
-)
-
-_SHORT_REPLY = 5  # words
+from rgate_integrations.runtime.segments import Segmented, layout
 
 
 @dataclass(frozen=True)
@@ -87,13 +78,12 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
         """Read the requests."""
         layers = RequestLayers(self.whole, self.segments)
         model = state_reader(context.use_proxy(self.model), self.prompt, layers.every)
-        texts = [_with_what_it_answers(request) for request in context.requests]
-        requests = [Segmented.from_text(*each) for each in texts]
+        requests = [Segmented.from_text(each.question, each.history) for each in context.requests]
         pieces = []
-        for (text, _), request, states in zip(
-            texts, requests, model.request_states(self.prompt, requests, layers), strict=True
+        for evidence, request, states in zip(
+            context.evidence, requests, model.request_states(self.prompt, requests, layers), strict=True
         ):
-            value = ReadRequest(request.segments, states.whole, states.segments, layout(text))
+            value = ReadRequest(request.segments, states.whole, states.segments, layout(evidence.question))
             pieces.append(Piece(value, _reading_cost(states.prompt_tokens)))
         return pieces
 
@@ -101,23 +91,6 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
 def _reading_cost(prompt_tokens: int) -> Cost:
     """Return what reading a prompt cost: nothing if its states were kept while a draft was written."""
     return Cost(model_calls=int(prompt_tokens > 0), tokens_in=prompt_tokens)
-
-
-def _with_what_it_answers(request: Request) -> tuple[str, Sequence[str]]:
-    """Return a message and the turns before it as they are read.
-
-    A short reply to a question is read behind that question: "Yes, please" asks for what was offered.
-    """
-    if not request.history or count_words(request.question) > _SHORT_REPLY:
-        return request.question, request.history
-    *before, last = request.history
-    speaker, _, text = last.partition(":")
-    if speaker != "assistant" or not text.rstrip().endswith(QUESTION_MARKS):
-        return request.question, request.history
-    *rest, question = segments(text)
-    if rest:
-        before.append(f"assistant: {' '.join(rest)}")
-    return f"{question}\n{request.question}", before
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,114 @@
+"""Conversations of our own writing: how often the last message is retrieved for, or skipped, that should be.
+
+python benchmarks/conversations.py [dev]
+"""
+
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from templates import read_lines
+
+from rgate_integrations import Decision, Request, load_gate
+
+FOLDER = Path(__file__).parent / "conversations"
+FORMATS = {
+    "USER:": ("USER: {}", "ASSISTANT: {}", "\n", "\nASSISTANT:"),
+    "Human:": ("Human: {}", "Assistant: {}", "\n\n", "\n\nAssistant:"),
+    "||>User:": ("||>User: {}", "||>AI: {}", "\n", "\n||>AI:"),
+    "### User:": ("### User:\n{}", "### Assistant:\n{}", "\n\n", "\n\n### Assistant:\n"),
+    "Customer:": ("Customer: {}", "Agent: {}", "\n", ""),
+    "[INST]": ("[INST] {} [/INST]", " {} </s><s>", "", ""),
+    "<|im_start|>": (
+        "<|im_start|>user\n{}<|im_end|>\n",
+        "<|im_start|>assistant\n{}<|im_end|>\n",
+        "",
+        "<|im_start|>assistant\n",
+    ),
+    "<|start_header_id|>": (
+        "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>",
+        "<|start_header_id|>assistant<|end_header_id|>\n\n{}<|eot_id|>",
+        "",
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    ),
+}
+"""How transcripts write a turn of the user and one of the assistant, what stands between turns, and at the end."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation whose last message is judged.
+
+    Attributes:
+        needs_passages: Whether that message must be retrieved for.
+        kind: How it follows on what was before, such as ``retry``.
+        request: The message, with the turns before it.
+    """
+
+    needs_passages: bool
+    kind: str
+    request: Request
+
+
+def read_conversations(part: str) -> list[Conversation]:
+    """Return the conversations of a part, ``dev`` or ``test``."""
+    found = []
+    for line in read_lines(FOLDER / f"{part}.txt"):
+        head, *turns = line.split(" | ")
+        label, kind = head.split()
+        if kind == "two":
+            history = [f"user: {turn}" for turn in turns[:-1]]
+        else:
+            history = [f"{('user', 'assistant')[i % 2]}: {turn}" for i, turn in enumerate(turns[:-1])]
+        found.append(Conversation(label == "need", kind, Request(turns[-1], history)))
+    return found
+
+
+def as_transcripts(conversations: list[Conversation]) -> list[Conversation]:
+    """Return conversations as texts, in all formats; without those whose turns all are the user's."""
+    found = []
+    for each in conversations:
+        turns = [turn.split(": ", 1) for turn in each.request.history]
+        turns.append(["user", each.request.question])
+        if each.kind == "two":
+            continue
+        for name, (user, assistant, between, end) in FORMATS.items():
+            text = between.join((user if role == "user" else assistant).format(said) for role, said in turns)
+            found.append(Conversation(each.needs_passages, name, Request(text + end)))
+    return found
+
+
+def main() -> None:
+    """Print the shares that are decided right, by kind, and what is decided wrong."""
+    part = "dev" if "dev" in sys.argv else "test"
+    conversations = read_conversations(part)
+    if "transcripts" in sys.argv:
+        conversations = as_transcripts(conversations)
+    decisions = load_gate(on_error="raise").decide_batch([each.request for each in conversations])
+    print(f"{len(conversations)} conversations, part {part}")
+    for needs, what in (
+        (True, "retrieved of those that need passages"),
+        (False, "skipped of those that need none"),
+    ):
+        right: dict[str, list[bool]] = defaultdict(list)
+        for each, decision in zip(conversations, decisions, strict=True):
+            if each.needs_passages == needs:
+                right[each.kind].append(decision.retrieve == needs)
+                right["all"].append(decision.retrieve == needs)
+        shares = [f"{kind} {sum(found)}/{len(found)}" for kind, found in right.items()]
+        print(f"{what}: {sum(right['all']) / len(right['all']):.1%} ({', '.join(shares)})")
+    if part == "dev":  # what is held out is not looked at
+        show(conversations, decisions)
+
+
+def show(conversations: list[Conversation], decisions: list[Decision]) -> None:
+    """Print what is decided wrong."""
+    for each, decision in zip(conversations, decisions, strict=True):
+        if decision.retrieve != each.needs_passages:
+            print(each.kind, each.needs_passages, *each.request.history, each.request.question, sep=" | ")
+            print(f"    {decision.p_known:.2f} {decision.reason}")
+
+
+if __name__ == "__main__":
+    main()

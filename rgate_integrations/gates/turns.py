@@ -1,0 +1,347 @@
+"""What a message of a conversation rests on, put into the request before a gate reads it.
+
+A transcript that ends in an open question is a conversation. Turns of the user in a row are one request. A reply is
+read behind the question or the offer that it answers, a retry behind what it retries, and a word on the answer that
+was given, such as thanks, by itself. Which messages are retries or such words, and which questions offer nothing in
+particular, the encoder tells, in any language: by the most similar of a few examples, as rules do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from rgate_integrations.decision import Request
+from rgate_integrations.gates.base import Gate
+from rgate_integrations.gates.evidence.base import Context, Sources, expand_specs
+from rgate_integrations.gates.evidence.model_outputs import RequestSpec
+from rgate_integrations.gates.rules import directions_of, states_of
+from rgate_integrations.models.encoder import ENCODER
+from rgate_integrations.models.proxies import with_states
+from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, segments
+from rgate_integrations.runtime.transcripts import split_transcript
+
+_USER, _ASSISTANT = "user: ", "assistant: "
+_ALIKE = 0.55
+"""The cosine from which a message is like an example; see ``benchmarks/conversations.py``."""
+_MOST_WORDS = 12  # of a message that is compared
+_MOST_TURNS = 8  # of the user that a retry is looked for in
+_SHORT = 5  # words of a reply that may be a question, such as "Why not?"
+RETRY, REMARK, OPEN, OTHER = "retry", "remark", "open", "other"
+_EXAMPLES = {
+    RETRY: (
+        "Try that again.",
+        "Please try it one more time.",
+        "Regenerate your answer.",
+        "Redo it.",
+        "Once more, please.",
+        "Answer again.",
+        "That was not my question.",
+        "You have not answered what I asked.",
+        "This is not what I wanted to know.",
+        "That's wrong.",
+        "No, that is not right, answer correctly.",
+        "Are you certain about that?",
+        "Check your answer again.",
+        "Wrong answer.",
+        "Hm, is that true?",
+        "Bitte versuche es nochmal.",
+        "Das war nicht meine Frage.",
+        "Réessayez.",
+        "Ce n'est pas ce que j'ai demandé.",
+        "Prueba otra vez.",
+        "Esa no es la respuesta.",
+        "Prova ancora.",
+        "Tente novamente.",
+        "Попробуйте снова.",
+        "Это неправильно.",
+        "重试",
+        "重新生成。",
+        "你没有回答我的问题。",
+        "もう一度お願いします。",
+        "다시 해 줘",
+        "حاول مرة أخرى",
+        "फिर से कोशिश करो",
+        "Tekrar dene",
+    ),
+    REMARK: (
+        "Thanks!",
+        "Thank you very much, that helped me.",
+        "Great!",
+        "Okay.",
+        "I see.",
+        "Perfect, thanks.",
+        "Cool, good to know.",
+        "Haha, nice.",
+        "That is all, bye.",
+        "You are wonderful.",
+        "Good job!",
+        "Got it.",
+        "Danke schön!",
+        "Alles klar.",
+        "Merci bien !",
+        "D'accord.",
+        "Gracias, perfecto.",
+        "Vale.",
+        "Grazie mille!",
+        "Obrigado!",
+        "Спасибо!",
+        "Понятно.",
+        "谢谢！",
+        "知道了。",
+        "ありがとう！",
+        "고마워!",
+        "شكرا جزيلا",
+        "धन्यवाद",
+        "Make your answer shorter.",
+        "Say this in simpler words.",
+        "Translate that into Italian.",
+        "Put it in a table.",
+        "Write it as bullet points.",
+        "Rewrite this in a friendlier tone.",
+        "Summarise your answer.",
+        "Make it longer and more formal.",
+        "Now as an email.",
+        "Kürzer, bitte.",
+        "Übersetze das ins Englische.",
+        "Traduis-le en anglais.",
+        "Plus court, s'il te plaît.",
+        "Tradúcelo al inglés.",
+        "Ponlo en una lista.",
+        "Traducilo in tedesco.",
+        "Переведи это на английский.",
+        "Сделай короче.",
+        "翻译成英文。",
+        "短一点。",
+        "英語に訳して。",
+    ),
+    OPEN: (
+        "How can I help you?",
+        "What can I do for you?",
+        "Is there anything else that I can do for you?",
+        "Do you have another question?",
+        "Anything else?",
+        "What would you like to know?",
+        "Does that help?",
+        "Wie kann ich dir helfen?",
+        "Kann ich sonst noch etwas für Sie tun?",
+        "Comment puis-je vous aider ?",
+        "Y a-t-il autre chose ?",
+        "¿En qué puedo ayudarle?",
+        "¿Algo más?",
+        "Come posso aiutarti?",
+        "Como posso ajudar?",
+        "Чем я могу помочь?",
+        "有什么可以帮您的吗？",
+        "还有其他问题吗？",
+        "何かお手伝いできますか？",
+        "무엇을 도와드릴까요?",
+        "كيف يمكنني مساعدتك؟",
+        "मैं आपकी क्या मदद कर सकता हूँ?",
+    ),
+    OTHER: (
+        "Shall I look it up for you?",
+        "Do you want me to check your contract?",
+        "Would you like to hear more about it?",
+        "Should I search for the date?",
+        "Which one do you mean?",
+        "For which year?",
+        "Soll ich nachsehen?",
+        "Welchen meinst du?",
+        "Voulez-vous que je vérifie ?",
+        "Lequel ?",
+        "¿Quiere que lo busque?",
+        "¿Cuál?",
+        "Посмотреть?",
+        "要我查一下吗？",
+        "お調べしましょうか？",
+        "Tell me more about it.",
+        "Go on.",
+        "Continue.",
+        "More details, please.",
+        "Why is that?",
+        "How come?",
+        "What else?",
+        "Anything else about that?",
+        "Who exactly?",
+        "And what about the others?",
+        "And then?",
+        "How much exactly?",
+        "Since when?",
+        "And when?",
+        "Where was that?",
+        "Any exceptions?",
+        "Erzähl mir mehr darüber.",
+        "Und warum?",
+        "Und wer noch?",
+        "Dis-m'en plus.",
+        "Et pourquoi ?",
+        "Cuéntame más.",
+        "¿Y por qué?",
+        "¿Y cuándo?",
+        "Dimmi di più.",
+        "E quando?",
+        "Расскажи подробнее.",
+        "А почему?",
+        "告诉我更多。",
+        "为什么？",
+        "もっと詳しく教えて。",
+        "أخبرني المزيد",
+        "No, thank you.",
+        "No thanks, I don't need that.",
+        "No, leave it.",
+        "Not now, thanks.",
+        "Nothing else, thank you.",
+        "Nein, danke.",
+        "Nein, nicht nötig.",
+        "Non merci.",
+        "Non, ça ira.",
+        "No, gracias.",
+        "No, no hace falta.",
+        "No, grazie.",
+        "Нет, спасибо.",
+        "不用了，谢谢。",
+        "いいえ、結構です。",
+        "لا، شكرا",
+        "Yes, please.",
+        "Yes, please do that.",
+        "Sure, that would be nice.",
+        "Go ahead.",
+        "That would be great.",
+        "I would like that very much.",
+        "Please do.",
+        "Ja, bitte.",
+        "Ja, gerne.",
+        "Oui, s'il vous plaît.",
+        "Oui, volontiers.",
+        "Sí, por favor.",
+        "Sì, grazie.",
+        "Да, пожалуйста.",
+        "好的，请。",
+        "はい、お願いします。",
+        "نعم من فضلك",
+    ),
+}
+"""What users say to an answer, and what is asked at its end. The others are what looks like one of these."""
+
+
+def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> list[Request | Exception]:
+    """Return requests as a gate reads them that reads the turns before a question, or why they cannot be told.
+
+    Args:
+        gate: The gate. If it does not read the encoder, retries and words on an answer are not told.
+        requests: The requests.
+        sources: Has the encoder.
+    """
+    joined = [join_user_turns(_read_transcript(request)) for request in requests]
+    reads_encoder = any(
+        isinstance(spec, RequestSpec) and spec.model == ENCODER for spec in expand_specs(gate.specs)
+    )
+    messages = [message for request in joined for message in _messages(request)] if reads_encoder else []
+    try:
+        kinds = _kinds_of(messages, sources)
+    except Exception as error:  # the encoder, or what loads it
+        return [error if request.history else request for request in joined]
+    return [_resolve(request, kinds) for request in joined]
+
+
+def _read_transcript(request: Request) -> Request:
+    """Return a conversation that was handed over as one text as its last message, with the turns before it."""
+    turns = None if request.history else split_transcript(request.question)
+    if turns is None:
+        return request
+    return replace(request, question=turns[-1][1], history=[f"{role}: {said}" for role, said in turns[:-1]])
+
+
+def join_user_turns(request: Request) -> Request:
+    r"""Return a request with the user's turns right before it.
+
+    >>> join_user_turns(Request("Thanks!", ["assistant: Hi!", "user: When is it due?"])).question
+    'When is it due?\nThanks!'
+    """
+    before, asked = _last_of_user(request.history)
+    return (
+        replace(request, question="\n".join([*asked, request.question]), history=before) if asked else request
+    )
+
+
+def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
+    """Return a request with what it rests on."""
+    if not request.history:
+        return request
+    kind = kinds.get(request.question, OTHER)
+    if kind == RETRY:
+        before = request.history
+        while before:
+            before, asked = _last_of_user(_without_answer(before))
+            question = "\n".join(asked)
+            if asked and kinds.get(question, OTHER) == OTHER:
+                return replace(request, question=f"{question}\n{request.question}", history=before)
+    question = _question_before(request)
+    is_open = kinds.get(question) == OPEN
+    if kind == REMARK and (is_open or not question):
+        return replace(request, history=())
+    is_question = request.question.endswith(QUESTION_MARKS) and count_words(request.question) > _SHORT
+    if not question or is_question:
+        return request
+    *before, last = request.history
+    rest = last.removesuffix(question).strip()
+    if rest != _ASSISTANT.strip():
+        before.append(rest)
+    text = request.question if is_open else f"{question}\n{request.question}"
+    return replace(request, question=text, history=before)
+
+
+def _question_before(request: Request) -> str:
+    """Return the question that the last turn ends in, if it is the assistant's; empty if there is none."""
+    last = request.history[-1] if request.history else ""
+    if not last.startswith(_ASSISTANT) or not last.endswith(QUESTION_MARKS):
+        return ""
+    return segments(last.removeprefix(_ASSISTANT))[-1]
+
+
+def _messages(request: Request) -> Iterable[str]:
+    """Yield what is compared with the examples: a question before the message, it, and the user's before it."""
+    question = _question_before(request)
+    if question:
+        yield question
+    before: Sequence[str] = request.history
+    asked: tuple[str, ...] = (request.question,)
+    for _ in range(_MOST_TURNS if before else 0):
+        message = "\n".join(asked)
+        if message and count_words(message) <= _MOST_WORDS:
+            yield message
+        before, asked = _last_of_user(_without_answer(before))
+
+
+def _last_of_user(history: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the turns before the last ones of the user, and what the user says in these."""
+    end = len(history)
+    while end and history[end - 1].startswith(_USER):
+        end -= 1
+    return tuple(history[:end]), tuple(turn.removeprefix(_USER) for turn in history[end:])
+
+
+def _without_answer(history: Sequence[str]) -> Sequence[str]:
+    """Return the turns up to the last one of the user."""
+    end = len(history)
+    while end and not history[end - 1].startswith(_USER):
+        end -= 1
+    return history[:end]
+
+
+def _kinds_of(messages: Iterable[str], sources: Sources) -> dict[str, str]:
+    """Return what kind each message is of that is like an example."""
+    distinct = sorted(set(messages))
+    if not distinct:
+        return {}
+    encoder = with_states(sources.proxy(ENCODER))
+    kinds = [kind for kind, examples in _EXAMPLES.items() for _ in examples]
+    texts = [example for examples in _EXAMPLES.values() for example in examples]
+    known = Context([], sources).memory(resolve_turns, lambda: directions_of(states_of(texts, encoder)))
+    likeness = directions_of(states_of(distinct, encoder)) @ known.T
+    found = {}
+    for message, cosines in zip(distinct, likeness, strict=True):
+        if cosines.max() >= _ALIKE:
+            found[message] = kinds[int(cosines.argmax())]
+    return found

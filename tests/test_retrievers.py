@@ -1,0 +1,86 @@
+"""What users search with becomes a retriever of the gateway, whatever framework it is from."""
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.runnables import RunnableLambda
+from langchain_core.vectorstores import InMemoryVectorStore
+from llama_index.core import Document as LlamaDocument
+from llama_index.core import VectorStoreIndex
+from llama_index.core.embeddings import MockEmbedding
+
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.index import Passage
+from rgate_integrations.index.retriever import Hit
+from rgate_integrations.serving.retrievers import as_hit, as_retriever
+from tests.scripted_upstream import Shelf
+
+TEXTS = ["Oulu is in Finland.", "Graz is in Austria.", "Bari is in Italy."]
+METADATA = {"title": "Cities", "page": 3}
+
+
+def langchain_store():
+    store = InMemoryVectorStore(DeterministicFakeEmbedding(size=8))
+    store.add_documents([Document(text, metadata=METADATA) for text in TEXTS])
+    return store
+
+
+def llama_index():
+    documents = [LlamaDocument(text=text, metadata=METADATA) for text in TEXTS]
+    return VectorStoreIndex.from_documents(documents, embed_model=MockEmbedding(embed_dim=4))
+
+
+def documents(query):
+    return [Document(text, metadata=METADATA) for text in TEXTS]
+
+
+FOUND = {
+    "LangChain's store": langchain_store,
+    "LangChain's retriever": lambda: langchain_store().as_retriever(search_kwargs={"k": 2}),
+    "a runnable": lambda: RunnableLambda(documents),
+    "LlamaIndex' index": llama_index,
+    "LlamaIndex' retriever": lambda: llama_index().as_retriever(similarity_top_k=2),
+    "a function": lambda: documents,
+    "a function with k": lambda: lambda query, k: documents(query)[:k],
+    "a function with k by default": lambda: lambda query, k=9: documents(query)[:k],
+    "a function with other options": lambda: (
+        lambda query, lang="en": documents(query) if lang == "en" else []
+    ),
+    "mappings": lambda: (
+        lambda query: ({"text": text, "title": "Cities", "metadata": METADATA} for text in TEXTS)
+    ),
+}
+
+
+@pytest.mark.parametrize("make", FOUND.values(), ids=FOUND)
+def test_it_finds_passages(make):
+    first, second = as_retriever(make()).search(["Where is Oulu?", "Where is Graz?"], 2)
+    assert len(first) == len(second) == 2
+    assert {hit.passage.text for hit in (*first, *second)} <= set(TEXTS)
+    assert len({hit.passage.id for hit in first}) == 2
+    assert [(hit.passage.title, hit.passage.metadata["page"], hit.query) for hit in second] == [
+        ("Cities", 3, "Where is Graz?")
+    ] * 2
+
+
+def test_an_object_that_searches_batches_is_one_already():
+    shelf = Shelf()
+    assert as_retriever(shelf) is shelf
+
+
+@pytest.mark.parametrize("found", [None, "index", 7, str, object()])
+def test_what_cannot_search_is_refused(found):
+    with pytest.raises(ConfigurationError, match="cannot search"):
+        as_retriever(found)
+
+
+def test_a_text_is_a_passage_and_a_hit_is_itself():
+    hit = Hit(Passage("1", "a"), 0.5)
+    assert as_hit(hit, "q") is hit
+    assert as_hit("a", "q") == Hit(Passage("a", "a"), 0.0, "q")
+
+
+@pytest.mark.parametrize("results", ["a text", {"text": "a"}, [7], [{"title": "no text"}], [None]])
+def test_what_is_no_passage_is_an_error(results):
+    with pytest.raises(TypeError, match="The search returned"):
+        as_retriever(lambda query: results).search(["q"], 3)

@@ -1,0 +1,72 @@
+"""A transcript that ends in an open question is a conversation; other texts with turns in them stay as they are."""
+
+import pytest
+
+from rgate_integrations import load_gate
+from rgate_integrations.runtime.transcripts import split_transcript
+
+TURNS = [("user", "Hello"), ("assistant", "Hi!\nWhat can I do?"), ("user", "When does our lease end?")]
+CONVERSATIONS = {
+    "labels": "USER: Hello\nASSISTANT: Hi!\nWhat can I do?\nUSER: When does our lease end?\nASSISTANT:",
+    "the user spoke last": "Customer: Hello\nAgent: Hi!\nWhat can I do?\nCustomer: When does our lease end?",
+    "words before it": "This is a talk between a human and an AI.\n\nHuman: Hello\nAI: Hi!\nWhat can I do?\n"
+    "Human: When does our lease end?\nAI:",
+    "marked": "**User:** Hello\n\n**Assistant:** Hi!\nWhat can I do?\n\n**User:** When does our lease end?",
+    "headings": "### User:\nHello\n### Assistant:\nHi!\nWhat can I do?\n### User:\nWhen does our lease end?",
+    "arrows": "||>User: Hello\n||>AI: Hi!\nWhat can I do?\n||>User: When does our lease end?\n||>AI:",
+    "Chinese": "用户：Hello\n助手：Hi!\nWhat can I do?\n用户：When does our lease end?\n助手：",
+    "ChatML": "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    "Hi!\nWhat can I do?<|im_end|>\n<|im_start|>user\nWhen does our lease end?<|im_end|>\n<|im_start|>assistant\n",
+    "Llama 3": "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHello<|eot_id|><|start_header_id|>"
+    "assistant<|end_header_id|>\n\nHi!\nWhat can I do?<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"
+    "When does our lease end?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+    "Llama 2": "<s>[INST] Hello [/INST] Hi!\nWhat can I do? </s><s>[INST] When does our lease end? [/INST]",
+    "Gemma": "<start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>model\nHi!\nWhat can I do?<end_of_turn>\n"
+    "<start_of_turn>user\nWhen does our lease end?<end_of_turn>\n<start_of_turn>model\n",
+    "Phi": "<|user|>\nHello<|end|>\n<|assistant|>\nHi!\nWhat can I do?<|end|>\n<|user|>\nWhen does our lease end?"
+    "<|end|>\n<|assistant|>\n",
+}
+CHAT = "USER: When does our lease end?\nASSISTANT: In May.\nUSER: Who signed it?"
+OTHERS = [
+    "",
+    "When does our lease end?",
+    "User: When does our lease end?",  # a label, and nobody else speaks
+    f"Write a title of five words for this chat.\n\n{CHAT}",
+    f"### Task:\nSuggest tags.\n### Chat History:\n<chat_history>\n{CHAT}\nASSISTANT: Olga.\n</chat_history>",
+    f"{CHAT}\nASSISTANT: Olga.",
+    f"{CHAT}\nASSISTANT: Olga.\n\nSummarise this conversation.",
+    "Chat history:\nHuman: Hi\nAI: Hello\nFollow-up: when?\nStandalone question:",
+    f"{'word ' * 41}\n{CHAT}\nASSISTANT:",  # instructions and context
+    "user: root\npassword: x\n\nWhy does this configuration fail?",
+    "The user asked: is it open? The agent: no.",
+    "Assistant:",
+]
+
+
+@pytest.mark.parametrize("form", CONVERSATIONS)
+def test_a_conversation_is_told_from_its_text(form):
+    assert split_transcript(CONVERSATIONS[form]) == TURNS
+
+
+def test_a_single_question_before_an_open_turn_is_the_request():
+    assert split_transcript("Human: When does our lease end?\n\nAssistant:") == [TURNS[-1]]
+
+
+@pytest.mark.parametrize("text", OTHERS)
+def test_other_texts_are_no_conversations(text):
+    assert split_transcript(text) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["User:" * 50_000, "\n" * 300_000, "user\n" * 50_000, "*" * 300_000, "[INST]" * 50_000]
+)
+def test_hostile_text_takes_linear_time(text):
+    assert split_transcript(text) is None
+
+
+@pytest.mark.model
+def test_a_transcript_is_decided_as_its_last_turn_is():
+    gate = load_gate(on_error="raise")
+    assert all(decision.retrieve for decision in gate.decide_batch(list(CONVERSATIONS.values())))
+    easy = [text.replace("When does our lease end?", "What is 7 times 8?") for text in CONVERSATIONS.values()]
+    assert not any(decision.retrieve for decision in gate.decide_batch(easy))

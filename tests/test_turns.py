@@ -1,0 +1,123 @@
+"""What a message of a conversation rests on, and that it is retrieved for as that is."""
+
+import pytest
+
+from rgate_integrations import Request, load_gate
+from rgate_integrations.gates.evidence.base import Sources
+from rgate_integrations.gates.turns import join_user_turns, resolve_turns
+
+ASKED = "When does the insurance on our delivery van expire?"
+EASY = "What is the capital of Portugal?"
+FAILED = "assistant: I do not know."
+
+
+@pytest.mark.parametrize(
+    ("history", "question", "before"),
+    [
+        ([], "Thanks!", ()),
+        (["user: a?"], "a?\nThanks!", ()),
+        (["user: a?", "assistant: b", "user: c?", "user: d"], "c?\nd\nThanks!", ("user: a?", "assistant: b")),
+        (["user: a?", "assistant: b"], "Thanks!", ("user: a?", "assistant: b")),
+        (["Human: a?"], "Thanks!", ("Human: a?",)),
+    ],
+)
+def test_turns_of_the_user_in_a_row_are_one_request(history, question, before):
+    joined = join_user_turns(Request("Thanks!", history, threshold=0.3))
+    assert (joined.question, joined.history, joined.threshold) == (question, before, 0.3)
+
+
+@pytest.fixture(scope="module")
+def gate():
+    return load_gate(on_error="raise")
+
+
+def resolved(question, *history):
+    """Return what the gate reads: the request, and how many turns before it."""
+    engine = load_gate()
+    (request,) = resolve_turns(engine.gate, [Request(question, history)], Sources(engine.get_proxy, None, {}))
+    return request.question, len(request.history)
+
+
+TURNS = ("user: Hello!", "assistant: Hi!", f"user: {ASKED}", FAILED)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("turns", "expected"),
+    [
+        (("Try again.", *TURNS), (f"{ASKED}\nTry again.", 2)),
+        (("再来一次", *TURNS), (f"{ASKED}\n再来一次", 2)),
+        (("Once more!", *TURNS, "user: Try again.", FAILED), (f"{ASKED}\nOnce more!", 2)),
+        (("Thanks!", *TURNS), ("Thanks!", 0)),
+        (("Traduis ta réponse en espagnol.", *TURNS), ("Traduis ta réponse en espagnol.", 0)),
+        (("And that on our car?", *TURNS), ("And that on our car?", 4)),
+        (("Try again.", FAILED), ("Try again.", 1)),  # nothing is known of what it retries
+        (
+            ("Yes, that would be very kind, thank you!", "assistant: It rains. Shall I look it up?"),
+            ("Shall I look it up?\nYes, that would be very kind, thank you!", 1),
+        ),
+        (("Thanks!", "assistant: Done. Anything else?"), ("Thanks!", 0)),
+        (("Where is it?", "assistant: Done. How can I assist you?"), ("Where is it?", 1)),
+        (
+            (
+                "That would be wonderful!",
+                "assistant: Do you want me to search the service contract for the times?",
+            ),
+            ("Do you want me to search the service contract for the times?\nThat would be wonderful!", 0),
+        ),
+        (
+            ("What did we pay the roofer in the end?", "assistant: Shall I look it up?"),
+            ("What did we pay the roofer in the end?", 1),
+        ),
+    ],
+)
+def test_what_a_message_rests_on(turns, expected):
+    question, *history = turns
+    assert resolved(question, *history) == expected
+
+
+@pytest.mark.model
+def test_a_retry_and_a_turn_in_a_row_inherit_what_they_concern_and_thanks_do_not(gate):
+    requests = []
+    for asked in (ASKED, EASY):
+        requests.append(Request("Please answer in English.", [f"user: {asked}"]))
+        requests.append(Request("That is not what I asked.", [f"user: {asked}", FAILED]))
+        requests.append(Request("Thank you so much!", [f"user: {asked}", "assistant: That is on 4 May."]))
+    assert [d.retrieve for d in gate.decide_batch(requests)] == [True, True, False, False, False, False]
+    assert [d.question for d in gate.decide_batch(requests)][1] == "That is not what I asked."
+
+
+@pytest.mark.model
+def test_a_follow_up_is_as_unknown_as_what_it_follows_on(gate):
+    unknown = ("Who is the head of the Brunnthal clinic?", "What is the dose of zorvimab?")
+    for follow_up in ("How tall is she?", "And for adults?", "Tell me more about her.", "How did he die?"):
+        for asked in unknown:
+            assert gate.decide(follow_up, history=[f"user: {asked}", "assistant: Dr Weiss, 5 mg."]).retrieve
+    hamlet = ["user: Who wrote Hamlet?", "assistant: William Shakespeare."]
+    known = [
+        Request(question, hamlet) for question in ("When was he born?", "How did he die?", "And his wife?")
+    ]
+    assert [d.retrieve for d in gate.decide_batch(known)] == [False] * 3
+
+
+@pytest.mark.model
+def test_words_that_only_look_like_a_follow_up_are_skipped(gate):
+    whole = ("it was nice to catch up with you", "Thanks for that!", "I love it", "But why is the sky blue?")
+    assert [d.question for d in gate.decide_batch(whole) if d.retrieve] == []
+    follow_ups = ("How tall is he?", "What is its capital?", "Can you summarise that?")
+    assert [d.question for d in gate.decide_batch(follow_ups) if not d.retrieve] == []
+
+
+@pytest.mark.model
+def test_a_rule_that_never_retrieves_does_not_skip_what_refers_back():
+    assert load_gate(never=lambda question: True).decide("How tall is he?").retrieve
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "offer", ["How can I assist you today?", "Kann ich sonst noch helfen?", "¿Algo más?"]
+)
+def test_an_offer_of_nothing_in_particular_makes_nothing_needy(gate, offer):
+    messages = (EASY, "Translate 'cheese' into German.", "No, thank you.", "Thanks, bye!", ASKED)
+    requests = [Request(each, ["user: Hello", f"assistant: Hello! {offer}"]) for each in messages]
+    assert [d.retrieve for d in gate.decide_batch(requests)] == [False] * 4 + [True]
