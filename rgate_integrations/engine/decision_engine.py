@@ -233,5 +233,9 @@ class DecisionEngine(Decider):
             warnings=score.warnings,
             signals=dict(score.signals),
             llm=score.llm,
+            p_covered=score.p_covered,
+            corpus=score.corpora[0] if retrieve and score.corpora else None,
+            corpora=score.corpora,
+            outcome=score.outcome,
         )
         return decision if request.threshold is None else decision.with_threshold(request.threshold)

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
 
+from rgate_integrations.corpus.profile import CorpusProfile
 from rgate_integrations.engine.decider import Decider, OnError
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.own_gate import GateLike, OwnGate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate
+from rgate_integrations.gates.corpus import CorpusGate
 from rgate_integrations.gates.evidence.base import Drafter
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.rules import RuleOrRules
 from rgate_integrations.models.base import Proxy
+
+OneCorpus: TypeAlias = CorpusProfile | str | Path
+Corpus: TypeAlias = OneCorpus | Iterable[OneCorpus] | Mapping[str, OneCorpus]
+"""A profile or its folder, several of them, or each by the name that decisions give the corpus."""
+
+_CORPUS_PARAMETERS = ("prefer", "when_uncovered", "top")
 
 DEFAULT_GATE = "default"
 _ANSWER_GATE = f"answer:{DEFAULT_GATE},default-answer"
@@ -35,6 +46,7 @@ def load_gate(
     llm_name: str = "",
     always: RuleOrRules = (),
     never: RuleOrRules = (),
+    corpus: Corpus | None = None,
     **parameters: Any,
 ) -> DecisionEngine:
     """Return a gate that decides. No model is loaded until its first decision.
@@ -53,13 +65,20 @@ def load_gate(
         always: Rules for what always retrieves: examples ("questions like these"), patterns, and functions of the
             question and its metadata; one or several.
         never: Rules for what never does.
-        **parameters: Parameters of the gate, such as ``threshold`` or ``tokens``.
+        corpus: What is searched: its profile, the folder of one, or several; a mapping names each. Then what it
+            covers decides, too, and where to search; see `CorpusGate`.
+        **parameters: Parameters of the gate, such as ``threshold`` or ``tokens``; with a corpus also ``prefer``,
+            ``when_uncovered`` and ``top`` of `CorpusGate`.
 
     Raises:
         UnknownNameError: No gate has that name; the hint suggests the nearest.
+        ProfileError: A profile cannot be read.
         ConfigurationError: A parameter is unknown or out of its range, or the gate judges no LLM by its name.
         ModelLoadError: A trained gate or a measured ability cannot be read.
     """
+    about_corpora = {}
+    if corpus is not None:
+        about_corpora = {each: parameters.pop(each) for each in _CORPUS_PARAMETERS if each in parameters}
     if isinstance(name, Gate):
         gate = name.replace(**parameters)
     else:
@@ -71,9 +90,35 @@ def load_gate(
         gate = gate.for_llm(served, "the model that drafts")
     if llm_name:
         gate = set_llm(gate, llm_name)
+    if corpus is not None:
+        gate = CorpusGate.of({"inner": gate, "profiles": read_profiles(corpus), **about_corpora})
     return DecisionEngine(
         gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout, always=always, never=never
     )
+
+
+def read_profiles(corpus: Corpus) -> tuple[CorpusProfile, ...]:
+    """Return the profiles that ``corpus=`` stands for.
+
+    Raises:
+        ProfileError: One cannot be read.
+        ConfigurationError: It is something else.
+    """
+    if isinstance(corpus, CorpusProfile | str | Path):
+        corpus = [corpus]
+    named: list[tuple[str, Any]] = (
+        list(corpus.items()) if isinstance(corpus, Mapping) else [("", each) for each in corpus]
+    )
+    profiles = []
+    for name, given in named:
+        profile = CorpusProfile.load(given) if isinstance(given, str | Path) else given
+        if not isinstance(profile, CorpusProfile):
+            raise ConfigurationError(
+                f"A corpus must be a CorpusProfile or its folder, not {type(profile).__name__}.",
+                hint="CorpusProfile.from_texts(texts), or rgate profile",
+            )
+        profiles.append(replace(profile, name=name) if name else profile)
+    return tuple(profiles)
 
 
 def set_llm(gate: Gate, llm_name: str) -> Gate:
