@@ -411,9 +411,13 @@ class Decision(Frozen):
         if retrieve != self.retrieve:  # the gate wrote its reason for its own threshold
             turned = f"But P(known) is {self.p_known:.2f}, and the caller's threshold {threshold:.2f}."
             reason = f"{reason} {turned}".strip()
-        corpus = self.corpora[0] if retrieve and self.corpora else None
-        changed = {"threshold": threshold, "retrieve": retrieve, "reason": reason, "corpus": corpus}
-        return self.model_copy(update=changed)
+        return self.replace(threshold=threshold, retrieve=retrieve, reason=reason)
+
+    def replace(self, **changes: Any) -> Decision:
+        """Return a copy with other values, and with the `corpus` that belongs to them."""
+        changed = self.model_copy(update=changes)
+        corpus = changed.corpora[0] if changed.retrieve and changed.corpora else None
+        return changed if corpus == changed.corpus else changed.model_copy(update={"corpus": corpus})
 
     @property
     def effective_p_known(self) -> float:

@@ -37,6 +37,7 @@ class CorpusProfile:
         terms: What is telling for it, such as names of products and identifiers; the most telling first.
         source: What it was made from.
         seen: How many passages were seen.
+        sketch: Of the hashes of the passages that were seen the smallest: what it shares with other passages.
         about_something: Whether anything sets it apart from what everything is about. An encyclopaedia has nothing.
     """
 
@@ -45,6 +46,7 @@ class CorpusProfile:
     terms: tuple[str, ...] = field(default=(), repr=False)
     source: Source = "texts"
     seen: int = 0
+    sketch: tuple[str, ...] = field(default=(), repr=False)
     about_something: bool = True
     middle: float = 0.8
     scale: float = 0.01
@@ -157,6 +159,7 @@ class CorpusProfile:
             "terms": list(self.terms),
             "source": self.source,
             "seen": self.seen,
+            "sketch": list(self.sketch),
             "about_something": self.about_something,
             "middle": self.middle,
             "scale": self.scale,
@@ -187,7 +190,7 @@ class CorpusProfile:
                     f"The profile in {str(folder)!r} is of another encoder or format.", hint=_MAKE
                 )
             facts.pop("encoder")
-            facts["terms"] = tuple(facts["terms"])
+            facts["terms"], facts["sketch"] = tuple(facts["terms"]), tuple(facts["sketch"])
             return cls(vectors=load(weights)["vectors"], **facts)
         except ProfileError:
             raise

@@ -61,6 +61,11 @@ class Decider(ABC):
     def reads_history(self) -> bool:
         """Whether the gate judges a question in the light of the turns before it."""
 
+    @property
+    def corpora(self) -> tuple[str, ...]:
+        """Names of the corpora that its decisions choose among, as far as they are known here."""
+        return ()
+
     @abstractmethod
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
         """Return a decision for each request, in order, or why there is none; may raise what concerns all."""
@@ -177,7 +182,7 @@ class Decider(ABC):
             return decision
         override = Override(retrieve=True, reason=missing)
         reason = f"{missing} {decision.reason}".strip()
-        return decision.model_copy(update={"retrieve": True, "override": override, "reason": reason})
+        return decision.replace(retrieve=True, override=override, reason=reason)
 
     def _log_failures(self, requests: Sequence[Request], decisions: Sequence[Decision]) -> None:
         """Log once for a call how many of its decisions failed, and the first error without the users' words."""

@@ -98,6 +98,11 @@ class DecisionEngine(Decider):
         return self.gate.reads_history
 
     @property
+    def corpora(self) -> tuple[str, ...]:
+        """Names of the gate's corpora."""
+        return self.gate.corpora
+
+    @property
     def proxy(self) -> str:
         """Catalogue name, folder or Hub id of the proxy model; `get_proxy` returns the model."""
         return self.gate.proxy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, Unpack
 
 from rgate_integrations.corpus.profile import CorpusProfile
 from rgate_integrations.engine.decider import Decider, OnError
@@ -16,7 +16,7 @@ from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.corpus import CorpusGate
 from rgate_integrations.gates.evidence.base import Drafter
 from rgate_integrations.gates.registry import make_gate
-from rgate_integrations.gates.rules import RuleOrRules
+from rgate_integrations.gates.rules import RuleOptions, RuleOrRules
 from rgate_integrations.models.base import Proxy
 
 OneCorpus: TypeAlias = CorpusProfile | str | Path
@@ -24,6 +24,23 @@ Corpus: TypeAlias = OneCorpus | Iterable[OneCorpus] | Mapping[str, OneCorpus]
 """A profile or its folder, several of them, or each by the name that decisions give the corpus."""
 
 _CORPUS_PARAMETERS = ("prefer", "when_uncovered", "top")
+
+
+class GateOptions(RuleOptions, total=False):
+    """What adapters take beside a gate: rules, and what is searched; see `load_gate`.
+
+    Attributes:
+        corpus: Also True: the adapter makes the profile of the passages that it has at hand.
+        prefer: See `CorpusGate`.
+        when_uncovered: See `CorpusGate`.
+        top: See `CorpusGate`.
+    """
+
+    corpus: Corpus | bool | None
+    prefer: Literal["corpus", "llm"] | None
+    when_uncovered: Literal["retrieve", "direct", "abstain"] | None
+    top: int | None
+
 
 DEFAULT_GATE = "default"
 _ANSWER_GATE = f"answer:{DEFAULT_GATE},default-answer"
@@ -91,7 +108,7 @@ def load_gate(
     if llm_name:
         gate = set_llm(gate, llm_name)
     if corpus is not None:
-        gate = CorpusGate.of({"inner": gate, "profiles": read_profiles(corpus), **about_corpora})
+        gate = set_corpora(gate, corpus, **about_corpora)
     return DecisionEngine(
         gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout, always=always, never=never
     )
@@ -121,6 +138,17 @@ def read_profiles(corpus: Corpus) -> tuple[CorpusProfile, ...]:
     return tuple(profiles)
 
 
+def set_corpora(gate: Gate, corpus: Corpus, **parameters: Any) -> CorpusGate:
+    """Return a gate that also knows what corpora cover, in place of those that it knew.
+
+    Raises:
+        ProfileError: A profile cannot be read.
+        ConfigurationError: A parameter is out of its range, or two corpora have one name.
+    """
+    inner = gate.inner if isinstance(gate, CorpusGate) else gate
+    return CorpusGate.of({"inner": inner, "profiles": read_profiles(corpus), **parameters})
+
+
 def set_llm(gate: Gate, llm_name: str) -> Gate:
     """Return a gate that judges what an LLM knows, or one that was fitted to an LLM as it is.
 
@@ -135,17 +163,38 @@ def set_llm(gate: Gate, llm_name: str) -> Gate:
     return gate.for_llm(llm_name)
 
 
-def resolve_gate(gate: Any = None, llm_name: str = "") -> Decider:
-    """Return what an adapter's ``gate=`` argument stands for.
+def resolve_gate(gate: Any = None, llm_name: str = "", **options: Unpack[GateOptions]) -> Decider:
+    """Return what an adapter's ``gate=`` argument and its further options stand for.
 
     Args:
         gate: A gate, `load_gate`'s argument, an object with `decide_batch` and `adecide_batch`, or None.
         llm_name: The LLM whose knowledge is judged; see `load_gate`.
+        **options: Rules, and what is searched. ``corpus=True`` is left to the adapter.
 
     Raises:
-        ConfigurationError: It is none of these, or it judges no LLM by its name.
+        ConfigurationError: It is none of these, it judges no LLM by its name, or it cannot take an option.
+        ProfileError: The profile of a corpus cannot be read.
         UnknownNameError: No gate has that name.
     """
+    decider = _resolve(gate, llm_name)
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    corpus = given.pop("corpus", None)
+    about_corpora = {name: given.pop(name) for name in _CORPUS_PARAMETERS if name in given}
+    if about_corpora and corpus is None:
+        raise ConfigurationError(
+            f"{min(about_corpora)}= needs a corpus.", hint="corpus=CorpusProfile.from_texts(texts)"
+        )
+    if corpus is not None and not isinstance(decider, DecisionEngine):
+        raise ConfigurationError(
+            f"{decider.name} takes no corpus.", hint="Choose among corpora in its own decide_batch."
+        )
+    if isinstance(decider, DecisionEngine) and not isinstance(corpus, bool | None):
+        decider = decider.with_options(gate=set_corpora(decider.gate, corpus, **about_corpora))
+    return decider.with_rules(**given)
+
+
+def _resolve(gate: Any, llm_name: str) -> Decider:
+    """Return what ``gate=`` stands for, about what the LLM of a name knows."""
     if gate is None or isinstance(gate, str | Gate):
         return load_gate(gate, llm_name=llm_name)
     if not isinstance(gate, GateLike):

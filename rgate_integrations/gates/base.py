@@ -162,6 +162,11 @@ class Gate(BaseModel, ABC):
         """Return what reads the question alone: itself, or a gate of the same family; None without one."""
         return None
 
+    @property
+    def corpora(self) -> tuple[str, ...]:
+        """Names of the corpora whose profiles it has; its decisions say which of them to search."""
+        return ()
+
     @classmethod
     def parse_argument(cls, argument: str) -> dict[str, Any]:
         """Return the parameters that the part of its name behind the colon stands for, as in ``constant:always``.

@@ -53,10 +53,10 @@ class CorpusGate(Gate):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        names = [profile.name for profile in self.profiles]
-        if len(set(names)) < len(names):
+        if len(set(self.corpora)) < len(self.corpora):
             raise ConfigurationError(
-                f"Names of corpora must differ, not {', '.join(names)}.", hint="corpus={'docs': a, 'hr': b}"
+                f"Names of corpora must differ, not {', '.join(self.corpora)}.",
+                hint="corpus={'docs': a, 'hr': b}",
             )
         return self
 
@@ -64,6 +64,11 @@ class CorpusGate(Gate):
     def name(self) -> str:
         """The name of its gate."""
         return self.inner.name
+
+    @property
+    def corpora(self) -> tuple[str, ...]:
+        """Names of the corpora."""
+        return tuple(profile.name for profile in self.profiles)
 
     @property
     def judges_llm(self) -> bool:  # type: ignore[override]  # as its gate does

@@ -53,6 +53,12 @@ def bind_decision(
     return {**config, "configurable": {**config.get("configurable", {}), DECISION_KEY: bound}}
 
 
+def read_bound(config: RunnableConfig) -> BoundDecision | None:
+    """Return what a config carries; None if nothing was decided around the run."""
+    bound: BoundDecision | None = config.get("configurable", {}).get(DECISION_KEY)
+    return bound
+
+
 EVENT = "retrieval_gate"
 
 _EMITTED = {
@@ -69,6 +75,9 @@ _EMITTED = {
     "p_helps",
     "outcome",
     "llm",
+    "p_covered",
+    "corpus",
+    "corpora",
 }
 
 
