@@ -40,6 +40,10 @@ JudgedName = Annotated[str, typer.Option("--llm-name", help="The LLM whose knowl
 IndexFolder = Annotated[
     Path | None, typer.Option("--index", help="Folder of an index; the demo's corpus by default.")
 ]
+CorpusFolders = Annotated[
+    list[Path] | None,
+    typer.Option("--corpus", help="Profile of what is searched (rgate profile); may be repeated."),
+]
 PassageCount = Annotated[int, typer.Option("-k", min=1, help="Passages a question.")]
 AnswerTokens = Annotated[int, typer.Option(min=1, help="Maximum length of an answer.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]

@@ -105,7 +105,6 @@ def route_edge(
         >>> edge(gate_node("constant:never").invoke({"question": "who wrote hamlet?"}))
         'answer'
     """
-
     nodes = {"": retrieve} if isinstance(retrieve, str) else dict(retrieve)
     check_corpora((), nodes)
 

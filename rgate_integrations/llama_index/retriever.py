@@ -53,8 +53,8 @@ class FlowRetriever(BaseRetriever):
 class CorpusRetriever(FlowRetriever):
     """Asks the retrievers of the corpora that the gate's decision names: all of them if it names none.
 
-    What they find is fused by reciprocal rank. `GatedRetriever` makes one of ``{"docs": retriever, "hr": retriever}``.
-    It may also stand in the engine of a `GatedQueryEngine`.
+    What they find is fused by reciprocal rank. `GatedRetriever` makes one of ``{"docs": retriever, "hr": other}``. It
+    may also stand in the engine of a `GatedQueryEngine`.
 
     Args:
         parts: The retrievers, by the names of their corpora.
@@ -126,8 +126,8 @@ class GatedRetriever(Gated, FlowRetriever):
         known_message: Text of the note; None finds nothing instead.
         node_postprocessors: Applied to the passages, never to the note.
         **options: ``always=`` and ``never=``: rules as of `load_gate`, in place of the gate's own. ``corpus=``, with
-            ``prefer=``, ``when_uncovered=`` and ``top=``: what is searched, as of `load_gate`; True makes a profile of
-            the passages, if these are at hand.
+            ``prefer=``, ``when_uncovered=`` and ``top=``: what is searched, as of `load_gate`; True makes a profile
+            of the passages, if these are at hand.
 
     Raises:
         ConfigurationError: The retrievers' names are not those of the corpora, or there are no passages at hand.

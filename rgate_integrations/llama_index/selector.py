@@ -22,8 +22,8 @@ from rgate_integrations.runtime.flow import Flow, arun, run
 class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
     """Selects the direct tool for known questions, and a retrieve tool for the others: where they may be answered.
 
-    With several corpora, up to ``top`` tools are selected, and the router merges their answers. Where the gate failed,
-    or a rule decided, all of them are.
+    With several corpora, up to ``top`` tools are selected, and the router merges their answers. All of them are where
+    the gate failed or a rule decided.
 
     Args:
         gate: A gate, or what `load_gate` takes; the default gate when None.

@@ -36,6 +36,7 @@ class Advice(BaseModel):
         reason: One sentence.
         kind: The likeliest kind of request; empty if the gate has no kinds.
         p_covered: Probability that a corpus has something on the question; None if no corpus is known.
+        corpus: Name of the corpus to search; None if it does not retrieve, or no corpus is known.
         corpora: Names of the corpora to search if it retrieves, best first.
     """
 
@@ -44,6 +45,7 @@ class Advice(BaseModel):
     reason: str
     kind: str
     p_covered: float | None
+    corpus: str | None
     corpora: tuple[str, ...]
 
 
@@ -66,6 +68,7 @@ class Advisor:
             reason=decision.reason,
             kind=likeliest_kind(decision),
             p_covered=decision.p_covered,
+            corpus=decision.corpus,
             corpora=decision.corpora,
         )
 

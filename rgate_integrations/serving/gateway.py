@@ -61,8 +61,8 @@ class Gateway:
     Args:
         service: Decides.
         upstream: Answers.
-        retriever: Finds passages; a mapping has one for each corpus of the gate, of which at most ``top`` are asked, or
-            all where it failed or a rule decided. None if decisions are only reported in headers.
+        retriever: Finds passages; a mapping has one for each corpus of the gate: at most ``top`` are asked, or all
+            where the gate failed or a rule decided. None if decisions are only reported in headers.
         k: Passages a question.
         answer_first: The beginning of the upstream's answer is judged, too; where the answer is not streamed, it is
             not. The question gate is the service's.
@@ -87,7 +87,9 @@ class Gateway:
         shadow: str | Path | None = None,
     ) -> None:
         partial_answers = AnswerFirst.coerce(answer_first) if shadow is None else None
-        retrievers = retriever if isinstance(retriever, Mapping) else {"": retriever} if retriever else {}
+        retrievers = (
+            retriever if isinstance(retriever, Mapping) else {} if retriever is None else {"": retriever}
+        )
         if isinstance(retriever, Mapping):
             check_corpora(service.gate.corpora, retriever)
         chooses = len(retrievers) > 1
@@ -187,7 +189,7 @@ class Gateway:
         return routed
 
     async def search(self, llm_request: LLMRequest, decision: Decision | None = None) -> list[Hit]:
-        """Return what is found for a question, and for the claims of a decision's draft, in the corpora that it names.
+        """Return what the corpora of a decision have on a question, and on the claims of its draft.
 
         A search that fails or is late finds nothing.
         """
