@@ -121,7 +121,7 @@ def read_profiles(corpus: Corpus) -> tuple[CorpusProfile, ...]:
         ProfileError: One cannot be read.
         ConfigurationError: It is something else.
     """
-    if isinstance(corpus, CorpusProfile | str | Path):
+    if isinstance(corpus, CorpusProfile | str | Path) or not isinstance(corpus, Iterable):
         corpus = [corpus]
     named: list[tuple[str, Any]] = (
         list(corpus.items()) if isinstance(corpus, Mapping) else [("", each) for each in corpus]

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from traceback import format_exception_only
 
@@ -243,7 +244,9 @@ class GatewayCall(QuestionCall):
     def __init__(self, gateway: Gateway, llm_request: LLMRequest) -> None:
         gates = gateway.service.gates(str(llm_request.body.get("model") or "")[:200])
         answer_first = gateway.strategy.answer_first if llm_request.can_be_judged_early else None
-        strategy = Strategy(answer_first, gateway.strategy.look_first, gates.answer, gates.question)
+        strategy = replace(
+            gateway.strategy, answer_first=answer_first, judge=gates.answer, question_gate=gates.question
+        )
         turn = llm_request.turn
         item = read_item(turn.question, history=turn.history, timeout=gateway.service.timeout)
         super().__init__(strategy, item)
