@@ -67,7 +67,7 @@ def profile_texts(texts: Collection[str], name: str, folder: Path | None = None)
     if folder is not None:
         try:
             profile.save(folder / FOLDER)
-        except WriteError as error:  # the folder may be read-only
+        except (WriteError, ConfigurationError) as error:  # it may be read-only, or something else is there
             _log.warning("The profile of %r is not kept: %s", name, error)
     return profile
 
