@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from types import SimpleNamespace
 
 import httpx
@@ -17,7 +18,7 @@ from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import RouterQueryEngine
 from llama_index.core.tools import QueryEngineTool
 
-from rgate_integrations import CorpusProfile
+from rgate_integrations import CorpusProfile, load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.corpus.indexed import FOLDER, profile_index
 from rgate_integrations.errors import ConfigurationError, ProfileError
@@ -130,6 +131,15 @@ def test_a_guard_over_three_corpora_asks_two_where_two_may_hold_it(folders):
     (one,) = {document.metadata["rgate_corpus"] for document in guard.invoke(QUESTIONS["logger"])}
     assert one == "logger"
     assert guard.invoke(SMALL_TALK) == []
+
+
+def test_what_a_rule_retrieves_is_searched_where_it_belongs(folders):
+    rules = {"always": [re.compile("Hamlet"), QUESTIONS["canteen"]]}
+    gate = load_gate(corpus=folders, **rules)
+    for asked, name in ((f"{QUESTIONS['leave']} Ask Hamlet.", "leave"), (QUESTIONS["canteen"], "canteen")):
+        decision = gate.decide(asked)
+        assert decision.override.reason.startswith("The rule always=")
+        assert (decision.corpus, decision.p_known) == (name, 0.0)
 
 
 # --- LlamaIndex --------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ _Item = TypeVar("_Item")
 def chosen_corpora(decision: Decision | None, names: Sequence[str]) -> tuple[str, ...]:
     """Return which of some corpora to search, best first: those that a decision names, or else all.
 
-    A decision names none where the gate failed, or a rule decided in its place.
+    A decision names none where the gate failed.
 
     Args:
         decision: The decision; None if there is none.

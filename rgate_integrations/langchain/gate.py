@@ -271,7 +271,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         Args:
             retrieve: Gets the inputs of unknown questions; an existing RAG chain. With several corpora also a mapping
                 from their names to chains: that of the best corpus runs, whatever ``top`` is, or the first one where
-                the gate failed or a rule decided.
+                the gate failed.
             direct: Gets the inputs of known questions; the LLM without retrieval.
             answer_first: Let ``direct`` begin to answer and judge its first tokens: it goes on if they are known,
                 and is stopped if not. ``llm=`` is not asked then. This gate judges, or the one for partial answers
@@ -370,7 +370,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         Args:
             retriever: What to guard: a retriever, or any runnable or function from a query to documents. For a gate
                 with several corpora also a mapping from their names to these: at most ``top`` are asked, or all of
-                them where the gate failed or a rule decided.
+                them where the gate failed.
             k: Maximum number of documents; by default no limit of its own.
             always_include_question: Whether the question itself is always searched.
             max_queries: Maximum number of queries a question, at least 1.

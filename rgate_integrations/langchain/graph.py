@@ -92,7 +92,7 @@ def route_edge(
     Args:
         retrieve: The node for unknown questions, such as the one that searches; or a mapping from the names of the
             gate's corpora to nodes. With ``top=2``, the edge may lead to two of them. Where the decision names no
-            corpus, since the gate failed or a rule decided, it leads to the first.
+            corpus, since the gate failed, it leads to the first.
         direct: The node for known questions, such as the one that answers.
         decision_key: The key of the state that the decision is under. A decision that came back from a checkpoint as
             a mapping is read as well.

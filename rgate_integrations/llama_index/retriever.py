@@ -117,7 +117,7 @@ class GatedRetriever(Gated, FlowRetriever):
 
     Args:
         retriever: The guarded retriever. With several corpora also a mapping from their names to retrievers: at most
-            ``top`` are asked, or all of them where the gate failed or a rule decided.
+            ``top`` are asked, or all of them where the gate failed.
         gate: A gate, or what `load_gate` takes; the default gate when None.
         llm: Your own LLM: it writes its first tokens, and the gate judges them.
         tokens: Maximum number of tokens that it writes, at least 1.

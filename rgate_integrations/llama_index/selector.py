@@ -23,7 +23,7 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
     """Selects the direct tool for known questions, and a retrieve tool for the others: where they may be answered.
 
     With several corpora, up to ``top`` tools are selected, and the router merges their answers. All of them are where
-    the gate failed or a rule decided.
+    the gate failed.
 
     Args:
         gate: A gate, or what `load_gate` takes; the default gate when None.

@@ -63,7 +63,7 @@ class Gateway:
         service: Decides.
         upstream: Answers.
         retriever: Finds passages; a mapping has one for each corpus of the gate: at most ``top`` are asked, or all
-            where the gate failed or a rule decided. None if decisions are only reported in headers.
+            where the gate failed. None if decisions are only reported in headers.
         k: Passages a question.
         answer_first: The beginning of the upstream's answer is judged, too; where the answer is not streamed, it is
             not. The question gate is the service's.
