@@ -18,7 +18,8 @@ from rgate_integrations import Decision, load_gate
 from rgate_integrations.answering.corpora import chosen_corpora, fuse_corpora
 from rgate_integrations.corpus.indexed import overlap, sketch_texts
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.langchain import CorpusChain, CorpusRetriever, RetrievalGate
+from rgate_integrations.langchain import CorpusRetriever, RetrievalGate
+from rgate_integrations.langchain.corpora import CorpusChain
 from rgate_integrations.langchain.graph import gate_node, route_edge
 from rgate_integrations.llama_index import GatedRetriever, RetrievalGateSelector
 from rgate_integrations.serving.agents import make_mcp_server

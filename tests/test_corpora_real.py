@@ -23,7 +23,8 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.corpus.indexed import FOLDER, profile_index
 from rgate_integrations.errors import ConfigurationError, ProfileError
 from rgate_integrations.index import BM25Index, HybridIndex, Passage, PassageIndex
-from rgate_integrations.langchain import CorpusChain, IndexRetriever, RetrievalGate
+from rgate_integrations.langchain import IndexRetriever, RetrievalGate
+from rgate_integrations.langchain.corpora import CorpusChain
 from rgate_integrations.llama_index import (
     CorpusRetriever,
     GatedQueryEngine,

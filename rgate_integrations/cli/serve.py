@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 ShadowLog = Annotated[
     Path | None, typer.Option(help="Change nothing; log decisions to this file, for rgate tune.")
 ]
+Indexes = Annotated[
+    list[str] | None,
+    typer.Option("--index", help="Folder of an index; or NAME=FOLDER, repeated, to choose among them."),
+]
 AllowedOrigins = Annotated[
     list[str] | None,
     typer.Option(help="Origin whose web pages may ask, such as http://localhost:3000; may be repeated."),
@@ -59,12 +63,7 @@ def serve(
     upstream: Annotated[
         str | None, typer.Option(help=f"OpenAI-compatible server to be a gateway for (its key in {KEY}).")
     ] = None,
-    index: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Folder of an index; or NAME=FOLDER, which may be repeated, for the gate to choose among."
-        ),
-    ] = None,
+    index: Indexes = None,
     corpus: CorpusFolders = None,
     retriever: Annotated[
         str | None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar, Self
 
@@ -144,6 +144,29 @@ class CorpusRetriever(PerCorpus[str, list[Document]], BaseRetriever):
     ) -> list[Document]:
         # A retriever must have this, and old code calls it.
         return self.invoke(query, {"callbacks": run_manager.get_child()}, **options)
+
+
+def as_searched(
+    given: Any, kind: type[Any], corpora: Sequence[str], *, by_itself: bool
+) -> Runnable[Any, Any]:
+    """Return what is searched as a runnable.
+
+    Args:
+        given: A runnable or what LangChain makes one of; or several, by the names of their corpora.
+        kind: What several become: a `CorpusChain` or a `CorpusRetriever`.
+        corpora: Names of the gate's corpora.
+        by_itself: Whether the gate is yet to learn of its corpora, from what is searched.
+
+    Raises:
+        ConfigurationError: The names are not those of the gate's corpora.
+    """
+    # Without corpora a mapping is what it is everywhere in LangChain: runnables side by side.
+    if isinstance(given, Mapping) and (by_itself or len(corpora) > 1 or set(corpora) == set(given)):
+        given = kind(parts=given)
+    if isinstance(given, PerCorpus):
+        check_corpora(corpora, given.parts)
+    searched: Runnable[Any, Any] = coerce_to_runnable(given)
+    return searched
 
 
 def profile_searched(searched: Runnable[Any, Any]) -> dict[str, CorpusProfile]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any, ClassVar, Self, TypeVar, Unpack
@@ -19,7 +19,6 @@ from langchain_core.runnables.utils import ConfigurableFieldSpec, get_unique_con
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
 from rgate_integrations.answering.answer_first import AnswerFirst
-from rgate_integrations.answering.corpora import check_corpora
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.query_plan import QueryPlan, plan_queries_flow
 from rgate_integrations.answering.rewriting import Rewriter
@@ -38,21 +37,26 @@ from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.evidence.draft import generation_cost
 from rgate_integrations.langchain.bound_decision import (
-    THRESHOLD_KEY,
+    THRESHOLD_SPEC,
     bind_decision,
     emit_decision_event,
     read_bound,
     read_threshold,
 )
 from rgate_integrations.langchain.chat_models import get_llm_name, runnables_in
-from rgate_integrations.langchain.corpora import CorpusChain, CorpusRetriever, PerCorpus, profile_searched
+from rgate_integrations.langchain.corpora import (
+    CorpusChain,
+    CorpusRetriever,
+    PerCorpus,
+    as_searched,
+    profile_searched,
+)
 from rgate_integrations.langchain.documents import fuse_documents
 from rgate_integrations.langchain.drafting import ChatDrafter, GateCall, condense_follow_ups
 from rgate_integrations.langchain.questions import QuestionInput
 from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run
 from rgate_integrations.runtime.flow import Flow
-from rgate_integrations.runtime.text import redact
 
 _Input = TypeVar("_Input")
 _Retrieved = TypeVar("_Retrieved")
@@ -64,14 +68,6 @@ LLM_NAME_SOURCE = "its chat model"
 """Where the name of an LLM was found, for decisions that say whose knowledge they judge."""
 
 UNCONDENSED = "The follow-up could not be condensed."
-
-THRESHOLD_SPEC = ConfigurableFieldSpec(
-    id=THRESHOLD_KEY,
-    annotation=float,
-    name="Retrieval threshold",
-    description="Retrieve iff p_known is below it; overrides the gate's own for one call.",
-    default=None,
-)
 
 
 class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
@@ -221,7 +217,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             for call, draft in zip(calls, drafts, strict=True):
                 call.draft = draft
         elif self._drafter is not None:
-            yield from self._write_drafts(self._drafter, waiting)
+            yield from self._drafter.write_for(waiting)
         decisions = yield from self.gate.flow([call.item() for call in waiting])
         for call, decision in zip(waiting, decisions, strict=True):
             changed: dict[str, Any] = {}
@@ -244,19 +240,6 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             call.result = bound.decision
         return call
 
-    def _write_drafts(self, drafter: ChatDrafter, calls: Sequence[GateCall]) -> Flow[None]:
-        """Let the LLM write drafts; if that raises, none of these questions can be judged."""
-        drafted = [call for call in calls if call.condense_error is None]
-        written: Sequence[Draft | Exception | None]
-        try:
-            written = yield from drafter.write_drafts(drafted)
-        except Exception as error:  # any error may come from an LLM
-            texts = [text for call in drafted for text in drafter.private_texts(call)]
-            _log.warning("The LLM wrote no draft: %s: %s", type(error).__name__, redact(error, *texts))
-            written = [error] * len(drafted)
-        for call, draft in zip(drafted, written, strict=True):
-            call.draft = draft
-
     def route(
         self,
         *,
@@ -273,10 +256,9 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 from their names to chains: that of the best corpus runs, whatever ``top`` is, or the first one where
                 the gate failed.
             direct: Gets the inputs of known questions; the LLM without retrieval.
-            answer_first: Let ``direct`` begin to answer and judge its first tokens: it goes on if they are known,
-                and is stopped if not. ``llm=`` is not asked then. This gate judges, or the one for partial answers
-                that belongs to it, as there is beside the default and beside a tuned one; `AnswerFirst` has more
-                to choose.
+            answer_first: Let ``direct`` begin to answer and judge its first tokens: it goes on if they are known, and
+                is stopped if not. ``llm=`` is not asked then. This gate judges, or the one for partial answers that
+                belongs to it, as there is beside the default and a tuned one; `AnswerFirst` has more to choose.
             look_first: Run ``retrieve`` up to its retriever for every input, while the gate decides, and compare what
                 the LLM knows with what was found: only passages that help are read. Nothing is searched twice.
                 `LookFirst` has more to choose. With ``answer_first``, an answer is begun only where that can change
@@ -292,22 +274,19 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         """
         searched = self._as_searched(retrieve, CorpusChain)
         if self.corpus is True:
+            looks: Any = {"answer_first": answer_first, "look_first": look_first}
             return self._knowing(searched).route(
-                retrieve=searched,
-                direct=direct,
-                answer_first=answer_first,
-                look_first=look_first,
-                condensed_key=condensed_key,
+                retrieve=searched, direct=direct, condensed_key=condensed_key, **looks
             )
         arm: Runnable[Any, Any] = coerce_to_runnable(direct)  # type: ignore[arg-type]  # a mapping is one
         chooses = next(runnables_in(searched, PerCorpus), None) is not None
         strategy = Strategy(look_first=LookFirst.coerce(look_first), chooses_corpus=chooses)
-        options = AnswerFirst.coerce(answer_first)
-        if options is not None:
-            judge, question_gate = answer_first_gates(self.gate, options.question_gate)
+        first = AnswerFirst.coerce(answer_first)
+        if first is not None:
+            judge, question_gate = answer_first_gates(self.gate, first.question_gate)
             strategy = replace(
                 strategy,
-                answer_first=options,
+                answer_first=first,
                 judge=self._sibling_gate(judge).for_arm(arm),
                 question_gate=question_gate and self._sibling_gate(question_gate).for_arm(arm),
             )
@@ -315,30 +294,13 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             raise ConfigurationError(
                 "condensed_key= needs a gate that condenses.", hint="RetrievalGate(condense=...)"
             )
+        gate = self.for_arm(arm)
         return RetrievalRouter(
-            self.for_arm(arm),
-            retrieve=searched,
-            direct=arm,
-            strategy=strategy,
-            condensed_key=condensed_key,
+            gate, retrieve=searched, direct=arm, strategy=strategy, condensed_key=condensed_key
         )
 
     def _as_searched(self, given: Any, kind: type[Any]) -> Runnable[Any, Any]:
-        """Return what is searched as a runnable: of a mapping from the names of corpora one of a kind.
-
-        Raises:
-            ConfigurationError: Its names are not those of the gate's corpora.
-        """
-        corpora = self.gate.corpora
-        # Without corpora a mapping is what it is everywhere in LangChain: runnables side by side.
-        if isinstance(given, Mapping) and (
-            self.corpus is True or len(corpora) > 1 or set(corpora) == set(given)
-        ):
-            given = kind(parts=given)
-        if isinstance(given, PerCorpus):
-            check_corpora(corpora, given.parts)
-        searched: Runnable[Any, Any] = coerce_to_runnable(given)
-        return searched
+        return as_searched(given, kind, self.gate.corpora, by_itself=self.corpus is True)
 
     def _knowing(self, searched: Runnable[Any, Any]) -> Self:
         """Return a gate that knows what is searched, by its passages; itself unless it is to find that out."""
