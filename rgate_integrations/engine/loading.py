@@ -23,7 +23,6 @@ OneCorpus: TypeAlias = CorpusProfile | str | Path
 Corpus: TypeAlias = OneCorpus | Iterable[OneCorpus] | Mapping[str, OneCorpus]
 """A profile or its folder, several of them, or each by the name that decisions give the corpus."""
 
-_CORPUS_PARAMETERS = ("prefer", "when_uncovered", "top")
 
 DEFAULT_GATE = "default"
 _ANSWER_GATE = f"answer:{DEFAULT_GATE},default-answer"
@@ -78,7 +77,9 @@ def load_gate(
     """
     about_corpora = {}
     if corpus is not None:
-        about_corpora = {each: parameters.pop(each) for each in _CORPUS_PARAMETERS if each in parameters}
+        about_corpora = {
+            each: parameters.pop(each) for each in CorpusGate.own_parameters if each in parameters
+        }
     if isinstance(name, Gate):
         gate = name.replace(**parameters)
     else:
