@@ -16,7 +16,6 @@ from llama_index.core.tools import QueryEngineTool
 
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.answering.corpora import chosen_corpora, fuse_corpora
-from rgate_integrations.corpus.indexed import overlap, sketch_texts
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import CorpusRetriever, RetrievalGate
 from rgate_integrations.langchain.corpora import CorpusChain
@@ -82,17 +81,6 @@ def test_one_id_in_two_corpora_stands_for_two_passages():
     found = {"docs": [["1", "2"], ["2"]], "hr": [["1"]]}
     assert fuse_corpora(found, key=lambda name: name) == ["2", "1", "1"]
     assert fuse_corpora(found, key=lambda name: name, k=1) == ["2"]
-
-
-def test_the_overlap_of_two_sets_is_estimated_from_their_sketches():
-    one, other = [f"text {i}" for i in range(3_000)], [f"text {i}" for i in range(1_000, 4_000)]
-    sketch = sketch_texts(one)
-    assert sketch == sketch_texts(reversed(one + one))
-    assert overlap(sketch, sketch) == 1
-    assert overlap(sketch, sketch_texts(other)) == pytest.approx(0.5, abs=0.13)
-    assert overlap(sketch, sketch_texts(["other"])) < 0.02
-    assert overlap(sketch_texts(["a"]), sketch_texts(["a", "b"])) == 0.5
-    assert overlap((), ()) == 0
 
 
 def test_a_decision_names_a_corpus_exactly_if_it_retrieves():

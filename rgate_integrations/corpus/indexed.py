@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import heapq
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +14,6 @@ from rgate_integrations.errors import ConfigurationError, ProfileError, WriteErr
 
 FOLDER = "profile"
 """Folder of the profile in that of its index."""
-SAME = 0.8
-"""An index whose passages overlap less than so much with those of its profile gets a new one."""
-_HASHES = 128
 
 _log = logging.getLogger("rgate_integrations")
 
@@ -57,28 +52,15 @@ def profile_texts(texts: Collection[str], name: str, folder: Path | None = None)
         name: Name of the corpus.
         folder: Where the index is saved; None if it is not.
     """
-    sketch = sketch_texts(texts)
     if folder is not None:
         with suppress(ProfileError):
             saved = CorpusProfile.load(folder / FOLDER)
-            if overlap(saved.sketch, sketch) >= SAME:
+            if not saved.is_outdated(texts):
                 return replace(saved, name=name)
-    profile = replace(CorpusProfile.from_texts(texts, name), sketch=sketch)
+    profile = CorpusProfile.from_texts(texts, name)
     if folder is not None:
         try:
             profile.save(folder / FOLDER)
         except (WriteError, ConfigurationError) as error:  # it may be read-only, or something else is there
             _log.warning("The profile of %r is not kept: %s", name, error)
     return profile
-
-
-def sketch_texts(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return the smallest hashes of texts, at most 128: a random sample that does not depend on their order."""
-    hashes = {hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16] for text in texts}
-    return tuple(heapq.nsmallest(_HASHES, hashes))
-
-
-def overlap(one: Collection[str], other: Collection[str]) -> float:
-    """Return about which share of two sets of texts is in both, in [0, 1], from their sketches (Broder 1997)."""
-    sample = heapq.nsmallest(_HASHES, {*one, *other})
-    return sum(each in one and each in other for each in sample) / max(len(sample), 1)

@@ -6,23 +6,49 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
+from pydantic import Field
 
+from rgate_integrations.corpus.background import background, unit
+from rgate_integrations.corpus.sampling import Sample, likeness, sample_texts
 from rgate_integrations.corpus.searching import collect_passages
+from rgate_integrations.corpus.terms import Terms, find_terms, words_of
+from rgate_integrations.decision import Frozen
 from rgate_integrations.errors import ProfileError
 from rgate_integrations.models.download import downloaded_path
 from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder, shared_encoder
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
-from rgate_integrations.runtime.files import existing_folder, json_text, parse_json, read_file, write_folder
+from rgate_integrations.runtime.files import existing_folder, json_text, read_file, write_folder
+from rgate_integrations.runtime.segments import segments
 
 FORMAT = 1
 CONFIG, WEIGHTS = "profile.json", "profile.safetensors"
+MOST = 1_500
+"""How many passages are kept at most."""
 NEAREST = 5
 """A question is as near to a corpus as the mean cosine to so many of its nearest passages."""
-_MOST = 2_000  # passages that are kept
+SLOPE, MIDDLE, NAMED = 10.3, 0.57, 3.0
+"""The logit of P(covered) is ``SLOPE * (z - MIDDLE)``, and ``NAMED`` more if a question has a name of the corpus.
+
+Here z is 0 for a question that is as near as requests that have nothing to do with the corpus, and 1 for one that is
+as near as sentences of its own passages. Fitted by ``benchmarks/corpora.py``."""
+
+_READ = 300  # characters of a passage that are embedded: more say the same
+_LEFT_OUT, _SHORTEST, _LONGEST = 200, 20, 200
+"""So many sentences of so many characters tell how near the corpus is to what it holds."""
+_USUAL, _USUAL_COUNTS = 0.22, 10
+"""How much nearer these usually are than other requests, and for how many sentences that counts."""
+_LEAST, _GREATEST = 0.12, 0.4  # where passages have nothing in common, or are nearly all the same
+_SETS_APART = 0.2
+"""Length of the mean direction of passages that are about something: 0.05 of an encyclopaedia, 0.4 of four unlike
+corpora in one."""
+_MUCH_CHANGED = 0.7  # of its passages in common, and below, a corpus needs a new profile
+_ENCODER = f"{ENCODER} {FINGERPRINT}"
+_MAKE = "Make it again: rgate profile --corpus FILE.jsonl --out DIR"
 
 Source: TypeAlias = Literal["texts", "retriever", "description"]
 
@@ -31,56 +57,67 @@ Source: TypeAlias = Literal["texts", "retriever", "description"]
 class CorpusProfile:
     """What a corpus is about. Immutable.
 
+    Example:
+        >>> from rgate_integrations import load_gate
+        >>> handbook = CorpusProfile.from_texts(["Staff travel second class.", "Claims are paid in May."], "handbook")
+        >>> load_gate(corpus=handbook).decide("When are claims paid?").corpus
+        'handbook'
+
     Attributes:
         name: The corpus's name, as decisions give it.
-        vectors: Directions of a sample of its passages, shape (passages, 384), of length 1.
-        terms: What is telling for it, such as names of products and identifiers; the most telling first.
-        source: What it was made from.
+        codes: Directions of a sample of its passages, shape (passages, 256), int8; their length says nothing.
+        terms: Its telling words, the most telling first; and its names, such as identifiers and error codes.
+        needless: How near it is to requests that have nothing to do with it: median over those that ship.
+        own: How much nearer sentences of its passages are, when these are left out.
+        source: What it was made from. A description tells less than passages.
         seen: How many passages were seen.
-        sketch: Of the hashes of the passages that were seen the smallest: what it shares with other passages.
-        about_something: Whether anything sets it apart from what everything is about. An encyclopaedia has nothing.
+        sketch: What tells later whether the corpus has changed; see `is_outdated`.
     """
 
     name: str
-    vectors: Float32Array = field(repr=False)
-    terms: tuple[str, ...] = field(default=(), repr=False)
+    codes: np.ndarray[Any, np.dtype[np.int8]] = field(repr=False)
+    terms: Terms = field(repr=False)
+    needless: float = field(repr=False)
+    own: float = field(repr=False)
     source: Source = "texts"
     seen: int = 0
-    sketch: tuple[str, ...] = field(default=(), repr=False)
-    about_something: bool = True
-    middle: float = 0.8
-    scale: float = 0.01
+    sketch: tuple[int, ...] = field(default=(), repr=False)
 
     @classmethod
     def from_texts(cls, texts: Iterable[str], name: str = "corpus") -> Self:
-        """Make a profile of the passages of a corpus.
+        """Make a profile of the passages of a corpus: of at most 1,500 different ones, the others are passed over.
 
         Args:
-            texts: The passages, in one pass.
+            texts: The passages, in one pass; a document counts as several.
             name: Name of the corpus.
 
         Raises:
-            ProfileError: There is no passage.
+            ProfileError: There is no passage, or one is no text.
+            ModelLoadError: The encoder is not downloaded.
         """
-        kept = [text for text in dict.fromkeys(texts) if text.strip()]
-        return cls._made(kept[:_MOST], name, "texts", len(kept))
+        return cls._from_sample(sample_texts(texts, MOST), name, "texts")
 
     @classmethod
-    def from_retriever(cls, retriever: Any, name: str = "corpus", searches: int = 100) -> Self:
-        """Make a profile of what a search finds.
+    def from_retriever(
+        cls, retriever: Any, name: str = "corpus", searches: int = 100, timeout: float = 120.0
+    ) -> Self:
+        """Make a profile of what searches find.
 
         Args:
             retriever: A retriever or vector store of LangChain or LlamaIndex, a `PassageIndex`, or a function from a
                 query to texts.
             name: Name of the corpus.
             searches: How many searches it may take.
+            timeout: How long they may take in all, in seconds.
 
         Raises:
             ConfigurationError: It cannot be searched.
-            ProfileError: Nothing was found.
+            ProfileError: A search failed, or nothing was found in time.
+            ModelLoadError: The encoder is not downloaded.
         """
-        found = collect_passages(retriever, searches)
-        return cls._made(found[:_MOST], name, "retriever", len(found))
+        return cls._from_sample(
+            sample_texts(collect_passages(retriever, searches, timeout), MOST), name, "retriever"
+        )
 
     @classmethod
     def from_description(cls, text: str, name: str = "corpus") -> Self:
@@ -92,23 +129,44 @@ class CorpusProfile:
 
         Raises:
             ProfileError: It says nothing.
+            ModelLoadError: The encoder is not downloaded.
         """
-        return cls._made([text] if text.strip() else [], name, "description", 1)
+        return cls._from_sample(sample_texts([text], MOST), name, "description")
 
     @classmethod
-    def _made(cls, texts: Sequence[str], name: str, source: Source, seen: int) -> Self:
-        if not texts:
-            raise ProfileError(f"The corpus {name!r} has no passages.", hint="Is it empty?")
-        return cls(name, encoder().vectors(texts, "passage: "), (), source, seen)
+    def _from_sample(cls, sample: Sample, name: str, source: Source) -> Self:
+        if not sample.texts:
+            raise ProfileError(f"The corpus {name!r} has no passages.", hint="Is it empty, or its text?")
+        encoder = corpus_encoder()
+        compared = background().compare_passages(
+            encoder.vectors([text[:_READ] for text in sample.texts], "passage: ")
+        )
+        largest = np.abs(compared).max(axis=1, keepdims=True)
+        codes = np.round(compared / np.maximum(largest, 1e-12) * 127).astype(np.int8)
+        vectors = unit(codes.astype(np.float32))
+        needless = float(np.median(_nearness(background().requests @ vectors.T)))
+        # A description has no sentence whose like may be asked for.
+        own = _USUAL if source == "description" else _own_nearness(sample.texts, vectors, needless, encoder)
+        terms = find_terms(sample.texts, encoder)
+        return cls(name, codes, terms, needless, own, source, sample.seen, sample.sketch)
 
     def __repr__(self) -> str:
-        return f"CorpusProfile({self.name!r}, {len(self.vectors):,} of {self.seen:,} passages)"
+        return f"CorpusProfile({self.name!r}, {len(self.codes):,} of {self.seen:,} passages)"
 
-    @property
+    @cached_property
+    def _vectors(self) -> Float32Array:
+        return unit(self.codes.astype(np.float32))
+
+    @cached_property
+    def about_something(self) -> bool:
+        """Whether anything sets it apart from what everything is about; an encyclopaedia has nothing."""
+        return bool(np.linalg.norm(self._vectors.mean(axis=0)) >= _SETS_APART)
+
+    @cached_property
     def fingerprint(self) -> str:
         """Changes with all that it holds."""
         digest = hashlib.sha256(json_text(self._facts()).encode())
-        digest.update(self.vectors.tobytes())
+        digest.update(self.codes.tobytes())
         return digest.hexdigest()[:16]
 
     def nearness(self, vectors: Float32Array) -> Float64Array:
@@ -117,10 +175,7 @@ class CorpusProfile:
         Args:
             vectors: The encoder's sentence vectors of the questions, shape (questions, 384).
         """
-        cosines = vectors @ self.vectors.T
-        count = min(NEAREST, cosines.shape[1])
-        nearest: Float64Array = np.sort(cosines, axis=1)[:, -count:].mean(axis=1).astype(np.float64)
-        return nearest
+        return _nearness(background().compare_questions(vectors) @ self._vectors.T)
 
     def p_covered(self, vectors: Float32Array, texts: Sequence[str]) -> Float64Array:
         """Return P(the corpus has something on it) of questions, shape (questions,), each in [0, 1].
@@ -129,13 +184,29 @@ class CorpusProfile:
             vectors: The encoder's sentence vectors of the questions, shape (questions, 384).
             texts: The questions.
         """
-        found: Float64Array = 1 / (1 + np.exp((self.middle - self.nearness(vectors)) / self.scale))
+        z = (self.nearness(vectors) - self.needless) / self.own
+        named = np.array([bool(self.names_in(text)) for text in texts])
+        logits = np.clip(SLOPE * (z - MIDDLE) + NAMED * named, -50, 50)
+        found: Float64Array = 1 / (1 + np.exp(-logits))
         return found
 
+    def names_in(self, text: str) -> tuple[str, ...]:
+        """Return its names that a question has, such as identifiers and error codes."""
+        return tuple(dict.fromkeys(word for word in words_of(text) if word in self.terms.names))
+
     def terms_in(self, text: str) -> tuple[str, ...]:
-        """Return its telling terms that a question names."""
-        lower = text.lower()
-        return tuple(term for term in self.terms if term in lower)
+        """Return its names and telling words that a question has, the most telling first."""
+        words = set(words_of(text))
+        telling = [word for word in self.terms.telling if word in words]
+        return tuple(dict.fromkeys([*self.names_in(text), *telling]))
+
+    def is_outdated(self, texts: Iterable[str]) -> bool:
+        """Return whether a corpus has changed much since it was profiled: 30 % of its passages, or more.
+
+        Args:
+            texts: Its passages as they are now.
+        """
+        return likeness(self.sketch, sample_texts(texts, MOST).sketch) < _MUCH_CHANGED
 
     def save(self, folder: str | Path) -> Path:
         """Save into a folder, which appears whole or not at all, and replaces a profile that was there.
@@ -146,23 +217,22 @@ class CorpusProfile:
         """
         from safetensors.numpy import save
 
-        weights = save({"vectors": np.ascontiguousarray(self.vectors)})
+        weights = save({"codes": np.ascontiguousarray(self.codes)})
         facts = {**self._facts(), "weights_sha256": hashlib.sha256(weights).hexdigest()}
         return write_folder(folder, {CONFIG: json_text(facts), WEIGHTS: weights})
 
     def _facts(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
-            "encoder": ENCODER,
-            "encoder_fingerprint": FINGERPRINT,
+            "encoder": _ENCODER,
             "name": self.name,
-            "terms": list(self.terms),
             "source": self.source,
             "seen": self.seen,
+            "needless": self.needless,
+            "own": self.own,
+            "telling": list(self.terms.telling),
+            "names": sorted(self.terms.names),
             "sketch": list(self.sketch),
-            "about_something": self.about_something,
-            "middle": self.middle,
-            "scale": self.scale,
         }
 
     @classmethod
@@ -179,32 +249,81 @@ class CorpusProfile:
         if not os.path.isfile(root / CONFIG):
             raise ProfileError(f"There is no profile in {str(folder)!r}.", hint=_MAKE)
         try:
-            from safetensors.numpy import load
-
-            facts = dict(parse_json(read_file(root / CONFIG)))
-            weights = read_file(root / WEIGHTS)
-            if facts.pop("weights_sha256") != hashlib.sha256(weights).hexdigest():
-                raise ValueError("its checksum is not the recorded one")
-            if facts.pop("format") != FORMAT or facts.pop("encoder_fingerprint") != FINGERPRINT:
-                raise ProfileError(
-                    f"The profile in {str(folder)!r} is of another encoder or format.", hint=_MAKE
-                )
-            facts.pop("encoder")
-            facts["terms"], facts["sketch"] = tuple(facts["terms"]), tuple(facts["sketch"])
-            return cls(vectors=load(weights)["vectors"], **facts)
+            return cls._read(root)
         except ProfileError:
             raise
         except Exception as error:  # the folder may come from anywhere
             raise ProfileError(
-                f"The profile in {str(folder)!r} cannot be read: {str(error).partition(chr(10))[0]}.",
-                hint=_MAKE,
+                f"The profile in {str(folder)!r} cannot be read: {str(error).splitlines()[0]}.", hint=_MAKE
             ) from error
 
+    @classmethod
+    def _read(cls, root: Path) -> Self:
+        from safetensors.numpy import load
 
-_MAKE = "Make it again: rgate profile --corpus FILE.jsonl --out DIR"
+        saved = _Saved.model_validate_json(read_file(root / CONFIG))
+        for name, theirs, ours in (("format", saved.format, FORMAT), ("encoder", saved.encoder, _ENCODER)):
+            if theirs != ours:
+                raise ProfileError(
+                    f"The profile in {str(root)!r} has the {name} {theirs!r}, not {ours!r}.", hint=_MAKE
+                )
+        weights = read_file(root / WEIGHTS)
+        if saved.weights_sha256 != hashlib.sha256(weights).hexdigest():
+            raise ValueError("its checksum is not the recorded one")
+        codes = load(weights)["codes"]
+        width = background().directions.shape[1]
+        if codes.dtype != np.int8 or codes.ndim != 2 or codes.shape[1] != width or not len(codes):
+            raise ValueError(f"its codes have the shape {codes.shape}")
+        terms = Terms(saved.telling, frozenset(saved.names))
+        return cls(
+            saved.name, codes, terms, saved.needless, saved.own, saved.source, saved.seen, saved.sketch
+        )
 
 
-def encoder() -> Encoder:
+class _Saved(Frozen):
+    """The JSON file of a profile."""
+
+    format: int
+    encoder: str
+    name: str
+    source: Source
+    seen: int = Field(ge=0)
+    needless: float = Field(ge=-1, le=1)
+    own: float = Field(gt=0, le=2)
+    telling: tuple[str, ...]
+    names: tuple[str, ...]
+    sketch: tuple[int, ...]
+    weights_sha256: str
+
+
+def _nearness(cosines: Float32Array, most: int = NEAREST) -> Float64Array:
+    """Return the mean of each row's largest cosines, shape (rows,)."""
+    count = min(most, cosines.shape[1])
+    nearest: Float64Array = np.partition(cosines, -count, axis=1)[:, -count:].mean(axis=1, dtype=np.float64)
+    return nearest
+
+
+def _own_nearness(texts: Sequence[str], vectors: Float32Array, needless: float, encoder: Encoder) -> float:
+    """Return how much nearer sentences of passages are to the other passages than requests that need nothing."""
+    sentences: dict[int, str] = {}
+    for row, text in enumerate(texts):
+        fitting = [each for each in segments(text) if _SHORTEST <= len(each) <= _LONGEST]
+        if fitting and len(sentences) < _LEFT_OUT:
+            sentences[row] = fitting[len(text) % len(fitting)]  # any of them
+    measured = 0.0
+    if sentences and len(texts) > 1:
+        asked = background().compare_questions(encoder.vectors(list(sentences.values()), "query: "))
+        cosines = asked @ vectors.T
+        cosines[np.arange(len(sentences)), list(sentences)] = -1.0
+        near = _nearness(cosines, min(NEAREST, len(texts) - 1))
+        measured = len(sentences) * (float(np.median(near)) - needless)
+    else:
+        sentences = {}
+    own = (measured + _USUAL_COUNTS * _USUAL) / (len(sentences) + _USUAL_COUNTS)
+    return min(max(own, _LEAST), _GREATEST)
+
+
+def corpus_encoder() -> Encoder:
     """Return the encoder, shared in the process.
 
     Raises:

@@ -23,8 +23,6 @@ OneCorpus: TypeAlias = CorpusProfile | str | Path
 Corpus: TypeAlias = OneCorpus | Iterable[OneCorpus] | Mapping[str, OneCorpus]
 """A profile or its folder, several of them, or each by the name that decisions give the corpus."""
 
-_CORPUS_PARAMETERS = ("prefer", "when_uncovered", "top")
-
 
 class GateOptions(RuleOptions, total=False):
     """What adapters take beside a gate: rules, and what is searched; see `load_gate`.
@@ -95,7 +93,9 @@ def load_gate(
     """
     about_corpora = {}
     if corpus is not None:
-        about_corpora = {each: parameters.pop(each) for each in _CORPUS_PARAMETERS if each in parameters}
+        about_corpora = {
+            each: parameters.pop(each) for each in CorpusGate.own_parameters if each in parameters
+        }
     if isinstance(name, Gate):
         gate = name.replace(**parameters)
     else:
@@ -179,7 +179,7 @@ def resolve_gate(gate: Any = None, llm_name: str = "", **options: Unpack[GateOpt
     decider = _resolve(gate, llm_name)
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     corpus = given.pop("corpus", None)
-    about_corpora = {name: given.pop(name) for name in _CORPUS_PARAMETERS if name in given}
+    about_corpora = {name: given.pop(name) for name in CorpusGate.own_parameters if name in given}
     if about_corpora and corpus is None:
         raise ConfigurationError(
             f"{min(about_corpora)}= needs a corpus.", hint="corpus=CorpusProfile.from_texts(texts)"

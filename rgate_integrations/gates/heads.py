@@ -30,6 +30,8 @@ _MATTERS = 0.1
 long as the encoder."""
 _UNREAD = 0.5
 """P(the LLM knows the fact) where the reader was not asked."""
+NOTHING_ASKED = ("no_knowledge", "given")
+"""Kinds of segments that ask for no knowledge."""
 _ADDRESS = re.compile(r"\b(?:https?://|www\.)\w", re.IGNORECASE)
 _FEW = 8
 """Words of a request up to which an address is what it is about. Among more it may stand in a log or in code."""
@@ -158,6 +160,13 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         if evidence.request.history and p < MIN_P_KNOWN_FOR_FOLLOW_UP:
             return score.overridden("Follow-up that may need the earlier turns.")
         return score
+
+    def p_nothing_asked(self, evidence: Evidence) -> Float64Array:
+        """Return of each segment P(it asks for no knowledge at all): small talk, a task, or text to work on."""
+        kinds = self._kinds_of(evidence)
+        columns = [i for i, kind in enumerate(self.trained.segments.kinds) if kind.name in NOTHING_ASKED]
+        found: Float64Array = kinds[:, columns].sum(axis=1)
+        return found
 
     def _kinds_of(self, evidence: Evidence) -> Float64Array:
         """Return the probability of each kind for each segment, shape (segments, kinds)."""
