@@ -6,7 +6,6 @@ import re
 from types import SimpleNamespace
 
 import httpx
-import numpy as np
 import pytest
 from langchain_core.load import dumpd
 from langchain_core.output_parsers import StrOutputParser
@@ -23,7 +22,7 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.corpus.indexed import FOLDER, profile_index
 from rgate_integrations.errors import ConfigurationError, ProfileError
 from rgate_integrations.index import BM25Index, HybridIndex, Passage, PassageIndex
-from rgate_integrations.langchain import IndexRetriever, RetrievalGate
+from rgate_integrations.langchain import FaissVectorStore, IndexRetriever, RetrievalGate, gated_rag
 from rgate_integrations.langchain.corpora import CorpusChain
 from rgate_integrations.llama_index import (
     CorpusRetriever,
@@ -39,7 +38,9 @@ from tests.http_servers import listening
 from tests.langchain_fakes import BATCHES, SINGLES, each, texts
 from tests.llama_index_parts import ask, blocking, every_style, over
 from tests.scripted_upstream import ScriptedUpstream
+from tests.test_index import Letters
 from tests.test_langchain_runnables import READABLE, loaded, pickled
+from tests.test_vectorstore import Letters as Embeddings
 from tests.three_corpora import QUESTIONS, TEXTS, profiles
 from tests.tuning_parts import write
 
@@ -49,18 +50,6 @@ SMALL_TALK = "Thank you very much, that was all!"
 
 def passages(name):
     return [Passage(str(number), text) for number, text in enumerate(TEXTS[name])]
-
-
-def letters(text):
-    """A vector without a model."""
-    return [text.count(letter) + 0.01 for letter in "abcdefghijklmnopqrstuvwxyz"]
-
-
-class Letters:
-    name = identity = "letters"
-
-    def embed(self, given):
-        return np.array(list(map(letters, given)), dtype=np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +123,12 @@ def test_a_guard_over_three_corpora_asks_two_where_two_may_hold_it(folders):
     assert guard.invoke(SMALL_TALK) == []
 
 
+def test_another_gate_that_screens_does_not_hide_what_is_covered(folders):
+    router = chain(folders, answer_first=AnswerFirst(question_gate="constant:never"))
+    assert router.invoke(QUESTIONS["leave"]).strip("<>") in TEXTS["leave"]
+    assert router.invoke("What does my contract say?").strip() == KNOWN
+
+
 def test_what_a_rule_retrieves_is_searched_where_it_belongs(folders):
     rules = {"always": [re.compile("Hamlet"), QUESTIONS["canteen"]]}
     gate = load_gate(corpus=folders, **rules)
@@ -186,15 +181,16 @@ def test_a_llama_index_engine_over_three_corpora(style, folders, options):
 # --- the passages at hand ------------------------------------------------------------------------------------------
 
 
-def store(name, **options):
+def indexed(name):
     return PassageIndex.build(passages(name), Letters())
 
 
 AT_HAND = {
-    "PassageIndex": lambda name: IndexRetriever(index=store(name)),
+    "PassageIndex": lambda name: IndexRetriever(index=indexed(name)),
     "HybridIndex in a chain": lambda name: (
-        RunnablePassthrough() | IndexRetriever(index=HybridIndex(store(name)))
+        RunnablePassthrough() | IndexRetriever(index=HybridIndex(indexed(name)))
     ),
+    "FaissVectorStore": lambda name: FaissVectorStore.from_texts(TEXTS[name], Embeddings()).as_retriever(),
     "BM25Index": lambda name: IndexRetriever(index=BM25Index(passages(name))),
 }
 
@@ -205,8 +201,21 @@ def test_langchain_makes_the_profiles_of_the_passages_that_are_at_hand(retriever
     for name, question in QUESTIONS.items():
         assert guard.invoke(question)[0].metadata["rgate_corpus"] == name
     assert guard.invoke(SMALL_TALK) == []
-    one = RetrievalGate(corpus=True).route(retrieve=retriever("leave") | texts, direct=lambda _: [])
-    assert one.invoke(QUESTIONS["leave"])
+    gate = RetrievalGate(corpus=True, prefer="llm", threshold=0.0, llm_name="gpt-4o")
+    one = gate.route(retrieve=retriever("leave") | texts, direct=lambda _: [])
+    assert one.invoke(QUESTIONS["leave"]) == [], "its other options hold"
+    assert one.invoke(QUESTIONS["leave"], {"configurable": {"retrieval_threshold": 1.1}})
+
+
+@pytest.mark.parametrize("look_first", [False, True])
+def test_a_whole_chain_over_three_corpora(folders, look_first):
+    retrievers = {name: IndexRetriever(index=BM25Index(passages(name)), k=1) for name in folders}
+    gate = RetrievalGate(corpus=folders)
+    rag_chain = gated_rag(retrievers, Knowing(), gate=gate, look_first=look_first, return_sources=True)
+    for name, question in QUESTIONS.items():
+        (source,) = rag_chain.invoke(question)["sources"]
+        assert source.metadata["rgate_corpus"] == name
+    assert rag_chain.invoke(SMALL_TALK)["sources"] == []
 
 
 def test_llama_index_makes_the_profiles_of_the_passages_that_are_at_hand():
@@ -223,7 +232,7 @@ def test_llama_index_makes_the_profiles_of_the_passages_that_are_at_hand():
 
 
 def test_a_profile_is_kept_beside_its_index_and_made_again_when_much_has_changed(tmp_path, caplog):
-    index = store("leave")
+    index = indexed("leave")
     assert profile_index(index, "leave").seen == 8
     index.save(tmp_path)
     profile = profile_index(index, "leave")
@@ -242,7 +251,7 @@ def test_a_profile_is_kept_beside_its_index_and_made_again_when_much_has_changed
 
 
 def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path, caplog):
-    index = store("leave")
+    index = indexed("leave")
     index.save(tmp_path)
     (tmp_path / FOLDER).write_text("something else")
     with caplog.at_level(logging.WARNING):

@@ -307,7 +307,8 @@ class RoutedCall(ABC, Generic[_Input]):
         if each.screened is not None:
             cost += each.screened.cost
             warnings = tuple(dict.fromkeys((*each.screened.warnings, *warnings)))
-            corpora = each.screened.corpora  # where it was searched
+            if self.strategy.chooses_corpus and self.searching is not None:
+                corpora = each.screened.corpora  # where it was searched
         draft = decision.draft
         if draft is None and isinstance(each.draft, Draft):
             draft = each.draft

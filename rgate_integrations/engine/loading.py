@@ -91,11 +91,8 @@ def load_gate(
         ConfigurationError: A parameter is unknown or out of its range, or the gate judges no LLM by its name.
         ModelLoadError: A trained gate or a measured ability cannot be read.
     """
-    about_corpora = {}
-    if corpus is not None:
-        about_corpora = {
-            each: parameters.pop(each) for each in CorpusGate.own_parameters if each in parameters
-        }
+    own = () if corpus is None else CorpusGate.own_parameters
+    about_corpora = {each: parameters.pop(each) for each in own if each in parameters}
     if isinstance(name, Gate):
         gate = name.replace(**parameters)
     else:
@@ -239,4 +236,13 @@ def answer_first_gates(
         return judge, None
     if question_gate == OWN:
         return judge, gate.question_gate()
-    return judge, resolve_gate(question_gate)
+    question = resolve_gate(question_gate)
+    if (
+        isinstance(gate, DecisionEngine)
+        and isinstance(gate.gate, CorpusGate)
+        and isinstance(question, DecisionEngine)
+        and not question.corpora
+    ):
+        # What is covered decides there, too.
+        question = question.with_options(gate=gate.gate.around(question.gate))
+    return judge, question

@@ -126,15 +126,18 @@ class CorpusGate(Gate):
 
     def answer_gate(self) -> Gate | None:
         """Return this gate around what judges begun answers."""
-        return self._around(self.inner.answer_gate())
+        inner = self.inner.answer_gate()
+        return None if inner is None else self.around(inner)
 
     def question_gate(self) -> Gate | None:
         """Return this gate around what reads the question alone."""
-        return self._around(self.inner.question_gate())
+        inner = self.inner.question_gate()
+        return None if inner is None else self.around(inner)
 
-    def _around(self, inner: Gate | None) -> Gate | None:
-        if inner is None or inner is self.inner:
-            return None if inner is None else self
+    def around(self, inner: Gate) -> Self:
+        """Return this gate around another one; itself where that is its own."""
+        if inner is self.inner:
+            return self
         return self.replace(inner=inner, threshold=inner.threshold, proxy=inner.proxy)
 
     @property
