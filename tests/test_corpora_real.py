@@ -11,10 +11,11 @@ from langchain_core.load import dumpd
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
-from llama_index.core import Document, VectorStoreIndex
+from llama_index.core import Document, StorageContext, VectorStoreIndex
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import RouterQueryEngine
+from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.tools import QueryEngineTool
 
 from rgate_integrations import CorpusProfile, load_gate
@@ -219,10 +220,12 @@ def test_a_whole_chain_over_three_corpora(folders, look_first):
 
 
 def test_llama_index_makes_the_profiles_of_the_passages_that_are_at_hand():
-    retrievers = {}
+    retrievers, shared = {}, SimpleDocumentStore()  # in which the texts of all three are
     for name, each_text in TEXTS.items():
         documents = [Document(text=text) for text in each_text]
-        index = VectorStoreIndex.from_documents(documents, embed_model=MockEmbedding(8))
+        index = VectorStoreIndex.from_documents(
+            documents, embed_model=MockEmbedding(8), storage_context=StorageContext.from_defaults(shared)
+        )
         retrievers[name] = index.as_retriever(similarity_top_k=1)
     guard = GatedRetriever(retrievers, corpus=True)
     for name, question in QUESTIONS.items():

@@ -93,13 +93,15 @@ def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
     for name, part in (
         retriever.parts if isinstance(retriever, CorpusRetriever) else {"corpus": retriever}
     ).items():
-        docstore = getattr(part, "_docstore", None)
         if isinstance(part, IndexRetriever):
             profiles[name] = profile_index(part.index, name)
-        elif docstore is not None and docstore.docs:
-            profiles[name] = profile_texts([node.get_content() for node in docstore.docs.values()], name)
-        else:
+            continue
+        index: Any = getattr(part, "_index", None)
+        ids = list(getattr(getattr(index, "index_struct", None), "nodes_dict", {}).values())
+        if not ids:  # a database has the texts, or it is no retriever of an index
             raise no_passages(type(part).__name__)
+        nodes = index.docstore.get_nodes(ids)
+        profiles[name] = profile_texts([node.get_content() for node in nodes], name)
     return profiles
 
 
