@@ -7,6 +7,7 @@ from unittest.mock import patch
 import pytest
 from langchain_core.documents import Document
 from langchain_core.load import dumpd
+from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from llama_index.core.base.base_selector import SelectorResult
@@ -26,9 +27,9 @@ from rgate_integrations.serving.gateway import Gateway
 from rgate_integrations.serving.service import DecisionService
 from rgate_integrations.serving.upstream import Upstream
 from tests import llama_index_parts
-from tests.begun_answers import Librarian, Told
+from tests.begun_answers import UNSURE, Librarian, Told, Writer
 from tests.http_servers import serving_gate
-from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Search, each, texts
+from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Search, each, texts
 from tests.llama_index_parts import Rag, both_ways
 from tests.scripted_upstream import Shelf
 from tests.test_gateway import gateway, told
@@ -150,6 +151,13 @@ def test_the_chain_of_the_corpus_runs(gate, call):
     assert call(routed(gate), "a known one") == "direct: a known one"
     assert [event["corpus"] for event in listener.events] == list(UNKNOWN.values())
     assert listener.events[0]["p_covered"] == 0.9
+
+
+@each(STREAMS)
+def test_the_chain_of_the_corpus_streams(gate, call):
+    router = gate.route(retrieve=chains(hr=Writer() | StrOutputParser()), direct=str)
+    chunks = [chunk for chunk in call(router, "unknown to hr") if chunk]
+    assert chunks == [f"{word} " for word in UNSURE.split(" ")]
 
 
 @pytest.mark.parametrize("config", [None, {"max_concurrency": 1}], ids=["", "limited"])
