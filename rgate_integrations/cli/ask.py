@@ -49,6 +49,9 @@ def decide(
         Path | None,
         typer.Option(help='JSON file of rules: {"always": ["an example", {"pattern": "..."}], "never": []}.'),
     ] = None,
+    corpus: Annotated[
+        list[Path] | None, typer.Option(help="Folder of rgate profile, of what is searched; may be repeated.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Decide for each question whether to retrieve, and say why. The exit code is 1 if one could not be judged.
@@ -62,7 +65,9 @@ def decide(
     from rgate_integrations.runtime.flow import run
 
     own = Rules() if rules is None else Rules.read(rules)
-    loaded = load_gate(gate, llm_name=llm_name, proxy=proxy, always=own.always, never=own.never)
+    loaded = load_gate(
+        gate, llm_name=llm_name, proxy=proxy, always=own.always, never=own.never, corpus=corpus or None
+    )
     count = skipped = failed = 0
     lines = _read_requests(_read_questions(questions), threshold)
     while batch := list(itertools.islice(lines, 16)):
@@ -236,4 +241,7 @@ def _print_decision(asked: object, decision: Decision) -> None:
     word, colour = ("retrieve", "yellow") if decision.retrieve else ("skip", "green")
     say(f"{word:8} ", nl=False, fg=colour)
     say(f"{decision.p_known:.2f}  {' '.join(decision.question.split())[:120]}")
+    if decision.p_covered is not None:
+        where = f" in {', '.join(decision.corpora)}" if decision.retrieve else ""
+        say(f"               covered with probability {decision.p_covered:.2f}{where}", dim=True)
     say(f"               {decision.reason}", dim=True)

@@ -64,10 +64,8 @@ def load_gate(
         always: Rules for what always retrieves: examples ("questions like these"), patterns, and functions of the
             question and its metadata; one or several.
         never: Rules for what never does.
-        corpus: What is searched: its profile, the folder of one, or several; a mapping names each. Then what it
-            covers decides, too, and where to search; see `CorpusGate`.
-        **parameters: Parameters of the gate, such as ``threshold`` or ``tokens``; with a corpus also ``prefer``,
-            ``when_uncovered`` and ``top`` of `CorpusGate`.
+        corpus: What is searched, see `Corpus`: what it covers decides, too.
+        **parameters: Parameters of the gate, such as ``threshold``; with a corpus also those of `CorpusGate`.
 
     Raises:
         UnknownNameError: No gate has that name; the hint suggests the nearest.
@@ -75,11 +73,8 @@ def load_gate(
         ConfigurationError: A parameter is unknown or out of its range, or the gate judges no LLM by its name.
         ModelLoadError: A trained gate or a measured ability cannot be read.
     """
-    about_corpora = {}
-    if corpus is not None:
-        about_corpora = {
-            each: parameters.pop(each) for each in CorpusGate.own_parameters if each in parameters
-        }
+    own = CorpusGate.own_parameters if corpus is not None else ()
+    corpus_parameters = {each: parameters.pop(each) for each in own if each in parameters}
     if isinstance(name, Gate):
         gate = name.replace(**parameters)
     else:
@@ -92,7 +87,7 @@ def load_gate(
     if llm_name:
         gate = set_llm(gate, llm_name)
     if corpus is not None:
-        gate = CorpusGate.of({"inner": gate, "profiles": read_profiles(corpus), **about_corpora})
+        gate = CorpusGate.of({"inner": gate, "profiles": read_profiles(corpus), **corpus_parameters})
     return DecisionEngine(
         gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout, always=always, never=never
     )
