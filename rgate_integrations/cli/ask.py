@@ -240,4 +240,7 @@ def _print_decision(asked: object, decision: Decision) -> None:
     word, colour = ("retrieve", "yellow") if decision.retrieve else ("skip", "green")
     say(f"{word:8} ", nl=False, fg=colour)
     say(f"{decision.p_known:.2f}  {' '.join(decision.question.split())[:120]}")
+    if decision.p_covered is not None:
+        where = f" in {', '.join(decision.corpora)}" if decision.retrieve else ""
+        say(f"               covered with probability {decision.p_covered:.2f}{where}", dim=True)
     say(f"               {decision.reason}", dim=True)

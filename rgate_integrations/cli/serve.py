@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +22,7 @@ from rgate_integrations.cli.terminal import (
     JudgedName,
     PassageCount,
     ThresholdOption,
+    load_object,
     print_log,
 )
 from rgate_integrations.errors import ConfigurationError, missing_dependency
@@ -145,12 +144,7 @@ def _retriever(indexes: Sequence[str], name: str | None) -> Retriever | dict[str
         return opened.get("", opened)
     if name is None:
         return None
-    module, _, attribute = name.partition(":")
-    sys.path.insert(0, os.getcwd())  # as for other commands that take a module, such as uvicorn
-    try:
-        retriever: Retriever = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(f"{name!r} cannot be imported: {error}", hint="MODULE:OBJECT") from error
+    retriever: Retriever = load_object(name)
     if not callable(getattr(retriever, "search", None)):
         raise ConfigurationError(f"{name!r} has no method search(queries, k).")
     return retriever

@@ -22,6 +22,8 @@ _IDENTIFIER = re.compile(r"(?=.*[^\W\d_])(?:[^\W\d].*[\d_].*|.*[a-z][A-Z].*|[^\W
 _ORDINAL = re.compile(r"\d+(?:st|nd|rd|th|s|%|[a-z])?", re.IGNORECASE)
 _RARE = -13.0
 """Natural log of a word's share of all text, below which all words are alike: it is a guess from its parts."""
+_USUAL = -10.5
+"""The same from which on a word tells nothing: those of a language that most text has."""
 _OFTENER = 1.5
 """Natural log of how many times oftener than other text a corpus has a word that is telling, at least."""
 _COMMON_WORDS = 20
@@ -63,7 +65,7 @@ def find_terms(passages: Sequence[str], encoder: Encoder) -> Terms:
     telling = {}
     for word, count in counts.items():
         more = excess[word] - language - _OFTENER
-        if more > 0 and (count > 1 or len(passages) == 1):
+        if more > 0 and usual[word] < _USUAL and (count > 1 or len(passages) == 1):
             telling[word] = more * math.sqrt(count)
     ranked = sorted(telling, key=telling.__getitem__, reverse=True)
     rare = [word for word, _ in names.most_common() if usual.get(word, 0.0) <= _RARE]

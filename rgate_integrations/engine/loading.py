@@ -80,10 +80,8 @@ def load_gate(
         always: Rules for what always retrieves: examples ("questions like these"), patterns, and functions of the
             question and its metadata; one or several.
         never: Rules for what never does.
-        corpus: What is searched: its profile, the folder of one, or several; a mapping names each. Then what it
-            covers decides, too, and where to search; see `CorpusGate`.
-        **parameters: Parameters of the gate, such as ``threshold`` or ``tokens``; with a corpus also ``prefer``,
-            ``when_uncovered`` and ``top`` of `CorpusGate`.
+        corpus: What is searched, see `Corpus`: what it covers decides, too.
+        **parameters: Parameters of the gate, such as ``threshold``; with a corpus also those of `CorpusGate`.
 
     Raises:
         UnknownNameError: No gate has that name; the hint suggests the nearest.
@@ -91,8 +89,8 @@ def load_gate(
         ConfigurationError: A parameter is unknown or out of its range, or the gate judges no LLM by its name.
         ModelLoadError: A trained gate or a measured ability cannot be read.
     """
-    own = () if corpus is None else CorpusGate.own_parameters
-    about_corpora = {each: parameters.pop(each) for each in own if each in parameters}
+    own = CorpusGate.own_parameters if corpus is not None else ()
+    corpus_parameters = {each: parameters.pop(each) for each in own if each in parameters}
     if isinstance(name, Gate):
         gate = name.replace(**parameters)
     else:
@@ -105,7 +103,7 @@ def load_gate(
     if llm_name:
         gate = set_llm(gate, llm_name)
     if corpus is not None:
-        gate = set_corpora(gate, corpus, **about_corpora)
+        gate = set_corpora(gate, corpus, **corpus_parameters)
     return DecisionEngine(
         gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout, always=always, never=never
     )
@@ -176,17 +174,17 @@ def resolve_gate(gate: Any = None, llm_name: str = "", **options: Unpack[GateOpt
     decider = _resolve(gate, llm_name)
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     corpus = given.pop("corpus", None)
-    about_corpora = {name: given.pop(name) for name in CorpusGate.own_parameters if name in given}
-    if about_corpora and corpus is None:
+    corpus_parameters = {name: given.pop(name) for name in CorpusGate.own_parameters if name in given}
+    if corpus_parameters and corpus is None:
         raise ConfigurationError(
-            f"{min(about_corpora)}= needs a corpus.", hint="corpus=CorpusProfile.from_texts(texts)"
+            f"{min(corpus_parameters)}= needs a corpus.", hint="corpus=CorpusProfile.from_texts(texts)"
         )
     if corpus is not None and not isinstance(decider, DecisionEngine):
         raise ConfigurationError(
             f"{decider.name} takes no corpus.", hint="Choose among corpora in its own decide_batch."
         )
     if isinstance(decider, DecisionEngine) and not isinstance(corpus, bool | None):
-        decider = decider.with_options(gate=set_corpora(decider.gate, corpus, **about_corpora))
+        decider = decider.with_options(gate=set_corpora(decider.gate, corpus, **corpus_parameters))
     return decider.with_rules(**given)
 
 
