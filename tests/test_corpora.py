@@ -21,7 +21,8 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import CorpusRetriever, RetrievalGate
 from rgate_integrations.langchain.corpora import CorpusChain
 from rgate_integrations.langchain.graph import gate_node, route_edge
-from rgate_integrations.llama_index import GatedRetriever, RetrievalGateSelector
+from rgate_integrations.llama_index import CorpusRetriever as Corpora
+from rgate_integrations.llama_index import GatedQueryEngine, GatedRetriever, RetrievalGateSelector
 from rgate_integrations.serving.agents import make_mcp_server
 from rgate_integrations.serving.gateway import Gateway
 from rgate_integrations.serving.service import DecisionService
@@ -96,6 +97,12 @@ OTHERS = {"docs": Search(), "web": Search()}
 WRONG = {
     "route": lambda: routed_with(OTHERS),
     "a chain of one's own": lambda: routed_with(CorpusChain(parts=OTHERS)),
+    "a retriever in a chain": lambda: routed_with(CorpusRetriever(parts=OTHERS) | str),
+    "GatedQueryEngine": lambda: GatedQueryEngine.from_defaults(
+        llama_index_parts.over(Corpora(dict.fromkeys(OTHERS, llama_index_parts.Shelf()))),
+        Sure(),
+        llm=MockLLM(),
+    ),
     "guard": lambda: RetrievalGate(Sure()).guard(OTHERS),
     "GatedRetriever": lambda: GatedRetriever(dict.fromkeys(OTHERS, llama_index_parts.Shelf()), Sure()),
     "gateway": lambda: Gateway(DecisionService(Sure()), Upstream("http://127.0.0.1:1"), OTHERS),

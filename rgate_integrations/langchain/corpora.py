@@ -19,7 +19,7 @@ from rgate_integrations.corpus.indexed import no_passages, profile_index
 from rgate_integrations.corpus.profile import CorpusProfile
 from rgate_integrations.index import BM25Index, HybridIndex, PassageIndex
 from rgate_integrations.langchain.bound_decision import read_bound
-from rgate_integrations.langchain.chat_models import parts_of
+from rgate_integrations.langchain.chat_models import parts_of, runnables_in
 from rgate_integrations.langchain.documents import fuse_documents
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run, run_batches
 from rgate_integrations.runtime.flow import Flow
@@ -163,9 +163,9 @@ def as_searched(
     # Without corpora a mapping is what it is everywhere in LangChain: runnables side by side.
     if isinstance(given, Mapping) and (by_itself or len(corpora) > 1 or set(corpora) == set(given)):
         given = kind(parts=given)
-    if isinstance(given, PerCorpus):
-        check_corpora(corpora, given.parts)
     searched: Runnable[Any, Any] = coerce_to_runnable(given)
+    for each in runnables_in(searched, PerCorpus):
+        check_corpora(corpora, each.parts)
     return searched
 
 

@@ -16,6 +16,7 @@ from llama_index.core.schema import QueryBundle
 from llama_index.core.settings import Settings
 
 from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.answering.corpora import check_corpora
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.routing import QuestionCall, RoutedInput, Strategy
 from rgate_integrations.decision import Decision
@@ -71,7 +72,9 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
 
     Raises:
         ConfigurationError: ``look_first`` or `AnswerFirst.prefetch`, and the engine does not work in two steps, or
-            its retriever decides; or ``answer_first``, and the gate reads the question alone.
+            its retriever decides; or ``answer_first``, and the gate reads the question alone; or ``corpus=True``, and
+            the passages are not at hand; or its retrievers have other names than the corpora.
+        ProfileError: The profile of a corpus cannot be read.
     """
 
     def __init__(
@@ -95,6 +98,8 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         self.direct = direct
         writer = llm if tokens is not None or options is not None else None
         self.decider = QueryDecider(gate, writer, 32 if tokens is None else tokens, llm=llm, **gate_options)
+        if isinstance(retriever, CorpusRetriever):
+            check_corpora(self.decider.gate.corpora, retriever.parts)
         self.streaming = streaming
         strategy = Strategy(
             look_first=LookFirst.coerce(look_first),
