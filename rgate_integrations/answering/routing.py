@@ -5,6 +5,8 @@
     answer first          screen            -> begin (and search) -> judge           -> run
     both                  screen and search -> begin -> judge     -> compare         -> run
 
+Where a gate chooses among several corpora, the search waits for the first decision, which says where to search.
+
 `RoutedCall` is that flow over the inputs of one call; each carries what is known of it, a `RoutedInput`. A framework
 adds how a gate is asked, how the retrieve arm searches, and how the direct arm begins to write. Which questions need
 no begun answer is a table: `rgate_integrations.answering.answer_first`.

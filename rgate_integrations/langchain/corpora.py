@@ -26,7 +26,7 @@ from rgate_integrations.runtime.flow import Flow
 
 
 class PerCorpus(FlowRunnable[Input, Output]):
-    """A runnable for each corpus. Which of them run says the decision of the gate around this.
+    """A runnable for each corpus. The decision of the router or guard around it says which of them run.
 
     Args:
         parts: The runnables, by the names of their corpora.
@@ -88,7 +88,7 @@ class PerCorpus(FlowRunnable[Input, Output]):
 
 
 class CorpusChain(PerCorpus[Input, Output]):
-    """Runs the chain of the corpus that the gate's decision names: of several the best, of none the first here.
+    """Runs the chain of the best corpus that the gate's decision names, or its first chain if it names none.
 
     `RetrievalGate.route` makes one of ``retrieve={"docs": chain, "hr": chain}``. It may also stand in an arm.
     """
@@ -127,7 +127,7 @@ class CorpusChain(PerCorpus[Input, Output]):
 
 
 class CorpusRetriever(PerCorpus[str, list[Document]], BaseRetriever):
-    """Asks the retrievers of the corpora that the gate's decision names: all of them if it names none.
+    """Asks the retrievers of the corpora that the gate's decision names, or all of them if it names none.
 
     What they find is fused by reciprocal rank; ``rgate_corpus`` in a document's metadata says where it is from.
     `RetrievalGate.guard` makes one of ``{"docs": retriever, "hr": retriever}``. It may also stand in an arm.

@@ -51,7 +51,7 @@ class FlowRetriever(BaseRetriever):
 
 
 class CorpusRetriever(FlowRetriever):
-    """Asks the retrievers of the corpora that the gate's decision names: all of them if it names none.
+    """Asks the retrievers of the corpora that the gate's decision names, or all of them if it names none.
 
     What they find is fused by reciprocal rank. `GatedRetriever` makes one of ``{"docs": retriever, "hr": other}``. It
     may also stand in the engine of a `GatedQueryEngine`.

@@ -88,11 +88,12 @@ class Gateway:
         shadow: str | Path | None = None,
     ) -> None:
         partial_answers = AnswerFirst.coerce(answer_first) if shadow is None else None
-        retrievers = (
-            retriever if isinstance(retriever, Mapping) else {} if retriever is None else {"": retriever}
-        )
+        retrievers: Mapping[str, Retriever] = {}
         if isinstance(retriever, Mapping):
             check_corpora(service.gate.corpora, retriever)
+            retrievers = retriever
+        elif retriever is not None:
+            retrievers = {"": retriever}
         chooses = len(retrievers) > 1
         self.strategy = Strategy(partial_answers, LookFirst.coerce(look_first), chooses_corpus=chooses)
         self._shadow = None if shadow is None else JsonlLog(shadow, _SHADOW_KEYS)
