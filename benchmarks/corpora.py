@@ -5,8 +5,8 @@
     python benchmarks/corpora.py --write                   makes background.npz, with which corpora are compared
 
 ``FOLDER/domain`` has questions put to real RAG applications, with passages. A passage that answers a question is not
-in the profile that judges it: of a domain whose passages all answer one, each half judges the other. People's questions
-about the library Ray are judged by the docstrings of the package ``ray``, read where it is installed, not imported.
+in the profile that judges it: of a domain whose passages all answer one, each half judges the other. Questions of
+people about the library Ray are judged by the docstrings of the package ``ray``, read where it is installed.
 SLOPE and MIDDLE are those that were fitted to the other domains. ``papers`` fits nothing.
 """
 

@@ -173,7 +173,8 @@ class Librarian(Reader):
     def _decision(self, request, draft=None):
         decision = super()._decision(request, draft)
         named = sorted((n for n in self.corpora if n in request.question), key=request.question.index)
-        return decision.replace(corpora=tuple(named) or self.corpora[-1:], p_covered=0.9 if named else 0.1)
+        where = {"corpora": tuple(named) or self.corpora[-1:], "p_covered": 0.9 if named else 0.1}
+        return decision.model_copy(update=where).turned(decision.retrieve)
 
 
 class TurnReader(Reader):

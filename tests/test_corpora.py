@@ -85,12 +85,6 @@ def test_one_id_in_two_corpora_stands_for_two_passages():
     assert fuse_corpora(found, key=lambda name: name, k=1) == ["2"]
 
 
-def test_a_decision_names_a_corpus_exactly_if_it_retrieves():
-    direct = Decision(question="q", retrieve=False, p_known=0.6, corpora=("docs", "hr"))
-    assert direct.with_threshold(0.9).corpus == "docs"
-    assert direct.with_threshold(0.9).replace(retrieve=False).corpus is None
-
-
 # --- construction ----------------------------------------------------------------------------------------------
 
 OTHERS = {"docs": Search(), "web": Search()}

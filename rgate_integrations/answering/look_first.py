@@ -107,8 +107,7 @@ def decide_with_passages(
         override = Override(
             retrieve=True, reason=f"Judging what was found failed ({type(error).__name__}): it is read."
         )
-        warnings = (*decision.warnings, override.reason)
-        return decision.replace(retrieve=True, override=override, warnings=warnings)
+        return decision.turned(True, override=override, warnings=(*decision.warnings, override.reason))
     return compare(decision, p_helps, options, direct_threshold=direct_threshold)
 
 
@@ -164,8 +163,8 @@ def compare(
         outcome = "retrieve" if p_known < threshold else "direct"
         compared = "helps more than" if outcome == "retrieve" else "adds too little to"
         reason = f"What was found ({p_helps:.2f}) {compared} what the LLM knows ({p_known:.2f})."
-    return decision.replace(
-        retrieve=outcome == "retrieve" or (outcome == "abstain" and options.on_abstain == "retrieve"),
+    return decision.turned(
+        outcome == "retrieve" or (outcome == "abstain" and options.on_abstain == "retrieve"),
         threshold=threshold,
         p_helps=p_helps,
         outcome=outcome,

@@ -314,9 +314,8 @@ class RoutedCall(ABC, Generic[_Input]):
         draft = decision.draft
         if draft is None and isinstance(each.draft, Draft):
             draft = each.draft
-        return decision.replace(
-            partial_answer=info, cost=cost, warnings=warnings, draft=draft, corpora=corpora
-        )
+        where = decision.model_copy(update={"corpora": corpora})
+        return where.turned(decision.retrieve, partial_answer=info, cost=cost, warnings=warnings, draft=draft)
 
     def _finish(self, each: _Input) -> Flow[RouteResult | Exception]:
         """Announce what was decided, and return what is left to run."""

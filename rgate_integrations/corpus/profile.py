@@ -31,7 +31,7 @@ MOST = 1_500
 """How many passages are kept at most."""
 NEAREST = 5
 """A question is as near to a corpus as the mean cosine to so many of its nearest passages."""
-SLOPE, MIDDLE, NAMED = 9.5, 0.58, 3.0
+SLOPE, MIDDLE, NAMED = 9.8, 0.56, 6.0
 """The logit of P(covered) is ``SLOPE * (z - MIDDLE)``, and ``NAMED`` more if a question has a name of the corpus.
 
 Here z is 0 for a question that is as near as requests that have nothing to do with the corpus, and 1 for one that is

@@ -17,7 +17,7 @@ from rgate_integrations.gates.heads import HeadsGate
 
 COVERED = 0.5
 """From this P(covered) on, a request is about a corpus."""
-ASKS_NOTHING = 0.9
+ASKS_NOTHING = 0.75
 """From this probability of small talk, of a task or of a text to work on, a segment asks nothing of a corpus."""
 _SHOWN = 3  # words in a reason
 
@@ -171,13 +171,15 @@ class CorpusGate(Gate):
         return replace(score.overridden(reason, retrieve=False), outcome=self.when_uncovered)
 
     def _asking(self, evidence: Evidence) -> list[bool]:
-        """Return of each segment whether it asks anything; all do if its gate does not tell."""
-        heads = self.inner.question_gate()
-        count = len(evidence[self._vector_spec].texts)
+        """Return of each segment whether it asks anything: all do that name something of a corpus."""
+        texts, heads = evidence[self._vector_spec].texts, self.inner.question_gate()
         if not isinstance(heads, HeadsGate):
-            return [True] * count
-        needless = heads.p_nothing_asked(evidence)
-        return [bool(p < ASKS_NOTHING) for p in needless]
+            return [True] * len(texts)
+        asking = []
+        for text, p in zip(texts, heads.p_nothing_asked(evidence), strict=True):
+            named = any(profile.names_in(text) for profile in self.profiles)
+            asking.append(bool(named or p < ASKS_NOTHING))
+        return asking
 
     def _cover(self, evidence: Evidence, asking: list[bool]) -> list[_Coverage]:
         """Return what each corpus has on it: first those that cover it, the nearest first, then the others."""
