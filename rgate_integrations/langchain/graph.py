@@ -98,7 +98,8 @@ def route_edge(
             a mapping is read as well.
 
     Raises:
-        ConfigurationError: Raised by the edge: there is no decision in the state.
+        ConfigurationError: There are no nodes; or, raised by the edge, there is no decision in the state, or it names
+            a corpus that has no node.
 
     Example:
         >>> edge = route_edge(retrieve="search", direct="answer")
@@ -119,8 +120,12 @@ def route_edge(
         if not is_retrieved:
             return direct
         named = decision.get("corpora", ()) if isinstance(decision, Mapping) else decision.corpora
-        chosen = [nodes[name] for name in named if name in nodes] or [*nodes.values()][:1]
-        return chosen[0] if len(chosen) == 1 else chosen
+        chosen = [nodes[name] for name in named if name in nodes]
+        if named and not chosen and not isinstance(retrieve, str):
+            raise ConfigurationError(
+                f"There is no node for the corpus {named[0]!r}.", hint=f"There are: {', '.join(nodes)}."
+            )
+        return chosen if len(chosen) > 1 else [*chosen, *nodes.values()][0]
 
     # LangGraph draws, and compiles, the edges to the nodes that the annotation names.
     route.__annotations__["return"] = Literal[(*nodes.values(), direct)]
