@@ -38,7 +38,7 @@ DIRECTIONS, LANGUAGES, SEED = 256, 20, 0
 NEEDLESS = ("task", "common", "thanks")
 KINDS = (*NEEDLESS, "particular", "private", "fresh", "obscure")
 EACH, OTHERS, LEADS, ENGLISH, FOREIGN = 700, 2_500, 1_500, 400, 200
-DOCSTRINGS = 1_500
+DOCSTRINGS = 1_000
 FITS = ("health_plan", "medicine", "library_docs")
 """The domains whose licences allow that they train."""
 DESCRIPTIONS = {
@@ -161,7 +161,7 @@ def read_needless(data: Path) -> tuple[list[str], list[str]]:
         each["question"] for each in read_records(data / "practical.dev.jsonl") if not each["retrieve"]
     ]
     rows = [row for row in training_rows() if row.part != TRAIN and not row.history and row.kind in NEEDLESS]
-    return practical, [row.text for row in random.Random(SEED).sample(rows, 600)]
+    return practical, [row.text for row in random.Random(SEED).sample(rows, 300)]
 
 
 def measure(data: Path, *, only_fit: bool) -> None:

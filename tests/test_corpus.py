@@ -230,13 +230,11 @@ def test_a_damaged_profile_is_a_typed_error(fake, tmp_path, damage, message):
     assert caught.value.hint
 
 
-def test_a_kept_profile_is_made_again_when_the_corpus_has_changed(fake, tmp_path):
-    first = CorpusProfile.load_or_make(tmp_path / "p", LOGGER, "logger")
-    again = CorpusProfile.load_or_make(tmp_path / "p", [*LOGGER, LEAVE[0]], "manual")
-    assert (again.sketch, again.name) == (first.sketch, "manual")
-    changed = CorpusProfile.load_or_make(tmp_path / "p", [*LOGGER, *LEAVE], "logger")
-    assert changed.sketch != first.sketch
-    assert CorpusProfile.load(tmp_path / "p").fingerprint == changed.fingerprint
+@pytest.mark.parametrize(
+    ("texts", "outdated"), [(LOGGER, False), ([*LOGGER, LEAVE[0]], False), (LEAVE, True)]
+)
+def test_a_profile_knows_when_its_corpus_has_changed(fake, texts, outdated):
+    assert CorpusProfile.from_texts(LOGGER).is_outdated(texts) is outdated
 
 
 @pytest.mark.model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
@@ -22,7 +22,7 @@ from rgate_integrations.errors import ProfileError
 from rgate_integrations.models.download import downloaded_path
 from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder, shared_encoder
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
-from rgate_integrations.runtime.files import existing_folder, json_text, locked, read_file, write_folder
+from rgate_integrations.runtime.files import existing_folder, json_text, read_file, write_folder
 from rgate_integrations.runtime.segments import segments
 
 FORMAT = 1
@@ -31,7 +31,7 @@ MOST = 1_500
 """How many passages are kept at most."""
 NEAREST = 5
 """A question is as near to a corpus as the mean cosine to so many of its nearest passages."""
-SLOPE, MIDDLE, NAMED = 9.8, 0.56, 6.0
+SLOPE, MIDDLE, NAMED = 9.3, 0.59, 6.0
 """The logit of P(covered) is ``SLOPE * (z - MIDDLE)``, and ``NAMED`` more if a question has a name of the corpus.
 
 Here z is 0 for a question that is as near as requests that have nothing to do with the corpus, and 1 for one that is
@@ -208,31 +208,6 @@ class CorpusProfile:
         words = set(words_of(text))
         telling = [word for word in self.terms.telling if word in words]
         return tuple(dict.fromkeys([*self.names_in(text), *telling]))
-
-    @classmethod
-    def load_or_make(cls, folder: str | Path, texts: Sequence[str], name: str = "corpus") -> Self:
-        """Load the profile of some passages, or make and save it if there is none, or not one of these passages.
-
-        Args:
-            folder: Where it is kept, such as beside an index.
-            texts: The passages as they are now.
-            name: Name of the corpus.
-
-        Raises:
-            ProfileError: There is no passage, or one is no text.
-            ConfigurationError: Something else is in the folder.
-            WriteError: It could not be written.
-        """
-        with locked(folder, waiting=lambda: None):
-            try:
-                profile = cls.load(folder)
-                if not profile.is_outdated(texts):
-                    return replace(profile, name=name)
-            except ProfileError:
-                pass
-            profile = cls.from_texts(texts, name)
-            profile.save(folder)
-            return profile
 
     def is_outdated(self, texts: Iterable[str]) -> bool:
         """Return whether a corpus has changed much since it was profiled: 30 % of its passages, or more.
