@@ -1,7 +1,7 @@
 """What corpora cover: whether a question is about one, and about which; and what a gate that knows decides.
 
     python benchmarks/corpora.py --data FOLDER             prints the tables
-    python benchmarks/corpora.py --data FOLDER --fit       first fits SLOPE and MIDDLE of `rgate_integrations.corpus`
+    python benchmarks/corpora.py --data FOLDER --parts     fits SLOPE and MIDDLE of `rgate_integrations.corpus` alone
     python benchmarks/corpora.py --write                   makes background.npz, with which corpora are compared
 
 ``FOLDER/domain`` has questions put to real RAG applications, with passages. A passage that answers a question is not
@@ -22,6 +22,7 @@ from unittest.mock import patch
 import numpy as np
 from base import argument_parser, print_table, read_records
 from sklearn.linear_model import LogisticRegression
+from templates import FOLDER, read_lines
 from text_rows import TRAIN
 from training_text import training_rows
 
@@ -34,6 +35,7 @@ from rgate_integrations.index import BM25Index, Passage, PassageIndex, read_pass
 from rgate_integrations.models.download import corpus_path
 from rgate_integrations.tuning.evaluation import auc
 
+PARTS = ("domains", "gates", "sources", "ways")
 DIRECTIONS, LANGUAGES, SEED = 256, 20, 0
 NEEDLESS = ("task", "common", "thanks")
 KINDS = (*NEEDLESS, "particular", "private", "fresh", "obscure")
@@ -164,7 +166,7 @@ def read_needless(data: Path) -> tuple[list[str], list[str]]:
     return practical, [row.text for row in random.Random(SEED).sample(rows, 300)]
 
 
-def measure(data: Path, *, only_fit: bool) -> None:
+def measure(data: Path, parts: Sequence[str]) -> None:
     domains = read_domains(data)
     needless, frames = read_needless(data)
     profiles, own, others, fits = {}, {}, {}, {}
@@ -183,13 +185,16 @@ def measure(data: Path, *, only_fit: bool) -> None:
         fits[name] = own[name], judge(profiles[name][0], [*trains, *frames])
     slope, middle = fit([fits[name] for name in FITS])
     print(f"SLOPE, MIDDLE = {slope:.1f}, {middle:.2f} by {', '.join(FITS)}")
-    if only_fit:
-        return
     constants = {domain.name: fit([fits[name] for name in FITS if name != domain.name]) for domain in domains}
-    show_domains(domains, own, others, constants)
-    show_gates(domains, profiles, constants, {"practical.dev": needless, "held-out frames": frames})
-    show_ways(domains, others, elsewhere=[*needless])
-    show_sources(domains, profiles)
+    if "domains" in parts:
+        show_domains(domains, own, others, constants)
+    if "gates" in parts:
+        show_gates(domains, profiles, constants, {"practical.dev": needless, "held-out frames": frames})
+    if "sources" in parts:
+        show_sources(domains, profiles)
+        show_libraries()
+    if "ways" in parts:
+        show_ways(domains, needless)
 
 
 def show_domains(
@@ -253,7 +258,7 @@ def show_gates(
     print_table(("corpus", "llm_name", "retrieved, alone", "with a profile", *columns), rows)
 
 
-def show_ways(domains: Sequence[Domain], others: dict[str, Judged], elsewhere: Sequence[str]) -> None:
+def show_ways(domains: Sequence[Domain], elsewhere: Sequence[str]) -> None:
     """Print the AUC by the number of passages, and by what a profile is made from."""
     rows = []
     for domain in domains:
@@ -305,6 +310,32 @@ def show_sources(domains: Sequence[Domain], profiles: dict[str, list[CorpusProfi
             profile.nearness(vector)
     print(
         f"six corpora of {len(largest.codes):,} passages: {(time.perf_counter() - began) * 5:.2f} ms a decision"
+    )
+
+
+def show_libraries() -> None:
+    """Print how often the right one of four libraries that do like things is chosen, by their docstrings."""
+    questions: dict[str, list[str]] = {}
+    for line in read_lines(FOLDER / "libraries.txt"):
+        if line.startswith("["):
+            questions[line.strip("[]")] = []
+        else:
+            list(questions.values())[-1].append(line)
+    profiles = []
+    for name in questions:
+        docstrings = read_docstrings(name)
+        chosen = random.Random(SEED).sample(docstrings, min(DOCSTRINGS, len(docstrings)))
+        profiles.append(CorpusProfile.from_texts(chosen, name))
+    first = second = 0
+    for right, asked in enumerate(questions.values()):
+        near = np.stack([each.nearness(_vectors(asked)) for each in profiles])
+        order = near.argsort(axis=0)[::-1]
+        first += (order[0] == right).sum()
+        second += (order[:2] == right).any(axis=0).sum()
+    count = sum(map(len, questions.values()))
+    names = ", ".join(questions)
+    print(
+        f"right of {names}: {first / count:.3f} of {count} questions, in the first two {second / count:.3f}"
     )
 
 
@@ -367,13 +398,15 @@ def write_background() -> None:
 def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--fit", action="store_true", help="print SLOPE and MIDDLE alone")
+    parser.add_argument(
+        "--parts", nargs="*", choices=PARTS, default=PARTS, help="tables to print; none: fit alone"
+    )
     parser.add_argument("--write", action="store_true", help="make background.npz")
     options = parser.parse_args()
     if options.write:
         write_background()
     if options.data is not None:
-        measure(options.data, only_fit=options.fit)
+        measure(options.data, options.parts)
 
 
 if __name__ == "__main__":
