@@ -32,6 +32,7 @@ from rgate_integrations.llama_index import (
     RetrievalGateSelector,
 )
 from rgate_integrations.llama_index import IndexRetriever as NodeRetriever
+from rgate_integrations.tuning import Budget, TuneOptions, tune
 from tests import llama_index_parts
 from tests.begun_answers import KNOWN, Knowing
 from tests.commands import printed, rgate
@@ -325,3 +326,22 @@ def test_evaluation_and_log_say_what_is_covered(tmp_path, folders):
     page = tmp_path / "report.html"
     printed("report", out, "--html", page)
     assert '"p_covered": 0.9' in page.read_text()
+
+
+def test_the_report_of_a_tuned_gate_says_what_is_covered(tmp_path, folders):
+    asked = [f"{QUESTIONS['leave']} ({number})" for number in range(12)]
+    asked += [f"Who wrote the play number {number}?" for number in range(12)]
+    answers = {question: "yes" if number % 2 else "no" for number, question in enumerate(asked)}
+    result = tune(
+        [{"question": question, "gold_answers": ["yes"]} for question in asked],
+        direct=answers.__getitem__,
+        retrieve=lambda question: "yes",
+        out=tmp_path / "gate",
+        options=TuneOptions(policy=Budget(0.9), corpus=folders),
+    )
+    page = (result.folder / "report.html").read_text()
+    shown = json.loads(re.search("const RESULTS = (.*)", page)[1])
+    rows = {row["question"]: row for row in shown[0]["questions"]}
+    assert (rows[asked[0]]["corpus"], rows[asked[0]]["p_covered"] > 0.5) == ("leave", True)
+    assert rows[asked[-1]]["p_covered"] < 0.5
+    assert load_gate(str(result.folder), corpus=folders).decide(asked[0]).corpus == "leave"
