@@ -56,8 +56,8 @@ def chains(**more):
     return {name: RunnableLambda(lambda asked, name=name: f"{name}: {asked}") for name in NAMES} | more
 
 
-def routed(gate, **options):
-    return gate.route(retrieve=chains(), direct=lambda asked: f"direct: {asked}", **options)
+def routed(gate, retrieve=None):
+    return gate.route(retrieve=retrieve or chains(), direct=lambda asked: f"direct: {asked}")
 
 
 # --- which ---------------------------------------------------------------------------------------------------
@@ -89,9 +89,9 @@ def test_one_id_in_two_corpora_stands_for_two_passages():
 
 OTHERS = {"docs": Search(), "web": Search()}
 WRONG = {
-    "route": lambda: routed_with(OTHERS),
-    "a chain of one's own": lambda: routed_with(CorpusChain(parts=OTHERS)),
-    "a retriever in a chain": lambda: routed_with(CorpusRetriever(parts=OTHERS) | str),
+    "route": lambda: routed(RetrievalGate(Sure()), OTHERS),
+    "a chain of one's own": lambda: routed(RetrievalGate(Sure()), CorpusChain(parts=OTHERS)),
+    "a retriever in a chain": lambda: routed(RetrievalGate(Sure()), CorpusRetriever(parts=OTHERS) | str),
     "GatedQueryEngine": lambda: GatedQueryEngine.from_defaults(
         llama_index_parts.over(Corpora(dict.fromkeys(OTHERS, llama_index_parts.Shelf()))),
         Sure(),
@@ -101,10 +101,6 @@ WRONG = {
     "GatedRetriever": lambda: GatedRetriever(dict.fromkeys(OTHERS, llama_index_parts.Shelf()), Sure()),
     "gateway": lambda: Gateway(DecisionService(Sure()), Upstream("http://127.0.0.1:1"), OTHERS),
 }
-
-
-def routed_with(retrieve):
-    return RetrievalGate(Sure()).route(retrieve=retrieve, direct=str)
 
 
 @pytest.mark.parametrize("make", WRONG.values(), ids=list(WRONG))
@@ -338,4 +334,11 @@ async def test_clients_are_told_where_to_search():
     )
     with serving_gate(Sure()) as url:
         decision = load_gate(url).decide("unknown to hr and docs")
+        assert (
+            routed(RetrievalGate(url), retrieve=CorpusChain(parts=chains()))
+            .invoke("unknown to hr")
+            .startswith("hr")
+        )
+        selector = RetrievalGateSelector(url, retrieve=["docs", "hr"])
+        assert selector.select(["docs", "direct", "hr"], "unknown to hr").ind == 2
     assert (decision.corpus, decision.corpora, decision.p_covered) == ("hr", ("hr", "docs"), 0.9)
