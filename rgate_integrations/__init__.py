@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rgate_integrations.answering.answer_first import AnswerFirst
     from rgate_integrations.answering.look_first import LookFirst
     from rgate_integrations.answering.query_plan import QueryPlan, plan_queries
+    from rgate_integrations.corpus.profile import CorpusProfile
     from rgate_integrations.decision import Cost, Decision, Draft, Override, Request
     from rgate_integrations.engine.decision_engine import DecisionEngine
     from rgate_integrations.engine.loading import load_gate
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "AnswerFirst": "answering.answer_first",
+    "CorpusProfile": "corpus.profile",
     "Cost": "decision",
     "Decision": "decision",
     "DecisionEngine": "engine.decision_engine",
@@ -43,6 +45,7 @@ _MODULES = {
 
 __all__ = [
     "AnswerFirst",
+    "CorpusProfile",
     "Cost",
     "Decision",
     "DecisionEngine",

@@ -371,8 +371,12 @@ class Decision(Frozen):
         p_helps: Probability in [0, 1] that the LLM answers rightly with the passages that were found; None where
             nothing was found, or nobody looked.
         outcome: What `p_known` and `p_helps` say together: ``"direct"`` answers are likely to be right, or those
-            that ``"retrieve"``, or neither: ``"abstain"``; None without `p_helps`.
+            that ``"retrieve"``, or neither: ``"abstain"``; None without `p_helps`. Where no corpus
+            covers a question that the LLM may not know, what a gate that knows corpora was told to do.
         llm: The LLM whose knowledge was judged, and how it is known which; empty where no LLM in particular was.
+        p_covered: Probability in [0, 1] that a corpus has something on the question; None where no corpus is known.
+        corpus: Name of the corpus to search; None if it does not retrieve, or no corpus is known.
+        corpora: Names of the corpora to search if it retrieves, best first.
     """
 
     question: Text
@@ -391,6 +395,9 @@ class Decision(Frozen):
     p_helps: Probability | None = None
     outcome: Outcome | None = None
     llm: Text = ""
+    p_covered: Probability | None = None
+    corpus: Text | None = None
+    corpora: tuple[Text, ...] = ()
 
     def with_threshold(self, threshold: float) -> Decision:
         """Return this decision at another threshold, of the caller's; an override or an error still decides.
@@ -405,7 +412,12 @@ class Decision(Frozen):
         if retrieve != self.retrieve:  # the gate wrote its reason for its own threshold
             turned = f"But P(known) is {self.p_known:.2f}, and the caller's threshold {threshold:.2f}."
             reason = f"{reason} {turned}".strip()
-        return self.model_copy(update={"threshold": threshold, "retrieve": retrieve, "reason": reason})
+        return self.turned(retrieve, threshold=threshold, reason=reason)
+
+    def turned(self, retrieve: bool, **changes: Any) -> Decision:
+        """Return this decision with other fields, as one that retrieves, from the first of `corpora`, or does not."""
+        corpus = self.corpora[0] if retrieve and self.corpora else None
+        return self.model_copy(update={"retrieve": retrieve, "corpus": corpus, **changes})
 
     @property
     def effective_p_known(self) -> float:

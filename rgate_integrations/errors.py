@@ -86,6 +86,10 @@ class IndexMismatchError(RGateError):
     """An index was built with another embedder or another format than the one it is opened with."""
 
 
+class ProfileError(RGateError, ValueError):
+    """The profile of a corpus is missing, damaged, of another encoder, or there is nothing to make it of."""
+
+
 class DataFormatError(RGateError, ValueError):
     """A data file has a line that cannot be used; the message names file and line."""
 

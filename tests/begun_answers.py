@@ -165,6 +165,18 @@ class Reader:
         return self.scores.get(draft.text, 0.2 if "Perhaps" in draft.text else 0.9)
 
 
+class Librarian(Reader):
+    """Its decisions name the corpora whose names are in a question, in that order, and of others the last one."""
+
+    corpora = ("docs", "hr", "web")
+
+    def _decision(self, request, draft=None):
+        decision = super()._decision(request, draft)
+        named = sorted((n for n in self.corpora if n in request.question), key=request.question.index)
+        where = {"corpora": tuple(named) or self.corpora[-1:], "p_covered": 0.9 if named else 0.1}
+        return decision.model_copy(update=where).turned(decision.retrieve)
+
+
 class TurnReader(Reader):
     """Reads the turns before a question, too."""
 

@@ -5,9 +5,9 @@ from langchain_core.runnables import RunnableLambda
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.llama_index import GatedQueryEngine
+from rgate_integrations.llama_index import CorpusRetriever, GatedQueryEngine
 from tests import llama_index_parts
-from tests.begun_answers import Reader, Shelf, Told, Writer, answer_to
+from tests.begun_answers import TEXT, Librarian, Reader, Shelf, Told, Writer, answer_to
 from tests.langchain_fakes import SINGLES
 
 
@@ -20,14 +20,23 @@ class Side:
         answers: Whether the direct arm answers first.
         look: How what was found is judged; None not to look first.
         fails_at: Token before which the LLM fails.
+        names: Names of corpora, each with a shelf of its own whose text ends with the name; () for one without.
         **options: Of `AnswerFirst`.
     """
 
-    def __init__(self, *, judge=Reader, scores=None, answers=True, look=None, fails_at=None, **options):
+    def __init__(
+        self, *, judge=Reader, scores=None, answers=True, look=None, fails_at=None, names=(), **options
+    ):
         self.judge = judge() if isinstance(judge, type) else judge
-        self.screen = None if scores is None else Reader(scores)
+        self.screen = None if scores is None else (Librarian if names else Reader)(scores)
         options = {"tokens": 4, "question_gate": self.screen} | options
+        self.names = names
         self.make(AnswerFirst(**options) if answers else False, look or False, fails_at)
+
+    @property
+    def queries(self):
+        """What each corpus was asked."""
+        return {name: shelf.queries for name, shelf in self.shelves.items()}
 
 
 class LangChain(Side):
@@ -37,9 +46,10 @@ class LangChain(Side):
 
     def make(self, answer_first, look_first, fails_at):
         self.shelf, self.writer, self.told = Shelf(), Writer(fails_at=fails_at), Told()
-        context = self.shelf | (lambda found: " ".join(document.page_content for document in found))
+        self.shelves = {name: Shelf(texts=[f"{TEXT} {name}"]) for name in self.names}
+        retrieve = {name: reading(shelf) for name, shelf in self.shelves.items()} or reading(self.shelf)
         self.router = RetrievalGate(self.judge).route(
-            retrieve={"context": context} | RunnableLambda(lambda asked: f"<{asked['context']}>"),
+            retrieve=retrieve,
             direct=self.writer | StrOutputParser() if answer_first else RunnableLambda(answer_to),
             answer_first=answer_first,
             look_first=look_first,
@@ -56,6 +66,12 @@ class LangChain(Side):
         return self.told.events[-1]
 
 
+def reading(shelf):
+    """Return a chain that reads what a shelf has."""
+    context = shelf | (lambda found: " ".join(document.page_content for document in found))
+    return {"context": context} | RunnableLambda(lambda asked: f"<{asked['context']}>")
+
+
 class LangChainStream(LangChain):
     """The same, as an asynchronous stream."""
 
@@ -69,9 +85,11 @@ class LlamaIndex(Side):
 
     def make(self, answer_first, look_first, fails_at):
         self.shelf, self.writer = llama_index_parts.Shelf(), llama_index_parts.Writer(fails_at=fails_at)
+        self.shelves = {name: llama_index_parts.Shelf(f"{TEXT} {name}") for name in self.names}
+        shelf = CorpusRetriever(self.shelves) if self.shelves else self.shelf
         streaming = "stream" in self.way
         self.engine = GatedQueryEngine.from_defaults(
-            llama_index_parts.over(self.shelf, streaming=streaming),
+            llama_index_parts.over(shelf, streaming=streaming),
             self.judge,
             self.writer,
             streaming=streaming,

@@ -12,6 +12,7 @@ from rgate_integrations.gates.folder import tuned_files
 from rgate_integrations.gates.tuned import DRAFT_FEATURES
 from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.runtime.files import write_folder
+from tests.three_corpora import TEXTS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -32,11 +33,13 @@ def test_the_pages_are_found():
 
 def surroundings():
     """What the reader of a page has already: chains, a retriever, an index, models."""
+    from langchain_core.documents import Document
     from langchain_core.embeddings import DeterministicFakeEmbedding
     from langchain_core.language_models import FakeListChatModel
     from langchain_core.retrievers import BaseRetriever
     from langchain_core.runnables import RunnableLambda, RunnablePassthrough
-    from llama_index.core import Document, VectorStoreIndex
+    from llama_index.core import Document as Node
+    from llama_index.core import VectorStoreIndex
     from llama_index.core.embeddings import MockEmbedding
     from llama_index.core.llms import MockLLM
 
@@ -44,14 +47,18 @@ def surroundings():
         def _get_relevant_documents(self, query, *, run_manager):
             return []
 
+    class Handbook(BaseRetriever):
+        def _get_relevant_documents(self, query, *, run_manager):
+            return [Document(text) for text in TEXTS["leave"]]
+
     return {
         "rag_chain": {"context": Nothing(), "question": RunnablePassthrough()}
         | RunnableLambda(lambda found: f"with passages: {found['question']}"),
         "llm_chain": RunnableLambda(lambda q: f"without: {q}"),
-        "retriever": Nothing(),
+        "retriever": Handbook(),
         "chat_model": FakeListChatModel(responses=["Shakespeare wrote it."]),
         "embeddings": DeterministicFakeEmbedding(size=8),
-        "index": VectorStoreIndex.from_documents([Document(text="x")], embed_model=MockEmbedding(8)),
+        "index": VectorStoreIndex.from_documents([Node(text="x")], embed_model=MockEmbedding(8)),
         "llm": MockLLM(),
     }
 

@@ -150,7 +150,7 @@ def test_a_search_that_hangs_is_given_up_and_the_upstream_is_asked(hanging, opti
     service = DecisionService(Unsure() if "answer_first" in options else Words(), timeout=0.2)
     with listening(upstream.app) as behind:
         between = Gateway(service, Upstream(behind), hanging, **options)
-        between._search._clock = Clock()
+        between._searches[""]._clock = Clock()
         with listening(make_app(service, between)) as url:
             body = {"messages": [{"role": "user", "content": HAMLET}], "stream": True}
             for _ in range(20):  # more than an executor of this machine has threads

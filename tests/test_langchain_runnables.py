@@ -38,10 +38,10 @@ READABLE = [
 ]
 
 
-def loaded(dumped):
+def loaded(dumped, readable=READABLE):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `load` is in beta
-        return load(dumped, allowed_objects=READABLE, valid_namespaces=["rgate_integrations"])
+        return load(dumped, allowed_objects=readable, valid_namespaces=["rgate_integrations"])
 
 
 # --- thresholds and other fields ---------------------------------------------------------------------------

@@ -139,6 +139,9 @@ EVENT_KEYS = {
     "warnings",
     "partial_answer",
     "p_helps",
+    "p_covered",
+    "corpus",
+    "corpora",
     "outcome",
     "llm",
 }

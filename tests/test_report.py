@@ -88,6 +88,29 @@ def test_the_slider_moves_every_number(browser, tmp_path, result):
     assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth + 1")
 
 
+def test_the_page_shows_what_is_covered_and_what_no_corpus_has(browser, tmp_path, result):
+    page = tmp_path / "report.html"
+    plain, covered = Result.model_validate(result), json.loads(json.dumps(result))
+    for number, question in enumerate(covered["questions"]):
+        question |= {"question": f"q{number}", "p_covered": number / 60, "corpus": "docs"}
+        question["override"] = True if number >= 30 else None
+    page.write_text(report_page([plain, Result.model_validate(covered)]), encoding="utf-8")
+    browser.get(page.as_uri())
+    gaps = browser.find_element("id", "gaps")
+    assert not gaps.is_displayed()
+    browser.execute_script("const w = document.getElementById('which'); w.value = 1; w.onchange()")
+    assert gaps.is_displayed()
+    assert len(browser.find_elements("css selector", "#coverage circle")) == 60
+    asked = [q for q in covered["questions"][:30] if q["p_known"] < 0.5]
+    expected = [q["question"] for q in sorted(asked, key=lambda q: q["p_known"])][:20]
+    assert [item.text.split("\n")[0] for item in gaps.find_elements("tag name", "li")] == expected
+    rate = browser.find_element("css selector", '[data-name="retrieval rate"] b').text
+    assert rate == f"{100 * (30 + len(asked)) / 60:.1f} %", (
+        "what is covered is retrieved for at any threshold"
+    )
+    assert not browser.get_log("browser")
+
+
 # --- drift -------------------------------------------------------------------------------------------------
 
 
@@ -135,4 +158,13 @@ def test_monitoring_from_the_command_line(tmp_path):
     told = printed("monitor", log, "--gate", tmp_path / "gate")
     assert "100 decisions: retrieval rate 50.0%" in told
     assert "index 0.00 (95 %: 0.00 to 0.00)" in told
+    assert "corpus" not in told
+    for number, line in enumerate(lines):
+        line |= {"question": f"q{number}", "p_covered": 0.9 if number % 2 else 0.1}
+    told = printed("monitor", write(tmp_path / "log.jsonl", *lines), "--gate", tmp_path / "gate")
+    assert "Of 100 decisions 50.0% are about a corpus." in told
+    assert "25 are not, and the LLM may not know them either:" in told
+    assert [line.strip() for line in told.splitlines() if line.startswith("  q")] == [
+        f"q{2 * i}" for i in range(20)
+    ]
     assert isinstance(rgate("monitor", log, "--gate", "default").exception, DataFormatError)  # a probe

@@ -13,7 +13,7 @@ from rgate_integrations.decision import Cost
 from rgate_integrations.engine.loading import DEFAULT_GATES, OWN, answer_first_gates, resolve_gate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
-from tests.begun_answers import COVERED, KNOWN, LOOK, TEXT, UNSURE, Broken, Reader
+from tests.begun_answers import COVERED, KNOWN, LOOK, TEXT, UNSURE, Broken, Librarian, Reader
 from tests.routed import SIDES, LangChain, LlamaIndex
 
 HELD, NOT_HELD = "who wrote the Zorba quartet", "the weather"
@@ -272,3 +272,48 @@ def test_the_default_model_is_shipped(framework):
     routed = framework(answers=False, look=True)
     routed.ask(HELD)
     assert 0 <= routed.decision["p_helps"] <= 1
+
+
+# --- several corpora -----------------------------------------------------------------------------------------------
+
+WAYS = {
+    "question alone": {"answers": False},
+    "look first": {"answers": False, "look": LOOK},
+    "answer first": {},
+    "prefetch": {"prefetch": True, "scores": {}},
+    "both": {"look": LOOK},
+    "both, screened": {"look": LOOK, "scores": {}},
+}
+every_way = pytest.mark.parametrize("options", WAYS.values(), ids=list(WAYS))
+
+
+@pytest.mark.parametrize(("asked", "named"), [("docs", "docs"), ("hr, then docs", "hr"), ("others", "web")])
+@every_way
+def test_the_corpus_that_the_decision_names_is_searched_once_and_no_other(side, options, asked, named):
+    question = f"who wrote the unknown Zorba quartet, by {asked}"
+    judge = Librarian({question: 0.2})
+    routed = side(judge=judge, names=Librarian.corpora, **options)
+    assert f"{TEXT} {named}" in routed.ask(question)
+    searched = [name for name in Librarian.corpora if name in asked] or [named]
+    if isinstance(routed, LangChain):  # one chain answers
+        searched = [named]
+    assert routed.queries == {name: [question] * (name in searched) for name in Librarian.corpora}
+    assert (routed.decision["corpus"], routed.decision["corpora"][0]) == (named, named)
+
+
+@every_way
+def test_what_the_llm_knows_names_no_corpus(side, options):
+    question = "the weather, by docs"
+    routed = side(judge=Librarian({question: 0.95}), names=Librarian.corpora, **options)
+    assert KNOWN in routed.ask(question)
+    assert (routed.decision["retrieve"], routed.decision["corpus"]) == (False, None)
+    assert routed.queries["hr"] == routed.queries["web"] == []
+
+
+@every_way
+def test_where_the_gate_fails_the_first_chain_or_every_retriever_searches(side, options):
+    routed = side(judge=Librarian, names=Librarian.corpora, **options)
+    assert f"{TEXT} docs" in routed.ask("RAISE unknown, by hr")
+    asked = [name for name, queries in routed.queries.items() if queries]
+    assert asked == (["docs"] if isinstance(routed, LangChain) else list(Librarian.corpora))
+    assert routed.decision["error"]["message"] == "gate down"

@@ -5,6 +5,8 @@
     answer first          screen            -> begin (and search) -> judge           -> run
     both                  screen and search -> begin -> judge     -> compare         -> run
 
+Where a gate chooses among several corpora, the search waits for the first decision, which says where to search.
+
 `RoutedCall` is that flow over the inputs of one call; each carries what is known of it, a `RoutedInput`. A framework
 adds how a gate is asked, how the retrieve arm searches, and how the direct arm begins to write. Which questions need
 no begun answer is a table: `rgate_integrations.answering.answer_first`.
@@ -39,12 +41,14 @@ class Strategy:
         look_first: Also at what a search finds.
         judge: The gate that judges begun answers, as the framework has gates; None without any.
         question_gate: The gate that screens questions before an answer is begun; None begins every answer.
+        chooses_corpus: Whether a decision says where to search, so that no search begins before there is one.
     """
 
     answer_first: AnswerFirst | None = None
     look_first: LookFirst | None = None
     judge: Any = None
     question_gate: Any = None
+    chooses_corpus: bool = False
 
     def __bool__(self) -> bool:
         # LangChain writes no field that is false: a plain router can be written and read.
@@ -67,6 +71,7 @@ class RoutedInput:
         answer: What the direct arm has begun.
         draft: The text of that, as it is judged; None for a tool call or a form, or why there is none.
         found: What the retrieve arm's search returned or raised; None before.
+        searched: Whether the retrieve arm has searched.
         outcome: What is decided, or why it is no question; None before.
     """
 
@@ -76,7 +81,13 @@ class RoutedInput:
     answer: BufferedAnswer | None = None
     draft: Draft | Exception | None = None
     found: Any = None
+    searched: bool = False
     outcome: Decision | Exception | None = None
+
+    @property
+    def decided(self) -> Decision | None:
+        """What is decided so far."""
+        return self.outcome if isinstance(self.outcome, Decision) else self.screened
 
 
 @dataclass(frozen=True)
@@ -108,13 +119,14 @@ class RoutedCall(ABC, Generic[_Input]):
 
     Attributes:
         searching: The search, once it is under way.
+        searched_for: The inputs that it is for.
     """
 
     def __init__(self, strategy: Strategy, inputs: Sequence[_Input]) -> None:
         self.strategy = strategy
         self.inputs = inputs
         self.searching: Task | None = None
-        self._is_searched = False
+        self.searched_for: Sequence[_Input] = ()
         self._began = time.perf_counter()
         self._screening = 0.0  # milliseconds
 
@@ -137,8 +149,8 @@ class RoutedCall(ABC, Generic[_Input]):
         """Let the direct arm begin an answer that is to be judged."""
 
     @abstractmethod
-    def search(self) -> Step:
-        """Return the step that searches for every input; its result is one result or exception an input."""
+    def search(self, inputs: Sequence[_Input]) -> Step:
+        """Return the step that searches for some inputs; its result is one result or exception for each of them."""
 
     @abstractmethod
     def passages(self, each: _Input) -> Sequence[FoundPassage]:
@@ -158,8 +170,8 @@ class RoutedCall(ABC, Generic[_Input]):
             retrieved for and its search failed.
         """
         try:
-            if self.strategy.look_first is not None:
-                self.searching = yield Start(self.search())
+            if self.strategy.look_first is not None and not self.strategy.chooses_corpus:
+                yield from self._begin_search(self.inputs)
             if self.strategy.answer_first is not None:
                 yield from self._answer_first(self.strategy.answer_first)
             else:
@@ -204,8 +216,8 @@ class RoutedCall(ABC, Generic[_Input]):
             if each.outcome is None:
                 each.answer = self.begin(each)
                 begun.append(each)
-        if options.prefetch and self.searching is None and begun and len(self.inputs) == 1:
-            self.searching = yield Start(self.search())
+        if options.prefetch and begun and len(self.inputs) == 1:
+            yield from self._begin_search(begun)
         if begun:
             yield from self._judge_answers(begun, options.tokens)
 
@@ -213,7 +225,7 @@ class RoutedCall(ABC, Generic[_Input]):
         """Return what is decided without a begun answer; None if the LLM is to begin."""
         look = self.strategy.look_first
         settled: Decision | None
-        if look is None:
+        if look is None or not each.searched:
             settled = settle(screened, (), options, None)
         else:  # judging passages takes a while: not on the event loop
             settled = yield Call(settle, None, screened, self._passages(each), options, look)
@@ -267,7 +279,7 @@ class RoutedCall(ABC, Generic[_Input]):
             return
         yield from self._wait_for_search()
         for each in inputs:
-            if isinstance(each.outcome, Decision):
+            if isinstance(each.outcome, Decision) and each.searched:
                 # A threshold that the caller gave is enough, whatever was found.
                 enough = None if each.threshold is None else each.outcome.threshold
                 each.outcome = yield Call(
@@ -291,17 +303,19 @@ class RoutedCall(ABC, Generic[_Input]):
             judging=judging,
             first_token=None if decision.retrieve else _milliseconds(self._began),
         )
-        cost, warnings = decision.cost, decision.warnings
+        cost, warnings, corpora = decision.cost, decision.warnings, decision.corpora
         if decision.retrieve:  # an answer that goes on is the caller's, and no cost of deciding
             cost += Cost(model_calls=1, tokens_in=partial.prompt_tokens, tokens_out=count)
         if each.screened is not None:
             cost += each.screened.cost
             warnings = tuple(dict.fromkeys((*each.screened.warnings, *warnings)))
+            if self.strategy.chooses_corpus and self.searching is not None:
+                corpora = each.screened.corpora  # where it was searched
         draft = decision.draft
         if draft is None and isinstance(each.draft, Draft):
             draft = each.draft
-        changed = {"partial_answer": info, "cost": cost, "warnings": warnings, "draft": draft}
-        return decision.model_copy(update=changed)
+        where = decision.model_copy(update={"corpora": corpora})
+        return where.turned(decision.retrieve, partial_answer=info, cost=cost, warnings=warnings, draft=draft)
 
     def _finish(self, each: _Input) -> Flow[RouteResult | Exception]:
         """Announce what was decided, and return what is left to run."""
@@ -313,22 +327,32 @@ class RoutedCall(ABC, Generic[_Input]):
         if not decision.retrieve:
             return RouteResult(decision, each.answer)
         yield from self._wait_for_search()
-        if not self._is_searched:
+        if not each.searched:
             return RouteResult(decision)
         if isinstance(each.found, Exception):
             return each.found
         return RouteResult(decision, searched=True, found=each.found)
 
+    def _begin_search(self, inputs: Sequence[_Input]) -> Flow[None]:
+        """Begin to search, once in a call; where decisions say where, for those inputs that have one."""
+        if self.strategy.chooses_corpus:
+            inputs = [each for each in inputs if each.decided is not None]
+        if self.searching is None and inputs:
+            self.searched_for = inputs
+            self.searching = yield Start(self.search(inputs))
+
     def _wait_for_search(self) -> Flow[None]:
-        if self.searching is None or self._is_searched:
+        """Wait for the search, which begins now at the latest if there is to be a look at what it finds."""
+        if self.strategy.look_first is not None:
+            yield from self._begin_search(self.inputs)
+        if self.searching is None or any(each.searched for each in self.searched_for):
             return
         try:
             results: Sequence[Any] = yield self.searching
         except Exception as error:  # raised for those questions alone that are to be retrieved for
-            results = [error] * len(self.inputs)
-        for each, found in zip(self.inputs, results, strict=True):
-            each.found = found
-        self._is_searched = True
+            results = [error] * len(self.searched_for)
+        for each, found in zip(self.searched_for, results, strict=True):
+            each.found, each.searched = found, True
 
     def _passages(self, each: _Input) -> Sequence[FoundPassage] | Exception:
         if isinstance(each.found, Exception):

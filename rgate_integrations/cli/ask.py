@@ -17,6 +17,7 @@ from rgate_integrations.cli.terminal import (
     DEFAULT_GATE,
     DEFAULT_LLM,
     AsJson,
+    CorpusFolders,
     GateName,
     IndexFolder,
     JudgedName,
@@ -49,6 +50,7 @@ def decide(
         Path | None,
         typer.Option(help='JSON file of rules: {"always": ["an example", {"pattern": "..."}], "never": []}.'),
     ] = None,
+    corpus: CorpusFolders = None,
     as_json: AsJson = False,
 ) -> None:
     """Decide for each question whether to retrieve, and say why. The exit code is 1 if one could not be judged.
@@ -62,7 +64,9 @@ def decide(
     from rgate_integrations.runtime.flow import run
 
     own = Rules() if rules is None else Rules.read(rules)
-    loaded = load_gate(gate, llm_name=llm_name, proxy=proxy, always=own.always, never=own.never)
+    loaded = load_gate(
+        gate, llm_name=llm_name, proxy=proxy, always=own.always, never=own.never, corpus=corpus or None
+    )
     count = skipped = failed = 0
     lines = _read_requests(_read_questions(questions), threshold)
     while batch := list(itertools.islice(lines, 16)):
@@ -236,4 +240,7 @@ def _print_decision(asked: object, decision: Decision) -> None:
     word, colour = ("retrieve", "yellow") if decision.retrieve else ("skip", "green")
     say(f"{word:8} ", nl=False, fg=colour)
     say(f"{decision.p_known:.2f}  {' '.join(decision.question.split())[:120]}")
+    if decision.p_covered is not None:
+        where = f" in {', '.join(decision.corpora)}" if decision.retrieve else ""
+        say(f"               covered with probability {decision.p_covered:.2f}{where}", dim=True)
     say(f"               {decision.reason}", dim=True)

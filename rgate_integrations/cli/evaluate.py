@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from rgate_integrations.cli.terminal import (
     AnswerTokens,
     Bar,
     BudgetOption,
+    CorpusFolders,
     Data,
     DraftOf,
     GateName,
@@ -33,6 +35,7 @@ from rgate_integrations.errors import ConfigurationError
 if TYPE_CHECKING:
     from rgate_integrations.engine.decision_engine import DecisionEngine
 
+_SHOWN_GAPS = 20  # questions that no corpus covers
 _NOT_WRITTEN = "Nothing was written. Run the same command to start again."
 
 
@@ -77,6 +80,7 @@ def evaluate(
     gate: GateName = DEFAULT_GATE,
     draft: DraftOf = "proxy",
     proxy: ProxyName = None,
+    corpus: CorpusFolders = None,
     latency: Annotated[
         tuple[float, float] | None,
         typer.Option(help="Milliseconds of an answer without and with retrieval, for the break-even."),
@@ -91,11 +95,14 @@ def evaluate(
     from rgate_integrations.tuning.questions import all_examples
 
     examples = all_examples(read_paired(data))
-    loaded = _gate_for(gate, draft, proxy)
+    loaded = _gate_for(gate, draft, proxy, corpus)
     with Bar("reading the gate", stopped=_NOT_WRITTEN) as bar:
         result, judged = run(loaded, examples, name=gate, draft=draft, progress=bar.tell)
     measured = {**result["sets"], "pooled": result["pooled"]}
     say_table(_COLUMNS, [_row(name, numbers) for name, numbers in measured.items()])
+    if corpus:
+        shares = [f"{name} {share:.1%}" for name, share in result["covered"].items()]
+        say(f"questions that a corpus covers: {', '.join(shares) or 'none'}")
     if latency is not None:
         direct, rag = latency
         rate, gate_ms = result["pooled"]["retrieval_rate"], result["gate_ms"]
@@ -112,6 +119,9 @@ def evaluate(
                     "question": example.question.text,
                     "dataset": example.question.dataset,
                     "p_known": round(decision.p_known, 5),
+                    "override": None if decision.override is None else decision.override.retrieve,
+                    "p_covered": decision.p_covered,
+                    "corpus": decision.corpora[0] if decision.corpora else None,
                     "closed_book_correct": example.known,
                     "rag_correct": example.rag_correct,
                     "draft": decision.draft.text[:300] if decision.draft else None,
@@ -195,7 +205,9 @@ def calibrate(
     say_saved(out)
 
 
-def _gate_for(name: str, draft: str, proxy: str | None) -> DecisionEngine:
+def _gate_for(
+    name: str, draft: str, proxy: str | None, corpus: Sequence[Path] | None = None
+) -> DecisionEngine:
     """Load a gate to be evaluated; the shipped default is the one for the kind of draft.
 
     Raises:
@@ -207,7 +219,7 @@ def _gate_for(name: str, draft: str, proxy: str | None) -> DecisionEngine:
 
     if name == DEFAULT_GATE:
         name = DEFAULT_GATES[draft]
-    gate = load_gate(name, proxy=proxy)
+    gate = load_gate(name, proxy=proxy, corpus=corpus or None)
     if draft != "none":
         return gate
     if name == "ik":
@@ -236,7 +248,8 @@ def monitor(
     log: Annotated[Path, typer.Argument(help="Logged decisions, JSONL, as rgate decide --json prints them.")],
     gate: Annotated[Path, typer.Option(help="Folder of the tuned or calibrated gate.")],
 ) -> None:
-    """Compare logged decisions with the calibration, and say when to calibrate again."""
+    """Compare logged decisions with the calibration, and say what they asked for that no corpus has."""
+    from rgate_integrations.gates.corpus import COVERED
     from rgate_integrations.gates.folder import read_gate
     from rgate_integrations.runtime.records import Record, read_records
     from rgate_integrations.tuning.evaluation import measure_drift
@@ -247,12 +260,21 @@ def monitor(
         saved.provenance,
         hint="rgate tune … or rgate calibrate … --out DIR makes a gate with one.",
     )
-    logged = []
+    logged, covered, gaps = [], [], []
     for record in read_records(log):
-        p_known = record.optional_number("p_known")
+        p_known, p_covered = record.optional_number("p_known"), record.optional_number("p_covered")
+        if p_covered is not None and p_known is not None:
+            covered.append(p_covered >= COVERED)
+            if p_covered < COVERED and p_known < saved.threshold:
+                gaps.append(str(record.fields.get("question")))
         # Of a decision that failed or was overridden, as by a rule, it may not be the gate's.
         if p_known is not None and not record.fields.get("error") and not record.fields.get("override"):
             logged.append(p_known)
+    if covered:
+        say(f"Of {len(covered)} decisions {sum(covered) / len(covered):.1%} are about a corpus.")
+        say(f"{len(gaps)} are not, and the LLM may not know them either{':' if gaps else '.'}")
+        for question in gaps[:_SHOWN_GAPS]:
+            say(f"  {' '.join(question.split())[:110]}")
     scores = calibration.numbers("scores")
     n = calibration.optional_number("n") or len(scores)
     drift = measure_drift(scores, n, logged, saved.threshold)

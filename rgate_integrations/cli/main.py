@@ -15,6 +15,7 @@ from rgate_integrations.cli.ask import ask, decide
 from rgate_integrations.cli.doctor import doctor, download, gates
 from rgate_integrations.cli.evaluate import calibrate, collect, evaluate, monitor, report
 from rgate_integrations.cli.index import app as index
+from rgate_integrations.cli.profile import profile
 from rgate_integrations.cli.serve import mcp, serve
 from rgate_integrations.cli.terminal import print_log, say_error
 from rgate_integrations.cli.tune import ability, train, tune
@@ -45,6 +46,7 @@ for command in (
     gates,
     decide,
     ask,
+    profile,
     ability,
     tune,
     train,

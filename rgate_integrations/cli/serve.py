@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import signal
-import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,22 +17,29 @@ from rgate_integrations.cli.terminal import (
     DEFAULT_GATE,
     KEY,
     TOKEN,
+    CorpusFolders,
     GateName,
-    IndexFolder,
     JudgedName,
     PassageCount,
     ThresholdOption,
+    load_object,
     print_log,
 )
 from rgate_integrations.errors import ConfigurationError, missing_dependency
 from rgate_integrations.models.first_use import never_fetch
 
 if TYPE_CHECKING:
+    from rgate_integrations.corpus.profile import CorpusProfile
     from rgate_integrations.engine.decision_engine import DecisionEngine
+    from rgate_integrations.engine.loading import Corpus
     from rgate_integrations.index.retriever import Retriever
 
 ShadowLog = Annotated[
     Path | None, typer.Option(help="Change nothing; log decisions to this file, for rgate tune.")
+]
+Indexes = Annotated[
+    list[str] | None,
+    typer.Option("--index", help="Folder of an index; or NAME=FOLDER, repeated, to choose among them."),
 ]
 AllowedOrigins = Annotated[
     list[str] | None,
@@ -56,7 +62,8 @@ def serve(
     upstream: Annotated[
         str | None, typer.Option(help=f"OpenAI-compatible server to be a gateway for (its key in {KEY}).")
     ] = None,
-    index: IndexFolder = None,
+    index: Indexes = None,
+    corpus: CorpusFolders = None,
     retriever: Annotated[
         str | None,
         typer.Option(help="What searches, as MODULE:OBJECT: a retriever, a vector store, a function."),
@@ -87,10 +94,12 @@ def serve(
         from rgate_integrations.serving.upstream import Upstream
     except ModuleNotFoundError as error:
         raise missing_dependency(error.name or "fastapi", "serve") from error
-    service = DecisionService(_load_served(gate, llm_name, threshold), timeout=timeout, queue=queue)
+    never_fetch()
+    searched = _retriever(index or [], retriever)
+    profiles = _profiles(searched) if isinstance(searched, dict) else corpus
+    service = DecisionService(_load_served(gate, llm_name, threshold, profiles), timeout=timeout, queue=queue)
     token = os.environ.get(TOKEN, "")
     gateway = None
-    searched = _retriever(index, retriever)
     looks = {"answer_first": answer_first, "look_first": look_first}
     if upstream is not None:
         # Clients keep their own key where ours asks for none.
@@ -103,33 +112,50 @@ def serve(
     make_server(app, host, port, token=token, allow_origins=allow_origin or ()).run()
 
 
-def _load_served(name: str, llm_name: str, threshold: float | None = None) -> DecisionEngine:
+def _load_served(
+    name: str, llm_name: str, threshold: float | None = None, corpus: Corpus | None = None
+) -> DecisionEngine:
     """Return the gate of a server, which from here on fetches no model: not for the gate, and not for an index."""
     never_fetch()
-    gate = rgate_integrations.load_gate(name, llm_name=llm_name)
+    gate = rgate_integrations.load_gate(name, llm_name=llm_name, corpus=corpus or None)
     return gate if threshold is None else gate.with_options(threshold=threshold)
 
 
-def _retriever(index: Path | None, name: str | None) -> Retriever | None:
-    """Return what searches, if there is something: an index, or an object that is named as MODULE:OBJECT."""
-    if index is not None:
-        return open_index(index)
+def _profiles(indexes: Mapping[str, Retriever]) -> dict[str, CorpusProfile]:
+    """Return what each index is about; made now, or kept beside it."""
+    from rgate_integrations.corpus.indexed import profile_index
+
+    return {name: profile_index(index, name) for name, index in indexes.items()}
+
+
+def _retriever(indexes: Sequence[str], name: str | None) -> Retriever | dict[str, Retriever] | None:
+    """Return what searches, if there is something: indexes, by name, or an object that is named as MODULE:OBJECT.
+
+    Raises:
+        ConfigurationError: Of several indexes one has no name, or it cannot be imported.
+    """
+    folders = {}
+    for each in indexes:
+        named, equals, folder = each.partition("=")
+        folders[named if equals else ""] = folder if equals else each
+    if len(folders) < len(indexes) or (len(folders) > 1 and "" in folders):
+        raise ConfigurationError(
+            "Each of several indexes needs a name of its own.", hint="--index NAME=FOLDER"
+        )
+    opened: dict[str, Retriever] = {named: open_index(Path(folder)) for named, folder in folders.items()}
+    if opened:
+        return opened.get("", opened)
     if name is None:
         return None
-    module, _, attribute = name.partition(":")
-    sys.path.insert(0, os.getcwd())  # as for other commands that take a module, such as uvicorn
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(f"{name!r} cannot be imported: {error}", hint="MODULE:OBJECT") from error
     from rgate_integrations.serving.retrievers import as_retriever
 
-    return as_retriever(found)
+    return as_retriever(load_object(name))
 
 
 def mcp(
     gate: GateName = DEFAULT_GATE,
     llm_name: JudgedName = "",
+    corpus: CorpusFolders = None,
     http: Annotated[
         bool, typer.Option("--http", help="Listen at /mcp instead of standard input and output.")
     ] = False,
@@ -144,7 +170,7 @@ def mcp(
         from rgate_integrations.serving.server import make_server
     except ModuleNotFoundError as error:
         raise missing_dependency(error.name or "mcp", "mcp") from error
-    server = make_mcp_server(_load_served(gate, llm_name))
+    server = make_mcp_server(_load_served(gate, llm_name, corpus=corpus))
     if http:
         make_server(make_mcp_app(server), "127.0.0.1", port, token=os.environ.get(TOKEN, "")).run()
     else:

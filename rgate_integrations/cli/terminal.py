@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
+import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +43,10 @@ JudgedName = Annotated[str, typer.Option("--llm-name", help="The LLM whose knowl
 IndexFolder = Annotated[
     Path | None, typer.Option("--index", help="Folder of an index; the demo's corpus by default.")
 ]
+CorpusFolders = Annotated[
+    list[Path] | None,
+    typer.Option("--corpus", help="Profile of what is searched (rgate profile); may be repeated."),
+]
 PassageCount = Annotated[int, typer.Option("-k", min=1, help="Passages a question.")]
 AnswerTokens = Annotated[int, typer.Option(min=1, help="Maximum length of an answer.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
@@ -73,6 +80,22 @@ def chosen_policy(max_loss: float | None, budget: float | None) -> Policy:
     if max_loss is not None:
         raise ConfigurationError("Give one guarantee.", hint="--max-loss or --budget")
     return Budget(budget)
+
+
+def load_object(name: str) -> Any:
+    """Return an object of the user's that is named as MODULE:OBJECT.
+
+    Raises:
+        ConfigurationError: It cannot be imported.
+    """
+    from rgate_integrations.errors import ConfigurationError
+
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, os.getcwd())  # as for other commands that take a module, such as uvicorn
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"{name!r} cannot be imported: {error}", hint="MODULE:OBJECT") from error
 
 
 # --- text --------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from rgate_integrations.cli.terminal import (
     AnswerTokens,
     Bar,
     BudgetOption,
+    CorpusFolders,
     Data,
     DraftOf,
     MaxLossOption,
@@ -76,6 +77,7 @@ def tune(
     update: Annotated[bool, typer.Option("--update", help="Add questions to the gate in --out.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the LLM is called.")] = False,
     init_from: Annotated[str, typer.Option(help="Gate to start from.")] = DEFAULT_GATE,
+    corpus: CorpusFolders = None,
 ) -> None:
     """Ask your LLM with and without retrieval, and make a gate for it. Run again, it goes on where it stopped."""
     from rgate_integrations.tuning import TuneOptions
@@ -91,6 +93,7 @@ def tune(
         concurrency=concurrency,
         num_samples=num_samples,
         init_from=init_from,
+        corpus=corpus or None,
     )
     direct = ModelArm(_answering_llm(llm, model, concurrency), tokens=answer_tokens)
     with Bar("asking the LLM", stopped=KEPT_ANSWERS) as bar:

@@ -66,6 +66,11 @@ class Decider(ABC):
         """Whether the gate was trained on turns, so that its P(known) of a follow-up alone is low."""
         return False
 
+    @property
+    def corpora(self) -> tuple[str, ...]:
+        """Names of the corpora that its decisions choose among, as far as they are known here."""
+        return ()
+
     @abstractmethod
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
         """Return a decision for each request, in order, or why there is none; may raise what concerns all."""
@@ -185,7 +190,7 @@ class Decider(ABC):
             return decision
         override = Override(retrieve=True, reason=missing)
         reason = f"{missing} {decision.reason}".strip()
-        return decision.model_copy(update={"retrieve": True, "override": override, "reason": reason})
+        return decision.turned(True, override=override, reason=reason)
 
     def _log_failures(self, requests: Sequence[Request], decisions: Sequence[Decision]) -> None:
         """Log once for a call how many of its decisions failed, and the first error without the users' words."""

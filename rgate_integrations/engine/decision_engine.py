@@ -103,6 +103,11 @@ class DecisionEngine(Decider):
         return self.reads_history
 
     @property
+    def corpora(self) -> tuple[str, ...]:
+        """Names of the gate's corpora."""
+        return self.gate.corpora
+
+    @property
     def proxy(self) -> str:
         """Catalogue name, folder or Hub id of the proxy model; `get_proxy` returns the model."""
         return self.gate.proxy
@@ -238,5 +243,9 @@ class DecisionEngine(Decider):
             warnings=score.warnings,
             signals=dict(score.signals),
             llm=score.llm,
+            p_covered=score.p_covered,
+            corpus=score.corpora[0] if retrieve and score.corpora else None,
+            corpora=score.corpora,
+            outcome=score.outcome,
         )
         return decision if request.threshold is None else decision.with_threshold(request.threshold)

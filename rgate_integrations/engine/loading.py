@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, Unpack
 
+from rgate_integrations.corpus.profile import CorpusProfile
 from rgate_integrations.engine.decider import Decider, OnError
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.own_gate import GateLike, OwnGate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.base import Gate
+from rgate_integrations.gates.corpus import CorpusGate
 from rgate_integrations.gates.evidence.base import Drafter
 from rgate_integrations.gates.registry import make_gate
-from rgate_integrations.gates.rules import RuleOrRules
+from rgate_integrations.gates.rules import RuleOptions, RuleOrRules
 from rgate_integrations.models.base import Proxy
+
+OneCorpus: TypeAlias = CorpusProfile | str | Path
+Corpus: TypeAlias = OneCorpus | Iterable[OneCorpus] | Mapping[str, OneCorpus]
+"""A profile or its folder, several of them, or each by the name that decisions give the corpus."""
+
+
+class GateOptions(RuleOptions, total=False):
+    """What adapters take beside a gate: rules, and what is searched; see `load_gate`.
+
+    Attributes:
+        corpus: Also True: the adapter makes the profile of the passages that it has at hand.
+        prefer: See `CorpusGate`.
+        when_uncovered: See `CorpusGate`.
+        top: See `CorpusGate`.
+    """
+
+    corpus: Corpus | bool | None
+    prefer: Literal["corpus", "llm"] | None
+    when_uncovered: Literal["retrieve", "direct", "abstain"] | None
+    top: int | None
+
 
 DEFAULT_GATE = "default"
 _ANSWER_GATE = f"answer:{DEFAULT_GATE},default-answer"
@@ -35,6 +61,7 @@ def load_gate(
     llm_name: str = "",
     always: RuleOrRules = (),
     never: RuleOrRules = (),
+    corpus: Corpus | None = None,
     **parameters: Any,
 ) -> DecisionEngine:
     """Return a gate that decides. No model is loaded until its first decision.
@@ -53,13 +80,17 @@ def load_gate(
         always: Rules for what always retrieves: examples ("questions like these"), patterns, and functions of the
             question and its metadata; one or several.
         never: Rules for what never does.
-        **parameters: Parameters of the gate, such as ``threshold`` or ``tokens``.
+        corpus: What is searched, see `Corpus`: what it covers decides, too.
+        **parameters: Parameters of the gate, such as ``threshold``; with a corpus also those of `CorpusGate`.
 
     Raises:
         UnknownNameError: No gate has that name; the hint suggests the nearest.
+        ProfileError: A profile cannot be read.
         ConfigurationError: A parameter is unknown or out of its range, or the gate judges no LLM by its name.
         ModelLoadError: A trained gate or a measured ability cannot be read.
     """
+    own = CorpusGate.own_parameters if corpus is not None else ()
+    corpus_parameters = {each: parameters.pop(each) for each in own if each in parameters}
     if isinstance(name, Gate):
         gate = name.replace(**parameters)
     else:
@@ -71,9 +102,46 @@ def load_gate(
         gate = gate.for_llm(served, "the model that drafts")
     if llm_name:
         gate = set_llm(gate, llm_name)
+    if corpus is not None:
+        gate = set_corpora(gate, corpus, **corpus_parameters)
     return DecisionEngine(
         gate, proxy=proxy, llm=llm, on_error=on_error, timeout=timeout, always=always, never=never
     )
+
+
+def read_profiles(corpus: Corpus) -> tuple[CorpusProfile, ...]:
+    """Return the profiles that ``corpus=`` stands for.
+
+    Raises:
+        ProfileError: One cannot be read.
+        ConfigurationError: It is something else.
+    """
+    if isinstance(corpus, CorpusProfile | str | Path) or not isinstance(corpus, Iterable):
+        corpus = [corpus]
+    named: list[tuple[str, Any]] = (
+        list(corpus.items()) if isinstance(corpus, Mapping) else [("", each) for each in corpus]
+    )
+    profiles = []
+    for name, given in named:
+        profile = CorpusProfile.load(given) if isinstance(given, str | Path) else given
+        if not isinstance(profile, CorpusProfile):
+            raise ConfigurationError(
+                f"A corpus must be a CorpusProfile or its folder, not {type(profile).__name__}.",
+                hint="CorpusProfile.from_texts(texts), or rgate profile",
+            )
+        profiles.append(replace(profile, name=name) if name else profile)
+    return tuple(profiles)
+
+
+def set_corpora(gate: Gate, corpus: Corpus, **parameters: Any) -> CorpusGate:
+    """Return a gate that also knows what corpora cover, in place of those that it knew.
+
+    Raises:
+        ProfileError: A profile cannot be read.
+        ConfigurationError: A parameter is out of its range, or two corpora have one name.
+    """
+    inner = gate.inner if isinstance(gate, CorpusGate) else gate
+    return CorpusGate.of({"inner": inner, "profiles": read_profiles(corpus), **parameters})
 
 
 def set_llm(gate: Gate, llm_name: str) -> Gate:
@@ -90,17 +158,38 @@ def set_llm(gate: Gate, llm_name: str) -> Gate:
     return gate.for_llm(llm_name)
 
 
-def resolve_gate(gate: Any = None, llm_name: str = "") -> Decider:
-    """Return what an adapter's ``gate=`` argument stands for.
+def resolve_gate(gate: Any = None, llm_name: str = "", **options: Unpack[GateOptions]) -> Decider:
+    """Return what an adapter's ``gate=`` argument and its further options stand for.
 
     Args:
         gate: A gate, `load_gate`'s argument, an object with `decide_batch` and `adecide_batch`, or None.
         llm_name: The LLM whose knowledge is judged; see `load_gate`.
+        **options: Rules, and what is searched. ``corpus=True`` is left to the adapter.
 
     Raises:
-        ConfigurationError: It is none of these, or it judges no LLM by its name.
+        ConfigurationError: It is none of these, it judges no LLM by its name, or it cannot take an option.
+        ProfileError: The profile of a corpus cannot be read.
         UnknownNameError: No gate has that name.
     """
+    decider = _resolve(gate, llm_name)
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    corpus = given.pop("corpus", None)
+    corpus_parameters = {name: given.pop(name) for name in CorpusGate.own_parameters if name in given}
+    if corpus_parameters and corpus is None:
+        raise ConfigurationError(
+            f"{min(corpus_parameters)}= needs a corpus.", hint="corpus=CorpusProfile.from_texts(texts)"
+        )
+    if corpus is not None and not isinstance(decider, DecisionEngine):
+        raise ConfigurationError(
+            f"{decider.name} takes no corpus.", hint="Choose among corpora in its own decide_batch."
+        )
+    if isinstance(decider, DecisionEngine) and not isinstance(corpus, bool | None):
+        decider = decider.with_options(gate=set_corpora(decider.gate, corpus, **corpus_parameters))
+    return decider.with_rules(**given)
+
+
+def _resolve(gate: Any, llm_name: str) -> Decider:
+    """Return what ``gate=`` stands for, about what the LLM of a name knows."""
     if gate is None or isinstance(gate, str | Gate):
         return load_gate(gate, llm_name=llm_name)
     if not isinstance(gate, GateLike):
@@ -145,4 +234,13 @@ def answer_first_gates(
         return judge, None
     if question_gate == OWN:
         return judge, gate.question_gate()
-    return judge, resolve_gate(question_gate)
+    question = resolve_gate(question_gate)
+    if (
+        isinstance(gate, DecisionEngine)
+        and isinstance(gate.gate, CorpusGate)
+        and isinstance(question, DecisionEngine)
+        and not question.corpora
+    ):
+        # What is covered decides there, too.
+        question = question.with_options(gate=gate.gate.around(question.gate))
+    return judge, question

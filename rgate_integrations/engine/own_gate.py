@@ -18,7 +18,8 @@ class GateLike(Protocol):
 
     What else it can do, it declares by attributes. ``reads_history = True``: it reads `Request.history`; without it,
     a question that follows earlier turns retrieves. ``reads_drafts = True``: it reads `Request.draft`, so it can
-    judge an answer that was begun. ``on_error = "raise"``: its failures are raised; without it they retrieve.
+    judge an answer that was begun. ``corpora = ("docs", "hr")``: its decisions say which of these to search.
+    ``on_error = "raise"``: its failures are raised; without it they retrieve.
     """
 
     def decide_batch(self, requests: Sequence[Request], /) -> list[Decision]:
@@ -63,6 +64,11 @@ class OwnGate(Decider):
     def reads_history(self) -> bool:
         """Whether it says that it reads the turns before a question."""
         return bool(getattr(self.gate, "reads_history", False))
+
+    @property
+    def corpora(self) -> tuple[str, ...]:
+        """Names of corpora that it says it chooses among."""
+        return tuple(getattr(self.gate, "corpora", ()))
 
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
         """Ask it for all decisions at once; a threshold that it did not apply is applied here."""

@@ -63,6 +63,9 @@ def score_requests(
                 each.pieces[verdict] = alike
             elif alike.value is not None:
                 each.pieces[verdict] = Piece(alike.value)
+    context.find(verdict)
+    if len(gate.corpora) > 1:
+        _add_corpora(verdict, context)
     pieces = context.find(verdict)
     milliseconds = (time.perf_counter() - began) * 1e3 / len(requests)
     scores: list[Score | Exception] = []
@@ -81,6 +84,20 @@ def score_requests(
             score = score.overridden(f"Written in {encoding}, which the gate does not read.")
         scores.append(score)
     return scores
+
+
+def _add_corpora(verdict: ScoreSpec, context: Context) -> None:
+    """Let the gate say where to search for what a rule retrieves: the rule says only whether."""
+    ruled = []
+    for each in context.evidence:
+        score = getattr(each.pieces[verdict], "value", None)
+        if score is not None and not score.corpora and score.override is not None and score.override.retrieve:
+            ruled.append(each)
+    asked = [Evidence(each.request) for each in ruled]
+    for each, evidence, piece in zip(ruled, asked, context.part(asked).find(verdict), strict=True):
+        if isinstance(piece, Piece):
+            score = replace(each[verdict], p_covered=piece.value.p_covered, corpora=piece.value.corpora)
+            each.pieces[verdict] = Piece(score, evidence.cost)
 
 
 def read_request(request: Request, sources: Sources) -> Evidence:

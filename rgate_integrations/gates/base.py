@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, PlainSerializer, ValidationError
 
-from rgate_integrations.decision import Cost, Draft, Override, Threshold
+from rgate_integrations.decision import Cost, Draft, Outcome, Override, Threshold
 from rgate_integrations.errors import ConfigurationError, ModelLoadError, ScoreError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece, expand_specs
@@ -55,6 +55,9 @@ class Score:
         llm: The LLM whose knowledge was judged, and how it is known which; the decision carries it.
         threshold: What `p_known` is compared with where the caller says nothing; None for the gate's own.
         override: What decides in place of the threshold; None where the threshold does.
+        p_covered: Probability in [0, 1] that a corpus has something on the request; None where no corpus is known.
+        corpora: Names of the corpora to search if it retrieves, best first.
+        outcome: What a gate that knows corpora decided in place of a search; None otherwise.
         cost: What the evidence cost; the engine fills it in.
     """
 
@@ -66,6 +69,9 @@ class Score:
     llm: str = ""
     threshold: float | None = None
     override: Override | None = None
+    p_covered: float | None = None
+    corpora: tuple[str, ...] = ()
+    outcome: Outcome | None = None
     cost: Cost = field(default_factory=Cost)
 
     def overridden(self, reason: str, *, retrieve: bool = True) -> Score:
@@ -155,6 +161,11 @@ class Gate(BaseModel, ABC):
     def question_gate(self) -> Gate | None:
         """Return what reads the question alone: itself, or a gate of the same family; None without one."""
         return None
+
+    @property
+    def corpora(self) -> tuple[str, ...]:
+        """Names of the corpora whose profiles it has; its decisions say which of them to search."""
+        return ()
 
     @classmethod
     def parse_argument(cls, argument: str) -> dict[str, Any]:

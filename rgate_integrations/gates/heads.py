@@ -32,6 +32,8 @@ ALWAYS_READ = 40.0
 _ELSEWHERE = -0.4
 """Added to the ability for a fact that is asked for in another language than English. Of SimpleQA in Czech, four LLMs
 know less than of SimpleQA in English, by 0 to 0.4 in log-odds."""
+NOTHING_ASKED = ("no_knowledge", "given")
+"""Kinds of segments that ask for no knowledge."""
 _ADDRESS = re.compile(r"\b(?:https?://|www\.)\w", re.IGNORECASE)
 _FEW = 8
 """Words of a request up to which an address is what it is about. Among more it may stand in a log or in code."""
@@ -163,6 +165,13 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         if evidence.request.history and p < MIN_P_KNOWN_FOR_FOLLOW_UP:
             return score.overridden("Follow-up that may need the earlier turns.")
         return score
+
+    def p_nothing_asked(self, evidence: Evidence) -> Float64Array:
+        """Return of each segment P(it asks for no knowledge at all): small talk, a task, or text to work on."""
+        kinds = self._kinds_of(evidence)
+        columns = [i for i, kind in enumerate(self.trained.segments.kinds) if kind.name in NOTHING_ASKED]
+        found: Float64Array = kinds[:, columns].sum(axis=1)
+        return found
 
     def _kinds_of(self, evidence: Evidence) -> Float64Array:
         """Return the probability of each kind for each segment, shape (segments, kinds)."""

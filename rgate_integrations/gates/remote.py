@@ -94,6 +94,9 @@ class RemoteGate(NamedLLMGate):
             decision.llm,
             decision.threshold,
             override,
+            decision.p_covered,
+            decision.corpora,
+            decision.outcome,
         )
 
 

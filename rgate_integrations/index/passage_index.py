@@ -75,6 +75,9 @@ class PassageIndex:
 
     Raises:
         MissingDependencyError: FAISS is not installed.
+
+    Attributes:
+        folder: Where it was loaded from or saved to last; None if it was not.
     """
 
     def __init__(self, embedder: Embedder | None = None) -> None:
@@ -84,6 +87,7 @@ class PassageIndex:
             raise missing_dependency("faiss", "faiss") from error
         self._faiss = faiss
         self.embedder: Embedder = embedder or SentenceEmbedder()
+        self.folder: Path | None = None
         self._state = _State.from_passages((), np.zeros((0, 0), np.float32))
         self._lock = ForkSafeLock()  # for writers: readers take the state as it is
 
@@ -299,6 +303,7 @@ class PassageIndex:
             facts["checksum"] = checksum(facts, passages, vectors)
             tensors = {"passages": np.frombuffer(passages, np.uint8), "vectors": vectors}
             write_atomically(root / FILE, save(tensors, metadata=facts))
+        self.folder = root
         return root
 
     @classmethod
@@ -327,6 +332,7 @@ class PassageIndex:
                 hint=f"Build the index again: {_BUILD}",
             ) from error
         index = cls._of(embedder or SentenceEmbedder(name), state)
+        index.folder = path.parent
         if index.embedder.identity != identity:
             raise IndexMismatchError(
                 f"The index {str(folder)!r} was built with the embedder {name!r} ({identity}), not with "

@@ -9,6 +9,7 @@ from typing import Any
 from langchain_core.callbacks import adispatch_custom_event, dispatch_custom_event
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSequence
 from langchain_core.runnables.base import RunnableBindingBase
+from langchain_core.runnables.utils import ConfigurableFieldSpec
 
 from rgate_integrations.decision import Decision, valid_threshold
 from rgate_integrations.engine.decider import BoundDecision
@@ -17,6 +18,13 @@ from rgate_integrations.langchain.questions import parse_question
 from rgate_integrations.runtime.flow import Call, Flow
 
 THRESHOLD_KEY = "retrieval_threshold"
+THRESHOLD_SPEC = ConfigurableFieldSpec(
+    id=THRESHOLD_KEY,
+    annotation=float,
+    name="Retrieval threshold",
+    description="Retrieve iff p_known is below it; overrides the gate's own for one call.",
+    default=None,
+)
 
 
 def read_threshold(gate: Runnable[Any, Decision], config: RunnableConfig) -> float | None:
@@ -53,6 +61,12 @@ def bind_decision(
     return {**config, "configurable": {**config.get("configurable", {}), DECISION_KEY: bound}}
 
 
+def read_bound(config: RunnableConfig) -> BoundDecision | None:
+    """Return what a config carries; None if nothing was decided around the run."""
+    bound: BoundDecision | None = config.get("configurable", {}).get(DECISION_KEY)
+    return bound
+
+
 EVENT = "retrieval_gate"
 
 _EMITTED = {
@@ -69,6 +83,9 @@ _EMITTED = {
     "p_helps",
     "outcome",
     "llm",
+    "p_covered",
+    "corpus",
+    "corpora",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -10,12 +11,13 @@ from langchain_core.messages import SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
-from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
+from langchain_core.runnables.base import RunnableLike
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.gates.base import Gate
+from rgate_integrations.langchain.corpora import CorpusRetriever, as_searched
 from rgate_integrations.langchain.documents import format_documents
 from rgate_integrations.langchain.drafting import GateCall, condense_follow_ups
 from rgate_integrations.langchain.gate import RetrievalGate
@@ -29,7 +31,7 @@ HISTORY = "chat_history"
 
 
 def gated_rag(
-    retriever: RunnableLike[str, list[Document]],
+    retriever: RunnableLike[str, list[Document]] | Mapping[str, RunnableLike[str, list[Document]]],
     llm: Runnable[Any, Any],
     prompt: BasePromptTemplate[Any] | None = None,
     *,
@@ -47,7 +49,8 @@ def gated_rag(
     once: for itself, the retriever and the prompts.
 
     Args:
-        retriever: Finds passages: a retriever, or any runnable or function from a query to documents.
+        retriever: Finds passages: a retriever, or any runnable or function from a query to documents. For a gate with
+            several corpora also a mapping from their names to these; see `RetrievalGate.guard`.
         llm: Answers.
         prompt: Prompt for unknown questions, with ``context``, ``question`` and, if it likes, ``chat_history``. By
             default the prompt of this package's own command line.
@@ -60,7 +63,7 @@ def gated_rag(
     decider = gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)
     with_passages = prompt or _chat_prompt(ANSWER_WITH_PASSAGES, passages="context", question=QUESTION)
     closed_book = direct_prompt or _chat_prompt(ANSWER, question=QUESTION)
-    find: Runnable[Any, Any] = coerce_to_runnable(retriever)
+    find = as_searched(retriever, CorpusRetriever, decider.gate.corpora, by_itself=decider.corpus is True)
     search = RunnableLambda(itemgetter(QUESTION)) | find
     retrieve: Runnable[Any, Any] = RunnablePassthrough.assign(sources=search).pipe(
         RunnablePassthrough.assign(context=RunnableLambda(itemgetter("sources")) | format_documents),

@@ -32,6 +32,15 @@ def parts_of(runnable: Any) -> list[Runnable[Any, Any]]:
     return list(instances_in(vars(runnable), Runnable))  # type: ignore[type-abstract]  # it makes none
 
 
+def runnables_in(runnable: Any, kind: type[Any]) -> Iterator[Any]:
+    """Yield the runnables of a type that a runnable is made of, or the runnable itself; not those within these."""
+    if isinstance(runnable, kind):
+        yield runnable
+        return
+    for part in parts_of(runnable):
+        yield from runnables_in(part, kind)
+
+
 def instances_in(value: Any, kind: type[_T]) -> Iterator[_T]:
     """Yield the objects of a type in mappings, lists and tuples within each other."""
     if isinstance(value, kind):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.documents import Document
 
-from rgate_integrations.answering.query_plan import Query
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.index.hybrid import fuse
@@ -26,14 +25,19 @@ def format_documents(documents: Sequence[Document]) -> str:
 
 
 def fuse_documents(
-    queries: Sequence[Query], results: Sequence[Any], k: int | None
+    origins: Sequence[Mapping[str, Any]], results: Sequence[Any], k: int | None = None
 ) -> list[Document] | Exception:
-    """Fuse what the queries of one question found; returns the exception of a search that failed.
+    """Fuse what the searches of one question found; returns the exception of a search that failed.
 
-    The documents are copies that say which query found them, and at which rank.
+    The documents are copies whose metadata say how they were found, and at which rank.
+
+    Args:
+        origins: What to say of each search, as metadata.
+        results: What each found, best first, or raised.
+        k: Maximum number of documents; None for no limit.
     """
     rankings = []
-    for query, result in zip(queries, results, strict=True):
+    for origin, result in zip(origins, results, strict=True):
         if isinstance(result, Exception):
             return result
         if not isinstance(result, Sequence):
@@ -45,9 +49,13 @@ def fuse_documents(
                     f"What is guarded returned {type(result).__name__} and no list of documents.",
                     hint="Guard the retriever, and not the chain around it.",
                 )
-            found_by = {"rgate_query": query.text, "rgate_claim": query.claim, "rgate_rank": rank}
             # Some stores give documents without metadata: None.
-            metadata = {**found_by, **(document.metadata or {})}
+            metadata = {**origin, "rgate_rank": rank, **(document.metadata or {})}
             ranking.append(document.model_copy(update={"metadata": metadata}))
         rankings.append(ranking)
-    return fuse(rankings, key=lambda document: document.id or document.page_content, k=k)
+    return fuse(rankings, key=_identity, k=k)
+
+
+def _identity(document: Document) -> tuple[Any, ...]:
+    """Return what tells a document from others: ids differ within a corpus only."""
+    return document.metadata.get("rgate_corpus"), document.id or document.page_content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -19,6 +20,9 @@ from rgate_integrations.langchain.runnable import BatchCall, Run
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Flow
 from rgate_integrations.runtime.records import choice_logprobs
+from rgate_integrations.runtime.text import redact
+
+_log = logging.getLogger("rgate_integrations")
 
 DRAFT_TAG = "rgate_draft"
 CONDENSE_TAG = "rgate_condense"
@@ -123,6 +127,19 @@ class ChatDrafter(Drafter[GateCall]):
         self.llm = llm
         if isinstance(llm, RunnableLambda):  # takes no options
             self.forms = [{}]
+
+    def write_for(self, calls: Sequence[GateCall]) -> Flow[None]:
+        """Write the draft of each call; if that raises, none of these questions can be judged."""
+        drafted = [call for call in calls if call.condense_error is None]
+        written: Sequence[Draft | Exception | None]
+        try:
+            written = yield from self.write_drafts(drafted)
+        except Exception as error:  # any error may come from an LLM
+            texts = [text for call in drafted for text in self.private_texts(call)]
+            _log.warning("The LLM wrote no draft: %s: %s", type(error).__name__, redact(error, *texts))
+            written = [error] * len(drafted)
+        for call, draft in zip(drafted, written, strict=True):
+            call.draft = draft
 
     def ask(self, asked: Sequence[GateCall], options: dict[str, Any]) -> Flow[list[Any]]:
         """Ask the LLM for an answer to each question."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any, ClassVar, Self, TypeVar, Unpack
@@ -24,10 +24,11 @@ from rgate_integrations.answering.query_plan import QueryPlan, plan_queries_flow
 from rgate_integrations.answering.rewriting import Rewriter
 from rgate_integrations.answering.routing import Strategy
 from rgate_integrations.decision import Decision, Draft, Threshold, valid_threshold
-from rgate_integrations.engine.decider import BoundDecision, Decider
+from rgate_integrations.engine.decider import Decider
 from rgate_integrations.engine.loading import (
     DEFAULT_GATE,
     DEFAULT_GATES,
+    GateOptions,
     answer_first_gates,
     resolve_gate,
 )
@@ -35,21 +36,27 @@ from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.evidence.draft import generation_cost
-from rgate_integrations.gates.rules import RuleOptions
 from rgate_integrations.langchain.bound_decision import (
-    DECISION_KEY,
-    THRESHOLD_KEY,
+    THRESHOLD_SPEC,
+    bind_decision,
     emit_decision_event,
+    read_bound,
     read_threshold,
 )
-from rgate_integrations.langchain.chat_models import get_llm_name
+from rgate_integrations.langchain.chat_models import get_llm_name, runnables_in
+from rgate_integrations.langchain.corpora import (
+    CorpusChain,
+    CorpusRetriever,
+    PerCorpus,
+    as_searched,
+    profile_searched,
+)
 from rgate_integrations.langchain.documents import fuse_documents
 from rgate_integrations.langchain.drafting import ChatDrafter, GateCall, condense_follow_ups
 from rgate_integrations.langchain.questions import QuestionInput
 from rgate_integrations.langchain.router import RetrievalRouter
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run
 from rgate_integrations.runtime.flow import Flow
-from rgate_integrations.runtime.text import redact
 
 _Input = TypeVar("_Input")
 _Retrieved = TypeVar("_Retrieved")
@@ -61,14 +68,6 @@ LLM_NAME_SOURCE = "its chat model"
 """Where the name of an LLM was found, for decisions that say whose knowledge they judge."""
 
 UNCONDENSED = "The follow-up could not be condensed."
-
-THRESHOLD_SPEC = ConfigurableFieldSpec(
-    id=THRESHOLD_KEY,
-    annotation=float,
-    name="Retrieval threshold",
-    description="Retrieve iff p_known is below it; overrides the gate's own for one call.",
-    default=None,
-)
 
 
 class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
@@ -98,11 +97,14 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             the name of the chat model in the direct arm of `route`, or of ``llm``, counts: of several, such as
             fallbacks, the one that knows least.
         name: The name of its runs in traces.
-        **rules: ``always=`` and ``never=``: rules as of `load_gate`, which replace the gate's own.
+        **options: ``always=`` and ``never=``: rules as of `load_gate`, in place of the gate's own. ``corpus=``, with
+            ``prefer=``, ``when_uncovered=`` and ``top=``: what is searched, as of `load_gate`; with True, `route` and
+            `guard` make a profile of the passages, if these are at hand.
 
     Raises:
-        ConfigurationError: A rule is none, or the gate is an object of the user's own, which takes no rules; or the
-            threshold is not a number of at least 0.
+        ConfigurationError: A rule is none, or the gate is an object of the user's own, which takes no rules and no
+            corpus; or the threshold is not a number of at least 0.
+        ProfileError: The profile of a corpus cannot be read.
 
     Example:
         >>> from rgate_integrations.langchain import RetrievalGate
@@ -120,6 +122,10 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     llm_name: str = ""
     always: Any = ()  # `RuleOrRules`; as fields, no dump loses them
     never: Any = ()
+    corpus: Any = None
+    prefer: Any = None
+    when_uncovered: Any = None
+    top: int | None = None
 
     _gate_name: str | None = PrivateAttr(default=None)
     _origin: Decider = PrivateAttr()
@@ -136,7 +142,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         condense: RunnableLike[Any, Any] | None = None,
         llm_name: str = "",
         name: str | None = None,
-        **rules: Unpack[RuleOptions],
+        **options: Unpack[GateOptions],
     ) -> None:
         if gate is None:
             gate = DEFAULT_GATE if llm is None else DEFAULT_GATES["llm"]
@@ -148,7 +154,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             condense = coerce_to_runnable(condense)
         super().__init__(
             # Not in a validator: pydantic would turn its errors into one of its own.
-            gate=resolve_gate(gate, llm_name).with_rules(**rules),
+            gate=resolve_gate(gate, llm_name, **options),
             threshold=None if threshold is None else valid_threshold(threshold),
             input_key=input_key,
             llm=llm,
@@ -156,7 +162,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             condense=condense,
             llm_name=llm_name,
             name=name,
-            **rules,
+            **options,
         )
         if isinstance(gate, str) and "@" not in gate:  # a dump, which traces have, must not have a login
             self._gate_name = gate
@@ -195,7 +201,14 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
         The call's option ``drafts``, one an input, is what is judged instead of any that would be written: a draft,
         None, or the error of what should have written it.
+
+        Raises:
+            ConfigurationError: Of ``corpus=True``, neither `route` nor `guard` has said what is searched.
         """
+        if self.corpus is True:
+            raise ConfigurationError(
+                "corpus=True: nothing is searched here.", hint="gate.guard(retriever), gate.route(…)"
+            )
         drafts = runs[0].options.get("drafts")
         calls = [self._read(each, reuse=drafts is None) for each in runs]
         waiting = [call for call in calls if call.result is None]
@@ -204,7 +217,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             for call, draft in zip(calls, drafts, strict=True):
                 call.draft = draft
         elif self._drafter is not None:
-            yield from self._write_drafts(self._drafter, waiting)
+            yield from self._drafter.write_for(waiting)
         decisions = yield from self.gate.flow([call.item() for call in waiting])
         for call, decision in zip(waiting, decisions, strict=True):
             changed: dict[str, Any] = {}
@@ -220,30 +233,17 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         """Read the question of an input; in the same request nothing is decided twice."""
         call = GateCall.read(each, self.input_key)
         call.threshold = read_threshold(self, each.config)
-        bound: BoundDecision | None = each.config.get("configurable", {}).get(DECISION_KEY)
+        bound = read_bound(each.config)
         if call.result is not None or bound is None or not reuse:
             return call
         if bound.concerns(call.turn.question, self.llm) and bound.repeats(self.origin, call.threshold):
             call.result = bound.decision
         return call
 
-    def _write_drafts(self, drafter: ChatDrafter, calls: Sequence[GateCall]) -> Flow[None]:
-        """Let the LLM write drafts; if that raises, none of these questions can be judged."""
-        drafted = [call for call in calls if call.condense_error is None]
-        written: Sequence[Draft | Exception | None]
-        try:
-            written = yield from drafter.write_drafts(drafted)
-        except Exception as error:  # any error may come from an LLM
-            texts = [text for call in drafted for text in drafter.private_texts(call)]
-            _log.warning("The LLM wrote no draft: %s: %s", type(error).__name__, redact(error, *texts))
-            written = [error] * len(drafted)
-        for call, draft in zip(drafted, written, strict=True):
-            call.draft = draft
-
     def route(
         self,
         *,
-        retrieve: RunnableLike[_Input, _Retrieved],
+        retrieve: RunnableLike[_Input, _Retrieved] | Mapping[str, RunnableLike[_Input, _Retrieved]],
         direct: RunnableLike[_Input, _Direct],
         answer_first: bool | AnswerFirst = False,
         look_first: bool | LookFirst = False,
@@ -252,12 +252,13 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         """Return a runnable that sends each input to one of two arms.
 
         Args:
-            retrieve: Gets the inputs of unknown questions; an existing RAG chain.
+            retrieve: Gets the inputs of unknown questions; an existing RAG chain. With several corpora also a mapping
+                from their names to chains: that of the best corpus runs, whatever ``top`` is, or the first one where
+                the gate failed.
             direct: Gets the inputs of known questions; the LLM without retrieval.
-            answer_first: Let ``direct`` begin to answer and judge its first tokens: it goes on if they are known,
-                and is stopped if not. ``llm=`` is not asked then. This gate judges, or the one for partial answers
-                that belongs to it, as there is beside the default and beside a tuned one; `AnswerFirst` has more
-                to choose.
+            answer_first: Let ``direct`` begin to answer and judge its first tokens: it goes on if they are known, and
+                is stopped if not. ``llm=`` is not asked then. This gate judges, or the one for partial answers that
+                belongs to it, as there is beside the default and a tuned one; `AnswerFirst` has more to choose.
             look_first: Run ``retrieve`` up to its retriever for every input, while the gate decides, and compare what
                 the LLM knows with what was found: only passages that help are read. Nothing is searched twice.
                 `LookFirst` has more to choose. With ``answer_first``, an answer is begun only where that can change
@@ -269,16 +270,23 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         Raises:
             ConfigurationError: ``look_first`` or `AnswerFirst.prefetch`, and ``retrieve`` is neither a sequence of
                 steps nor a retriever; or ``answer_first``, and the gate reads the question alone; or
-                ``condensed_key``, and the gate has no ``condense``.
+                ``condensed_key``, and the gate has no ``condense``; or chains with other names than the corpora.
         """
+        searched = self._as_searched(retrieve, CorpusChain)
+        if self.corpus is True:
+            looks: Any = {"answer_first": answer_first, "look_first": look_first}
+            return self._knowing(searched).route(
+                retrieve=searched, direct=direct, condensed_key=condensed_key, **looks
+            )
         arm: Runnable[Any, Any] = coerce_to_runnable(direct)  # type: ignore[arg-type]  # a mapping is one
-        strategy = Strategy(look_first=LookFirst.coerce(look_first))
-        options = AnswerFirst.coerce(answer_first)
-        if options is not None:
-            judge, question_gate = answer_first_gates(self.gate, options.question_gate)
+        chooses = next(runnables_in(searched, PerCorpus), None) is not None
+        strategy = Strategy(look_first=LookFirst.coerce(look_first), chooses_corpus=chooses)
+        first = AnswerFirst.coerce(answer_first)
+        if first is not None:
+            judge, question_gate = answer_first_gates(self.gate, first.question_gate)
             strategy = replace(
                 strategy,
-                answer_first=options,
+                answer_first=first,
                 judge=self._sibling_gate(judge).for_arm(arm),
                 question_gate=question_gate and self._sibling_gate(question_gate).for_arm(arm),
             )
@@ -286,13 +294,19 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             raise ConfigurationError(
                 "condensed_key= needs a gate that condenses.", hint="RetrievalGate(condense=...)"
             )
+        gate = self.for_arm(arm)
         return RetrievalRouter(
-            self.for_arm(arm),
-            retrieve=retrieve,
-            direct=arm,
-            strategy=strategy,
-            condensed_key=condensed_key,
+            gate, retrieve=searched, direct=arm, strategy=strategy, condensed_key=condensed_key
         )
+
+    def _as_searched(self, given: Any, kind: type[Any]) -> Runnable[Any, Any]:
+        return as_searched(given, kind, self.gate.corpora, by_itself=self.corpus is True)
+
+    def _knowing(self, searched: Runnable[Any, Any]) -> Self:
+        """Return a gate that knows what is searched, by its passages; itself unless it is to find that out."""
+        if self.corpus is not True:
+            return self
+        return type(self)(**{**dict(self), "gate": self.origin, "corpus": profile_searched(searched)})
 
     def _sibling_gate(self, gate: Decider) -> RetrievalGate:
         """Return another gate that reads inputs as this one does, and drafts nothing."""
@@ -305,7 +319,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     def guard(
         self,
-        retriever: RunnableLike[str, list[Document]],
+        retriever: RunnableLike[str, list[Document]] | Mapping[str, RunnableLike[str, list[Document]]],
         *,
         k: int | None = None,
         always_include_question: bool = True,
@@ -316,17 +330,23 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         """Return a retriever that finds nothing for known questions, and searches claims for the others.
 
         Args:
-            retriever: What to guard: a retriever, or any runnable or function from a query to documents.
+            retriever: What to guard: a retriever, or any runnable or function from a query to documents. For a gate
+                with several corpora also a mapping from their names to these: at most ``top`` are asked, or all of
+                them where the gate failed.
             k: Maximum number of documents; by default no limit of its own.
             always_include_question: Whether the question itself is always searched.
             max_queries: Maximum number of queries a question, at least 1.
             filter_claims: Whether the gate judges each claim and drops the known ones.
             known_message: Text of the one document that a known question finds, for `create_retriever_tool`; by
                 default it finds none.
+
+        Raises:
+            ConfigurationError: The retrievers' names are not those of the gate's corpora.
         """
+        searched = self._as_searched(retriever, CorpusRetriever)
         return GatedRetriever(
-            retriever=coerce_to_runnable(retriever),
-            gate=self,
+            retriever=searched,
+            gate=self._knowing(searched),
             k=k,
             always_include_question=always_include_question,
             max_queries=max_queries,
@@ -443,13 +463,16 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever,
         configs: list[RunnableConfig] = []
         for call, plan in zip(decided, plans, strict=True):
             queries += plan.texts
-            configs += [call.run.child()] * len(plan.queries)
+            # Who searches several corpora reads there which of them.
+            config = bind_decision(call.run.child(), self.gate, call.run.input, call.result)
+            configs += [config] * len(plan.queries)
         options = runs[0].options
         hits = iter((yield BatchCall(self.retriever, queries, configs, **options)))
         for call, plan in zip(decided, plans, strict=True):
             rankings = list(islice(hits, len(plan.queries)))
             if call.result.retrieve:
-                call.result = fuse_documents(plan.queries, rankings, options.get("k", self.k))
+                origins = [{"rgate_query": query.text, "rgate_claim": query.claim} for query in plan.queries]
+                call.result = fuse_documents(origins, rankings, options.get("k", self.k))
             else:
                 call.result = [] if self.known_message is None else [Document(self.known_message)]
         return [call.result for call in calls]
@@ -463,7 +486,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], BaseRetriever,
                 f"The gate returned {type(decision).__name__} and no Decision.",
                 hint="Pass a RetrievalGate, or what its gate= takes.",
             )
-        bound = each.config.get("configurable", {}).get(DECISION_KEY)
+        bound = read_bound(each.config)
         if bound is None or bound.decision is not decision:  # else a router above has emitted it
             yield from emit_decision_event(decision, each.child())
         if decision.question.strip():

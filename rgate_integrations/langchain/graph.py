@@ -13,6 +13,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from pydantic import BaseModel
 
 from rgate_integrations.answering.claims import Claim
+from rgate_integrations.answering.corpora import check_corpora
 from rgate_integrations.answering.query_plan import JudgedClaim, Query, QueryPlan
 from rgate_integrations.decision import Cost, Decision, Draft, Failure, Override, PartialAnswerInfo
 from rgate_integrations.engine.own_gate import GateLike
@@ -83,35 +84,51 @@ def gate_node(
     return RunnableLambda(decide, adecide, name="gate")
 
 
-def route_edge(*, retrieve: str, direct: str, decision_key: str = STATE_KEY) -> Callable[[Any], str]:
+def route_edge(
+    *, retrieve: str | Mapping[str, str], direct: str, decision_key: str = STATE_KEY
+) -> Callable[[Any], str | list[str]]:
     """Return a conditional edge to follow `gate_node`: to one node for unknown questions, to another for known ones.
 
     Args:
-        retrieve: The node for unknown questions, such as the one that searches.
+        retrieve: The node for unknown questions, such as the one that searches; or a mapping from the names of the
+            gate's corpora to nodes. With ``top=2``, the edge may lead to two of them. Where the decision names no
+            corpus, since the gate failed, it leads to the first.
         direct: The node for known questions, such as the one that answers.
         decision_key: The key of the state that the decision is under. A decision that came back from a checkpoint as
             a mapping is read as well.
 
     Raises:
-        ConfigurationError: Raised by the edge: there is no decision in the state.
+        ConfigurationError: There are no nodes; or, raised by the edge, there is no decision in the state, or it names
+            a corpus that has no node.
 
     Example:
         >>> edge = route_edge(retrieve="search", direct="answer")
         >>> edge(gate_node("constant:never").invoke({"question": "who wrote hamlet?"}))
         'answer'
     """
+    nodes = {"": retrieve} if isinstance(retrieve, str) else dict(retrieve)
+    check_corpora((), nodes)
 
-    def route(state: Any) -> str:
-        is_retrieved = retrieves(_mapping(state).get(decision_key))
+    def route(state: Any) -> str | list[str]:
+        decision = _mapping(state).get(decision_key)
+        is_retrieved = retrieves(decision)
         if is_retrieved is None:
             raise ConfigurationError(
                 f"The state has no decision under {decision_key!r}.",
                 hint="Add gate_node(...) before this edge, and its key to the state.",
             )
-        return retrieve if is_retrieved else direct
+        if not is_retrieved:
+            return direct
+        named = decision.get("corpora", ()) if isinstance(decision, Mapping) else decision.corpora
+        chosen = [nodes[name] for name in named if name in nodes]
+        if named and not chosen and not isinstance(retrieve, str):
+            raise ConfigurationError(
+                f"There is no node for the corpus {named[0]!r}.", hint=f"There are: {', '.join(nodes)}."
+            )
+        return chosen if len(chosen) > 1 else [*chosen, *nodes.values()][0]
 
     # LangGraph draws, and compiles, the edges to the nodes that the annotation names.
-    route.__annotations__["return"] = Literal[retrieve, direct]
+    route.__annotations__["return"] = Literal[(*nodes.values(), direct)]
     return route
 
 

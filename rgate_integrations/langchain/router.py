@@ -36,10 +36,11 @@ from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.langchain.answer_first import ArmAnswer, DirectArm
 from rgate_integrations.langchain.arm_callbacks import RetrieverRuns
 from rgate_integrations.langchain.bound_decision import bind_decision, emit_decision_event, read_threshold
-from rgate_integrations.langchain.chat_models import instances_in, parts_of
+from rgate_integrations.langchain.chat_models import instances_in, runnables_in
+from rgate_integrations.langchain.corpora import CorpusChain
 from rgate_integrations.langchain.documents import as_passage
 from rgate_integrations.langchain.drafting import GateCall, condense_follow_ups
-from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run
+from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run, run_batches
 from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, run
 
 NOT_NEEDED = "by the retrieval gate: the search was not needed"
@@ -171,10 +172,10 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             size = limit
         results: list[Any] = []
         for start in range(0, len(runs), size):
-            results += yield from self._answer(runs[start : start + size], limit)
+            results += yield from self._answer(runs[start : start + size])
         return results
 
-    def _answer(self, runs: list[Run], limit: int | None) -> Flow[list[Any]]:
+    def _answer(self, runs: list[Run]) -> Flow[list[Any]]:
         """Decide, finish the answers that were begun, and run each arm on its share of the inputs."""
         inputs = yield from self._route(runs)
         shares: dict[Any, list[RouterInput]] = {}
@@ -191,12 +192,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             else:
                 values, configs = [each.input for each in remaining], [each.config for each in remaining]
                 steps.append(BatchCall(remaining[0].arm, values, configs, **remaining[0].options))
-        results: list[list[Any]] = []
-        if limit is None:
-            results = yield Gather(steps)
-        else:  # it holds for all that runs together
-            for step in steps:
-                results += yield Gather([step])
+        results = yield from run_batches(steps, runs[0].config)
         for share, share_results in zip(shares.values(), results, strict=True):
             for each, result in zip(share, share_results, strict=True):
                 each.result = result
@@ -339,10 +335,17 @@ class RouterCall(RoutedCall[RouterInput]):
         """Let the direct arm begin to answer."""
         return ArmAnswer(self._arms.direct, each.run)
 
-    def search(self) -> ArmSearch:
+    def search(self, inputs: Sequence[RouterInput]) -> ArmSearch:
         """Return the step that runs the retrieve arm up to its retriever."""
         assert self._arms.search is not None  # noqa: S101  only a strategy that searches ahead asks
-        return ArmSearch(self._arms.search[0], self.inputs, self._cancelled)
+        configs = []
+        for each in inputs:
+            config = each.run.child("retrieve")
+            if self.strategy.chooses_corpus and each.decided is not None:
+                config = bind_decision(config, self.router.gate, each.run.input, each.decided)
+            each.retrievers = RetrieverRuns(config["callbacks"], self._cancelled)
+            configs.append(config)
+        return ArmSearch(self._arms.search[0], inputs, configs)
 
     def drop_search(self) -> None:
         """Drop a search that is not needed, and say so in its traces."""
@@ -365,6 +368,8 @@ class RouterCall(RoutedCall[RouterInput]):
             return result.answer
         decision = result.decision
         metadata: dict[str, Any] = {"rgate_retrieve": decision.retrieve, "rgate_p_known": decision.p_known}
+        if decision.corpus is not None:
+            metadata["rgate_corpus"] = decision.corpus
         tag = "direct"
         arm = self.router.direct
         if decision.retrieve:
@@ -388,20 +393,14 @@ class ArmSearch(BatchCall):
 
     Args:
         first: What searches: the retrieve arm up to its retriever.
-        inputs: The inputs; each gets a listener to its retrievers.
-        cancelled: What traces say of searches that are not needed; see `CancellableTracer`.
+        inputs: The inputs, each with the listener to its retrievers.
+        configs: The config of each.
     """
 
     def __init__(
-        self, first: Runnable[Any, Any], inputs: Sequence[RouterInput], cancelled: dict[str, Any]
+        self, first: Runnable[Any, Any], inputs: Sequence[RouterInput], configs: Sequence[RunnableConfig]
     ) -> None:
-        self._listeners: list[RetrieverRuns] = []
-        configs = []
-        for each in inputs:
-            config = each.run.child("retrieve")
-            each.retrievers = RetrieverRuns(config["callbacks"], cancelled)
-            self._listeners.append(each.retrievers)
-            configs.append(config)
+        self._listeners = [each.retrievers for each in inputs if each.retrievers is not None]
         super().__init__(first, [each.run.input for each in inputs], configs, **inputs[0].run.options)
 
     async def arun(self) -> list[Any]:
@@ -424,6 +423,10 @@ def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any
     """
     if isinstance(arm, BaseRetriever):
         return arm, RunnablePassthrough()
+    if isinstance(arm, CorpusChain):
+        halves = {name: split_arm(part) for name, part in arm.parts.items()}
+        searches = {name: search for name, (search, _) in halves.items()}
+        return arm.with_parts(searches), arm.with_parts({name: rest for name, (_, rest) in halves.items()})
     if isinstance(arm, RunnableBindingBase):
         first, rest = split_arm(arm.bound)
         # What was bound to a chain goes to its first step; its config concerns all of them.
@@ -435,17 +438,10 @@ def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any
         )
     steps = arm.steps
     for end, step in enumerate(steps[:-1], start=1):
-        if _searches(step):
+        if next(runnables_in(step, BaseRetriever), None) is not None:
             return _sequence(steps[:end]), _sequence(steps[end:])
     return steps[0], _sequence(steps[1:])
 
 
 def _sequence(steps: list[Runnable[Any, Any]]) -> Runnable[Any, Any]:
     return steps[0] if len(steps) == 1 else RunnableSequence(*steps)
-
-
-def _searches(step: Any) -> bool:
-    """Whether there is a retriever in a step."""
-    if isinstance(step, BaseRetriever):
-        return True
-    return any(_searches(part) for part in parts_of(step))

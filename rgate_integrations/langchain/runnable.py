@@ -15,7 +15,7 @@ from langchain_core.runnables.config import get_config_list, patch_config
 from langchain_core.runnables.utils import Input, Output
 from pydantic import ConfigDict
 
-from rgate_integrations.runtime.flow import Call, Flow, arun, run
+from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, run
 
 
 @dataclass
@@ -167,6 +167,17 @@ class BatchCall(Call):
     async def arun(self) -> list[Any]:
         """Run it without blocking the event loop."""
         return _without_interrupts(await super().arun())
+
+
+def run_batches(batches: Sequence[Step], config: RunnableConfig) -> Flow[list[list[Any]]]:
+    """Run batches side by side; one after the other where ``max_concurrency`` holds for all that runs together."""
+    if config.get("max_concurrency") is None:
+        results: list[list[Any]] = yield Gather(batches)
+        return results
+    results = []
+    for batch in batches:
+        results += yield Gather([batch])
+    return results
 
 
 def _without_interrupts(results: list[Any]) -> list[Any]:

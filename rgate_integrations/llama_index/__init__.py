@@ -17,13 +17,14 @@ from rgate_integrations.llama_index.decider import RetrievalGateEvent
 from rgate_integrations.llama_index.embeddings import RGateEmbedding
 from rgate_integrations.llama_index.local_llm import LocalLLM
 from rgate_integrations.llama_index.query_engine import GatedQueryEngine
-from rgate_integrations.llama_index.retriever import GatedRetriever, IndexRetriever
+from rgate_integrations.llama_index.retriever import CorpusRetriever, GatedRetriever, IndexRetriever
 from rgate_integrations.llama_index.selector import RetrievalGateSelector
 
 __all__ = [
     "ClaimFusionRetriever",
     "ClaimQueryEngine",
     "ClaimQueryTransform",
+    "CorpusRetriever",
     "GatedQueryEngine",
     "GatedRetriever",
     "GatedTool",

@@ -24,11 +24,10 @@ from llama_index_instrumentation import get_dispatcher
 
 from rgate_integrations.decision import Decision, Draft, Request, valid_threshold
 from rgate_integrations.engine.decider import BoundDecision, read_item
-from rgate_integrations.engine.loading import DEFAULT_GATES, resolve_gate
+from rgate_integrations.engine.loading import DEFAULT_GATES, GateOptions, resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.evidence.draft import generation_cost
-from rgate_integrations.gates.rules import RuleOptions
 from rgate_integrations.llama_index.drafting import LLMDrafter
 from rgate_integrations.runtime.flow import Call, Flow
 
@@ -86,6 +85,14 @@ class QueryDecision(BoundDecision):
 _current: ContextVar[QueryDecision | None] = ContextVar("rgate_decision", default=None)
 
 
+def decision_for(bundle: QueryBundle) -> Decision | None:
+    """Return what was decided around a query; None if nothing was, or for another bundle."""
+    bound = _current.get()
+    if bound is None or (bound.bundle is not None and bound.bundle is not bundle):
+        return None
+    return bound.decision
+
+
 class QueryDecider:
     """Decides for one question and announces the decision.
 
@@ -98,7 +105,7 @@ class QueryDecider:
         tokens: Maximum number of tokens that it writes, at least 1.
         memory: Has the turns before the question, where it is not condensed.
         llm: The LLM that answers, if it is known: the gate judges what it knows. ``draft_llm`` when None.
-        **rules: ``always=`` and ``never=``, instead of the gate's own.
+        **options: Rules, instead of the gate's own, and what is searched; see `GateOptions`.
 
     Attributes:
         gate: What decides.
@@ -113,11 +120,11 @@ class QueryDecider:
         memory: BaseMemory | None = None,
         *,
         llm: LLM | None = None,
-        **rules: Unpack[RuleOptions],
+        **options: Unpack[GateOptions],
     ) -> None:
         if gate is None and draft_llm is not None:
             gate = DEFAULT_GATES["llm"]
-        self.origin = resolve_gate(gate).with_rules(**rules)
+        self.origin = resolve_gate(gate, **options)
         self.gate = self.origin.for_llm(get_llm_name(llm or draft_llm), LLM_NAME_SOURCE)
         self.draft_llm = draft_llm
         self.drafter = None if draft_llm is None else LLMDrafter(draft_llm, tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -15,15 +16,15 @@ from llama_index.core.schema import QueryBundle
 from llama_index.core.settings import Settings
 
 from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.answering.corpora import check_corpora
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.routing import QuestionCall, RoutedInput, Strategy
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.decider import read_item
-from rgate_integrations.engine.loading import answer_first_gates
+from rgate_integrations.engine.loading import GateOptions, answer_first_gates
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
-from rgate_integrations.gates.rules import RuleOptions
 from rgate_integrations.llama_index.answer_first import EngineAnswer, with_logprobs
 from rgate_integrations.llama_index.decider import (
     LLM_NAME_SOURCE,
@@ -33,10 +34,11 @@ from rgate_integrations.llama_index.decider import (
     get_llm_name,
 )
 from rgate_integrations.llama_index.direct_arm import direct_engine, find_synthesizer
+from rgate_integrations.llama_index.retriever import CorpusRetriever, profile_searched
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
 
-class EngineOptions(RuleOptions, total=False):
+class EngineOptions(GateOptions, total=False):
     """Options that `GatedQueryEngine.from_defaults` hands on to the class."""
 
     answer_first: bool | AnswerFirst
@@ -64,11 +66,15 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             Needs an engine that retrieves and synthesizes in two steps, and a retriever that does not decide or draft
             itself. With ``answer_first``, an answer is begun only where that can change the outcome, and what was
             begun is compared with what was found.
-        **rules: ``always=`` and ``never=``: rules as of `load_gate`, which replace the gate's own.
+        **gate_options: ``always=`` and ``never=``: rules as of `load_gate`, in place of the gate's own. ``corpus=``,
+            with ``prefer=``, ``when_uncovered=`` and ``top=``: what is searched, as of `load_gate`; True makes a
+            profile of the passages, if these are at hand.
 
     Raises:
         ConfigurationError: ``look_first`` or `AnswerFirst.prefetch`, and the engine does not work in two steps, or
-            its retriever decides; or ``answer_first``, and the gate reads the question alone.
+            its retriever decides; or ``answer_first``, and the gate reads the question alone; or ``corpus=True``, and
+            the passages are not at hand; or its retrievers have other names than the corpora.
+        ProfileError: The profile of a corpus cannot be read.
     """
 
     def __init__(
@@ -82,15 +88,24 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         answer_first: bool | AnswerFirst = False,
         streaming: bool = True,
         look_first: bool | LookFirst = False,
-        **rules: Unpack[RuleOptions],
+        **gate_options: Unpack[GateOptions],
     ) -> None:
+        retriever: Any = getattr(query_engine, "retriever", query_engine)
+        if gate_options.get("corpus") is True:
+            gate_options["corpus"] = profile_searched(retriever)
         options = AnswerFirst.coerce(answer_first)
         self.query_engine = query_engine
         self.direct = direct
         writer = llm if tokens is not None or options is not None else None
-        self.decider = QueryDecider(gate, writer, 32 if tokens is None else tokens, llm=llm, **rules)
+        self.decider = QueryDecider(gate, writer, 32 if tokens is None else tokens, llm=llm, **gate_options)
+        if isinstance(retriever, CorpusRetriever):
+            check_corpora(self.decider.gate.corpora, retriever.parts)
         self.streaming = streaming
-        strategy = Strategy(look_first=LookFirst.coerce(look_first), question_gate=self.decider.gate)
+        strategy = Strategy(
+            look_first=LookFirst.coerce(look_first),
+            question_gate=self.decider.gate,
+            chooses_corpus=isinstance(retriever, CorpusRetriever),
+        )
         if options is not None:
             judge, question_gate = answer_first_gates(self.decider.gate, options.question_gate)
             name = get_llm_name(llm)
@@ -132,8 +147,8 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
                 strongest evidence. None leaves drafts to the gate's proxy model.
             direct_prompt: What the LLM is asked for known questions, with ``query_str``.
             direct: An engine of your own for known questions; `llm` is then what it asks.
-            **options: ``answer_first``, ``look_first``, ``always`` and ``never``, as of the class. With
-                ``answer_first`` the first 32 tokens are judged, or ``tokens``.
+            **options: ``answer_first``, ``look_first`` and those of the gate, as of the class. With ``answer_first``
+                the first 32 tokens are judged, or ``tokens``.
 
         Raises:
             ConfigurationError: No LLM was given and LlamaIndex's ``Settings`` have none; or both ``direct`` and
@@ -246,10 +261,15 @@ class EngineCall(QuestionCall):
         yield from ()
         self.engine.decider.announce(decision, self.bundle)
 
-    def search(self) -> Gather:
+    def search(self, inputs: Sequence[RoutedInput]) -> Gather:
         """Return the step that lets the engine retrieve."""
+        return Gather([Call(run, arun, self._retrieve(each)) for each in inputs])
+
+    def _retrieve(self, each: RoutedInput) -> Flow[Any]:
         engine: Any = self.engine.query_engine
-        return Gather([Call(engine.retrieve, getattr(engine, "aretrieve", None), copy_bundle(self.bundle))])
+        where = each.decided if self.strategy.chooses_corpus else None
+        with nullcontext() if where is None else self.engine.decider.bind(where, self.bundle):
+            return (yield Call(engine.retrieve, getattr(engine, "aretrieve", None), copy_bundle(self.bundle)))
 
     def passages(self, each: RoutedInput) -> Sequence[FoundPassage]:
         """Return nodes as they are judged."""

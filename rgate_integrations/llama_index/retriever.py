@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import uuid
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
@@ -18,12 +18,16 @@ from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType, TextNode
 from pydantic import Field, SkipValidation
 
+from rgate_integrations.answering.corpora import check_corpora, chosen_corpora, fuse_corpora
+from rgate_integrations.corpus.indexed import no_passages, profile_index, profile_texts
+from rgate_integrations.corpus.profile import CorpusProfile
 from rgate_integrations.decision import Decision
+from rgate_integrations.engine.loading import GateOptions
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.index.retriever import Retriever as Index
 from rgate_integrations.llama_index.answer_first import listen
-from rgate_integrations.llama_index.decider import Gated, QueryDecider, copy_bundle
-from rgate_integrations.runtime.flow import Call, Flow, arun, run
+from rgate_integrations.llama_index.decider import Gated, QueryDecider, copy_bundle, decision_for
+from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
 NO_PASSAGES_NEEDED = "No passages were needed for this question: answer it from what you know."
 PLACEHOLDER_SCORE = 1e9
@@ -46,6 +50,61 @@ class FlowRetriever(BaseRetriever):
         return await arun(self.find(query_bundle))
 
 
+class CorpusRetriever(FlowRetriever):
+    """Asks the retrievers of the corpora that the gate's decision names, or all of them if it names none.
+
+    What they find is fused by reciprocal rank. `GatedRetriever` makes one of ``{"docs": retriever, "hr": other}``. It
+    may also stand in the engine of a `GatedQueryEngine`.
+
+    Args:
+        parts: The retrievers, by the names of their corpora.
+
+    Raises:
+        ConfigurationError: There are none.
+    """
+
+    def __init__(self, parts: Mapping[str, BaseRetriever]) -> None:
+        check_corpora((), parts)
+        self.parts = dict(parts)
+        super().__init__(callback_manager=next(iter(parts.values())).callback_manager)
+
+    def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
+        """Search the corpora side by side."""
+        names = chosen_corpora(decision_for(bundle), list(self.parts))
+        parts = [self.parts[name] for name in names]
+        found = yield Gather([Call(part.retrieve, part.aretrieve, copy_bundle(bundle)) for part in parts])
+        rankings: dict[str, list[list[NodeWithScore]]] = {
+            name: [ranking] for name, ranking in zip(names, found, strict=True)
+        }
+        return fuse_corpora(rankings, key=lambda node: node.node.node_id)
+
+    def _get_prompt_modules(self) -> PromptMixinType:
+        return dict(self.parts)
+
+
+def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
+    """Return the profile of what a retriever searches, by the names of corpora where there are several.
+
+    Raises:
+        ConfigurationError: Its passages are not at hand: it is no `IndexRetriever`, nor one over an index in memory.
+        ProfileError: There are none.
+    """
+    profiles = {}
+    for name, part in (
+        retriever.parts if isinstance(retriever, CorpusRetriever) else {"corpus": retriever}
+    ).items():
+        if isinstance(part, IndexRetriever):
+            profiles[name] = profile_index(part.index, name)
+            continue
+        index: Any = getattr(part, "_index", None)
+        ids = list(getattr(getattr(index, "index_struct", None), "nodes_dict", {}).values())
+        if not ids:  # a database has the texts, or it is no retriever of an index
+            raise no_passages(type(part).__name__)
+        nodes = index.docstore.get_nodes(ids)
+        profiles[name] = profile_texts([node.get_content() for node in nodes], name)
+    return profiles
+
+
 class GatedRetriever(Gated, FlowRetriever):
     """Guards a retriever, for engines that cannot be wrapped: chat engines, retriever query engines.
 
@@ -59,7 +118,8 @@ class GatedRetriever(Gated, FlowRetriever):
     has them. Give them to this retriever instead: then they see passages only.
 
     Args:
-        retriever: The guarded retriever.
+        retriever: The guarded retriever. With several corpora also a mapping from their names to retrievers: at most
+            ``top`` are asked, or all of them where the gate failed.
         gate: A gate, or what `load_gate` takes; the default gate when None.
         llm: Your own LLM: it writes its first tokens, and the gate judges them.
         tokens: Maximum number of tokens that it writes, at least 1.
@@ -67,11 +127,18 @@ class GatedRetriever(Gated, FlowRetriever):
             gate reads the turns before them. None for engines that condense.
         known_message: Text of the note; None finds nothing instead.
         node_postprocessors: Applied to the passages, never to the note.
+        **options: ``always=`` and ``never=``: rules as of `load_gate`, in place of the gate's own. ``corpus=``, with
+            ``prefer=``, ``when_uncovered=`` and ``top=``: what is searched, as of `load_gate`; True makes a profile
+            of the passages, if these are at hand.
+
+    Raises:
+        ConfigurationError: The retrievers' names are not those of the corpora, or there are no passages at hand.
+        ProfileError: The profile of a corpus cannot be read.
     """
 
     def __init__(
         self,
-        retriever: BaseRetriever,
+        retriever: BaseRetriever | Mapping[str, BaseRetriever],
         gate: GateLike | str | None = None,
         *,
         llm: LLM | None = None,
@@ -79,9 +146,16 @@ class GatedRetriever(Gated, FlowRetriever):
         memory: BaseMemory | None = None,
         known_message: str | None = NO_PASSAGES_NEEDED,
         node_postprocessors: Sequence[BaseNodePostprocessor] | None = None,
+        **options: Unpack[GateOptions],
     ) -> None:
+        if isinstance(retriever, Mapping):
+            retriever = CorpusRetriever(retriever)
+        if options.get("corpus") is True:
+            options["corpus"] = profile_searched(retriever)
         self.retriever = retriever
-        self.decider = QueryDecider(gate, llm, tokens, memory)
+        self.decider = QueryDecider(gate, llm, tokens, memory, **options)
+        if isinstance(retriever, CorpusRetriever):
+            check_corpora(self.decider.gate.corpora, retriever.parts)
         self.known_message = known_message
         if known_message is not None:
             listen(_NoteListener)

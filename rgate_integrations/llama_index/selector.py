@@ -1,14 +1,18 @@
-"""`RetrievalGateSelector`: the gate chooses the tool of a `RouterQueryEngine`, by name."""
+"""`RetrievalGateSelector`: the gate chooses the tools of a `RouterQueryEngine`, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from llama_index.core.base.base_selector import BaseSelector, SelectorResult, SingleSelection
 from llama_index.core.llms import LLM
 from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import ToolMetadata
 
+from rgate_integrations.answering.corpora import chosen_corpora
+from rgate_integrations.corpus.indexed import no_passages
+from rgate_integrations.engine.loading import GateOptions
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.llama_index.decider import Gated, QueryDecider, WithoutPrompts
@@ -16,17 +20,25 @@ from rgate_integrations.runtime.flow import Flow, arun, run
 
 
 class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
-    """Selects the direct tool for known questions and a retrieve tool for the others.
+    """Selects the direct tool for known questions, and a retrieve tool for the others: where they may be answered.
+
+    With several corpora, up to ``top`` tools are selected, and the router merges their answers. All of them are where
+    the gate failed.
 
     Args:
         gate: A gate, or what `load_gate` takes; the default gate when None.
         direct: Name of the tool that answers without retrieval.
-        retrieve: Name of the tool that retrieves; a ``RouterQueryEngine`` of its own, where there are several.
+        retrieve: Name of the tool that retrieves, or names of several; by default the names of the gate's corpora, or
+            else ``"retrieve"``.
         llm: Your own LLM: it writes its first tokens, and the gate judges them.
         tokens: Maximum number of tokens that it writes, at least 1.
+        **options: ``corpus=``, with ``prefer=``, ``when_uncovered=`` and ``top=``: what the tools search, as of
+            `load_gate`. ``always=`` and ``never=``: rules, which replace the gate's own.
 
     Raises:
-        ConfigurationError: Raised when it selects: no tool has a name that was given here.
+        ConfigurationError: ``corpus`` is True, and no passages are at hand here; or, raised when it selects, no tool
+            has one of the names.
+        ProfileError: The profile of a corpus cannot be read.
     """
 
     def __init__(
@@ -34,13 +46,17 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
         gate: GateLike | str | None = None,
         *,
         direct: str = "direct",
-        retrieve: str = "retrieve",
+        retrieve: str | Sequence[str] | None = None,
         llm: LLM | None = None,
         tokens: int = 32,
+        **options: Unpack[GateOptions],
     ) -> None:
-        self.decider = QueryDecider(gate, llm, tokens)
+        if options.get("corpus") is True:
+            raise no_passages("a selector")
+        self.decider = QueryDecider(gate, llm, tokens, **options)
         self.direct = direct
-        self.retrieve = retrieve
+        names = retrieve or self.decider.gate.corpora or "retrieve"
+        self.retrieve = (names,) if isinstance(names, str) else tuple(names)
 
     def _select(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> SelectorResult:
         return run(self._choose(choices, query))
@@ -50,21 +66,23 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
 
     def _choose(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> Flow[SelectorResult]:
         # All names are looked up before the gate is asked: a wrong one fails at the first question, known or not.
-        direct = _place(choices, self.direct)
-        retrieve = _place(choices, self.retrieve)
+        direct = _index_of(choices, self.direct)
+        tools = {name: _index_of(choices, name) for name in self.retrieve}
         decision = yield from self.decider.decide(query)
-        self.decider.attach(decision, query)  # the router hands this bundle on to the tool that is selected
+        self.decider.attach(decision, query)  # the router hands this bundle on to the tools that are selected
         reason = decision.reason or ("unknown" if decision.retrieve else "known")
-        selected = SingleSelection(index=retrieve if decision.retrieve else direct, reason=reason)
-        return SelectorResult(selections=[selected])
+        selected = [direct]
+        if decision.retrieve:
+            selected = [tools[name] for name in chosen_corpora(decision, self.retrieve)]
+        return SelectorResult(selections=[SingleSelection(index=index, reason=reason) for index in selected])
 
 
-def _place(choices: Sequence[ToolMetadata], name: str) -> int:
+def _index_of(choices: Sequence[ToolMetadata], name: str) -> int:
     # A choice that was given as a string has no name.
     names = [choice.name or choice.description for choice in choices]
     if name not in names:
         raise ConfigurationError(
             f"There is no tool named {name!r}; the tools are: {', '.join(map(repr, names))}.",
-            hint="Name tools with QueryEngineTool.from_defaults(name=...), and pass direct= and retrieve=.",
+            hint="Name tools with QueryEngineTool.from_defaults(name=...), and pass direct=, retrieve= or corpus=.",
         )
     return names.index(name)

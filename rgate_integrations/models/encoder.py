@@ -192,6 +192,10 @@ class Encoder:
         found: list[int] = self._tokens.encode(_SURROGATE.sub("\ufffd", text))
         return found
 
+    def log_frequency(self, word: str) -> float:
+        """Return the natural log of a word's share of text in a hundred languages, as its tokens have it."""
+        return float(sum(map(self._tokens.get_score, self.ids(word))))
+
     def truncate(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""
         ends = self._ends(text)

@@ -22,7 +22,8 @@ from rgate_integrations.serving.wire import likeliest_kind
 
 _INSTRUCTIONS = (
     "Before you search or read documents for a question, ask should_retrieve. If it says false, answer from what you "
-    "know. If it says true, search_queries says what to search for. Both are advice."
+    "know. If it says true, it may name the corpora to search, and search_queries says what to search for. All of it "
+    "is advice."
 )
 
 
@@ -34,12 +35,18 @@ class Advice(BaseModel):
         p_known: Probability that the LLM answers rightly without retrieval.
         reason: One sentence.
         kind: The likeliest kind of request; empty if the gate has no kinds.
+        p_covered: Probability that a corpus has something on the question; None if no corpus is known.
+        corpus: Name of the corpus to search; None if it does not retrieve, or no corpus is known.
+        corpora: Names of the corpora to search if it retrieves, best first.
     """
 
     retrieve: bool
     p_known: float
     reason: str
     kind: str
+    p_covered: float | None
+    corpus: str | None
+    corpora: tuple[str, ...]
 
 
 class Advisor:
@@ -60,6 +67,9 @@ class Advisor:
             p_known=decision.p_known,
             reason=decision.reason,
             kind=likeliest_kind(decision),
+            p_covered=decision.p_covered,
+            corpus=decision.corpus,
+            corpora=decision.corpora,
         )
 
     async def search_queries(self, question: str, draft: str = "") -> list[str]:

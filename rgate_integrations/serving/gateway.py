@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from traceback import format_exception_only
 
@@ -16,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.answering.corpora import check_corpora, chosen_corpora, fuse_corpora
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.query_plan import plan_queries_flow
 from rgate_integrations.answering.routing import QuestionCall, RoutedInput, RouteResult, Strategy
@@ -23,7 +25,6 @@ from rgate_integrations.decision import Decision
 from rgate_integrations.engine.decider import fallback_decision, read_item
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
-from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.index.retriever import Hit, Retriever, passage_id
 from rgate_integrations.prompts import format_passages, without_control_tokens
 from rgate_integrations.runtime.files import JsonlLog
@@ -38,7 +39,19 @@ from rgate_integrations.serving.wire import one_line, problem, route_label
 _log = logging.getLogger("rgate_integrations.serving")
 
 _WISHES = ("", "off", "retrieve", "direct")
-_LOGGED = {"question", "retrieve", "p_known", "threshold", "reason", "override", "gate", "llm", "error"}
+_LOGGED = {
+    "question",
+    "retrieve",
+    "p_known",
+    "threshold",
+    "reason",
+    "override",
+    "gate",
+    "llm",
+    "error",
+    "p_covered",
+    "corpus",
+}
 _SHADOW_KEYS = ("question", "retrieve", "p_known")
 _FLUSH_SECONDS = 5.0  # for decisions that are to be logged when the server ends
 
@@ -49,7 +62,8 @@ class Gateway:
     Args:
         service: Decides.
         upstream: Answers.
-        retriever: Finds passages; None if decisions are only reported in headers.
+        retriever: Finds passages; a mapping has one for each corpus of the gate: at most ``top`` are asked, or all
+            where the gate failed. None if decisions are only reported in headers.
         k: Passages a question.
         answer_first: The beginning of the upstream's answer is judged, too; where the answer is not streamed, it is
             not. The question gate is the service's.
@@ -59,14 +73,15 @@ class Gateway:
             act on decisions.
 
     Raises:
-        ConfigurationError: Looking first has nothing to search, or the gate cannot judge partial answers.
+        ConfigurationError: Looking first has nothing to search, the gate cannot judge partial answers, or the
+            retrievers' names are not those of its corpora.
     """
 
     def __init__(
         self,
         service: DecisionService,
         upstream: Upstream,
-        retriever: Retriever | None = None,
+        retriever: Retriever | Mapping[str, Retriever] | None = None,
         *,
         k: int = 3,
         answer_first: bool | AnswerFirst = False,
@@ -75,9 +90,16 @@ class Gateway:
         shadow: str | Path | None = None,
     ) -> None:
         partial_answers = AnswerFirst.coerce(answer_first) if shadow is None else None
-        self.strategy = Strategy(partial_answers, LookFirst.coerce(look_first))
+        retrievers: Mapping[str, Retriever] = {}
+        if isinstance(retriever, Mapping):
+            check_corpora(service.gate.corpora, retriever)
+            retrievers = retriever
+        elif retriever is not None:
+            retrievers = {"": retriever}
+        chooses = len(retrievers) > 1
+        self.strategy = Strategy(partial_answers, LookFirst.coerce(look_first), chooses_corpus=chooses)
         self._shadow = None if shadow is None else JsonlLog(shadow, _SHADOW_KEYS)
-        if self.strategy.searches_ahead and retriever is None:
+        if self.strategy.searches_ahead and not retrievers:
             raise ConfigurationError("--look-first needs something to search.", hint="--index or --retriever")
         if partial_answers is not None and service.gates().answer is None:
             raise ConfigurationError(
@@ -86,7 +108,9 @@ class Gateway:
             )
         self.service = service
         self.upstream = upstream
-        self._search = None if retriever is None else LimitedSearch(retriever, k=k, timeout=service.timeout)
+        self._searches = {
+            name: LimitedSearch(each, k=k, timeout=service.timeout) for name, each in retrievers.items()
+        }
         self._k = k
         self._condense = condense
         self._logging: set[asyncio.Task[None]] = set()
@@ -140,7 +164,7 @@ class Gateway:
         headers = _headers_of(decision)
         if isinstance(routed.answer, UpstreamAnswer) and routed.answer.response is not None:
             return Relay(routed.answer.response, routed.answer.astream(), headers)
-        if decision.retrieve and self._search is not None:
+        if decision.retrieve and self._searches:
             hits = routed.found if routed.searched else await self.search(llm_request, decision)
             count = 0
             with suppress(RecursionError):  # it could only just be read: it goes on without passages
@@ -170,19 +194,21 @@ class Gateway:
         return routed
 
     async def search(self, llm_request: LLMRequest, decision: Decision | None = None) -> list[Hit]:
-        """Return what is found for a question, and for the claims of a decision's draft.
+        """Return what the corpora of a decision have on a question, and on the claims of its draft.
 
         A search that fails or is late finds nothing.
         """
-        if self._search is None:
+        names = chosen_corpora(decision, list(self._searches))
+        if not names:
             return []
         try:
             queries = [await self._search_text(llm_request)]
             if decision is not None:
                 (plan,) = await arun(plan_queries_flow([decision]))
                 queries += [query.text for query in plan.queries if query.claim is not None]
-            return fuse(await self._search.search(queries), key=passage_id, k=self._k)
-        except Exception as error:  # whatever the retriever raises
+            found = await asyncio.gather(*(self._search_corpus(name, queries, llm_request) for name in names))
+            return fuse_corpora(dict(zip(names, found, strict=True)), key=passage_id, k=self._k)
+        except Exception as error:  # whatever the drafts hold
             self._log_failure("The search failed", error, llm_request)
             return []
 
@@ -196,6 +222,15 @@ class Gateway:
             except Exception as error:  # whatever it answers
                 self._log_failure("A follow-up was not condensed", error, llm_request)
         return llm_request.turn.search_text
+
+    async def _search_corpus(
+        self, corpus: str, queries: list[str], llm_request: LLMRequest
+    ) -> list[list[Hit]]:
+        try:
+            return await self._searches[corpus].search(queries)
+        except Exception as error:  # whatever the retriever raises
+            self._log_failure(f"The search {corpus}".strip() + " failed", error, llm_request)
+            return []
 
     def _log_failure(self, what: str, error: Exception, llm_request: LLMRequest) -> None:
         """Count an error, and log it without the words of the client's text."""
@@ -226,7 +261,9 @@ class GatewayCall(QuestionCall):
     def __init__(self, gateway: Gateway, llm_request: LLMRequest) -> None:
         gates = gateway.service.gates(str(llm_request.body.get("model") or "")[:200])
         answer_first = gateway.strategy.answer_first if llm_request.can_be_judged_early else None
-        strategy = Strategy(answer_first, gateway.strategy.look_first, gates.answer, gates.question)
+        strategy = replace(
+            gateway.strategy, answer_first=answer_first, judge=gates.answer, question_gate=gates.question
+        )
         turn = llm_request.turn
         item = read_item(turn.question, history=turn.history, timeout=gateway.service.timeout)
         super().__init__(strategy, item)
@@ -237,9 +274,10 @@ class GatewayCall(QuestionCall):
         """Let the upstream begin to answer."""
         return UpstreamAnswer(self._gateway.upstream, self._llm_request.request, self._llm_request.content)
 
-    def search(self) -> Step:
+    def search(self, inputs: Sequence[RoutedInput]) -> Step:
         """Return the step that searches for the question; its result is a list with the list of hits."""
-        return Gather([Call(never_blocking, self._gateway.search, self._llm_request)])
+        where = [each.decided if self.strategy.chooses_corpus else None for each in inputs]
+        return Gather([Call(never_blocking, self._gateway.search, self._llm_request, each) for each in where])
 
     def passages(self, each: RoutedInput) -> Sequence[FoundPassage]:
         """Return what was found, as look first judges it."""
@@ -253,6 +291,10 @@ def _headers_of(decision: Decision) -> dict[str, str]:
         "p-known": f"{decision.p_known:.3f}",
         "reason": decision.reason,
     }
+    if decision.p_covered is not None:
+        values["p-covered"] = f"{decision.p_covered:.3f}"
+    if decision.corpus is not None:
+        values["corpus"] = decision.corpus
     if decision.error is not None:
         values["error"] = decision.error.type
     return {f"{OWN_HEADER}-{name}": one_line(value) for name, value in values.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -17,6 +18,7 @@ from rgate_integrations.decision import Decision, Request
 from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import DataFormatError, missing_dependency
+from rgate_integrations.gates.corpus import COVERED
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
 from rgate_integrations.tuning.collection import Progress, no_progress
 from rgate_integrations.tuning.questions import DraftKind, Example, recorded_drafts
@@ -170,10 +172,11 @@ def evaluate(
         progress: See `judge`.
 
     Returns:
-        The result, as JSON values: ``gate, threshold, draft, sets, pooled, gate_ms, versions``; and what
-        the gate made of each question.
+        The result, as JSON values: ``gate, threshold, draft, sets, pooled, covered, gate_ms, versions``; and what
+        the gate made of each question. ``covered`` is the share of the questions that each corpus covers best.
     """
     judged = judge(gate, examples, draft=draft, progress=progress)
+    covering = Counter(each.corpora[0] for each in judged.decisions if (each.p_covered or 0.0) >= COVERED)
     thresholds = {decision.threshold for decision in judged.decisions}
     datasets = np.array([example.question.dataset for example in examples])
     sets = {}
@@ -185,6 +188,7 @@ def evaluate(
         "draft": draft,
         "sets": sets,
         "pooled": measure(judged),
+        "covered": {name: round(count / len(examples), 4) for name, count in covering.most_common()},
         "gate_ms": round(float(np.mean([d.cost.milliseconds for d in judged.decisions])), 2),
         "versions": {
             "rgate-integrations": version("rgate-integrations"),

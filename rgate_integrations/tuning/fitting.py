@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rgate_integrations.decision import Decision
 from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.artifacts import TunedArtifact
@@ -32,16 +33,21 @@ class Readings:
     """What the proxy read of the questions; one row a question.
 
     Attributes:
-        prior: Logit of the gate that is corrected, shape (n,).
+        decisions: Those of the gate that is corrected.
         states: Hidden states, shape (n, layers, hidden size).
         layers: Which states.
         proxy: The model that read them.
     """
 
-    prior: Float64Array
+    decisions: tuple[Decision, ...]
     states: Float32Array
     layers: tuple[PooledLayer, ...]
     proxy: HasStates
+
+    @property
+    def prior(self) -> Float64Array:
+        """Logit of the gate that is corrected, shape (n,)."""
+        return logits(np.array([decision.p_known for decision in self.decisions]))
 
 
 @dataclass(frozen=True)
@@ -78,16 +84,16 @@ def read_questions_with(gate: DecisionEngine, questions: Sequence[str], progress
     """
     strict, proxy = gate.with_options(on_error="raise"), with_states(gate.get_proxy())
     layers = tuple(PooledLayer(depth, "question", "mean") for depth in proxy.question_layers)
-    p_known: list[float] = []
+    decisions: list[Decision] = []
     states: list[Float32Array] = []
     for start in range(0, len(questions), _CHUNK):
         chunk = questions[start : start + _CHUNK]
         read = read_states(proxy, ANSWER, [{"question": question} for question in chunk], None, layers)
         for decision, hidden in zip(strict.decide_batch(chunk), read, strict=True):
-            p_known.append(decision.p_known)
+            decisions.append(decision)
             states.append(hidden.states)
         progress("reading the questions", len(states), len(questions))
-    return Readings(logits(np.array(p_known)), np.stack(states), layers, proxy)
+    return Readings(tuple(decisions), np.stack(states), layers, proxy)
 
 
 def check_learnable(labels: Labels) -> None:

@@ -20,7 +20,7 @@ from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.runtime.files import json_line, parse_json, read_file
 from rgate_integrations.tuning.calibration import LEAST
 from rgate_integrations.tuning.collection import Answered
-from rgate_integrations.tuning.fitting import FittedGate
+from rgate_integrations.tuning.fitting import FittedGate, Readings
 from rgate_integrations.tuning.labelling import Labels
 
 _LARGEST_RESULT = 1 << 28  # bytes
@@ -31,12 +31,15 @@ class _Shown(BaseModel):
 
 
 class JudgedQuestion(_Shown):
-    """A question of an evaluation: P(known), and which answers to it are right."""
+    """A question of an evaluation: P(known), P(covered), what overrides them, and which answers to it are right."""
 
     question: str
     dataset: str = ""
     draft: str | None = None
     p_known: float
+    override: bool | None = None
+    p_covered: float | None = None
+    corpus: str | None = None
     closed_book_correct: bool
     rag_correct: bool
 
@@ -156,7 +159,7 @@ def _length(answer: Draft) -> float:
 
 
 def write_page(
-    labels: Labels, question: FittedGate, begun: FittedGate | None, prior: Float64Array, notes: Notes
+    labels: Labels, question: FittedGate, begun: FittedGate | None, readings: Readings, notes: Notes
 ) -> str:
     """Return the report: one HTML document without any reference to the network.
 
@@ -166,32 +169,34 @@ def write_page(
         labels: The labelled answers.
         question: The gate for the question alone.
         begun: The gate for partial answers, if there is one.
-        prior: Logits of the gate that was corrected, shape (n,).
+        readings: What the gate that was corrected says of the questions.
         notes: What is said of the gates.
     """
     about, about_begun = notes.values()
     if begun is None:
-        results = [_result("tuned, question alone", labels, question, about + about_begun)]
+        results = [_result("tuned, question alone", labels, readings, question, about + about_begun)]
     else:
         results = [
-            _result("tuned, question alone", labels, question, about),
-            _result("tuned, answer first", labels, begun, about_begun),
+            _result("tuned, question alone", labels, readings, question, about),
+            _result("tuned, answer first", labels, readings, begun, about_begun),
         ]
-    shipped = replace(question, choice=replace(question.choice, threshold=0.5), p=sigmoids(prior))
-    results.append(_result("shipped", labels, shipped, []))
+    shipped = replace(question, choice=replace(question.choice, threshold=0.5), p=sigmoids(readings.prior))
+    results.append(_result("shipped", labels, readings, shipped, []))
     return report_page(results)
 
 
-def _result(name: str, labels: Labels, gate: FittedGate, notes: Sequence[str]) -> Result:
+def _result(name: str, labels: Labels, readings: Readings, gate: FittedGate, notes: Sequence[str]) -> Result:
     rows = []
     for index, p in zip(gate.indices, gate.p, strict=True):
-        answered = labels.answered[index]
+        answered, decision = labels.answered[index], readings.decisions[index]
         rows.append(
             JudgedQuestion(
                 question=answered.question.text,
                 dataset=answered.question.dataset or "all questions",
                 draft=answered.direct.text,
                 p_known=round(float(p), 5),
+                p_covered=decision.p_covered,
+                corpus=decision.corpora[0] if decision.corpora else None,
                 closed_book_correct=bool(labels.known[index]),
                 rag_correct=bool(labels.rag[index]),
             )

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from rgate_integrations.engine.loading import DEFAULT_GATE, load_gate
+from rgate_integrations.engine.loading import DEFAULT_GATE, Corpus, load_gate
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.artifacts import ANSWER_FIRST
 from rgate_integrations.gates.folder import CARD, read_gate, read_prior, tuned_files
@@ -50,6 +50,8 @@ class TuneOptions:
         seed: Seed of everything.
         init_from: The gate that is corrected, heads or a probe: the name of a shipped one, or a folder.
         proxy: The proxy model, instead of the shipped gate's own.
+        corpus: What is searched, as of `load_gate`: then the report says what it covers. The gates are fitted as
+            without; give it to `load_gate` with them.
 
     Raises:
         ConfigurationError: A number is out of its range, or the kind of labels is not known.
@@ -66,6 +68,7 @@ class TuneOptions:
     seed: int = 0
     init_from: str = DEFAULT_GATE
     proxy: Proxy | str | None = None
+    corpus: Corpus | None = None
 
     def __post_init__(self) -> None:
         if self.labels not in get_args(LabelKind):
@@ -202,7 +205,7 @@ def _fit_and_write(
     )
     check_learnable(labels)
     llm = answers.arms["direct"].name
-    gate = load_gate(options.init_from, proxy=options.proxy)
+    gate = load_gate(options.init_from, proxy=options.proxy, corpus=options.corpus)
     readings = read_questions_with(gate, [each.question.text for each in labels.answered], progress)
     facts: dict[str, Any] = {"prior": options.init_from, "failed": failed}
     if labels.kind == "judge":
@@ -218,7 +221,7 @@ def _fit_and_write(
     if begun is not None:
         for name, content in tuned_files(begun.artifact, options.init_from).items():
             files[f"{ANSWER_FIRST}/{name}"] = content
-    files[REPORT] = write_page(labels, question, begun, readings.prior, notes)
+    files[REPORT] = write_page(labels, question, begun, readings, notes)
     files[CARD] = write_card(folder.name, labels, llm, notes, failed)
     write_folder(folder, files)
     return TuneResult(folder, question, begun, labels, failed, notes)

@@ -1,0 +1,196 @@
+"""Several corpora: the chain, or the retrievers, of those that the gate's decision names."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, ClassVar, Self
+
+from langchain_core.callbacks import CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
+from langchain_core.runnables.utils import ConfigurableFieldSpec, Input, Output, get_unique_config_specs
+
+from rgate_integrations.answering.corpora import check_corpora, chosen_corpora
+from rgate_integrations.corpus.indexed import no_passages, profile_index
+from rgate_integrations.corpus.profile import CorpusProfile
+from rgate_integrations.index import BM25Index, HybridIndex, PassageIndex
+from rgate_integrations.langchain.bound_decision import read_bound
+from rgate_integrations.langchain.chat_models import parts_of, runnables_in
+from rgate_integrations.langchain.documents import fuse_documents
+from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run, run_batches
+from rgate_integrations.runtime.flow import Flow
+
+
+class PerCorpus(FlowRunnable[Input, Output]):
+    """A runnable for each corpus. The decision of the router or guard around it says which of them run.
+
+    Args:
+        parts: The runnables, by the names of their corpora.
+
+    Raises:
+        ConfigurationError: There are none.
+    """
+
+    most: ClassVar[int | None] = None
+    """How many parts run for an input; None for all that are named."""
+
+    parts: dict[str, Runnable[Any, Any]]
+
+    def __init__(self, *, parts: Mapping[str, RunnableLike[Any, Any]], **fields: Any) -> None:
+        check_corpora((), parts)
+        runnables: dict[str, Any] = {name: coerce_to_runnable(part) for name, part in parts.items()}
+        super().__init__(parts=runnables, **fields)
+
+    def choose(self, config: RunnableConfig) -> tuple[str, ...]:
+        """Return the corpora whose parts run for an input, best first."""
+        bound = read_bound(config)
+        return chosen_corpora(None if bound is None else bound.decision, list(self.parts))[: self.most]
+
+    @abstractmethod
+    def merge(self, results: Mapping[str, Any]) -> Any:
+        """Return the result of an input from what its parts returned or raised, best first."""
+
+    def with_parts(self, parts: Mapping[str, Runnable[Any, Any]]) -> Self:
+        """Return a copy with other runnables."""
+        return self.model_copy(update={"parts": dict(parts)})
+
+    @property
+    def config_specs(self) -> list[ConfigurableFieldSpec]:
+        """The specs of all parts."""
+        specs = []
+        for part in self.parts.values():
+            specs += part.config_specs
+        return get_unique_config_specs(specs)
+
+    def flow(self, runs: list[Run]) -> Flow[list[Any]]:
+        """Run each part on its share of a batch."""
+        chosen = [self.choose(each.config) for each in runs]
+        shares, steps = {}, []
+        for name, part in self.parts.items():
+            share = [index for index, names in enumerate(chosen) if name in names]
+            if share:
+                shares[name] = share
+                configs = [runs[index].child(name) for index in share]
+                steps.append(BatchCall(part, [runs[i].input for i in share], configs, **runs[0].options))
+        results: list[dict[str, Any]] = [{} for _ in runs]
+        of_shares = yield from run_batches(steps, runs[0].config)
+        for (name, share), of_share in zip(shares.items(), of_shares, strict=True):
+            for index, result in zip(share, of_share, strict=True):
+                results[index][name] = result
+        merged = []
+        for names, of_input in zip(chosen, results, strict=True):
+            merged.append(self.merge({name: of_input[name] for name in names}))
+        return merged
+
+
+class CorpusChain(PerCorpus[Input, Output]):
+    """Runs the chain of the best corpus that the gate's decision names, or its first chain if it names none.
+
+    `RetrievalGate.route` makes one of ``retrieve={"docs": chain, "hr": chain}``. It may also stand in an arm.
+    """
+
+    most: ClassVar[int | None] = 1
+
+    @property
+    def InputType(self) -> Any:
+        """The input type of the first chain."""
+        return next(iter(self.parts.values())).InputType
+
+    @property
+    def OutputType(self) -> Any:
+        """The output type of the first chain."""
+        return next(iter(self.parts.values())).OutputType
+
+    def merge(self, results: Mapping[str, Any]) -> Any:
+        """Return the result of the chain that ran."""
+        return next(iter(results.values()))
+
+    def stream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Output]:
+        """Stream the chain of the corpus."""
+        yield from self._chain(config).stream(input, config, **kwargs)
+
+    async def astream(
+        self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[Output]:
+        """Stream the chain of the corpus."""
+        streamed: Any = self._chain(config).astream(input, config, **kwargs)
+        async with aclosing(streamed) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def _chain(self, config: RunnableConfig | None) -> Runnable[Any, Any]:
+        return self.parts[self.choose(config or {})[0]]
+
+
+class CorpusRetriever(PerCorpus[str, list[Document]], BaseRetriever):
+    """Asks the retrievers of the corpora that the gate's decision names, or all of them if it names none.
+
+    What they find is fused by reciprocal rank; ``rgate_corpus`` in a document's metadata says where it is from.
+    `RetrievalGate.guard` makes one of ``{"docs": retriever, "hr": retriever}``. It may also stand in an arm.
+    """
+
+    run_type: ClassVar[str] = "retriever"
+
+    def merge(self, results: Mapping[str, Any]) -> Any:
+        """Return what was found, fused; or what one of them raised."""
+        return fuse_documents([{"rgate_corpus": name} for name in results], list(results.values()))
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **options: Any
+    ) -> list[Document]:
+        # A retriever must have this, and old code calls it.
+        return self.invoke(query, {"callbacks": run_manager.get_child()}, **options)
+
+
+def as_searched(
+    given: Any, kind: type[Any], corpora: Sequence[str], *, by_itself: bool
+) -> Runnable[Any, Any]:
+    """Return what is searched as a runnable.
+
+    Args:
+        given: A runnable or what LangChain makes one of; or several, by the names of their corpora.
+        kind: What several become: a `CorpusChain` or a `CorpusRetriever`.
+        corpora: Names of the gate's corpora.
+        by_itself: Whether the gate is yet to learn of its corpora, from what is searched.
+
+    Raises:
+        ConfigurationError: The names are not those of the gate's corpora.
+    """
+    # Without corpora a mapping is what it is everywhere in LangChain: runnables side by side.
+    if isinstance(given, Mapping) and (by_itself or len(corpora) > 1 or set(corpora) == set(given)):
+        given = kind(parts=given)
+    searched: Runnable[Any, Any] = coerce_to_runnable(given)
+    for each in runnables_in(searched, PerCorpus):
+        check_corpora(corpora, each.parts)
+    return searched
+
+
+def profile_searched(searched: Runnable[Any, Any]) -> dict[str, CorpusProfile]:
+    """Return the profile of what is searched, by the names of corpora where there are several.
+
+    Raises:
+        ConfigurationError: Its passages are not at hand, or in several indexes.
+        ProfileError: There are none.
+    """
+    parts = searched.parts if isinstance(searched, PerCorpus) else {"corpus": searched}
+    profiles = {}
+    for name, part in parts.items():
+        indexes = list(_indexes_in(part))
+        if len(indexes) != 1:
+            raise no_passages(f"{type(part).__name__} with {len(indexes)} indexes")
+        profiles[name] = profile_index(indexes[0], name)
+    return profiles
+
+
+def _indexes_in(runnable: Any) -> Iterator[Any]:
+    """Yield the indexes of this package that a runnable searches, in vector stores, too."""
+    for holder in (runnable, getattr(runnable, "vectorstore", None)):
+        index = getattr(holder, "index", None)
+        if isinstance(index, PassageIndex | HybridIndex | BM25Index):
+            yield index
+    for part in parts_of(runnable):
+        yield from _indexes_in(part)

@@ -1,0 +1,344 @@
+"""Several corpora: what a decision names is searched, in both frameworks, in graphs, and behind the gateway."""
+
+import json
+from typing import Any, TypedDict
+from unittest.mock import patch
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.load import dumpd
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from llama_index.core.base.base_selector import SelectorResult
+from llama_index.core.llms import MockLLM
+from llama_index.core.query_engine import RouterQueryEngine
+from llama_index.core.tools import QueryEngineTool
+
+from rgate_integrations import Decision, load_gate
+from rgate_integrations.answering.corpora import chosen_corpora, fuse_corpora
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.langchain import CorpusRetriever, RetrievalGate
+from rgate_integrations.langchain.corpora import CorpusChain
+from rgate_integrations.langchain.graph import gate_node, route_edge
+from rgate_integrations.llama_index import CorpusRetriever as Corpora
+from rgate_integrations.llama_index import GatedQueryEngine, GatedRetriever, RetrievalGateSelector
+from rgate_integrations.serving.agents import make_mcp_server
+from rgate_integrations.serving.gateway import Gateway
+from rgate_integrations.serving.service import DecisionService
+from rgate_integrations.serving.upstream import Upstream
+from tests import llama_index_parts
+from tests.begun_answers import UNSURE, Librarian, Told, Writer
+from tests.http_servers import serving_gate
+from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Search, each, texts
+from tests.llama_index_parts import Rag, both_ways
+from tests.scripted_upstream import Shelf
+from tests.test_gateway import gateway, told
+from tests.test_langchain_runnables import READABLE, loaded, pickled
+
+NAMES = Librarian.corpora
+UNKNOWN = {f"unknown to {name}": name for name in NAMES} | {"unknown elsewhere": "web"}
+
+
+class Sure(Librarian):
+    """Knows what has no "unknown" in it."""
+
+    def p_known(self, question, draft):
+        return 0.2 if "unknown" in question else 0.8
+
+
+@pytest.fixture
+def gate():
+    return RetrievalGate(Sure())
+
+
+def chains(**more):
+    return {name: RunnableLambda(lambda asked, name=name: f"{name}: {asked}") for name in NAMES} | more
+
+
+def routed(gate, retrieve=None):
+    return gate.route(retrieve=retrieve or chains(), direct=lambda asked: f"direct: {asked}")
+
+
+# --- which ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("named", "chosen"),
+    [
+        ((), ("a", "b")),
+        (("b",), ("b",)),
+        (("b", "a"), ("b", "a")),
+        (("c", "b"), ("b",)),
+        (("c",), ("a", "b")),
+    ],
+)
+def test_what_a_decision_names_is_chosen_or_else_all(named, chosen):
+    decision = Decision(question="q", retrieve=True, p_known=0.0, corpora=named)
+    assert chosen_corpora(decision, ["a", "b"]) == chosen
+    assert chosen_corpora(None, ["a", "b"]) == ("a", "b")
+
+
+def test_one_id_in_two_corpora_stands_for_two_passages():
+    found = {"docs": [["1", "2"], ["2"]], "hr": [["1"]]}
+    assert fuse_corpora(found, key=lambda name: name) == ["2", "1", "1"]
+    assert fuse_corpora(found, key=lambda name: name, k=1) == ["2"]
+
+
+# --- construction ----------------------------------------------------------------------------------------------
+
+OTHERS = {"docs": Search(), "web": Search()}
+WRONG = {
+    "route": lambda: routed(RetrievalGate(Sure()), OTHERS),
+    "a chain of one's own": lambda: routed(RetrievalGate(Sure()), CorpusChain(parts=OTHERS)),
+    "a retriever in a chain": lambda: routed(RetrievalGate(Sure()), CorpusRetriever(parts=OTHERS) | str),
+    "GatedQueryEngine": lambda: GatedQueryEngine.from_defaults(
+        llama_index_parts.over(Corpora(dict.fromkeys(OTHERS, llama_index_parts.Shelf()))),
+        Sure(),
+        llm=MockLLM(),
+    ),
+    "guard": lambda: RetrievalGate(Sure()).guard(OTHERS),
+    "GatedRetriever": lambda: GatedRetriever(dict.fromkeys(OTHERS, llama_index_parts.Shelf()), Sure()),
+    "gateway": lambda: Gateway(DecisionService(Sure()), Upstream("http://127.0.0.1:1"), OTHERS),
+}
+
+
+@pytest.mark.parametrize("make", WRONG.values(), ids=list(WRONG))
+def test_other_names_than_those_of_the_corpora_are_an_error_at_once(make):
+    with pytest.raises(
+        ConfigurationError, match="'docs', 'hr', 'web', but there are 'docs', 'web'"
+    ) as caught:
+        make()
+    assert "same names" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: CorpusChain(parts={}), "nothing to search"),
+        (lambda: route_edge(retrieve={}, direct="answer"), "nothing to search"),
+        (lambda: RetrievalGate(Sure(), corpus={}), "takes no corpus"),
+        (lambda: RetrievalGate(top=2), "top= needs a corpus"),
+        (lambda: RetrievalGate(corpus=True).invoke("a"), "nothing is searched here"),
+        (lambda: RetrievalGate(corpus=True).guard(Search()), "does not have them at hand"),
+        (lambda: RetrievalGateSelector(corpus=True), "does not have them at hand"),
+        (lambda: GatedRetriever(llama_index_parts.Shelf(), corpus=True), "does not have them at hand"),
+        (lambda: load_gate(corpus=True), "must be a CorpusProfile or its folder"),
+        (lambda: load_gate(corpus=[]), "profiles"),
+    ],
+)
+def test_what_cannot_be_searched_or_profiled(make, why):
+    with pytest.raises(ConfigurationError, match=why):
+        make()
+
+
+def test_without_corpora_a_mapping_is_what_it_is_everywhere_in_langchain():
+    router = RetrievalGate("constant:always").route(retrieve={"a": str.upper, "b": str.lower}, direct=str)
+    assert router.invoke("Ab") == {"a": "AB", "b": "ab"}
+
+
+# --- LangChain ----------------------------------------------------------------------------------------------------
+
+
+@each(SINGLES)
+def test_the_chain_of_the_corpus_runs(gate, call):
+    listener = Told()
+    for question, name in UNKNOWN.items():
+        assert call(routed(gate), question, {"callbacks": [listener]}) == f"{name}: {question}"
+    assert call(routed(gate), "a known one") == "direct: a known one"
+    assert [event["corpus"] for event in listener.events] == list(UNKNOWN.values())
+    assert listener.events[0]["p_covered"] == 0.9
+
+
+@each(STREAMS)
+def test_the_chain_of_the_corpus_streams(gate, call):
+    router = gate.route(retrieve=chains(hr=Writer() | StrOutputParser()), direct=str)
+    chunks = [chunk for chunk in call(router, "unknown to hr") if chunk]
+    assert chunks == [f"{word} " for word in UNSURE.split(" ")]
+
+
+@pytest.mark.parametrize("config", [None, {"max_concurrency": 1}], ids=["", "limited"])
+@each(BATCHES)
+def test_a_batch_is_one_call_of_the_gate_and_one_batch_of_each_chain(gate, call, config):
+    asked = [*UNKNOWN, "a known one"]
+    with patch.object(RunnableLambda, "batch", autospec=True, side_effect=RunnableLambda.batch) as sync:
+        found = call(routed(gate), asked, config)
+    assert found == [*(f"{name}: {question}" for question, name in UNKNOWN.items()), "direct: a known one"]
+    assert gate.origin.gate.calls == [asked]
+    if sync.call_args_list:
+        assert sorted(len(each.args[1]) for each in sync.call_args_list) == [1, 1, 1, 2]
+
+
+@each(BATCHES)
+def test_what_a_chain_raises_stays_with_its_input(gate, call):
+    def fail(asked):
+        raise OSError("index gone")
+
+    router = gate.route(retrieve=chains(hr=RunnableLambda(fail)), direct=str)
+    found = call(router, list(UNKNOWN), return_exceptions=True)
+    assert [type(each) for each in found] == [str, OSError, str, str]
+
+
+def test_a_router_over_corpora_can_be_written_read_copied_and_pickled(gate):
+    prompts = {name: ChatPromptTemplate.from_template(f"{name} {{question}}") for name in NAMES}
+    router = gate.route(retrieve=prompts, direct=prompts["docs"])
+    assert pickled(router).invoke({"question": "unknown to hr"}).to_string() == "Human: hr unknown to hr"
+    written = json.loads(
+        json.dumps(
+            dumpd(
+                RetrievalGate("constant:always").route(
+                    retrieve=CorpusChain(parts=prompts), direct=prompts["docs"]
+                )
+            )
+        )
+    )
+    again = loaded(written, [*READABLE, CorpusChain])
+    assert again.invoke({"question": "a"}).to_string() == "Human: docs a"
+    assert again.config_specs == router.config_specs
+
+
+FOUND = {
+    name: RunnableLambda(lambda query, name=name: [Document(f"{name}: {query}", id="1")]) for name in NAMES
+}
+ASKS = {
+    "guard": lambda gate: gate.guard(FOUND),
+    "a retriever in a chain": lambda gate: gate.route(
+        retrieve=RunnablePassthrough() | CorpusRetriever(parts=FOUND), direct=lambda _: []
+    ),
+    "a guard in a chain": lambda gate: gate.route(retrieve=gate.guard(FOUND), direct=lambda _: []),
+}
+
+
+@pytest.mark.parametrize("make", ASKS.values(), ids=list(ASKS))
+@each(SINGLES)
+def test_the_retrievers_of_the_corpora_are_asked_and_others_are_not(gate, call, make):
+    asked = "unknown to hr and docs"
+    found = call(make(gate), asked)
+    assert texts(found) == [f"hr: {asked}", f"docs: {asked}"], "one id in two corpora is two documents"
+    assert [document.metadata["rgate_corpus"] for document in found] == ["hr", "docs"]
+    assert call(make(gate), "a known one") == []
+    assert len(call(make(gate), "RAISE unknown to hr")) == 3, "a failing gate searches all"
+    assert len(gate.origin.gate.calls) == 3
+
+
+@each(BATCHES)
+def test_each_question_of_a_batch_is_searched_where_its_decision_says(gate, call):
+    found = call(gate.guard(FOUND), [*UNKNOWN, "a known one"])
+    assert [texts(each) for each in found] == [[f"{name}: {asked}"] for asked, name in UNKNOWN.items()] + [[]]
+
+
+# --- LangGraph ----------------------------------------------------------------------------------------------------
+
+
+class State(TypedDict, total=False):
+    question: str
+    retrieval_decision: Any
+    path: str
+
+
+@each(INVOKES)
+def test_the_edge_names_the_node(call):
+    langgraph = pytest.importorskip("langgraph.graph")
+    graph = langgraph.StateGraph(State).add_node("gate", gate_node(Sure())).add_edge("__start__", "gate")
+    nodes = {name: f"search_{name}" for name in NAMES}
+    for node in (*nodes.values(), "answer"):
+        graph.add_node(node, lambda state, node=node: {"path": node})
+    graph = graph.add_conditional_edges("gate", route_edge(retrieve=nodes, direct="answer")).compile()
+    for question, name in UNKNOWN.items():
+        assert call(graph, {"question": question})["path"] == nodes[name]
+    assert call(graph, {"question": "a known one"})["path"] == "answer"
+    assert call(graph, {"question": "RAISE unknown to hr"})["path"] == nodes["docs"]
+
+
+def test_the_edge_names_several_nodes_and_reads_what_came_back_from_a_checkpoint():
+    edge = route_edge(retrieve={"docs": "a", "hr": "b"}, direct="c")
+    saved = {"retrieve": True, "corpora": ["hr", "docs", "web"]}
+    assert edge({"retrieval_decision": saved}) == ["b", "a"]
+    assert edge({"retrieval_decision": {"retrieve": True}}) == "a"
+    with pytest.raises(ConfigurationError, match="no node for the corpus 'web'"):
+        edge({"retrieval_decision": saved | {"corpora": ["web"]}})
+
+
+# --- LlamaIndex ---------------------------------------------------------------------------------------------------
+
+
+def router_engine():
+    tools = [
+        QueryEngineTool.from_defaults(Rag(answer=f"from {name}"), name=name, description="d")
+        for name in ("direct", *NAMES)
+    ]
+    return RouterQueryEngine(RetrievalGateSelector(Sure()), tools, llm=MockLLM())
+
+
+@both_ways
+def test_the_tool_of_the_corpus_answers(call):
+    for question, name in UNKNOWN.items():
+        assert str(call(router_engine(), "query", question)) == f"from {name}"
+    assert str(call(router_engine(), "query", "a known one")) == "from direct"
+
+
+@both_ways
+def test_several_tools_are_selected_where_several_may_hold_it_or_the_gate_fails(call):
+    selector = RetrievalGateSelector(Sure())
+    tools = ["web", "direct", "docs", "hr"]
+
+    def selected(question):
+        result: SelectorResult = call(selector, "select", tools, question)
+        return [tools[index] for index in result.inds]
+
+    assert selected("unknown to hr and docs") == ["hr", "docs"]
+    assert selected("RAISE") == list(NAMES)
+    assert selected("a known one") == ["direct"]
+    text = str(call(router_engine(), "query", "unknown to hr and docs"))
+    assert text.index("from hr") < text.index("from docs")
+    with pytest.raises(ConfigurationError, match="no tool named 'web'"):
+        call(selector, "select", tools[1:], "a known one")
+    given = RetrievalGateSelector(Sure(), retrieve=["hr", "docs"])
+    assert call(given, "select", tools[1:], "unknown to docs").ind == 1
+
+
+@both_ways
+def test_a_guard_asks_the_retrievers_of_the_corpora(call):
+    shelves = {name: llama_index_parts.Shelf(name) for name in NAMES}
+    guard = GatedRetriever(shelves, Sure())
+    assert [node.text for node in call(guard, "retrieve", "unknown to hr and docs")] == ["hr", "docs"]
+    assert [node.text for node in call(guard, "retrieve", "RAISE")] == list(NAMES)
+    (note,) = call(guard, "retrieve", "a known one")
+    assert note.node.metadata["rgate"]["corpora"] == ["web"]
+    assert {name: len(shelf.queries) for name, shelf in shelves.items()} == {"docs": 2, "hr": 2, "web": 1}
+
+
+# --- servers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"look_first": True}], ids=["", "look first"])
+def test_the_gateway_searches_the_indexes_that_the_gate_names(options):
+    shelf = {name: Shelf(f"What is unknown to docs and hr is in {name}.") for name in NAMES}
+    with gateway(Sure(), shelf=shelf, **options) as between:
+        answer = told(between.ask("unknown to hr and docs"))
+        assert (answer["corpus"], answer["p-covered"], answer["passages"]) == ("hr", "0.900", "2")
+        assert between.sent.index("is in hr") < between.sent.index("is in docs")
+        assert [bool(each.queries) for each in shelf.values()] == [True, True, False]
+        shelf["hr"].error = OSError("disk gone")
+        assert told(between.ask("unknown to hr and docs"))["passages"] == "1"
+        assert told(between.ask("RAISE unknown"))["passages"] == "2", "all are asked, and one fails"
+
+
+async def test_clients_are_told_where_to_search():
+    mcp = pytest.importorskip("mcp")
+    async with mcp.Client(make_mcp_server(Sure())) as client:
+        advice = await client.call_tool("should_retrieve", {"question": "unknown to hr and docs"})
+    assert (
+        advice.structured_content.items()
+        >= {"corpus": "hr", "corpora": ["hr", "docs"], "p_covered": 0.9}.items()
+    )
+    with serving_gate(Sure()) as url:
+        decision = load_gate(url).decide("unknown to hr and docs")
+        assert (
+            routed(RetrievalGate(url), retrieve=CorpusChain(parts=chains()))
+            .invoke("unknown to hr")
+            .startswith("hr")
+        )
+        selector = RetrievalGateSelector(url, retrieve=["docs", "hr"])
+        assert selector.select(["docs", "direct", "hr"], "unknown to hr").ind == 2
+    assert (decision.corpus, decision.corpora, decision.p_covered) == ("hr", ("hr", "docs"), 0.9)

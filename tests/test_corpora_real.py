@@ -1,0 +1,347 @@
+"""Three real corpora and the real encoder: chains, a LlamaIndex router and the gateway find the right one."""
+
+import json
+import logging
+import re
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from langchain_core.load import dumpd
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from llama_index.core import Document, StorageContext, VectorStoreIndex
+from llama_index.core.embeddings import MockEmbedding
+from llama_index.core.llms import MockLLM
+from llama_index.core.query_engine import RouterQueryEngine
+from llama_index.core.storage.docstore import SimpleDocumentStore
+from llama_index.core.tools import QueryEngineTool
+
+from rgate_integrations import CorpusProfile, load_gate
+from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.corpus.indexed import FOLDER, profile_index
+from rgate_integrations.errors import ConfigurationError, ProfileError
+from rgate_integrations.index import BM25Index, HybridIndex, Passage, PassageIndex
+from rgate_integrations.langchain import FaissVectorStore, IndexRetriever, RetrievalGate, gated_rag
+from rgate_integrations.langchain.corpora import CorpusChain
+from rgate_integrations.llama_index import (
+    CorpusRetriever,
+    GatedQueryEngine,
+    GatedRetriever,
+    RetrievalGateSelector,
+)
+from rgate_integrations.llama_index import IndexRetriever as NodeRetriever
+from rgate_integrations.tuning import Budget, TuneOptions, tune
+from tests import llama_index_parts
+from tests.begun_answers import KNOWN, Knowing
+from tests.commands import printed, rgate
+from tests.http_servers import listening
+from tests.langchain_fakes import BATCHES, SINGLES, each, texts
+from tests.llama_index_parts import ask, blocking, every_style, over
+from tests.scripted_upstream import ScriptedUpstream
+from tests.test_index import Letters
+from tests.test_langchain_runnables import READABLE, loaded, pickled
+from tests.test_vectorstore import Letters as Embeddings
+from tests.three_corpora import QUESTIONS, TEXTS, profiles
+from tests.tuning_parts import write
+
+pytestmark = [pytest.mark.model, pytest.mark.usefixtures("smollm2")]
+SMALL_TALK = "Thank you very much, that was all!"
+
+
+def passages(name):
+    return [Passage(str(number), text) for number, text in enumerate(TEXTS[name])]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, smollm2):
+    root = tmp_path_factory.mktemp("profiles")
+    return {name: str(profile.save(root / name)) for name, profile in profiles().items()}
+
+
+# --- LangChain ---------------------------------------------------------------------------------------------------
+
+
+def rag(name):
+    """A chain that answers with what it found first."""
+    find = IndexRetriever(index=BM25Index(passages(name)), k=1) | (lambda found: found[0].page_content)
+    return {"found": find, "question": RunnablePassthrough()} | RunnableLambda(
+        lambda read: f"<{read['found']}>"
+    )
+
+
+def chain(folders, **options):
+    gate = RetrievalGate(corpus=folders)
+    retrieve = {name: rag(name) for name in folders}
+    return gate.route(retrieve=retrieve, direct=Knowing() | StrOutputParser(), **options)
+
+
+WAYS = {
+    "question alone": {},
+    "look first": {"look_first": True},
+    "answer first": {"answer_first": True},
+    "both": {"look_first": True, "answer_first": True},
+    "prefetch": {"answer_first": AnswerFirst(prefetch=True)},
+}
+
+
+@pytest.mark.parametrize("options", WAYS.values(), ids=list(WAYS))
+@each(SINGLES)
+def test_a_langchain_router_over_three_corpora(call, folders, options):
+    router = chain(folders, **options)
+    for name, question in QUESTIONS.items():
+        answer = call(router, question)
+        assert answer.strip("<>") in TEXTS[name], "the right chain read a passage of its corpus"
+    assert call(router, SMALL_TALK).strip() == KNOWN
+
+
+@each(BATCHES)
+def test_a_langchain_batch_over_three_corpora(call, folders):
+    answers = call(chain(folders), [*QUESTIONS.values(), SMALL_TALK])
+    for name, answer in zip(QUESTIONS, answers, strict=False):
+        assert answer.strip("<>") in TEXTS[name]
+    assert answers[-1].strip() == KNOWN
+
+
+def test_a_langchain_router_over_three_corpora_is_written_read_and_pickled(folders):
+    prompts = {name: ChatPromptTemplate.from_template(f"{name} {{question}}") for name in folders}
+    gate = RetrievalGate(corpus=folders, top=2)
+    router = gate.route(retrieve=prompts, direct=ChatPromptTemplate.from_template("direct {question}"))
+    again = loaded(json.loads(json.dumps(dumpd(router))), [*READABLE, CorpusChain])
+    for name, question in QUESTIONS.items():
+        for each_router in (router, again, pickled(router)):
+            assert each_router.invoke({"question": question}).to_string() == f"Human: {name} {question}"
+    assert again.gate.top == 2
+
+
+def test_a_guard_over_three_corpora_asks_two_where_two_may_hold_it(folders):
+    retrievers = {name: IndexRetriever(index=BM25Index(passages(name)), k=3) for name in folders}
+    guard = RetrievalGate(corpus=folders, top=2).guard(retrievers)
+    found = guard.invoke("What do employees pay for lunch in the canteen during their annual leave?")
+    assert {document.metadata["rgate_corpus"] for document in found} == {"canteen", "leave"}
+    (one,) = {document.metadata["rgate_corpus"] for document in guard.invoke(QUESTIONS["logger"])}
+    assert one == "logger"
+    assert guard.invoke(SMALL_TALK) == []
+
+
+def test_another_gate_that_screens_does_not_hide_what_is_covered(folders):
+    router = chain(folders, answer_first=AnswerFirst(question_gate="constant:never"))
+    assert router.invoke(QUESTIONS["leave"]).strip("<>") in TEXTS["leave"]
+    assert router.invoke("What does my contract say?").strip() == KNOWN
+
+
+def test_what_a_rule_retrieves_is_searched_where_it_belongs(folders):
+    rules = {"always": [re.compile("Hamlet"), QUESTIONS["canteen"]]}
+    gate = load_gate(corpus=folders, **rules)
+    for asked, name in ((f"{QUESTIONS['leave']} Ask Hamlet.", "leave"), (QUESTIONS["canteen"], "canteen")):
+        decision = gate.decide(asked)
+        assert decision.override.reason.startswith("The rule always=")
+        assert (decision.corpus, decision.p_known) == (name, 0.0)
+
+
+# --- LlamaIndex --------------------------------------------------------------------------------------------------
+
+
+def engine(name, style):
+    return over(NodeRetriever(BM25Index(passages(name)), similarity_top_k=1), streaming="stream" in style)
+
+
+@every_style
+def test_a_llama_index_router_over_three_corpora(style, folders):
+    selector = RetrievalGateSelector(direct="direct", corpus=folders)
+    tools = [
+        QueryEngineTool.from_defaults(engine(name, style), name=name, description="d") for name in folders
+    ]
+    direct = llama_index_parts.Rag(answer="from the LLM")
+    tools.append(QueryEngineTool.from_defaults(direct, name="direct", description="d"))
+    router = RouterQueryEngine(pickled(selector), tools, llm=MockLLM())
+    for name, question in QUESTIONS.items():
+        text, response = ask(router, question, style)
+        assert [node.node.text in TEXTS[name] for node in response.source_nodes] == [True]
+        assert response.source_nodes[0].node.text in text
+    assert str(blocking(router, "query", SMALL_TALK)) == "from the LLM"
+
+
+@pytest.mark.parametrize("options", list(WAYS.values())[:4], ids=list(WAYS)[:4])
+@every_style
+def test_a_llama_index_engine_over_three_corpora(style, folders, options):
+    shelves = {name: NodeRetriever(BM25Index(passages(name)), similarity_top_k=1) for name in folders}
+    gated = GatedQueryEngine.from_defaults(
+        over(CorpusRetriever(shelves), streaming="stream" in style),
+        llm=llama_index_parts.Writer(),
+        corpus=folders,
+        **options,
+    )
+    for name, question in QUESTIONS.items():
+        _, response = ask(gated, question, style)
+        assert [node.node.text in TEXTS[name] for node in response.source_nodes] == [True]
+        assert response.metadata["rgate"]["corpus"] == name
+    assert ask(gated, SMALL_TALK, style)[0].strip() == KNOWN
+
+
+# --- the passages at hand ------------------------------------------------------------------------------------------
+
+
+def indexed(name):
+    return PassageIndex.build(passages(name), Letters())
+
+
+AT_HAND = {
+    "PassageIndex": lambda name: IndexRetriever(index=indexed(name)),
+    "HybridIndex in a chain": lambda name: (
+        RunnablePassthrough() | IndexRetriever(index=HybridIndex(indexed(name)))
+    ),
+    "FaissVectorStore": lambda name: FaissVectorStore.from_texts(TEXTS[name], Embeddings()).as_retriever(),
+    "BM25Index": lambda name: IndexRetriever(index=BM25Index(passages(name))),
+}
+
+
+@pytest.mark.parametrize("retriever", AT_HAND.values(), ids=list(AT_HAND))
+def test_langchain_makes_the_profiles_of_the_passages_that_are_at_hand(retriever):
+    guard = RetrievalGate(corpus=True).guard({name: retriever(name) for name in TEXTS})
+    for name, question in QUESTIONS.items():
+        assert guard.invoke(question)[0].metadata["rgate_corpus"] == name
+    assert guard.invoke(SMALL_TALK) == []
+    gate = RetrievalGate(corpus=True, prefer="llm", threshold=0.0, llm_name="gpt-4o")
+    one = gate.route(retrieve=retriever("leave") | texts, direct=lambda _: [])
+    assert one.invoke(QUESTIONS["leave"]) == [], "its other options hold"
+    assert one.invoke(QUESTIONS["leave"], {"configurable": {"retrieval_threshold": 1.1}})
+
+
+@pytest.mark.parametrize("look_first", [False, True])
+def test_a_whole_chain_over_three_corpora(folders, look_first):
+    retrievers = {name: IndexRetriever(index=BM25Index(passages(name)), k=1) for name in folders}
+    gate = RetrievalGate(corpus=folders)
+    rag_chain = gated_rag(retrievers, Knowing(), gate=gate, look_first=look_first, return_sources=True)
+    for name, question in QUESTIONS.items():
+        (source,) = rag_chain.invoke(question)["sources"]
+        assert source.metadata["rgate_corpus"] == name
+    assert rag_chain.invoke(SMALL_TALK)["sources"] == []
+
+
+def test_llama_index_makes_the_profiles_of_the_passages_that_are_at_hand():
+    retrievers, shared = {}, SimpleDocumentStore()  # in which the texts of all three are
+    for name, each_text in TEXTS.items():
+        documents = [Document(text=text) for text in each_text]
+        index = VectorStoreIndex.from_documents(
+            documents, embed_model=MockEmbedding(8), storage_context=StorageContext.from_defaults(shared)
+        )
+        retrievers[name] = index.as_retriever(similarity_top_k=1)
+    guard = GatedRetriever(retrievers, corpus=True)
+    for name, question in QUESTIONS.items():
+        assert guard.retrieve(question)[0].node.text in TEXTS[name]
+    gated = GatedQueryEngine.from_defaults(over(retrievers["leave"]), llm=MockLLM(), corpus=True)
+    assert gated.query(QUESTIONS["leave"]).metadata["rgate"]["corpus"] == "corpus"
+
+
+def test_a_profile_is_kept_beside_its_index_and_made_again_when_much_has_changed(tmp_path, caplog):
+    index = indexed("leave")
+    assert profile_index(index, "leave").seen == 8
+    index.save(tmp_path)
+    profile = profile_index(index, "leave")
+    kept = CorpusProfile.load(tmp_path / FOLDER)
+    assert (kept.fingerprint, kept.sketch) == (profile.fingerprint, profile.sketch)
+    opened = PassageIndex.load(tmp_path, Letters())
+    opened.add([Passage("8", "A new passage.")])
+    assert profile_index(opened, "staff").seen == 8, "one more of nine is not much"
+    assert profile_index(opened, "staff").name == "staff"
+    opened.upsert(passages("canteen"))
+    changed = profile_index(opened, "leave")
+    assert changed.seen == 9
+    assert CorpusProfile.load(tmp_path / FOLDER).sketch == changed.sketch
+    (tmp_path / FOLDER / "profile.json").write_text("{")
+    assert profile_index(opened, "leave").fingerprint == changed.fingerprint, "a damaged one is made again"
+
+
+def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path, caplog):
+    index = indexed("leave")
+    index.save(tmp_path)
+    (tmp_path / FOLDER).write_text("something else")
+    with caplog.at_level(logging.WARNING):
+        assert profile_index(index, "leave").seen == 8
+    assert "is not kept" in caplog.text
+    assert (tmp_path / FOLDER).read_text() == "something else"
+
+
+def test_an_empty_index_has_no_profile():
+    with pytest.raises(ProfileError, match="no passages"):
+        RetrievalGate(corpus=True).guard(IndexRetriever(index=PassageIndex(Letters())))
+
+
+# --- the gateway --------------------------------------------------------------------------------------------------
+
+
+def test_the_gateway_searches_the_index_of_the_corpus(tmp_path, embedder_model, monkeypatch):
+    upstream, apps = ScriptedUpstream(), []
+    options = []
+    for name in TEXTS:
+        PassageIndex.build(passages(name)).save(tmp_path / name)
+        options += ["--index", f"{name}={tmp_path / name}"]
+
+    def keep(app, *_, **options):
+        return SimpleNamespace(run=lambda: apps.append(app))
+
+    monkeypatch.setattr("rgate_integrations.serving.server.make_server", keep)
+    with listening(upstream.app) as behind:
+        printed("serve", "--upstream", f"{behind}/v1", "--timeout", 600, "-k", 1, *options)
+        assert all((tmp_path / name / FOLDER).is_dir() for name in TEXTS)
+        with listening(apps[0]) as url:
+            for name, question in QUESTIONS.items():
+                body = {"model": "m", "messages": [{"role": "user", "content": question}]}
+                answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600)
+                assert (answer.headers["x-rgate-corpus"], answer.headers["x-rgate-passages"]) == (name, "1")
+                assert any(text in upstream.requests[-1]["messages"][-1]["content"] for text in TEXTS[name])
+                decided = httpx.post(f"{url}/v1/decide", json={"questions": [question]}, timeout=600).json()
+                assert decided["decisions"][0]["corpus"] == name
+
+
+@pytest.mark.parametrize("indexes", [("a", "b"), ("a=x", "b"), ("a=x", "a=y")])
+def test_indexes_without_a_name_of_their_own_are_refused(indexes):
+    options = [part for index in indexes for part in ("--index", index)]
+    error = rgate("serve", "--upstream", "http://127.0.0.1:1", *options).exception
+    assert isinstance(error, ConfigurationError)
+    assert error.hint == "--index NAME=FOLDER"
+
+
+# --- evaluation and logs -------------------------------------------------------------------------------------------
+
+
+def test_evaluation_and_log_say_what_is_covered(tmp_path, folders):
+    questions = [*QUESTIONS.values(), "Who wrote Hamlet?", "What did my neighbour say yesterday?"] * 12
+    rows = [
+        {"question": f"{question} ({number})", "closed_book_correct": number % 2 == 0, "rag_correct": True}
+        for number, question in enumerate(questions)
+    ]
+    data = write(tmp_path / "paired.jsonl", *rows)
+    options = [part for folder in folders.values() for part in ("--corpus", folder)]
+    out = tmp_path / "result.json"
+    told = printed("evaluate", "--data", data, "--draft", "none", "--out", out, *options)
+    assert "questions that a corpus covers: " in told
+    result = json.loads(out.read_text())
+    assert set(result["covered"]) == set(folders)
+    first = result["questions"][0]
+    assert (first["corpus"], first["override"]) == ("logger", True)
+    assert first["p_covered"] > 0.5
+    page = tmp_path / "report.html"
+    printed("report", out, "--html", page)
+    assert '"p_covered": 0.9' in page.read_text()
+
+
+def test_the_report_of_a_tuned_gate_says_what_is_covered(tmp_path, folders):
+    asked = [f"{QUESTIONS['leave']} ({number})" for number in range(12)]
+    asked += [f"Who wrote the play number {number}?" for number in range(12)]
+    answers = {question: "yes" if number % 2 else "no" for number, question in enumerate(asked)}
+    result = tune(
+        [{"question": question, "gold_answers": ["yes"]} for question in asked],
+        direct=answers.__getitem__,
+        retrieve=lambda question: "yes",
+        out=tmp_path / "gate",
+        options=TuneOptions(policy=Budget(0.9), corpus=folders),
+    )
+    page = (result.folder / "report.html").read_text()
+    shown = json.loads(re.search("const RESULTS = (.*)", page)[1])
+    rows = {row["question"]: row for row in shown[0]["questions"]}
+    assert (rows[asked[0]]["corpus"], rows[asked[0]]["p_covered"] > 0.5) == ("leave", True)
+    assert rows[asked[-1]]["p_covered"] < 0.5
+    assert load_gate(str(result.folder), corpus=folders).decide(asked[0]).corpus == "leave"

@@ -1,0 +1,459 @@
+"""What a corpus covers: profiles, what they are made from, what is saved of them, and what gates decide by them."""
+
+import asyncio
+import json
+import pickle
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from pydantic import Field
+
+from rgate_integrations import CorpusProfile, Decision, Gate, Score, load_gate
+from rgate_integrations.corpus import profile as profile_module
+from rgate_integrations.corpus.sampling import likeness, sample_texts
+from rgate_integrations.corpus.searching import as_search, collect_passages, read_texts
+from rgate_integrations.corpus.terms import Terms, find_terms
+from rgate_integrations.errors import ConfigurationError, ProfileError
+from rgate_integrations.gates.corpus import CorpusGate
+from tests.commands import printed, rgate
+
+LOGGER = [
+    "The X200 data logger samples temperature every ten seconds. Set sample_interval to change the rate.",
+    "Error E-41 means that the battery of the logger is low. Replace it, then press reset.",
+    "Firmware updates of the data logger are copied to the memory card as firmware.bin.",
+    "The logger's probe is connected to port A. A second probe goes to port B.",
+    "Export the readings of the data logger as CSV with the desktop program.",
+    "The logger stores 60,000 readings, then overwrites the oldest ones.",
+]
+LEAVE = [
+    "Employees have 28 days of annual leave. Requests for leave go to the line manager.",
+    "Parental leave is paid for 16 weeks. Tell human resources three months before it begins.",
+    "Sick leave needs a certificate from the third day on.",
+    "Unused days of annual leave expire at the end of March.",
+    "Travel expenses are paid back with the salary of the next month.",
+    "The company pays half of the pension contributions of employees.",
+]
+
+
+class Encoder:
+    """Counts the letters of a text: enough to compare texts with each other."""
+
+    def vectors(self, texts, prefix):
+        counts = [[text.lower().count(chr(97 + i % 26)) + 0.01 * i for i in range(384)] for text in texts]
+        return np.array(counts, np.float32)
+
+    def log_frequency(self, word):
+        return -6.0 if word in ("the", "of", "is", "to", "a") else -14.0
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    monkeypatch.setattr(profile_module, "corpus_encoder", Encoder)
+
+
+@pytest.fixture(scope="module")
+def profiles():
+    return CorpusProfile.from_texts(LOGGER, "logger"), CorpusProfile.from_texts(LEAVE, "leave")
+
+
+# --- samples and terms -------------------------------------------------------------------------------------------
+
+
+def test_a_sample_has_each_passage_once_whatever_the_order():
+    texts = [f"passage {i}" for i in range(1000)]
+    one, other = sample_texts(texts, 50), sample_texts([*reversed(texts), *texts], 50)
+    assert one.texts == other.texts
+    assert len(one.texts) == len(set(one.texts)) == 50
+    assert (one.seen, other.seen) == (1000, 2000)
+    assert sample_texts(iter(texts), 5_000).seen == len(sample_texts(texts, 5_000).texts) == 1000
+
+
+def test_a_million_duplicates_are_one_passage():
+    sample = sample_texts(("the same" for _ in range(1_000_000)), 50)
+    assert (sample.texts, sample.seen) == (("the same",), 1_000_000)
+
+
+def test_a_document_is_cut_into_passages_and_white_space_is_none():
+    assert sorted(map(len, sample_texts(["x" * 5_000, " \n"], 50).texts)) == [1_000, 2_000]
+    assert sample_texts("a text", 5).texts == ("a text",)
+
+
+@pytest.mark.parametrize(("new", "share"), [(0, 1.0), (500, 0.5), (1000, 0.0)])
+def test_sketches_tell_how_much_of_a_corpus_has_changed(new, share):
+    one = sample_texts((f"passage {i}" for i in range(1000)), 2_000).sketch
+    other = sample_texts((f"passage {i}" for i in range(new, 1000 + (new == 1000) * 1000)), 2_000).sketch
+    assert likeness(one, other) == pytest.approx(share, abs=0.1)
+
+
+def test_terms_are_what_the_corpus_has_oftener_and_names_are_identifiers_and_codes():
+    terms = find_terms(
+        [*LOGGER, "See ray.put and RayJob, of the 19th and the 3rd. 60,000 at 2-year."], Encoder()
+    )
+    assert "logger" in terms.telling
+    assert "the" not in terms.telling
+    assert terms.names == {"x200", "sample_interval", "e-41", "firmware.bin", "ray.put", "rayjob"}
+
+
+# --- searches ----------------------------------------------------------------------------------------------------
+
+
+def word_search(texts, seen):
+    """A search by words, two passages a query, that counts what it is asked."""
+
+    def search(query):
+        seen.append(query)
+        words = set(query.lower().split())
+        ranked = sorted(texts, key=lambda text: -len(words & set(text.lower().split())))
+        return [text for text in ranked if words & set(text.lower().split())][:3]
+
+    return search
+
+
+def test_searches_go_on_with_what_they_find_and_are_bounded():
+    chain = [f"word{i} word{i + 1}" for i in range(40)]
+    seen = []
+    found = collect_passages(word_search(["a problem is word0", *chain], seen), 30)
+    assert len(seen) == len(set(seen)) <= 30
+    assert len(found) > 10
+
+
+def test_searches_end_when_nothing_new_comes_back():
+    seen = []
+    assert collect_passages(word_search(["An overview."], seen), 1_000) == []
+    collect_passages(lambda query: seen.append(query) or ["One. Two. Three."], 1_000)
+    assert len(seen) < 50
+
+
+@pytest.mark.parametrize(
+    "retriever",
+    [
+        SimpleNamespace(similarity_search=lambda query, k: [SimpleNamespace(page_content=query)]),
+        SimpleNamespace(retrieve=lambda query: [SimpleNamespace(node=SimpleNamespace(text=query))]),
+        SimpleNamespace(invoke=lambda query: [SimpleNamespace(page_content=query)]),
+        SimpleNamespace(
+            search=lambda queries, k: [[SimpleNamespace(passage=SimpleNamespace(searchable=queries[0]))]]
+        ),
+        SimpleNamespace(as_retriever=lambda: SimpleNamespace(retrieve=lambda query: (query, " "))),
+        lambda query: [query],
+    ],
+    ids=[
+        "vector store",
+        "LlamaIndex retriever",
+        "LangChain retriever",
+        "ours",
+        "LlamaIndex index",
+        "function",
+    ],
+)
+def test_whatever_searches_is_searched(retriever):
+    assert list(read_texts(as_search(retriever)("a query"))) == ["a query"]
+
+
+@pytest.mark.parametrize("results", [None, "text", [3], [SimpleNamespace(text=None)]])
+def test_a_search_that_returns_no_passages_is_refused(results):
+    with pytest.raises(ConfigurationError, match="A search returned"):
+        CorpusProfile.from_retriever(lambda query: results)
+
+
+@pytest.mark.parametrize(
+    ("retriever", "error"),
+    [
+        (3, ConfigurationError),
+        (lambda query: [], ProfileError),
+        (lambda query: 1 / 0, ProfileError),
+        (lambda query: time.sleep(1), ProfileError),
+    ],
+    ids=["none", "empty", "failing", "hanging"],
+)
+def test_a_retriever_that_finds_nothing_is_a_typed_error(retriever, error):
+    with pytest.raises(error):
+        CorpusProfile.from_retriever(retriever, timeout=0.05)
+
+
+def test_what_was_found_before_a_search_hung_is_enough(fake):
+    answers = iter([LOGGER[:3], LOGGER[3:]])
+    profile = CorpusProfile.from_retriever(lambda query: next(answers, None) or time.sleep(1), timeout=0.2)
+    assert (profile.seen, profile.source) == (6, "retriever")
+
+
+# --- profiles ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("texts", [[], ["", " \n"], [None], [b"bytes"]])
+def test_what_has_no_passages_is_a_typed_error(texts):
+    with pytest.raises(ProfileError):
+        CorpusProfile.from_texts(texts)
+
+
+@pytest.mark.parametrize("texts", [LOGGER[:1], LOGGER[:2], LOGGER * 10, ["x"], ["", "🙂"]])
+def test_few_passages_are_a_profile(fake, texts):
+    profile = CorpusProfile.from_texts(texts)
+    p = profile.judge(["How do I change the battery?", "🙂"])
+    assert ((p >= 0) & (p <= 1)).all()
+
+
+def test_a_saved_profile_is_the_same(fake, tmp_path):
+    made = CorpusProfile.from_texts(LOGGER, "logger")
+    read = CorpusProfile.load(made.save(tmp_path / "logger"))
+    assert read.fingerprint == made.fingerprint
+    assert (read.terms, read.sketch, read.name) == (made.terms, made.sketch, "logger")
+    assert np.array_equal(read.judge(LEAVE), made.judge(LEAVE))
+    assert sum(file.stat().st_size for file in (tmp_path / "logger").iterdir()) < 1_000_000
+
+
+def rewrite(folder, **changes):
+    file = folder / profile_module.CONFIG
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "profile.json").unlink(), "no profile"),
+        (lambda folder: (folder / "profile.json").write_text("{"), "cannot be read"),
+        (lambda folder: (folder / "profile.safetensors").unlink(), "cannot be read"),
+        (lambda folder: (folder / "profile.safetensors").write_bytes(b"0" * 99), "checksum"),
+        (lambda folder: rewrite(folder, own=0), "cannot be read"),
+        (lambda folder: rewrite(folder, needless=float("nan")), "cannot be read"),
+        (lambda folder: rewrite(folder, encoder="another"), "'another'"),
+        (lambda folder: rewrite(folder, format=2), "format 2"),
+    ],
+    ids=["missing", "no JSON", "no weights", "weights", "zero", "NaN", "another encoder", "newer"],
+)
+def test_a_damaged_profile_is_a_typed_error(fake, tmp_path, damage, message):
+    damage(CorpusProfile.from_texts(LOGGER).save(tmp_path / "p"))
+    with pytest.raises(ProfileError, match=message) as caught:
+        load_gate("constant:always", corpus=tmp_path / "p")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("texts", "outdated"), [(LOGGER, False), ([*LOGGER, LEAVE[0]], False), (LEAVE, True)]
+)
+def test_a_profile_knows_when_its_corpus_has_changed(fake, texts, outdated):
+    assert CorpusProfile.from_texts(LOGGER).is_outdated(texts) is outdated
+
+
+@pytest.mark.model
+def test_a_corpus_covers_what_it_is_about_in_any_language(profiles):
+    logger, leave = profiles
+    about = ["How do I change the battery of the logger?", "Wie exportiere ich die Messwerte des Loggers?"]
+    others = [
+        "How many days of annual leave do I have?",
+        "Who wrote Hamlet?",
+        "thanks!",
+        "Boil an egg for me",
+    ]
+    assert (logger.judge(about) > 0.5).all()
+    assert (logger.judge(others) < 0.5).all()
+    assert leave.judge(others)[0] > 0.5
+    assert logger.judge(["What is E-41?", "sample_interval?", "What is E-42?"]).round() == pytest.approx(
+        [1, 1, 0]
+    )
+
+
+@pytest.mark.model
+def test_passages_in_ten_languages_are_one_corpus():
+    texts = [
+        "The battery of the logger is low.",
+        "Die Batterie des Loggers ist schwach.",
+        "La batterie de l'enregistreur est faible.",
+        "La batería del registrador está baja.",
+        "Батарея регистратора разряжена.",
+        "ロガーの電池残量が少なくなっています。",
+        "记录仪的电池电量不足。",
+        "بطارية المسجل منخفضة.",
+        "लॉगर की बैटरी कम है।",
+        "Bateria rejestratora jest słaba.",
+    ]
+    profile = CorpusProfile.from_texts(texts)
+    assert profile.about_something
+    assert profile.judge(
+        ["How do I replace the logger's battery?", "Who wrote Hamlet?"]
+    ).round().tolist() == [1, 0]
+
+
+# --- gates -------------------------------------------------------------------------------------------------------
+
+
+def test_names_of_corpora_differ_and_a_mapping_gives_them(fake, tmp_path):
+    one = CorpusProfile.from_texts(LOGGER)
+    with pytest.raises(ConfigurationError, match="must differ"):
+        load_gate("constant:always", corpus=[one, one])
+    folder = one.save(tmp_path / "p")
+    gate = load_gate("constant:always", corpus={"a": one, "b": folder, "c": str(folder)})
+    assert [each.name for each in gate.gate.profiles] == ["a", "b", "c"]
+    with pytest.raises(ConfigurationError, match="CorpusProfile"):
+        load_gate("constant:always", corpus=[3])
+
+
+@pytest.mark.parametrize("wrong", [{"top": 0}, {"prefer": "both"}, {"when_uncovered": "cry"}, {"corpus": []}])
+def test_wrong_options_are_refused(fake, wrong):
+    options = {"corpus": CorpusProfile.from_texts(LOGGER), **wrong}
+    with pytest.raises(ConfigurationError):
+        load_gate("constant:always", **options)
+
+
+class Says(Gate):
+    """Says what a test wants, of whatever kind."""
+
+    p: float = 0.0
+    kinds: dict[str, float] = Field(default_factory=dict)
+
+    @property
+    def specs(self):
+        return ()
+
+    def score(self, evidence):
+        return Score(self.p, "Says so.", signals=self.kinds)
+
+
+def covering(p, name="docs", near=0.5, about=True):
+    """A profile that covers everything with a probability."""
+    profile = CorpusProfile(name, np.ones((1, 256), np.int8), Terms((), frozenset()), 0.0, 0.2)
+    object.__setattr__(profile, "p_covered", lambda vectors, texts: np.full(len(texts), p))
+    object.__setattr__(profile, "nearness", lambda vectors: np.full(len(vectors), near))
+    profile.__dict__["about_something"] = about
+    return profile
+
+
+def decide(profiles, p_known=0.0, kinds=None, **options):
+    gate = load_gate(Says(p=p_known, kinds=kinds or {}), corpus=profiles, on_error="raise", **options)
+    return gate.decide("How is the widget made?")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("p_covered", "p_known", "options", "retrieve", "outcome"),
+    [
+        (0.9, 1.0, {}, True, None),
+        (0.9, 1.0, {"prefer": "llm"}, False, None),
+        (0.9, 0.1, {"prefer": "llm"}, True, None),
+        (0.1, 1.0, {}, False, None),
+        (0.1, 0.1, {}, True, None),
+        (0.1, 0.1, {"when_uncovered": "direct"}, False, "direct"),
+        (0.1, 0.1, {"when_uncovered": "abstain"}, False, "abstain"),
+        (0.1, 0.1, {"when_uncovered": "abstain", "kinds": {"fresh": 0.8}}, True, None),
+        (0.1, 0.1, {"when_uncovered": "direct", "kinds": {"private": 0.4, "fresh": 0.3}}, True, None),
+    ],
+)
+def test_the_table_of_decisions(p_covered, p_known, options, retrieve, outcome):
+    decision = decide(covering(p_covered), p_known, **options)
+    assert (decision.retrieve, decision.outcome) == (retrieve, outcome)
+    assert decision.p_covered == p_covered
+    assert decision.corpus == ("docs" if retrieve else None)
+
+
+@pytest.mark.model
+def test_a_corpus_about_everything_leaves_what_is_known_to_the_llm():
+    assert not decide(covering(0.9, about=False), 1.0).retrieve
+    assert decide(covering(0.9, about=False), 1.0, prefer="corpus").retrieve
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("ps", "top", "corpora"),
+    [
+        ((0.9, 0.8, 0.7), 1, ("c",)),
+        ((0.9, 0.8, 0.7), 2, ("c", "b")),
+        ((0.9, 0.8, 0.1), 3, ("b", "a")),
+        ((0.1, 0.1, 0.1), 3, ("c",)),
+    ],
+)
+def test_the_nearest_that_cover_it_are_searched(ps, top, corpora):
+    profiles = [covering(p, name, near) for p, name, near in zip(ps, "abc", (0.1, 0.2, 0.3), strict=True)]
+    decision = decide(profiles, top=top)
+    assert (decision.corpora, decision.corpus) == (corpora, corpora[0])
+
+
+@pytest.mark.model
+def test_a_profile_that_fails_retrieves():
+    broken = covering(0.1)
+    object.__setattr__(broken, "p_covered", lambda vectors, texts: 1 / 0)
+    decision = load_gate(Says(p=1.0), corpus=broken).decide("What about this?")
+    assert decision.retrieve
+    assert decision.error is not None
+
+
+def test_another_threshold_says_where_to_search():
+    decision = Decision(question="q", retrieve=False, p_known=0.6, corpora=("a", "b"))
+    assert decision.with_threshold(0.9).corpus == "a"
+    assert decision.with_threshold(0.9).with_threshold(0.1).corpus is None
+
+
+@pytest.mark.model
+def test_the_default_gate_reads_a_question_once_and_decides_by_the_corpus(profiles):
+    gate = load_gate(corpus=profiles, llm_name="gpt-4o", on_error="raise")
+    about, elsewhere, thanks, given = gate.decide_batch(
+        [
+            "How do I change the battery of the logger?",
+            "Who wrote Hamlet?",
+            "Thanks a lot!",
+            "Translate into French: the battery of the data logger is low.",
+        ]
+    )
+    assert (about.retrieve, about.corpus) == (True, "logger")
+    assert "*logger* covers" in about.reason
+    assert "(probability 1.00: logger)" in about.reason
+    assert not any(each.retrieve for each in (elsewhere, thanks, given))
+    alone = load_gate(llm_name="gpt-4o").decide("Who wrote Hamlet?")
+    assert (elsewhere.cost.tokens_in, elsewhere.p_known) == (alone.cost.tokens_in, alone.p_known)
+    assert [d.corpus for d in asyncio.run(gate.adecide_batch(["How much annual leave is there?"]))] == [
+        "leave"
+    ]
+
+
+@pytest.mark.model
+def test_a_gate_with_a_corpus_is_pickled_and_changed_like_another(profiles):
+    gate = load_gate(corpus=profiles, threshold=0.3)
+    copy = pickle.loads(pickle.dumps(gate))  # noqa: S301  our own
+    assert copy.config() == gate.config()
+    assert copy.decide(LOGGER[1]).corpus == "logger"
+    changed = gate.with_options(threshold=0.7, top=2)
+    assert (changed.threshold, changed.gate.inner.threshold, changed.gate.top) == (0.7, 0.7, 2)
+    assert gate.for_llm("gpt-4o").gate.inner.llm_name == "gpt-4o"
+    other = load_gate(corpus=replace(profiles[0], name="other"), threshold=0.3)
+    assert not gate.decides_like(other)
+
+
+@pytest.mark.model
+def test_begun_answers_are_judged_with_the_corpus(profiles):
+    judge = load_gate(corpus=profiles).answer_gate()
+    assert isinstance(judge.gate, CorpusGate)
+    decision = judge.decide("How do I change the battery of the logger?", draft="You open the case and")
+    assert (decision.retrieve, decision.corpus) == (True, "logger")
+    assert judge.question_gate().gate.reads_drafts is False
+
+
+# --- the command line --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+def test_the_command_says_what_it_understood(tmp_path):
+    corpus = tmp_path / "passages.jsonl"
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in LOGGER))
+    shown = printed("profile", "--corpus", corpus, "--out", tmp_path / "logger", "--name", "manual")
+    assert "manual: 6 of 6 passages" in shown
+    assert "logger" in shown
+    facts = json.loads(
+        printed(
+            "profile", "--description", "Manual of the X200 data logger", "--out", tmp_path / "d", "--json"
+        )
+    )
+    assert facts["name"] == "d"
+    assert "Who won the election?" in facts["not_covered"] or len(facts["not_covered"]) == 5
+    decided = json.loads(printed("decide", "--corpus", tmp_path / "logger", "--json", "What does E-41 mean?"))
+    assert (decided["corpus"], decided["retrieve"]) == ("manual", True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [[], ["--description", "x", "--index", "y"], ["--retriever", "nothing:here"], ["--corpus", "none.jsonl"]],
+)
+def test_the_command_refuses_what_it_cannot_profile(options, tmp_path):
+    done = rgate("profile", "--out", tmp_path / "p", *options)
+    assert done.exit_code != 0
+    assert not (tmp_path / "p").exists()
