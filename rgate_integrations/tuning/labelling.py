@@ -20,6 +20,7 @@ from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.runtime.files import json_line, locked, write_atomically
+from rgate_integrations.runtime.replies import missing_answer
 from rgate_integrations.runtime.text import contains_answer, is_correct, normalise
 from rgate_integrations.tuning.arms import Arm, ModelArm
 from rgate_integrations.tuning.collection import (
@@ -54,16 +55,6 @@ SAME_MEANING = 0.96
 """Cosine similarity from which on two answers say the same."""
 
 _VERDICT = re.compile(r"^\W*(yes|no)\b", re.IGNORECASE)
-
-_REFUSALS = (
-    "i do not know",
-    "i don't know",
-    "i cannot",
-    "i can't",
-    "i am not able",
-    "i'm not able",
-    "as an ai",
-)
 
 _SHORT = 12  # words: a text that is no longer is compared as an answer, not as a paragraph
 
@@ -195,11 +186,11 @@ def _right(
 def agrees(text: str, other: str, embedder: Embedder | None) -> bool:
     """Return whether two answers say the same.
 
-    They do if one contains the other, both normalised and word by word, or if their embeddings are near. An answer of
-    nothing agrees with none.
+    They do if one contains the other, both normalised and word by word, or if their embeddings are near. What is no
+    answer agrees with none.
     """
     short, long = sorted((normalise(text), normalise(other)), key=len)
-    if not short:
+    if not short or missing_answer(text) or missing_answer(other):
         return False
     if len(short.split()) <= _SHORT and contains_answer(long, short):
         return True
@@ -247,7 +238,7 @@ def ask_judge(
 ) -> Verdicts:
     """Let a model judge every answer to a question with gold answers, and keep what it says.
 
-    Refusals ("I do not know", or nothing at all) count as wrong and are not sent to the judge. A reply that is
+    Refusals ("I do not know"), nothing at all and calls of tools count as wrong and are not sent to the judge. A reply that is
     neither Yes nor No, and a request that fails, gives no verdict.
 
     Args:
@@ -269,7 +260,7 @@ def ask_judge(
         name = f"judge {judge.name} of {arm}"
         # It is asked for a word, and may say a few.
         answers.add({name: JudgeArm(judge, tokens=8, prompt=JUDGE, judged=judged)})
-        asked = [each.question for each in answered if not refuses(judged.get(each.question.key, ""))]
+        asked = [each.question for each in answered if not missing_answer(judged.get(each.question.key, ""))]
         answers.ask(asked, arms=[name], concurrency=concurrency, what=f"judging {arm}", progress=progress)
         for key in judged:
             verdicts[arm, key] = False
@@ -277,12 +268,6 @@ def ask_judge(
             reply = answers.answer_of(question, name)
             verdicts[arm, question.key] = None if reply is None else verdict(reply.text)
     return verdicts
-
-
-def refuses(answer: str) -> bool:
-    """Whether an answer is a refusal, such as "I do not know", or nothing at all."""
-    text = answer.strip().lower()
-    return not text or text.startswith(_REFUSALS)
 
 
 def verdict(reply: str) -> bool | None:
