@@ -55,8 +55,8 @@ class Reply(NamedTuple):
 def split_thoughts(text: str) -> Reply:
     """Split a text at the tags that set an LLM's thoughts apart, such as ``<think>`` and harmony's channels.
 
-    >>> split_thoughts("<think>Easy.</think>\\n\\nParis")
-    Reply(thoughts='Easy.', answer='\\n\\nParis')
+    >>> split_thoughts("<think>Easy.</think> Paris")
+    Reply(thoughts='Easy.', answer=' Paris')
     >>> split_thoughts("<think>The capital")
     Reply(thoughts='The capital', answer='')
     """

@@ -238,8 +238,8 @@ def ask_judge(
 ) -> Verdicts:
     """Let a model judge every answer to a question with gold answers, and keep what it says.
 
-    Refusals ("I do not know"), nothing at all and calls of tools count as wrong and are not sent to the judge. A reply that is
-    neither Yes nor No, and a request that fails, gives no verdict.
+    Refusals ("I do not know"), nothing at all and calls of tools count as wrong and are not sent to the judge. A
+    reply that is neither Yes nor No, and a request that fails, gives no verdict.
 
     Args:
         answers: The answers; verdicts are kept in the same file.
