@@ -131,6 +131,11 @@ class Draft(Frozen):
         """What it is instead of an answer, such as ``"nothing"`` or ``"a refusal"``; empty if it is an answer."""
         return missing_answer(self.text)
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether it ended before the answer began, as of an LLM that thinks first."""
+        return not self.text and bool(self.thinking_tokens or not (self.finished or self.tokens))
+
     @model_validator(mode="before")
     @classmethod
     def _without_thoughts(cls, values: Any) -> Any:

@@ -307,7 +307,7 @@ def check_answers(drafts: Sequence[Draft]) -> None:
     """
     for draft in drafts:
         if draft.missing:
-            raise no_answer(draft.missing, thinking=bool(draft.thinking_tokens and not draft.text))
+            raise no_answer(draft.missing, thinking=draft.is_cut_off)
 
 
 def _check_model(gate: Gate, used: Proxy | None) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from langchain_core.messages import BaseMessage, SystemMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
-from rgate_integrations.answering.drafting import Drafter
+from rgate_integrations.answering.drafting import Drafter, read_message
 from rgate_integrations.decision import Draft, Request
 from rgate_integrations.engine.decider import Failed, read_item
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
@@ -18,13 +18,10 @@ from rgate_integrations.langchain.questions import UserTurn, parse_question
 from rgate_integrations.langchain.runnable import BatchCall, Run
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Flow
-from rgate_integrations.runtime.records import choice_logprobs
 
 DRAFT_TAG = "rgate_draft"
 CONDENSE_TAG = "rgate_condense"
 NO_STREAM_TAG = "nostream"  # LangGraph keeps the tokens of a run with this tag from its message stream
-
-_CUT = ("length", "max_tokens", "MAX_TOKENS")
 
 
 @dataclass
@@ -135,17 +132,7 @@ class ChatDrafter(Drafter[GateCall]):
         """Return a message or a string as a draft."""
         if not isinstance(answer, BaseMessage):
             return Draft(text=str(answer).strip(), source="llm")
-        metadata = answer.response_metadata
-        tokens, logprobs = choice_logprobs(metadata)
-        reason = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
-        return Draft(
-            text=answer.text.strip(),
-            tokens=tokens,
-            logprobs=logprobs or None,
-            finished=bool(reason) and reason not in _CUT,  # who does not say may have been cut
-            source="llm",
-            model=str(metadata.get("model_name") or metadata.get("model") or ""),
-        )
+        return read_message(answer)
 
     def private_texts(self, asked: GateCall) -> list[object]:
         """Return the question and the turns before it."""

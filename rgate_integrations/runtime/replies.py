@@ -11,7 +11,7 @@ _OPENING = re.compile(
     r"|<\|channel\|>(?:analysis|commentary)[^<]{0,99}<\|message\|>|<\|channel>thought|(?-i:analysis(?=[A-Z])))",
     re.IGNORECASE,
 )
-_FINAL = r"◁/think▷|<\|END_THINKING\|>(?:<\|START_RESPONSE\|>)?|<\|channel\|>final[^<]{0,99}<\|message\|>"
+_FINAL = r"◁/think▷|<\|END_THINKING\|>(?:<\|START_RESPONSE\|>)?|(?:<\|end\|>)?(?:<\|start\|>assistant)?<\|channel\|>final[^<]{0,99}<\|message\|>"
 _CLOSING = re.compile(
     rf"</(?:seed:)?think(?:ing)?>|</thought>|</reasoning>|\[/THINK\]|<channel\|>|assistantfinal|{_FINAL}",
     re.IGNORECASE,
@@ -19,6 +19,9 @@ _CLOSING = re.compile(
 # Of a tag that the prompt has opened, only the end is written. In quotes it is what the answer is about.
 _CLOSING_ALONE = re.compile(rf"(?<![`'\"])</think>|{_FINAL}", re.IGNORECASE)
 _TURN_END = re.compile(r"(?:<\|(?:return|end|END_RESPONSE)\|>)+\s*\Z")
+
+THINKING_OFF = "thinking off"
+"""Behind the name of an LLM that was measured so."""
 
 _THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _THOUGHT_TYPES = frozenset(("reasoning", "thinking", "redacted_thinking", "reasoning_content", "thought"))

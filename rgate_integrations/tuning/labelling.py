@@ -16,7 +16,6 @@ from rgate_integrations.gates.papers.verdicts import ik_score
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.models.base import LanguageModel
-from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.runtime.files import json_line, locked, write_atomically
@@ -205,7 +204,7 @@ def agrees(text: str, other: str, embedder: Embedder | None) -> bool:
 class JudgeArm(ModelArm):
     """A judge as an arm, so that its verdicts are kept as answers are (IK, section 3.1).
 
-    A local model judges by its Yes and No logits, binarised at 0.5; a served one by what it writes.
+    A local model judges by its Yes and No logits, binarised at 0.5; a remote one by what it writes.
 
     Attributes:
         judged: The answer to each question, by `Question.key`.
@@ -219,7 +218,7 @@ class JudgeArm(ModelArm):
         for question in questions:
             gold = "; ".join(question.gold)
             values.append({"question": question.text, "gold": gold, "answer": self.judged[question.key]})
-        if isinstance(self.llm, ServedProxy):
+        if self.llm.is_remote:
             return self.llm.generate(self.prompt, values, tokens=self.tokens)
         found = []
         for scores in self.llm.score(self.prompt, values, ("Yes", "No")):
@@ -312,6 +311,7 @@ def collect(
         ConfigurationError: Earlier answers were made otherwise, such as by another LLM.
         DataFormatError: A question has no gold answers, or ``out`` holds something else.
         ServerError: The LLM could not be asked.
+        NoAnswerError: Its answers were cut off while it thought.
         LockedError: Another process is writing to the file.
         WriteError: A file could not be written, such as on a full disk; what was answered is kept.
     """
@@ -349,6 +349,8 @@ def _record(answered: Answered, llm: str, verdicts: Verdicts) -> dict[str, Any]:
         "closed_book_text": answered.direct.text,
         "closed_book_logprobs": answered.direct.logprobs,
     }
+    if answered.direct.thinking_tokens:
+        record["thinking_tokens"] = answered.direct.thinking_tokens
     for arm, column in (("direct", "closed_book"), ("retrieve", "rag")):
         if arm in answered.answers:
             text = answered.answers[arm].text
