@@ -11,7 +11,10 @@ _OPENING = re.compile(
     r"|<\|channel\|>(?:analysis|commentary)[^<]{0,99}<\|message\|>|<\|channel>thought|(?-i:analysis(?=[A-Z])))",
     re.IGNORECASE,
 )
-_FINAL = r"◁/think▷|<\|END_THINKING\|>(?:<\|START_RESPONSE\|>)?|(?:<\|end\|>)?(?:<\|start\|>assistant)?<\|channel\|>final[^<]{0,99}<\|message\|>"
+_FINAL = (
+    r"◁/think▷|<\|END_THINKING\|>(?:<\|START_RESPONSE\|>)?"
+    r"|(?:<\|end\|>)?(?:<\|start\|>assistant)?<\|channel\|>final[^<]{0,99}<\|message\|>"
+)
 _CLOSING = re.compile(
     rf"</(?:seed:)?think(?:ing)?>|</thought>|</reasoning>|\[/THINK\]|<channel\|>|assistantfinal|{_FINAL}",
     re.IGNORECASE,
