@@ -3,18 +3,22 @@
 import json
 
 import pytest
+from langchain_core.messages import AIMessage
 
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ConfigurationError, NoAnswerError
+from rgate_integrations.gates.folder import read_gate
 from rgate_integrations.models.request_options import RequestOptions
 from rgate_integrations.prompts import ANSWER
+from rgate_integrations.runtime.replies import THINKING_OFF
 from rgate_integrations.tuning import collect
 from rgate_integrations.tuning.ability import measure_ability
-from rgate_integrations.tuning.arms import ModelArm
+from rgate_integrations.tuning.arms import ModelArm, read_answer
 from rgate_integrations.tuning.questions import read_examples
 from tests.commands import rgate
 from tests.fake_server import Fake
 from tests.test_ability_measured import EASY, GOLD, KINDS, flat  # noqa: F401  a fixture
+from tests.tuning_parts import Reader, known, says_what_it_knows, tuned
 
 THOUGHT = [f"{word} " for word in ("Let", "me", "see", "what", "I", "know", "of", "that", "name", ".")] * 12
 VALUES = [{"question": "What is the capital of France?"}]
@@ -37,6 +41,13 @@ class ThinkingServer:
         self.logprobs = logprobs
         self.refused = 0
 
+    def answer(self, body):
+        asked = body["messages"][-1]["content"]
+        if "Answer to judge" in asked:
+            return "Yes"
+        said = [text for text in GOLD if text in asked]
+        return f"It is {GOLD[said[0]]}." if said and KINDS[said[0]] in EASY else "Nobody knows ."
+
     def __call__(self, body):
         for name, said in self.refuses.items():
             if name in body:
@@ -44,11 +55,7 @@ class ThinkingServer:
                 return 400, json.dumps(
                     {"error": {"message": said, "param": name, "code": "unsupported_value"}}
                 )
-        asked = body["messages"][-1]["content"]
-        known = [text for text in GOLD if text in asked]
-        answer = f"It is {GOLD[known[0]]}." if known and KINDS[known[0]] in EASY else "Nobody knows ."
-        if "Answer to judge" in asked:
-            answer = "Yes"
+        answer = self.answer(body)
         limit = body.get("max_tokens", body.get("max_completion_tokens"))
         is_off = body.get("chat_template_kwargs") == {"enable_thinking": False, "thinking": False}
         thoughts = THOUGHT[: 0 if is_off else self.thinks]
@@ -231,3 +238,41 @@ def test_what_was_measured_says_how(flat, fake, tmp_path):  # noqa: F811
     assert measured.ability.source.endswith("answered rightly, thinking off")
     with pytest.raises(ConfigurationError, match="were made with"):
         measure_ability(ModelArm(fake(ThinkingServer(None))), tmp_path / "off")
+
+
+class Numbers(ThinkingServer):
+    """Knows the even ones; see `tests.tuning_parts`."""
+
+    def answer(self, body):
+        return says_what_it_knows(body["messages"][-1]["content"].partition("?")[0]).text
+
+
+@dialects
+def test_a_tuned_gate_says_how_its_llm_thought_and_none_is_made_of_thoughts(fake, dialect, tmp_path, prior):
+    server = Numbers(dialect)
+    found = tuned(tmp_path / "first", prior, direct=fake(server, options=LONG))
+    assert list(found.labels.known) == [known(each.question.text) for each in found.labels.answered]
+    assert read_gate(found.folder).llm == "m, thinking first (120 tokens)"
+    off = tuned(tmp_path / "off", prior, direct=fake(server, options=RequestOptions(think="off")))
+    decision = load_gate(str(off.folder), proxy=Reader()).decide("what is number 4?")
+    assert decision.llm == f"m, {THINKING_OFF} (the gate was tuned on it)"
+    with pytest.raises(NoAnswerError, match="cut off"):
+        tuned(tmp_path / "cut", prior, direct=fake(server))
+    assert not (tmp_path / "cut" / "my-gate").exists()
+
+
+@pytest.mark.parametrize(
+    ("message", "cut"),
+    [
+        (AIMessage("<think>Let me", response_metadata={"finish_reason": "length"}), True),
+        (AIMessage([{"type": "thinking", "thinking": "Let me"}]), True),
+        ({"answer": AIMessage("", additional_kwargs={"reasoning_content": "Let me"})}, True),
+        (AIMessage([{"type": "thinking", "thinking": "Let me"}, {"type": "text", "text": "n2"}]), False),
+    ],
+)
+def test_what_an_applications_object_gave_is_read_without_its_thoughts(message, cut, tmp_path, prior):
+    if cut:
+        with pytest.raises(NoAnswerError, match="3 answers were cut off"):
+            tuned(tmp_path, prior, direct=lambda question: message)
+    assert read_answer(message).text == ("" if cut else "n2")
+    assert read_answer(message).thinking_tokens == 2

@@ -18,6 +18,7 @@ from rgate_integrations.langchain.questions import UserTurn, parse_question
 from rgate_integrations.langchain.runnable import BatchCall, Run
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Flow
+from rgate_integrations.runtime.replies import split_thoughts
 
 DRAFT_TAG = "rgate_draft"
 CONDENSE_TAG = "rgate_condense"
@@ -88,7 +89,7 @@ def condense_follow_ups(condense: Runnable[Any, Any] | None, calls: Sequence[Gat
         try:
             if isinstance(answer, Exception):
                 raise answer
-            question = parse_question(answer).question
+            question = split_thoughts(parse_question(answer).question).answer.strip()
             if not question.strip():
                 raise InvalidQuestionError("The condensed question is empty.")
         except Exception as error:  # any error may come from the application's runnable

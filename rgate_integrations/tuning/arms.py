@@ -192,7 +192,11 @@ def _find_reply(answer: Any) -> Any:
         or isinstance(get_field(answer, "response_metadata"), Mapping)
     ):
         return answer
-    return next(filter(None.__ne__, (_find_reply(get_field(answer, name)) for name in _TEXTS)), None)
+    for name in _TEXTS:
+        reply = _find_reply(get_field(answer, name))
+        if reply is not None:
+            return reply
+    return None
 
 
 def describe_thinking(arm: Arm, drafts: Sequence[Draft]) -> str:
