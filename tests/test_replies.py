@@ -190,6 +190,7 @@ def test_what_a_finish_reason_says(reason, cut):
         ("No.", ""),
         ("Ich weiß es nicht.", ""),  # known in English alone
         ('{"capital": "Paris"}', ""),
+        ('{"name": "Hamlet", "author": "Shakespeare"}', ""),
     ],
 )
 def test_what_is_no_answer(text, what):

@@ -36,7 +36,7 @@ Think = Annotated[
 ]
 ExtraBody = Annotated[
     str,
-    typer.Option(help="JSON object that requests have beside, as your application's; kept with the answers."),
+    typer.Option(help="JSON object: more fields of each request, as your application sends them."),
 ]
 ThinkingTokens = Annotated[
     int, typer.Option(min=0, help="How much longer an answer may be if the LLM thinks before it.")
@@ -71,7 +71,7 @@ def open_llm(llm: str, model: str | None, concurrency: int, options: RequestOpti
         if model is None:
             raise ConfigurationError("--model is required with a server URL.", hint="--model NAME")
         return _open(model, llm, KEY, concurrency, options)
-    if options.body and not _PROVIDER.fullmatch(llm):
+    if options.facts and not _PROVIDER.fullmatch(llm):
         raise ConfigurationError("A local model takes neither --think nor --extra-body.", hint="--llm URL")
     return _open(llm, "", KEY, concurrency, options)
 

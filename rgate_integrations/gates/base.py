@@ -299,14 +299,14 @@ class ScoreSpec(EvidenceSpec[Score]):
         return found
 
 
-def check_answers(drafts: Sequence[Draft]) -> None:
+def check_answers(pieces: Sequence[Any]) -> None:
     """Refuse a draft that is no answer: of what the LLM knows, it says nothing.
 
     Raises:
         NoAnswerError: One is empty, a refusal, or a call of a tool.
     """
-    for draft in drafts:
-        if draft.missing:
+    for draft in pieces:
+        if isinstance(draft, Draft) and draft.missing:
             raise no_answer(draft.missing, thinking=draft.is_cut_off)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.runtime.files import json_line
 
 Think: TypeAlias = Literal["off", "low", "as-is"]
 """How much an LLM thinks before it answers; ``"as-is"`` asks for nothing."""
@@ -65,8 +67,16 @@ class RequestOptions:
 
     @property
     def body(self) -> dict[str, Any]:
-        """The fields that they add to the body of a request."""
+        """The fields that they add to the body of a request to a server."""
         return {**_THINK[self.think], **self.extra}
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What of them decides an answer, as JSON values; of the extra fields a hash, since one may be a key."""
+        extra = {name: value for name, value in self.extra.items() if name != "base_url"}
+        digest = hashlib.sha256(json_line(extra).encode()).hexdigest()[:16]
+        facts = {"think": self.think, "extra": digest if extra else ""}
+        return {name: value for name, value in facts.items() if value not in ("as-is", "")}
 
 
 class ServerHabits:

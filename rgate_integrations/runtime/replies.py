@@ -40,7 +40,8 @@ _REFUSAL = re.compile(
 _TOOL_CALL = re.compile(
     r"\s*(?:<\|?(?:tool|function)[_▁ ]?calls?|\[TOOL_CALLS\]|<\|python_tag\|>|<｜tool▁calls?▁begin｜>"
     r"|<\|channel\|>commentary to="
-    r'|(?:```\w*\s*)?\[?\s*\{\s*"(?:name|function|tool_calls?)"\s*:)',
+    r'|(?:```\w*\s*)?\[?\s*\{\s*"(?:tool_calls?"|function(?:_call)?"'
+    r'|name"\s*:\s*"[^"]{0,99}"\s*,\s*"(?:arguments|parameters)")\s*:)',
     re.IGNORECASE,
 )
 _READ = 300  # characters that show what a text is

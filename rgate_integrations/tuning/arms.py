@@ -70,8 +70,7 @@ class ModelArm:
             "prompt": self.prompt.hash,
             "tokens": self.tokens,
         }
-        if self.llm.options.body:
-            facts["sent"] = self.llm.options.body
+        facts |= self.llm.options.facts
         if self.index is not None:
             facts |= {"k": self.k, "prompt": ANSWER_WITH_PASSAGES.hash, "index": index_identity(self.index)}
         if self.seed is not None:
