@@ -16,7 +16,7 @@ from rgate_integrations.tuning.ability import measure_ability
 from rgate_integrations.tuning.arms import ModelArm, read_answer
 from rgate_integrations.tuning.questions import read_examples
 from tests.commands import rgate
-from tests.fake_server import Fake
+from tests.fake_server import Fake, answer
 from tests.test_ability_measured import EASY, GOLD, KINDS, flat  # noqa: F401  a fixture
 from tests.tuning_parts import Reader, known, says_what_it_knows, tuned
 
@@ -185,6 +185,20 @@ def test_a_question_about_a_parameter_is_not_taken_for_its_refusal(fake):
     assert Fake.seen[-1][1]["temperature"] == 0.0
 
 
+@pytest.mark.parametrize("refusal", [(500, "slow"), (400, "max_tokens is too large: the context has 99")])
+def test_a_wordy_first_answer_is_kept_where_no_longer_one_can_be_had(fake, refusal):
+    def reply(body):
+        limit = body.get("max_tokens") or body["max_completion_tokens"]
+        return refusal if limit > 64 else answer("It is a long story", reason="length")
+
+    proxy = fake(reply, options=LONG)
+    for _ in range(2):
+        (draft,) = proxy.generate(ANSWER, VALUES, tokens=64)
+        assert (draft.text, draft.thinking_tokens) == ("It is a long story", 0)
+    assert Fake.seen[-1][1]["max_tokens"] == 64
+    assert str(proxy.habits) == ""
+
+
 @pytest.mark.parametrize("extra", ["[1]", "{", '"x"'])
 def test_what_is_no_object_is_no_body(ability, extra):
     assert isinstance(ability(ThinkingServer(None), "--extra-body", extra).exception, ConfigurationError)
@@ -220,7 +234,7 @@ def test_collect_labels_answers_and_nothing_that_was_cut_off(fake, dialect, tmp_
     (file,) = read_examples(
         [collect(ASKED, fake(server, options=LONG), out, judge=fake(server, options=LONG))]
     )
-    assert len(file.examples) == len(ASKED) - 1
+    assert [example.known for example in file.examples] == [True] * (len(ASKED) - 1)  # as the judge says
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert {line["thinking_tokens"] for line in lines} == {120}
     assert "Let me" not in out.read_text()

@@ -86,7 +86,7 @@ class Drafter(ABC, Generic[_Asked]):
         return answers
 
 
-_FINISH_REASONS = ("finish_reason", "stop_reason", "done_reason", "status")
+_FINISH_REASONS = ("finish_reason", "stop_reason", "done_reason", "stopReason", "status")
 
 
 def read_message(message: Any) -> Draft:

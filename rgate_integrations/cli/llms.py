@@ -42,6 +42,7 @@ ThinkingTokens = Annotated[
     int, typer.Option(min=0, help="How much longer an answer may be if the LLM thinks before it.")
 ]
 
+_TOKENS_PER_SECOND = 10  # of the slowest LLM that is waited for
 _PROVIDER = re.compile(r"([a-z][a-z_]+):(.+)")
 
 
@@ -90,7 +91,14 @@ def _open(name: str, url: str, key: str, concurrency: int, options: RequestOptio
         from rgate_integrations.models.served import ServedProxy
 
         api_key = os.environ.get(key) or None
-        return ServedProxy(url, name, api_key=api_key, max_concurrency=concurrency, options=options)
+        return ServedProxy(
+            url,
+            name,
+            api_key=api_key,
+            timeout=60.0 + options.thinking_tokens / _TOKENS_PER_SECOND,
+            max_concurrency=concurrency,
+            options=options,
+        )
     provider = _PROVIDER.fullmatch(name)
     if provider is not None:
         from rgate_integrations.langchain.provider_model import ProviderModel

@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from pydantic import SecretStr
@@ -252,15 +253,19 @@ class ServedProxy(LanguageModel):
         """Send a request; again, with more tokens, if the answer was cut off while the model thought."""
         async with slots:
             longer = bool(self.habits.thinks) and not needs_logprobs
-            completion = await self._adapt(client, path, body, needs_logprobs, longer=longer)
+            ask = partial(self._adapt, client, path, body, needs_logprobs)
+            completion = await ask(self.retries, longer=longer)
             if needs_logprobs:
                 return completion
             if self.habits.is_cut_off(completion[0], longer=longer):
+                is_needed = completion[0].is_cut_off
                 try:
-                    again = await self._adapt(client, path, body, needs_logprobs, longer=True)
-                except ServerError:  # such as a slow one
+                    again = await ask(self.retries if is_needed else 0, longer=True)
+                except (ServerError, EvidenceError):  # such as a slow server, or a short context
+                    if is_needed:
+                        raise
                     again = completion
-                if again[0].thinking_tokens or completion[0].is_cut_off:
+                if again[0].thinking_tokens or is_needed:
                     completion, longer = again, True
             return self.habits.read(completion[0], longer=longer), completion[1]
 
@@ -270,6 +275,7 @@ class ServedProxy(LanguageModel):
         path: str,
         body: dict[str, Any],
         needs_logprobs: bool,
+        retries: int,
         *,
         longer: bool,
     ) -> Completion:
@@ -284,7 +290,7 @@ class ServedProxy(LanguageModel):
         while True:
             sent = self.habits.body(body, without, longer=longer)
             try:
-                completion = await self._post(client, path, sent)
+                completion = await self._post(client, path, sent, retries)
                 break
             except EvidenceError as error:
                 name = self.habits.refused_in(error.message, sent)
@@ -299,7 +305,9 @@ class ServedProxy(LanguageModel):
         self.habits.refused = max(self.habits.refused, refused + named, key=len)
         return completion
 
-    async def _post(self, client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Completion:
+    async def _post(
+        self, client: httpx.AsyncClient, path: str, body: dict[str, Any], retries: int
+    ) -> Completion:
         """Send a request; try again after what may pass.
 
         Raises:
@@ -309,7 +317,7 @@ class ServedProxy(LanguageModel):
         import httpx
 
         trouble, pause = "", 0.0
-        for attempt in range(self.retries + 1):
+        for attempt in range(retries + 1):
             await asyncio.sleep(pause)
             # Of random length, so that callers that failed together do not come back together.
             pause = min(0.5 * 2**attempt, 8.0) * random.uniform(0.5, 1.0)  # noqa: S311  not for cryptography

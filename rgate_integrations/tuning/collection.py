@@ -25,6 +25,7 @@ from rgate_integrations.errors import (
     no_answer,
 )
 from rgate_integrations.models.download import cache_dir
+from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.runtime.files import JsonlLog, json_line, locked
 from rgate_integrations.runtime.records import Record
 from rgate_integrations.tuning.arms import SAMPLE, Arm, ModelArm
@@ -223,8 +224,8 @@ class Answers:
         """Raise an error if no answer of a server has ended: thoughts that the prompt opens look like that."""
         arm = self.arms.get("direct")
         finished = [draft.finished for (name, _), (draft, _) in self._answers.items() if name == "direct"]
-        is_remote = isinstance(arm, ModelArm) and arm.llm.is_remote
-        if is_remote and "direct" in arms and len(finished) >= STOP_IF_CUT_OFF and not any(finished):
+        is_served = isinstance(arm, ModelArm) and isinstance(arm.llm, ServedProxy)
+        if is_served and "direct" in arms and len(finished) >= STOP_IF_CUT_OFF and not any(finished):
             raise NoAnswerError(
                 f"All {len(finished)} answers were cut off: the LLM thinks first, or is wordy.",
                 hint="Switch its thinking off (--think off), and write to another place.",
