@@ -13,6 +13,13 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError
 from rgate_integrations.runtime.records import as_logprob
+from rgate_integrations.runtime.replies import (
+    count_thinking,
+    is_cut,
+    missing_answer,
+    read_reply,
+    split_thoughts,
+)
 from rgate_integrations.runtime.text import encodable
 
 DraftSource = Literal["proxy", "llm", "recorded"]
@@ -73,8 +80,11 @@ class Cost(Frozen):
 class Draft(Frozen):
     """The beginning of an answer: text and, where the source gives them, tokens and their probabilities.
 
+    What an LLM thinks before it answers is no part of it: thoughts in the text, such as ``<think>…</think>``, are
+    taken out, with their tokens.
+
     Attributes:
-        text: The text of the draft, without surrounding white space.
+        text: The text of the draft, without surrounding white space; empty if it was cut off before the answer.
         token_ids: Token ids in the vocabulary of ``model``; empty when the source gives none.
         tokens: The text of each token; empty when the source gives none.
         logprobs: Natural log-probability of each token, each <= 0; None when the source gives none.
@@ -84,6 +94,8 @@ class Draft(Frozen):
         prompt_tokens: Length of the prompt it was written for, in tokens; 0 when unknown.
         response_id: Id of the response that it is the beginning of, where a local LLM keeps its hidden states while
             it is judged; empty otherwise.
+        thinking_tokens: How long the LLM thought before, in tokens, or in words where nobody counts tokens; at least
+            1 if it did, 0 if it did not.
     """
 
     text: Text
@@ -95,6 +107,57 @@ class Draft(Frozen):
     model: Text = ""
     prompt_tokens: int = Field(default=0, ge=0)
     response_id: Text = ""
+    thinking_tokens: int = Field(default=0, ge=0)
+
+    @classmethod
+    def from_message(cls, message: Any, *, usage: Any = None, reason: Any = None, **fields: Any) -> Draft:
+        """Return what an LLM wrote: a message as a server sends it, or an object of a framework.
+
+        Args:
+            message: The message.
+            usage: What was counted for it.
+            reason: Why it ended; whoever does not say may have cut it.
+            **fields: The other fields.
+        """
+        thoughts, answer = read_reply(message)
+        thinking = count_thinking(usage)
+        if thoughts is not None:
+            thinking = thinking or len(thoughts.split()) or 1
+        finished = bool(reason) and not is_cut(reason)
+        return cls(text=answer.strip(), thinking_tokens=thinking, finished=finished, **fields)
+
+    @property
+    def missing(self) -> str:
+        """What it is instead of an answer, such as ``"nothing"`` or ``"a refusal"``; empty if it is an answer."""
+        return missing_answer(self.text)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether it ended before the answer began, as of an LLM that thinks first."""
+        return not self.text and bool(self.thinking_tokens or not (self.finished or self.tokens))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_thoughts(cls, values: Any) -> Any:
+        """Leave the answer alone, of text, tokens and log-probabilities."""
+        if not isinstance(values, dict) or not isinstance(values.get("text"), str):
+            return values
+        thoughts, answer = split_thoughts(values["text"])
+        thinking = values.get("thinking_tokens") or 0
+        if thoughts is None and not thinking and answer == values["text"]:
+            return values
+        tokens = values.get("tokens") or ()
+        start = _answer_start(tokens, answer.strip())
+        if thoughts is not None:
+            thinking = thinking or start or len(thoughts.split()) or 1
+        kept: dict[str, Any] = {}
+        for name in ("tokens", "token_ids", "logprobs"):
+            kept[name] = tuple(values.get(name) or ())[start:]
+        if not kept["tokens"]:  # of the others, nobody knows where the answer begins
+            kept = {"tokens": (), "token_ids": (), "logprobs": None}
+        # What a local LLM keeps is of the thoughts.
+        shown = {"text": answer.strip(), "thinking_tokens": thinking, "response_id": ""}
+        return {**values, **kept, **shown}
 
     @model_validator(mode="after")
     def _same_lengths(self) -> Draft:
@@ -134,6 +197,19 @@ class Draft(Frozen):
                 "finished": False,
             }
         )
+
+
+def _answer_start(tokens: Sequence[str], answer: str) -> int:
+    """Return the index of the token that an answer begins with; their number if it is not made of them."""
+    if not answer or not all(isinstance(token, str) for token in tokens):
+        return len(tokens)
+    start = "".join(tokens).rfind(answer)
+    end = 0
+    for index, token in enumerate(tokens if start >= 0 else ()):
+        end += len(token)
+        if end > start:
+            return index
+    return len(tokens)
 
 
 class Failure(Frozen):

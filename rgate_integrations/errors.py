@@ -38,6 +38,10 @@ class EvidenceError(RGateError):
     """A piece of evidence that a gate needs could not be computed or was not given."""
 
 
+class NoAnswerError(EvidenceError):
+    """What an LLM wrote is no answer: nothing, thoughts alone, a refusal, or a call of a tool."""
+
+
 class ScoreError(RGateError):
     """A gate produced a score that is not a number in [0, 1]."""
 
@@ -92,6 +96,21 @@ class ProfileError(RGateError, ValueError):
 
 class DataFormatError(RGateError, ValueError):
     """A data file has a line that cannot be used; the message names file and line."""
+
+
+def no_answer(what: str, *, thinking: bool = False) -> NoAnswerError:
+    """Build the error for what an LLM wrote instead of an answer.
+
+    Args:
+        what: What that is, such as ``"a refusal"``.
+        thinking: Whether it was cut off before the answer, while it thought.
+    """
+    if thinking:
+        return NoAnswerError(
+            "The LLM was cut off while it thought, before it answered.",
+            hint="Switch its thinking off, or let it write more tokens.",
+        )
+    return NoAnswerError(f"What the LLM wrote is {what}, and no answer.")
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:

@@ -53,7 +53,9 @@ def test_every_command_knows_h_and_a_flag_means_one_thing_in_all():
     # The length of an answer, the model that a gate reads, and a model's name on a server.
     assert "--answer-tokens" in named["collect"] & named["tune"]
     assert "--proxy" in named["train"] & named["decide"]
-    assert {name for name, flags in named.items() if "--model" in flags} == {"ability", "tune"}
+    assert {name for name, flags in named.items() if "--model" in flags} == {"ability", "collect", "tune"}
+    for flag in ("--think", "--thinking-tokens", "--extra-body"):
+        assert {name for name, flags in named.items() if flag in flags} == {"ability", "collect", "tune"}
 
 
 def test_gates_lists_all_with_their_papers():

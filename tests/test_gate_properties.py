@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from rgate_integrations import Decision, Request, list_gates, load_gate
+from rgate_integrations import Decision, Draft, Request, list_gates, load_gate
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
 from rgate_integrations.gates.evidence.base import expand_specs
+from rgate_integrations.gates.evidence.draft import DraftSpec
+from rgate_integrations.gates.evidence.model_outputs import CompletionSpec, SamplesSpec
 from rgate_integrations.gates.folder import save_gate, tuned_files
 from rgate_integrations.gates.registry import gate_class, gate_from_config
 from rgate_integrations.models.base import TargetScores
@@ -74,9 +76,10 @@ def make(folders, monkeypatch):
     monkeypatch.setattr("rgate_integrations.index.embedder.SentenceEmbedder", LettersOfQueries)
 
     def build(case, **behaviour):
-        fixed = "Known(True) because it is." if case == "slimplm-generate" else None
+        if case == "slimplm-generate":
+            behaviour = {"fixed": "Known(True) because it is."} | behaviour
         name, options = VARIANTS.get(case, (case, {}))
-        return load_gate(folders.get(name, name), proxy=ScriptedProxy(fixed, **behaviour), **options)
+        return load_gate(folders.get(name, name), proxy=ScriptedProxy(**behaviour), **options)
 
     return build
 
@@ -136,6 +139,41 @@ class TestEveryGate:
         assert "scripted failure" in decisions[1].reason
         with pytest.raises(RuntimeError, match="scripted failure"):
             decided(gate.with_options(on_error="raise"), [failing])
+
+
+NO_ANSWERS = {
+    "empty": "",
+    "white space": " \n\t ",
+    "thoughts": "<think>The capital of France is Paris, so",
+    "thoughts, closed": "<think>Paris.</think>\n\n",
+    "harmony": "<|channel|>analysis<|message|>They ask for Paris",
+    "refusal": "I'm sorry, but I can’t help with that.",
+    "refusal to know": "I do not know.",
+    "tool call": '<tool_call>{"name": "search", "arguments": {"query": "Paris"}}</tool_call>',
+    "tool call as JSON": '{"name": "search", "parameters": {}}',
+}
+
+
+@pytest.mark.parametrize("text", NO_ANSWERS.values(), ids=NO_ANSWERS)
+@pytest.mark.parametrize("case", CASES)
+def test_no_gate_that_looks_at_answers_skips_on_what_is_no_answer(make, case, text, monkeypatch):
+    """Whether the draft was given, or the model wrote it."""
+    monkeypatch.setattr(
+        ScriptedProxy, "_logprob", lambda self, key, values: -1e-9
+    )  # whatever it is asked, it is sure
+    gate = make(case).with_options(threshold=1e-9)
+    if gate.gate.reads_drafts:
+        for decision in decided(gate, draft=Draft(text=text, tokens=(text,), logprobs=(-0.001,))):
+            assert (decision.retrieve, decision.error.type) == (True, "NoAnswerError")
+    if {DraftSpec, CompletionSpec, SamplesSpec} & set(map(type, expand_specs(gate.gate.specs))):
+        writer = make(case, fixed=text).with_options(threshold=1e-9)
+        assert {(d.retrieve, d.error.type) for d in decided(writer)} == {(True, "NoAnswerError")}
+
+
+def test_a_draft_in_another_language_is_an_answer(make):
+    gate = make("token_probability")
+    for text in ("パリです。", "La capitale est Paris.", "I can't wait to show you: Paris."):
+        assert decided(gate, draft=Draft(text=text, tokens=(text,), logprobs=(-0.1,)))[0].error is None
 
 
 READS_SCORES = ["ik", "slimplm", "adapt", "prompt", "self_eval", "calibrated", "ik-question"]

@@ -111,7 +111,7 @@ def test_boundary_hands_on_the_most_frequent_answer_and_takes_the_papers_thresho
         assert (d.draft.text, d.threshold) == ("Rome", 0.9)
         assert d.p_known == pytest.approx(1 - 0.918296 / most, abs=1e-6)
     silent = gate.with_options(proxy=Answers("", " ", "the")).decide("capital?")
-    assert (silent.retrieve, silent.error.message) == (True, "All 3 sampled answers are empty.")
+    assert (silent.retrieve, silent.error.message) == (True, "None of 3 samples is an answer.")
 
 
 # --- the tokens of a draft --------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_the_probability_of_tokens(options, p):
         [Request("who?", draft=each) for each in (DRAFT, Draft(text="", logprobs=()))]
     )
     assert (found.p_known, found.retrieve) == (pytest.approx(p), True)
-    assert (empty.retrieve, "empty" in empty.reason) == (True, True)
+    assert (empty.retrieve, "no answer" in empty.reason) == (True, True)
 
 
 @pytest.mark.parametrize("logprobs", [(math.nan, -0.1), (-0.1, math.nan)])

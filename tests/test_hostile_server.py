@@ -24,7 +24,8 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, DecisionTimeoutError, EvidenceError, ServerError
 from rgate_integrations.gates.papers.verdicts import IK_QUESTION
 from rgate_integrations.models.bounded_http import LONGEST_BODY
-from rgate_integrations.models.served import ServedProxy, read_completion
+from rgate_integrations.models.completion import read_completion
+from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import ANSWER
 from tests.fake_server import Fake, answer, running
 from tests.test_hostile_files import changed

@@ -93,7 +93,8 @@ def test_without_gold_answers_agreement_stands_in_and_says_so(tmp_path, prior):
     ("direct", "retrieve", "by_words", "by_meaning"),
     [
         ("Paris", "The answer is Paris.", True, True),
-        ("no", "I do not know", False, True),
+        ("no", "I do not see one", False, True),
+        ("I do not know.", "I do not know.", False, False),
         ("", "Paris", False, False),
         ("", "", False, False),
         ("the French capital", "Paris", False, True),

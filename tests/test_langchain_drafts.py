@@ -112,15 +112,24 @@ def test_only_refused_questions_of_a_batch_are_asked_again(call):
     assert llm.seen[-1] == EVERYTHING, "a form that worked for others is one that the model takes"
 
 
+THINKS = AIMessage("", additional_kwargs={"reasoning_content": "Let me see"})
 CALLS_A_TOOL = AIMessage("", tool_calls=[{"name": "search", "args": {}, "id": "1"}])
 
 
-@pytest.mark.parametrize("answer", [TimeoutError("server down"), CALLS_A_TOOL], ids=type)
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (TimeoutError("server down"), "EvidenceError"),
+        (CALLS_A_TOOL, "NoAnswerError"),
+        (THINKS, "NoAnswerError"),
+    ],
+    ids=["fails", "calls a tool", "thinks"],
+)
 @each(INVOKES)
-def test_an_llm_that_writes_nothing_means_no_draft_and_retrieval(call, answer):
+def test_an_llm_that_writes_nothing_means_no_draft_and_retrieval(call, answer, error):
     judge = load_gate("ik", source="recorded", proxy=ScriptedProxy())
     decision = call(RetrievalGate(judge, llm=RunnableLambda(Mock(side_effect=[answer]))), "who?")
-    assert (decision.retrieve, decision.draft, decision.error.type) == (True, None, "EvidenceError")
+    assert (decision.retrieve, decision.draft, decision.error.type) == (True, None, error)
 
 
 def test_drafting_that_breaks_down_retrieves(monkeypatch):

@@ -124,7 +124,7 @@ def test_condense_gets_the_conversation_once_for_the_gate_and_the_arm(call):
 
     def condense(messages, config):
         seen.append(([(m.type, m.text) for m in messages], config["tags"]))
-        return "the unknown?"
+        return "<think>Hamlet is meant.</think>\n\nthe unknown?"
 
     gate = RetrievalGate(judge, condense=RunnableLambda(condense))
     assert call(gate.route(retrieve=ClaimQueryRewriter(gate), direct=gate), TURNS) == ["the unknown?"]
@@ -136,7 +136,7 @@ def test_condense_gets_the_conversation_once_for_the_gate_and_the_arm(call):
 UNCONDENSABLE = [
     (lambda _: 1 / 0, "ZeroDivisionError"),
     (lambda _: 3, "InvalidQuestionError"),
-    (lambda _: " ", "InvalidQuestionError"),
+    (lambda _: "<think>Hamlet is", "InvalidQuestionError"),
 ]
 
 

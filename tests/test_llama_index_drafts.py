@@ -107,16 +107,22 @@ def test_of_a_structured_llm_the_one_inside_drafts(gate, call):
 
 
 class Silent(Writer):
-    """Writes no text."""
+    """Writes no answer."""
+
+    says: str = " \n"
 
     def _whole(self, prompt, options):
-        return CompletionResponse(text=" \n")
+        return CompletionResponse(text=self.says)
 
 
 @both_ways
-def test_an_llm_that_writes_no_text_gives_no_draft(gate, call):
+@pytest.mark.parametrize("says", [" \n", "<think>Let me see"])
+def test_an_llm_that_writes_no_answer_gives_no_draft_and_is_retrieved_for(gate, call, says):
     """Regression: an empty draft was judged, and in LangChain none."""
-    assert asking(gate, Silent(), call, 1) == [None]
+    engine = GatedQueryEngine.from_defaults(Rag(), gate, llm=Silent(says=says), tokens=2)
+    decision = call(engine, "query", "a thing").metadata["rgate"]
+    assert (decision["retrieve"], decision["error"]["type"]) == (True, "NoAnswerError")
+    assert gate.drafts == []
 
 
 # --- what it costs -----------------------------------------------------------------------------------------

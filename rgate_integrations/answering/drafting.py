@@ -8,7 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from rgate_integrations.decision import Draft
+from rgate_integrations.errors import NoAnswerError, no_answer
 from rgate_integrations.runtime.flow import Flow
+from rgate_integrations.runtime.records import choice_logprobs
+from rgate_integrations.runtime.replies import get_field
 from rgate_integrations.runtime.text import redact
 
 _Asked = TypeVar("_Asked")
@@ -49,20 +52,23 @@ class Drafter(ABC, Generic[_Asked]):
     def private_texts(self, asked: _Asked) -> Iterable[object]:
         """Return what an error may quote and the log must not."""
 
-    def write_drafts(self, asked: Sequence[_Asked]) -> Flow[list[Draft | None]]:
-        """Write a draft for each question; None, and a line in the log, where the LLM fails or writes no text."""
-        drafts: list[Draft | None] = []
+    def write_drafts(self, asked: Sequence[_Asked]) -> Flow[list[Draft | NoAnswerError | None]]:
+        """Write a draft for each question; None, and a line in the log, where the LLM fails.
+
+        Where it writes no answer, such as thoughts alone, that is the error, and nothing can be judged.
+        """
+        drafts: list[Draft | NoAnswerError | None] = []
         answers = yield from self._ask_for_less(asked, self.forms)
         for each, answer in zip(asked, answers, strict=True):
-            draft = None
+            draft: Draft | NoAnswerError | None = None
             if isinstance(answer, Exception):
                 problem = redact(answer, *self.private_texts(each))
                 _log.warning("The LLM wrote no draft: %s: %s", type(answer).__name__, problem)
             else:
                 draft = self.read_draft(answer).head(self.tokens)
                 if not draft.text:
-                    _log.warning("The LLM wrote no draft: its answer has no text.")
-                    draft = None
+                    draft = no_answer(draft.missing, thinking=draft.is_cut_off)
+                    _log.warning("The LLM wrote no draft: %s", draft.message)
             drafts.append(draft)
         return drafts
 
@@ -78,6 +84,26 @@ class Drafter(ABC, Generic[_Asked]):
         if is_taken:  # what works for one question of a batch is what the LLM takes
             self.forms = forms
         return answers
+
+
+_FINISH_REASONS = ("finish_reason", "stop_reason", "done_reason", "stopReason", "status")
+
+
+def read_message(message: Any) -> Draft:
+    """Return what a chat model of LangChain answered as the LLM's draft."""
+    metadata = get_field(message, "response_metadata") or {}
+    usage = get_field(message, "usage_metadata") or {}
+    tokens, logprobs = choice_logprobs(metadata)
+    return Draft.from_message(
+        message,
+        usage=usage,
+        reason=next(filter(None, map(metadata.get, _FINISH_REASONS)), None),
+        tokens=tokens,
+        logprobs=logprobs or None,
+        source="llm",
+        model=str(metadata.get("model_name") or metadata.get("model") or ""),
+        prompt_tokens=usage.get("input_tokens", 0),
+    )
 
 
 _REFUSED = frozenset({400, 404, 405, 415, 422, 501})

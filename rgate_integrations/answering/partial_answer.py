@@ -14,11 +14,12 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import EvidenceError, ServerError
 from rgate_integrations.models.streamed_answer import find_answer
 from rgate_integrations.runtime.flow import Call, Flow, Step, arun, run
+from rgate_integrations.runtime.replies import split_thoughts
 
 _log = logging.getLogger("rgate_integrations")
 
-MOST_BUFFERED = 4_096
-"""Chunks that are held back: an LLM that has written no text by then is retrieved for."""
+MOST_SILENT = 32
+"""Chunks without text that are held back: an LLM that has written none by then thinks, and its client hides that."""
 END: Final = object()
 """What a `ChunkStream` gives after the last chunk."""
 
@@ -74,6 +75,7 @@ class PartialAnswer:
         prompt_tokens: Length of what the LLM has read, in tokens; 0 while it does not tell.
         response_id: Id of the response, if a local LLM keeps the states of what it writes.
         kept: What it keeps; held here until the answer is judged.
+        has_thoughts: Whether the LLM sends thoughts beside its answer.
         has_end: True once a finish reason arrives, False while one is expected, None if the provider sends none.
     """
 
@@ -84,6 +86,7 @@ class PartialAnswer:
     prompt_tokens: int = 0
     response_id: str = ""
     kept: object | None = None
+    has_thoughts: bool = False
     has_end: bool | None = None
 
     def set_response(self, response_id: str | None) -> None:
@@ -96,6 +99,11 @@ class PartialAnswer:
     def text(self) -> str:
         """The text so far."""
         return "".join(self.pieces)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the LLM thinks before it answers: the first tokens of that say nothing of the answer."""
+        return self.has_thoughts or bool(split_thoughts(self.text).thoughts)
 
     @property
     def count(self) -> int:
@@ -164,7 +172,9 @@ class BufferedAnswer(ABC):
     def buffer(self, tokens: int) -> Flow[None]:
         """Hold the answer back until so many tokens are written, it ends, fails, or cannot be judged."""
         while not self.ended and self.has_text and self.error is None:
-            if self.partial.count >= tokens or len(self.chunks) >= MOST_BUFFERED:
+            if len(self.chunks) - len(self.partial.pieces) >= MOST_SILENT:
+                self.partial.has_thoughts = True
+            if self.partial.count >= tokens or self.partial.thinks:
                 return
             try:
                 chunk = yield Call(self.source.next, self.source.anext)
@@ -196,7 +206,7 @@ class BufferedAnswer(ABC):
             self.remember(has_logprobs=not worked)
 
     def draft(self) -> Draft | None:
-        """Return what has been written; None where there is no text to judge.
+        """Return what has been written; None where there is no text to judge, or thoughts go before it.
 
         Raises:
             Exception: What the arm raised.
@@ -206,6 +216,8 @@ class BufferedAnswer(ABC):
             return None
         if self.error is not None:
             raise self.error
+        if self.partial.thinks:
+            return None
         if not self.partial.text.strip():
             raise EvidenceError("The direct arm wrote nothing that could be judged.")
         return self.partial.draft(finished=self.ended)

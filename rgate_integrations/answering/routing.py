@@ -18,7 +18,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from rgate_integrations.answering.answer_first import AnswerFirst, settle
@@ -26,10 +26,27 @@ from rgate_integrations.answering.look_first import LookFirst, decide_with_passa
 from rgate_integrations.answering.partial_answer import BufferedAnswer
 from rgate_integrations.decision import Cost, Decision, Draft, PartialAnswerInfo, Request
 from rgate_integrations.engine.decider import Decider, Failed
+from rgate_integrations.errors import no_answer
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.runtime.flow import Call, Flow, Gather, Start, Step, Task, arun, run
+from rgate_integrations.runtime.replies import THINKING_OFF
 
 _log = logging.getLogger("rgate_integrations")
+
+_THINKS = "The LLM thinks before it answers: what it begins with is not judged, and the question decides."
+_NO_TEXT = "The direct arm calls a tool or fills in a form, so the question decides."
+_MEASURED_OFF = "The LLM thinks before it answers; it was measured with its thinking off."
+
+
+@dataclass
+class ArmMemory:
+    """What is remembered of a direct arm from call to call.
+
+    Attributes:
+        thinks: Whether its LLM sends thoughts before an answer: then none is begun.
+    """
+
+    thinks: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,6 +59,7 @@ class Strategy:
         judge: The gate that judges begun answers, as the framework has gates; None without any.
         question_gate: The gate that screens questions before an answer is begun; None begins every answer.
         chooses_corpus: Whether a decision says where to search, so that no search begins before there is one.
+        memory: What is remembered of the direct arm.
     """
 
     answer_first: AnswerFirst | None = None
@@ -49,6 +67,7 @@ class Strategy:
     judge: Any = None
     question_gate: Any = None
     chooses_corpus: bool = False
+    memory: ArmMemory = field(default_factory=ArmMemory, compare=False)
 
     def __bool__(self) -> bool:
         # LangChain writes no field that is false: a plain router can be written and read.
@@ -209,14 +228,19 @@ class RoutedCall(ABC, Generic[_Input]):
         yield from self._wait_for_search()
         if gate is not None:
             self._screening = _milliseconds(self._began)
-        begun = []
+        begun, thinking = [], []
         for each in self.inputs:
             if each.screened is not None:
                 each.outcome = yield from self._settle(each, each.screened, options)
-            if each.outcome is None:
+            if each.outcome is None and each.screened is not None and self.strategy.memory.thinks:
+                info = PartialAnswerInfo(first_look=self._screening)
+                each.outcome = _decide_by_question(each.screened, _THINKS, partial_answer=info)
+                thinking.append(each)
+            elif each.outcome is None:
                 each.answer = self.begin(each)
                 begun.append(each)
-        if options.prefetch and begun and len(self.inputs) == 1:
+        yield from self._compare(thinking)
+        if options.prefetch and self.searching is None and begun and len(self.inputs) == 1:
             yield from self._begin_search(begun)
         if begun:
             yield from self._judge_answers(begun, options.tokens)
@@ -250,13 +274,15 @@ class RoutedCall(ABC, Generic[_Input]):
             except Exception as error:  # any error may come from an arm: the question is retrieved for
                 _log.warning("The direct arm wrote no answer: %s", type(error).__name__)
                 each.draft = error
+            thinks = each.draft is None and each.answer.partial.thinks
+            # Not where tags in the text say so: a question could ask for them.
+            self.strategy.memory.thinks |= thinks and each.answer.partial.has_thoughts
             if each.draft is None and each.screened is not None:
-                reason = "The direct arm calls a tool or fills in a form, so the question decides."
-                reason = f"{each.screened.reason} {reason}".strip()
-                each.outcome = each.screened.model_copy(
-                    update={"reason": reason, "cost": Cost()}
-                )  # counted once
+                reason = _THINKS if thinks else _NO_TEXT
+                each.outcome = _decide_by_question(each.screened, reason, cost=Cost())  # counted once
             else:
+                if thinks:
+                    each.draft = no_answer("thoughts")
                 unjudged.append(each)
         if unjudged:
             judged = yield from self.judge(self.strategy.judge, unjudged)
@@ -395,6 +421,15 @@ class QuestionCall(RoutedCall[RoutedInput]):
             else:
                 items.append(self.request)
         return (yield from gate.flow(items))
+
+
+def _decide_by_question(screened: Decision, reason: str, **changes: Any) -> Decision:
+    """Return what the question alone decides, and why there is no begun answer beside it."""
+    warnings = screened.warnings
+    if reason == _THINKS and THINKING_OFF in screened.llm:
+        warnings = (*warnings, _MEASURED_OFF)
+    changes |= {"reason": f"{screened.reason} {reason}".strip(), "warnings": warnings}
+    return screened.model_copy(update=changes)
 
 
 def _milliseconds(began: float) -> float:

@@ -9,6 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rgate_integrations.cli.index import open_index
+from rgate_integrations.cli.llms import (
+    AnsweringLLM,
+    ExtraBody,
+    Judge,
+    ModelOnServer,
+    Think,
+    ThinkingTokens,
+    open_judge,
+    open_llm,
+    request_options,
+    say_habits,
+)
 from rgate_integrations.cli.terminal import (
     DEFAULT_GATE,
     DEFAULT_LLM,
@@ -21,7 +33,6 @@ from rgate_integrations.cli.terminal import (
     DraftOf,
     GateName,
     IndexFolder,
-    LLMName,
     MaxLossOption,
     PassageCount,
     ProxyName,
@@ -36,42 +47,45 @@ if TYPE_CHECKING:
     from rgate_integrations.engine.decision_engine import DecisionEngine
 
 _SHOWN_GAPS = 20  # questions that no corpus covers
+_CONCURRENCY = 4  # what `collect` asks at a time
 _NOT_WRITTEN = "Nothing was written. Run the same command to start again."
 
 
 def collect(
     questions: Annotated[Path, typer.Option(help="JSONL with question and gold_answers (or answer) a line.")],
     out: Annotated[Path, typer.Option(help="Paired JSONL to write; an existing one is continued.")],
-    llm: LLMName = DEFAULT_LLM,
+    llm: AnsweringLLM = DEFAULT_LLM,
+    model: ModelOnServer = None,
     index: IndexFolder = None,
     closed_book: Annotated[
         bool, typer.Option("--closed-book", help="Ask without retrieval only, as training needs.")
     ] = False,
     k: PassageCount = 3,
     answer_tokens: AnswerTokens = 64,
-    judge: Annotated[
-        str | None,
-        typer.Option(help="A model that judges the answers; without one, gold answers are looked for."),
-    ] = None,
+    judge: Judge = None,
+    think: Think = "as-is",
+    thinking_tokens: ThinkingTokens = 2048,
+    extra_body: ExtraBody = "{}",
 ) -> None:
     """Make paired data: your LLM's answers with and without retrieval. Run again, it goes on where it stopped."""
-    from rgate_integrations.models.local import shared_proxy
     from rgate_integrations.tuning import collect as run
     from rgate_integrations.tuning.questions import read_questions
 
     asked = read_questions(questions, gold=True)
     searched = None if closed_book else open_index(index)
+    answering = open_llm(llm, model, _CONCURRENCY, request_options(think, extra_body, thinking_tokens))
     with Bar(f"asking {llm}", stopped=KEPT_ANSWERS) as bar:
         run(
             asked,
-            shared_proxy(llm),
+            answering,
             out,
             index=searched,
             k=k,
             tokens=answer_tokens,
-            judge=None if judge is None else shared_proxy(judge),
+            judge=open_judge(judge, _CONCURRENCY, thinking_tokens),
             progress=bar.tell,
         )
+    say_habits(answering)
     say(f"{len(asked)} questions were asked. Their answers are in {out}: rgate evaluate --data {out}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,10 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rgate_integrations.cli.index import open_index
+from rgate_integrations.cli.llms import (
+    AnsweringLLM,
+    ExtraBody,
+    Judge,
+    ModelOnServer,
+    Think,
+    ThinkingTokens,
+    open_judge,
+    open_llm,
+    request_options,
+    say_habits,
+)
 from rgate_integrations.cli.terminal import (
     DEFAULT_GATE,
     KEPT_ANSWERS,
-    KEY,
     AnswerTokens,
     Bar,
     BudgetOption,
@@ -34,20 +44,13 @@ from rgate_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rgate_integrations.index.embedder import Embedder
-    from rgate_integrations.models.base import LanguageModel
     from rgate_integrations.tuning.training import TrainingOptions
     from rgate_integrations.tuning.tuner import TuneResult
 
-JUDGE_KEY = "RGATE_JUDGE_API_KEY"
 _LLM = "the LLM of the data"
 _REUSABLE = "No gate was saved. Drafts and sampled answers are kept: the same command uses them."
 _RESUMABLE = "The last complete checkpoint, if any, is kept. Run the same command with --resume."
 
-AnsweringLLM = Annotated[
-    str,
-    typer.Option("--llm", help=f"URL of an OpenAI-compatible server (its key in {KEY}), or a local model."),
-]
-ModelOnServer = Annotated[str | None, typer.Option("--model", help="Name of the model on the server.")]
 Labelling = Annotated[
     Literal["auto", "gold", "judge", "agreement"],
     typer.Option(help="auto: judge with --judge, gold if all have it."),
@@ -65,15 +68,16 @@ def tune(
     max_loss: MaxLossOption = None,
     budget: BudgetOption = None,
     labels: Labelling = "auto",
-    judge: Annotated[
-        str | None, typer.Option(help=f"Model that judges: NAME, or NAME@URL on a server (key: {JUDGE_KEY}).")
-    ] = None,
+    judge: Judge = None,
     max_questions: Annotated[
         int | None, typer.Option(min=1, help="Ask only this many, drawn at random.")
     ] = None,
     concurrency: Concurrency = 4,
     num_samples: Annotated[int, typer.Option(min=0, help="Answers to draw, for soft labels.")] = 0,
     answer_tokens: AnswerTokens = 64,
+    think: Think = "as-is",
+    thinking_tokens: ThinkingTokens = 2048,
+    extra_body: ExtraBody = "{}",
     update: Annotated[bool, typer.Option("--update", help="Add questions to the gate in --out.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the LLM is called.")] = False,
     init_from: Annotated[str, typer.Option(help="Gate to start from.")] = DEFAULT_GATE,
@@ -87,7 +91,7 @@ def tune(
     options = TuneOptions(
         policy=chosen_policy(max_loss, budget),
         labels=labels,
-        judge=None if judge is None else _judge(judge, concurrency),
+        judge=open_judge(judge, concurrency, thinking_tokens),
         max_questions=max_questions,
         embedder=_embedder(),
         concurrency=concurrency,
@@ -95,7 +99,8 @@ def tune(
         init_from=init_from,
         corpus=corpus or None,
     )
-    direct = ModelArm(_answering_llm(llm, model, concurrency), tokens=answer_tokens)
+    answering = open_llm(llm, model, concurrency, request_options(think, extra_body, thinking_tokens))
+    direct = ModelArm(answering, tokens=answer_tokens)
     with Bar("asking the LLM", stopped=KEPT_ANSWERS) as bar:
         result = run(
             questions,
@@ -107,6 +112,7 @@ def tune(
             before=partial(_confirm, bar, llm, judge, yes),
             progress=bar.tell,
         )
+    say_habits(answering)
     _say_result(result)
 
 
@@ -136,37 +142,6 @@ def _confirm(
             say(f"Then their answers are judged by {judge}.", err=True)
         if remaining and not yes:
             typer.confirm("Go on (--yes does not ask)?", abort=True, err=True)
-
-
-def _judge(judge: str, concurrency: int) -> LanguageModel:
-    """Return the model that judges answers: ``NAME``, or ``NAME@URL``."""
-    from rgate_integrations.models.local import shared_proxy
-
-    name, at, address = judge.partition("@http")
-    if not at:
-        return shared_proxy(judge)
-    return _served(f"http{address}", name, JUDGE_KEY, concurrency)
-
-
-def _answering_llm(llm: str, model: str | None, concurrency: int) -> LanguageModel:
-    """Return the LLM of an application: one on a server, whose key comes from the environment, or a local one.
-
-    Raises:
-        ConfigurationError: The name of the model on the server is missing.
-    """
-    from rgate_integrations.models.local import shared_proxy
-
-    if not llm.startswith(("http://", "https://")):
-        return shared_proxy(llm)
-    if model is None:
-        raise ConfigurationError("--model is required with a server URL.", hint="--model NAME")
-    return _served(llm, model, KEY, concurrency)
-
-
-def _served(url: str, model: str, key: str, concurrency: int) -> LanguageModel:
-    from rgate_integrations.models.served import ServedProxy
-
-    return ServedProxy(url, model, api_key=os.environ.get(key) or None, max_concurrency=concurrency)
 
 
 def _embedder() -> Embedder | None:
@@ -295,12 +270,15 @@ def ability(
         Path | None, typer.Option(help="Folder for the ability; ability-MODEL by default.")
     ] = None,
     concurrency: Concurrency = 4,
+    think: Think = "as-is",
+    thinking_tokens: ThinkingTokens = 2048,
+    extra_body: ExtraBody = "{}",
 ) -> None:
     """Ask your LLM 100 short questions, and measure how much it knows. Run again, it goes on where it stopped."""
     from rgate_integrations.tuning.ability import measure_ability
     from rgate_integrations.tuning.arms import ModelArm
 
-    answering = _answering_llm(llm, model, concurrency)
+    answering = open_llm(llm, model, concurrency, request_options(think, extra_body, thinking_tokens))
     plain = re.sub(r"[^\w.]+", "-", answering.name).strip("-.")
     with Bar("reading questions", stopped=KEPT_ANSWERS) as bar:
         measured = measure_ability(
@@ -309,6 +287,7 @@ def ability(
             concurrency=concurrency,
             progress=bar.tell,
         )
+    say_habits(answering)
     _say_failed(measured.failed)
     found, prior = measured.ability, measured.prior
     reach = 1.96 * found.sd
@@ -324,4 +303,7 @@ def ability(
 
 def _say_failed(calls: int) -> None:
     if calls:
-        say(f"{calls} calls failed; the same command asks them again.", fg="yellow")
+        say(
+            f"{calls} calls failed, or were cut off before an answer; the same command asks them again.",
+            fg="yellow",
+        )

@@ -6,14 +6,14 @@ A new gate is one class in one file: parameters, `Gate.specs` and `Gate.score`. 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, PlainSerializer, ValidationError
 
 from rgate_integrations.decision import Cost, Draft, Outcome, Override, Threshold
-from rgate_integrations.errors import ConfigurationError, ModelLoadError, ScoreError
+from rgate_integrations.errors import ConfigurationError, ModelLoadError, ScoreError, no_answer
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece, expand_specs
 from rgate_integrations.models.base import Proxy
@@ -293,8 +293,10 @@ class ScoreSpec(EvidenceSpec[Score]):
                 closer.setdefault(spec, []).append(evidence)
         for spec, some in closer.items():
             context.part(some).find(spec)
+        drafts = [spec for spec in expand_specs(self.gate.specs) if spec.reads_draft]
         for evidence in context.evidence:
             try:
+                check_answers([evidence[spec] for spec in drafts if spec in evidence.pieces])
                 used = evidence.proxies.get(self.gate.proxy) or evidence.proxies.get("")
                 warnings = _check_model(self.gate, used)
                 score = self.gate.score(evidence)
@@ -306,6 +308,17 @@ class ScoreSpec(EvidenceSpec[Score]):
             except Exception as error:  # `score` may be any user's code
                 found.append(error)
         return found
+
+
+def check_answers(pieces: Sequence[Any]) -> None:
+    """Refuse a draft that is no answer: of what the LLM knows, it says nothing.
+
+    Raises:
+        NoAnswerError: One is empty, a refusal, or a call of a tool.
+    """
+    for draft in pieces:
+        if isinstance(draft, Draft) and draft.missing:
+            raise no_answer(draft.missing, thinking=draft.is_cut_off)
 
 
 def _check_model(gate: Gate, used: Proxy | None) -> tuple[str, ...]:

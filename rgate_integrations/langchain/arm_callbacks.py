@@ -30,6 +30,7 @@ from langchain_core.tracers.log_stream import LogStreamCallbackHandler
 from rgate_integrations.answering.partial_answer import BufferedAnswer, PartialAnswer
 from rgate_integrations.runtime.flow import Call, Flow
 from rgate_integrations.runtime.records import choice_logprobs
+from rgate_integrations.runtime.replies import count_thinking, read_reply
 
 # The attribute by which a handler says that it does not want an event; `on_text` has none.
 _IGNORED_BY = {
@@ -203,6 +204,7 @@ class BufferingHandler(BaseCallbackHandler):
             answer.has_end = False
         # Some LLMs tell it with the first chunk, others with the last, which a stopped one never writes.
         usage = getattr(chunk.message, "usage_metadata", None)
+        answer.has_thoughts |= read_reply(chunk.message).thoughts is not None or count_thinking(usage) > 0
         if usage:
             answer.prompt_tokens = max(answer.prompt_tokens, usage["input_tokens"])
 

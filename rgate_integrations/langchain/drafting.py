@@ -11,7 +11,7 @@ from langchain_core.messages import BaseMessage, SystemMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
-from rgate_integrations.answering.drafting import Drafter
+from rgate_integrations.answering.drafting import Drafter, read_message
 from rgate_integrations.decision import Draft, Request
 from rgate_integrations.engine.decider import Failed, read_item
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
@@ -19,7 +19,7 @@ from rgate_integrations.langchain.questions import UserTurn, parse_question
 from rgate_integrations.langchain.runnable import BatchCall, Run
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Flow
-from rgate_integrations.runtime.records import choice_logprobs
+from rgate_integrations.runtime.replies import split_thoughts
 from rgate_integrations.runtime.text import redact
 
 _log = logging.getLogger("rgate_integrations")
@@ -27,8 +27,6 @@ _log = logging.getLogger("rgate_integrations")
 DRAFT_TAG = "rgate_draft"
 CONDENSE_TAG = "rgate_condense"
 NO_STREAM_TAG = "nostream"  # LangGraph keeps the tokens of a run with this tag from its message stream
-
-_CUT = ("length", "max_tokens", "MAX_TOKENS")
 
 
 @dataclass
@@ -95,7 +93,7 @@ def condense_follow_ups(condense: Runnable[Any, Any] | None, calls: Sequence[Gat
         try:
             if isinstance(answer, Exception):
                 raise answer
-            question = parse_question(answer).question
+            question = split_thoughts(parse_question(answer).question).answer.strip()
             if not question.strip():
                 raise InvalidQuestionError("The condensed question is empty.")
         except Exception as error:  # any error may come from the application's runnable
@@ -152,17 +150,7 @@ class ChatDrafter(Drafter[GateCall]):
         """Return a message or a string as a draft."""
         if not isinstance(answer, BaseMessage):
             return Draft(text=str(answer).strip(), source="llm")
-        metadata = answer.response_metadata
-        tokens, logprobs = choice_logprobs(metadata)
-        reason = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
-        return Draft(
-            text=answer.text.strip(),
-            tokens=tokens,
-            logprobs=logprobs or None,
-            finished=bool(reason) and reason not in _CUT,  # who does not say may have been cut
-            source="llm",
-            model=str(metadata.get("model_name") or metadata.get("model") or ""),
-        )
+        return read_message(answer)
 
     def private_texts(self, asked: GateCall) -> list[object]:
         """Return the question and the turns before it."""

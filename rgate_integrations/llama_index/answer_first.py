@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -30,6 +30,7 @@ from rgate_integrations.answering.partial_answer import END, BufferedAnswer, Chu
 from rgate_integrations.llama_index.decider import copy_bundle
 from rgate_integrations.runtime.flow import Flow
 from rgate_integrations.runtime.records import TokenLogprobs, read_logprobs
+from rgate_integrations.runtime.replies import get_field, read_reply
 
 
 class EngineAnswer(BufferedAnswer):
@@ -131,16 +132,20 @@ class EngineStream(ChunkStream):
             return
         answer = self._answer
         raw = response.raw
-        choices = _of(raw, "choices")
+        choices = get_field(raw, "choices")
         choice = choices[0] if isinstance(choices, Sequence) and choices else None
-        answer.set_response(_of(raw, "id"))
+        for part in (get_field(response, "message"), get_field(choice, "delta")):
+            answer.has_thoughts |= read_reply(part).thoughts is not None
+        answer.set_response(get_field(raw, "id"))
         tokens, logprobs = _logprobs(response, choice)
         answer.tokens += tokens
         answer.logprobs += logprobs
-        read = _of(_of(raw, "usage"), "prompt_tokens") or response.additional_kwargs.get("prompt_tokens")
+        read = get_field(get_field(raw, "usage"), "prompt_tokens") or response.additional_kwargs.get(
+            "prompt_tokens"
+        )
         answer.prompt_tokens = max(answer.prompt_tokens, read or 0)
         if choice is not None and not answer.has_end:  # OpenAI's API ends with a finish reason
-            answer.has_end = _of(choice, "finish_reason") is not None
+            answer.has_end = get_field(choice, "finish_reason") is not None
 
     @contextmanager
     def _install_listener(self) -> Iterator[None]:
@@ -202,17 +207,15 @@ def _logprobs(response: Any, choice: Any) -> TokenLogprobs:
     """Read the tokens of a streamed response, as LlamaIndex has them or else as the server gave them."""
     # Each position is a list: the token that was written first, then those that were likely too.
     entries: Any = [position[0] for position in response.logprobs or [] if position]
-    logprobs = _of(choice, "logprobs")
+    logprobs = get_field(choice, "logprobs")
     if not entries:
-        entries = _of(logprobs, "content")
+        entries = get_field(logprobs, "content")
     if not entries:  # completions have parallel lists
-        pairs = zip(_of(logprobs, "tokens") or [], _of(logprobs, "token_logprobs") or [], strict=False)
+        pairs = zip(
+            get_field(logprobs, "tokens") or [], get_field(logprobs, "token_logprobs") or [], strict=False
+        )
         entries = [{"token": token, "logprob": value} for token, value in pairs]
     return read_logprobs(entries)
-
-
-def _of(thing: Any, name: str) -> Any:
-    return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
 
 
 def with_logprobs(llm: LLM) -> LLM | None:

@@ -23,7 +23,7 @@ from llama_index.core.schema import QueryBundle, QueryType
 from llama_index_instrumentation import get_dispatcher
 
 from rgate_integrations.decision import Decision, Draft, Request, valid_threshold
-from rgate_integrations.engine.decider import BoundDecision, read_item
+from rgate_integrations.engine.decider import BoundDecision, Failed, read_item
 from rgate_integrations.engine.loading import DEFAULT_GATES, GateOptions, resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
@@ -154,11 +154,15 @@ class QueryDecider:
         written: list[Draft] = []
         if self.drafter is not None and isinstance(item, Request):
             inherited = self.inherited(bundle)
-            draft = None if inherited is None else inherited.decision.draft
-            if draft is None or draft.source != "llm":  # else this LLM has written it for the request already
+            draft: Draft | Exception | None = None if inherited is None else inherited.decision.draft
+            # Else this LLM has written it for the request already.
+            if not isinstance(draft, Draft) or draft.source != "llm":
                 (draft,) = yield from self.drafter.write_drafts([item.question])
-                written = [] if draft is None else [draft]
-            item = replace(item, draft=draft)
+                written = [draft] if isinstance(draft, Draft) else []
+            if isinstance(draft, Exception):
+                item = Failed(draft, item.question, item.threshold)
+            else:
+                item = replace(item, draft=draft)
         (decision,) = yield from self.gate.flow([item])
         return decision.model_copy(update={"cost": decision.cost + generation_cost(written)})
 

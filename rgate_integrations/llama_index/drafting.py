@@ -15,6 +15,7 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.flow import Call, Flow
 from rgate_integrations.runtime.records import read_logprobs
+from rgate_integrations.runtime.replies import get_field
 
 DRAFT_TAG = "rgate_draft"
 """In the ``tags`` of every LlamaIndex event of a drafting call: what the LLM writes there is not the answer."""
@@ -54,15 +55,14 @@ class LLMDrafter(Drafter[str]):
 
     def read_draft(self, answer: ChatResponse | CompletionResponse) -> Draft:
         """Return a response as a draft."""
-        text = answer.text if isinstance(answer, CompletionResponse) else answer.message.content
         # Each position is a list: the token that was written first, then those that were likely too.
         written = [position[0] for position in answer.logprobs or [] if position]
         tokens, logprobs = read_logprobs(written)
-        return Draft(
-            text=(text or "").strip(),
+        return Draft.from_message(
+            answer if isinstance(answer, CompletionResponse) else answer.message,
+            usage=get_field(answer.raw, "usage"),
             tokens=tokens,
             logprobs=logprobs or None,
-            finished=False,
             source="llm",
             model=self.llm.metadata.model_name,
         )

@@ -11,12 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers, middle_layers
+from rgate_integrations.models.request_options import RequestOptions, ServerHabits
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.segments import Segmented
@@ -131,7 +132,17 @@ class Scores(Proxy):
 
 
 class LanguageModel(Generates, Scores):
-    """A model that writes and scores."""
+    """A model that writes and scores.
+
+    Attributes:
+        is_remote: Whether it is asked over a network: one question a call, and judged by what it writes.
+        options: How it is asked beyond prompts and lengths.
+        habits: What was found out about it by asking, if that is remembered.
+    """
+
+    is_remote: ClassVar[bool] = False
+    options: RequestOptions = RequestOptions()
+    habits: ServerHabits | None = None
 
 
 class HasStates(Proxy):

@@ -1,7 +1,4 @@
-"""Proxy models behind an OpenAI-compatible server that gives log-probabilities: vLLM, SGLang, llama.cpp.
-
-What a server answers comes in either of OpenAI's two shapes. Whatever it is, it is data or refused.
-"""
+"""Proxy models behind an OpenAI-compatible server that gives log-probabilities: vLLM, SGLang, llama.cpp."""
 
 from __future__ import annotations
 
@@ -11,7 +8,8 @@ import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from pydantic import SecretStr
 
@@ -19,19 +17,13 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError, ServerError
 from rgate_integrations.models.base import LanguageModel, TargetScores, Values
 from rgate_integrations.models.bounded_http import Answer, make_client, request, run_requests
+from rgate_integrations.models.completion import Completion, read_completion
 from rgate_integrations.models.credentials import read_credentials
+from rgate_integrations.models.request_options import RequestOptions, ServerHabits
 from rgate_integrations.prompts import PromptTemplate, without_control_tokens
-from rgate_integrations.runtime.files import parse_json
-from rgate_integrations.runtime.records import read_logprobs
 
 if TYPE_CHECKING:
     import httpx
-
-Completion: TypeAlias = tuple[Draft, Mapping[str, float]]
-"""What a server wrote, and the tokens that were likeliest in the first place, with their log-probabilities.
-
-The draft has tokens if the server gives log-probabilities; there may be no likeliest ones.
-"""
 
 _Request: TypeAlias = tuple[str, dict[str, Any]]  # path and body
 _BUSY = {408, 429, 500, 502, 503, 504}
@@ -41,58 +33,13 @@ _QUOTED = 300  # characters of a server's own words in an error
 _CHARACTERS_PER_TOKEN = 4  # for cutting texts: the server's tokenizer is not asked
 
 
-def read_completion(body: bytes, model: str = "") -> Completion | None:
-    """Read the body of a response.
-
-    Args:
-        body: The body.
-        model: Name of the model that wrote it.
-
-    Returns:
-        What the server wrote, or None if it is not what OpenAI's API answers. There is no error to chain: it would
-        quote the body, and a body may quote the key.
-    """
-    try:
-        answer = parse_json(body)
-        choice = answer["choices"][0]
-        message = choice.get("message")
-        text = choice["text"] if message is None else message.get("content") or ""
-        entries, likeliest = _logprob_entries(choice.get("logprobs") or {})
-        tokens, logprobs = read_logprobs(entries)
-        usage = answer.get("usage") or {}
-        draft = Draft(
-            text=text.strip(),
-            tokens=tokens,
-            logprobs=logprobs or None,
-            finished=choice.get("finish_reason") == "stop",
-            source="proxy",
-            model=model,
-            prompt_tokens=max(int(usage.get("prompt_tokens") or 0), 0),
-        )
-        return draft, dict(zip(*read_logprobs(likeliest), strict=True))
-    except (AttributeError, LookupError, OverflowError, TypeError, ValueError):
-        return None
-
-
-def _logprob_entries(given: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Return the tokens, and the likeliest in place of the first: objects with ``token`` and ``logprob`` each."""
-    if given.get("content"):  # chat completions
-        return given["content"], given["content"][0].get("top_logprobs") or []
-    # Completions: parallel lists, and the likeliest as a mapping. A text's very first token has no probability.
-    tokens, likeliest = [], []
-    for token, logprob in zip(given.get("tokens") or (), given.get("token_logprobs") or (), strict=False):
-        tokens.append({"token": token, "logprob": logprob or 0.0})
-    tops = given.get("top_logprobs") or [None]
-    for token, logprob in (tops[0] or {}).items():
-        likeliest.append({"token": token, "logprob": logprob})
-    return tokens, likeliest
-
-
 class ServedProxy(LanguageModel):
     """A model on a server, asked over HTTP. For gates that judge by text and probabilities; probes cannot use it.
 
-    ``generate`` and ``sample`` are chat completions, or completions for raw prompts, with log-probabilities; a server
-    that refuses requests for these is asked without. An adapter is the server's name of it (vLLM:
+    ``generate`` and ``sample`` are chat completions, or completions for raw prompts, with log-probabilities. What a
+    server refuses is not sent again: ``max_tokens`` becomes ``max_completion_tokens``, and log-probabilities,
+    temperature and the like are left out. An answer is what follows the model's thoughts; one that is cut off before
+    is empty. An adapter is the server's name of it (vLLM:
     ``--lora-modules``). ``score`` asks for one token with the 20 likeliest: targets are compared by their first token
     after their common prefix, which the assistant's turn begins with. A target that is not among the 20 gets an upper
     bound of its probability: the smaller of the least likely of the 20 and what all 20 together leave over. Where
@@ -107,6 +54,7 @@ class ServedProxy(LanguageModel):
         timeout: Of one request and its whole answer, in seconds, however slowly it comes.
         retries: How often a request is tried again after 408, 429, 5xx or a lost connection, with back-off.
         max_concurrency: Requests at a time; a server batches what comes together.
+        options: What requests have beside, as the application sends them, and how long the model may think.
 
     Raises:
         ConfigurationError: The URL cannot be used, the key cannot be sent, both a key and a login were given, or a
@@ -121,6 +69,9 @@ class ServedProxy(LanguageModel):
         >>> gate = load_gate("ik", proxy=proxy)
     """
 
+    is_remote: ClassVar[bool] = True
+    habits: ServerHabits
+
     def __init__(
         self,
         url: str,
@@ -130,6 +81,7 @@ class ServedProxy(LanguageModel):
         timeout: float = 60.0,
         retries: int = 3,
         max_concurrency: int = 16,
+        options: RequestOptions = RequestOptions(),  # noqa: B008  it is frozen
     ) -> None:
         # Infinity is no deadline, and NaN is above nothing.
         if not 0 < timeout < math.inf or retries < 0 or max_concurrency < 1:
@@ -142,7 +94,8 @@ class ServedProxy(LanguageModel):
         self.timeout = timeout
         self.retries = retries
         self.max_concurrency = max_concurrency
-        self._refuses_logprobs = False
+        self.options = options
+        self.habits = ServerHabits(options)
 
     def __repr__(self) -> str:
         return f"ServedProxy({self.url!r}, {self.name!r})"
@@ -297,24 +250,64 @@ class ServedProxy(LanguageModel):
         body: dict[str, Any],
         needs_logprobs: bool,
     ) -> Completion:
-        """Send a request; without log-probabilities, if the server refuses them and they are not needed."""
+        """Send a request; again, with more tokens, if the answer was cut off while the model thought."""
         async with slots:
-            refusal = ""
-            if needs_logprobs or not self._refuses_logprobs:
+            longer = bool(self.habits.thinks) and not needs_logprobs
+            ask = partial(self._adapt, client, path, body, needs_logprobs)
+            completion = await ask(self.retries, longer=longer)
+            if needs_logprobs:
+                return completion
+            if self.habits.is_cut_off(completion[0], longer=longer):
+                is_needed = completion[0].is_cut_off
                 try:
-                    return await self._post(client, path, body)
-                except EvidenceError as error:
-                    if needs_logprobs:
+                    again = await ask(self.retries if is_needed else 0, longer=True)
+                except (ServerError, EvidenceError):  # such as a slow server, or a short context
+                    if is_needed:
                         raise
-                    refusal = error.message
-            without = dict(body)
-            del without["logprobs"]
-            completion = await self._post(client, path, without)
-            # Remembered only where the server named them: another reason may be gone with the next request.
-            self._refuses_logprobs |= "logprob" in refusal
-            return completion
+                    again = completion
+                if again[0].thinking_tokens or is_needed:
+                    completion, longer = again, True
+            return self.habits.read(completion[0], longer=longer), completion[1]
 
-    async def _post(self, client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Completion:
+    async def _adapt(
+        self,
+        client: httpx.AsyncClient,
+        path: str,
+        body: dict[str, Any],
+        needs_logprobs: bool,
+        retries: int,
+        *,
+        longer: bool,
+    ) -> Completion:
+        """Send a request; without what the server refuses, which is then remembered.
+
+        Raises:
+            EvidenceError: It refuses something else, or the log-probabilities that are needed.
+        """
+        refused = list(self.habits.refused)
+        without = [name for name in refused if name != "logprobs" or not needs_logprobs]
+        named: list[str] = []
+        while True:
+            sent = self.habits.body(body, without, longer=longer)
+            try:
+                completion = await self._post(client, path, sent, retries)
+                break
+            except EvidenceError as error:
+                name = self.habits.refused_in(error.message, sent)
+                if name:
+                    named.append(name)
+                elif "logprobs" in sent:  # for another reason, which may be gone with the next request
+                    name = "logprobs"
+                if not name or (name == "logprobs" and needs_logprobs):
+                    raise
+                without.append(name)
+        # Only now: what was refused for another reason is no habit.
+        self.habits.refused = max(self.habits.refused, refused + named, key=len)
+        return completion
+
+    async def _post(
+        self, client: httpx.AsyncClient, path: str, body: dict[str, Any], retries: int
+    ) -> Completion:
         """Send a request; try again after what may pass.
 
         Raises:
@@ -324,7 +317,7 @@ class ServedProxy(LanguageModel):
         import httpx
 
         trouble, pause = "", 0.0
-        for attempt in range(self.retries + 1):
+        for attempt in range(retries + 1):
             await asyncio.sleep(pause)
             # Of random length, so that callers that failed together do not come back together.
             pause = min(0.5 * 2**attempt, 8.0) * random.uniform(0.5, 1.0)  # noqa: S311  not for cryptography

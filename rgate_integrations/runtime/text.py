@@ -7,7 +7,8 @@ import string
 from collections.abc import Sequence
 from urllib.parse import unquote
 
-from rgate_integrations.errors import EvidenceError
+from rgate_integrations.errors import NoAnswerError
+from rgate_integrations.runtime.replies import missing_answer
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -76,14 +77,14 @@ def redact(message: object, *private: object) -> str:
 def comparable(answers: Sequence[str]) -> list[str]:
     """Normalise answers that will be compared with each other.
 
-    Each empty answer is made different from all others: two LLM samples that say nothing do not agree.
+    What is no answer is made different from all others: two LLM samples that say nothing, or refuse, do not agree.
 
     Raises:
-        EvidenceError: No answer says anything.
+        NoAnswerError: None is an answer.
     """
-    texts = [normalise(a) for a in answers]
+    texts = ["" if missing_answer(answer) else normalise(answer) for answer in answers]
     if not any(texts):
-        raise EvidenceError(f"All {len(texts)} sampled answers are empty.")
+        raise NoAnswerError(f"None of {len(texts)} samples is an answer.")
     return [text or f"\0{i}" for i, text in enumerate(texts)]
 
 

@@ -20,6 +20,7 @@ from rgate_integrations.models.bounded_http import make_client
 from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.runtime.files import parse_json
 from rgate_integrations.runtime.records import read_logprobs
+from rgate_integrations.runtime.replies import read_reply
 from rgate_integrations.runtime.text import encodable
 from rgate_integrations.serving.wire import problem
 
@@ -228,6 +229,7 @@ class UpstreamAnswer(BufferedAnswer):
             delta = choice["delta"]
             if delta.get("tool_calls") or delta.get("function_call"):
                 return False
+            self.partial.has_thoughts |= read_reply(delta).thoughts is not None
             text = delta.get("content")
             if isinstance(text, str) and text:
                 self.partial.pieces.append(text)

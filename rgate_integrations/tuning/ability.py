@@ -18,7 +18,7 @@ from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.runtime.files import SHIPPED, check_replaceable, locked
 from rgate_integrations.runtime.records import read_records
 from rgate_integrations.runtime.text import is_correct
-from rgate_integrations.tuning.arms import Arm
+from rgate_integrations.tuning.arms import Arm, describe_thinking
 from rgate_integrations.tuning.collection import Answers, Progress, answers_file, no_progress
 from rgate_integrations.tuning.fitting import ridge_logistic
 from rgate_integrations.tuning.questions import Question
@@ -75,6 +75,7 @@ def measure_ability(
         ConfigurationError: ``out`` is something else than a measured ability, or the answers are from elsewhere.
         DataFormatError: Too few questions were answered.
         ServerError: The LLM could not be asked.
+        NoAnswerError: Its answers were cut off while it thought.
         LockedError: Another process is measuring there.
     """
     folder = Path(out)
@@ -95,9 +96,10 @@ def measure_ability(
         asks_fact = ~np.isnan(easiness)
         prior, _ = resolve_ability(arm.name)
         prior = replace(prior, llm=arm.name, sd=max(prior.sd, _LEAST_SD))
+        thinking = describe_thinking(arm, [each.direct for each in answered])
         ability = replace(
             estimate_ability(prior, easiness[asks_fact], slope, right[asks_fact].astype(np.float64)),
-            source=f"measured: {sum(right)} of {len(answered)} anchor questions answered rightly",
+            source=f"measured: {sum(right)} of {len(answered)} anchor questions answered rightly{thinking}",
         )
         return AbilityEstimate(ability, prior, failed, save_measured(ability, folder))
 

@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from rgate_integrations.answering.answers import write_answers
+from rgate_integrations.answering.drafting import read_message
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.index.retriever import Retriever, index_identity
 from rgate_integrations.models.base import LanguageModel
-from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, PromptTemplate
-from rgate_integrations.runtime.records import choice_logprobs
+from rgate_integrations.runtime.replies import THINKING_OFF, get_field
 from rgate_integrations.tuning.questions import Question
 
 TEMPERATURE = 1.0
@@ -57,9 +59,7 @@ class ModelArm:
     @property
     def batch(self) -> int:
         """A server makes its own batches."""
-        if isinstance(self.llm, ServedProxy):
-            return 1
-        return 16
+        return 1 if self.llm.is_remote else 16
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -70,6 +70,7 @@ class ModelArm:
             "prompt": self.prompt.hash,
             "tokens": self.tokens,
         }
+        facts |= self.llm.options.facts
         if self.index is not None:
             facts |= {"k": self.k, "prompt": ANSWER_WITH_PASSAGES.hash, "index": index_identity(self.index)}
         if self.seed is not None:
@@ -176,26 +177,30 @@ def read_answer(answer: Any) -> Draft:
     """
     if isinstance(answer, Draft):
         return answer
-    text = _text(answer)
-    if text is None:
+    reply = _find_reply(answer)
+    if reply is None:
         raise EvidenceError(f"An answer of type {type(answer).__name__} has no text.")
-    tokens, logprobs = choice_logprobs(getattr(answer, "response_metadata", None))
-    usage = getattr(answer, "usage_metadata", None) or {}
-    return Draft(
-        text=text.strip(),
-        tokens=tokens,
-        logprobs=logprobs or None,
-        source="llm",
-        prompt_tokens=usage.get("input_tokens", 0),
-    )
+    return Draft(text=reply.strip(), source="llm") if isinstance(reply, str) else read_message(reply)
 
 
-def _text(answer: Any) -> str | None:
-    """Return the text of an answer: itself, or that of the attribute or key where frameworks put it."""
-    if answer is None or isinstance(answer, str):
+def _find_reply(answer: Any) -> Any:
+    """Return the text of an answer, or the message of a chat model, wherever frameworks put it; None without any."""
+    if (
+        answer is None
+        or isinstance(answer, str)
+        or isinstance(get_field(answer, "response_metadata"), Mapping)
+    ):
         return answer
     for name in _TEXTS:
-        text = _text(answer.get(name) if isinstance(answer, Mapping) else getattr(answer, name, None))
-        if text is not None:
-            return text
+        reply = _find_reply(get_field(answer, name))
+        if reply is not None:
+            return reply
     return None
+
+
+def describe_thinking(arm: Arm, drafts: Sequence[Draft]) -> str:
+    """Return how much an LLM thought before its answers, to stand behind its name; empty where it is as ever."""
+    tokens = [draft.thinking_tokens for draft in drafts]
+    if any(tokens):
+        return f", thinking first ({np.median(tokens):.0f} tokens)"
+    return f", {THINKING_OFF}" if isinstance(arm, ModelArm) and arm.llm.options.think == "off" else ""

@@ -17,11 +17,18 @@ from time import perf_counter
 from typing import Any, TypeAlias
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import ConfigurationError, DataFormatError, ServerError
+from rgate_integrations.errors import (
+    ConfigurationError,
+    DataFormatError,
+    NoAnswerError,
+    ServerError,
+    no_answer,
+)
 from rgate_integrations.models.download import cache_dir
+from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.runtime.files import JsonlLog, json_line, locked
 from rgate_integrations.runtime.records import Record
-from rgate_integrations.tuning.arms import SAMPLE, Arm
+from rgate_integrations.tuning.arms import SAMPLE, Arm, ModelArm
 from rgate_integrations.tuning.questions import Question
 
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -32,6 +39,9 @@ ArmName: TypeAlias = str
 
 STOP_AFTER = 10
 """Failures in a row, of one kind of arm, after which asking stops."""
+
+STOP_IF_CUT_OFF = 3
+"""Answers that are cut off before they begin, of one kind of arm that has given none, after which asking stops."""
 
 _Job: TypeAlias = tuple[int, ArmName, list[Question]]
 _Outcome: TypeAlias = tuple[Draft | Exception, float]
@@ -103,14 +113,16 @@ class Answers:
         """Add what answers; a later run may ask for samples, or for a judge.
 
         Raises:
-            ConfigurationError: Another arm of that name gave the answers in the file.
+            ConfigurationError: Another arm of that name gave answers in the file.
         """
         for name, arm in arms.items():
             facts = dict(arm.facts)
-            if name not in self._made_with:
+            if self._made_with.get(name) == facts:
+                continue
+            if name not in self._made_with or not any(arm == name for arm, _ in self._answers):
                 self._made_with[name] = facts
                 self._log.append([{"made_with": {name: facts}}])
-            elif self._made_with[name] != facts:
+            else:
                 raise ConfigurationError(
                     f"The answers in {str(self.path)!r} were made with {self._made_with[name]}; now it is {facts}.",
                     hint="Write to another place: mixed answers would train a wrong gate.",
@@ -158,7 +170,8 @@ class Answers:
     ) -> int:
         """Ask what is missing, and return how many calls failed. A failure is kept as one, and the others go on.
 
-        The first call is made alone: a server that cannot be used at all is found by one call.
+        An answer that is cut off before it begins is a failure, and neither right nor wrong. The first call is made
+        alone: a server that cannot be used at all is found by one call.
 
         Args:
             questions: The questions.
@@ -169,6 +182,7 @@ class Answers:
 
         Raises:
             ServerError: The server cannot be used, ten calls in a row failed, or all did; what was answered is kept.
+            NoAnswerError: Three answers were cut off before they began, and there is none of that kind of arm.
             WriteError: An answer could not be kept, such as on a full disk.
         """
         if arms is None:  # results do not depend on whose answer came first
@@ -176,15 +190,11 @@ class Answers:
             for question in (*questions, *known.values()):
                 self._remember(question)
             arms = list(self.arms)
-        jobs: list[_Job] = []
-        for name in arms:
-            missing, batch = self.missing(questions, name), self.arms[name].batch
-            for start in range(0, len(missing), batch):
-                jobs.append((start, name, missing[start : start + batch]))
-        jobs.sort(key=lambda job: job[0])  # the arms of a question close to each other
+        jobs = self._jobs(questions, arms)
         total = sum(len(some) for *_, some in jobs)
         done = failures = 0
         in_a_row: Counter[str] = Counter()
+        cut_off: Counter[str] = Counter()
         for arm, question, outcome, seconds in self._outcomes(jobs, concurrency):
             line = _line(arm, question, outcome, seconds)
             # On disk first: what was paid for survives a kill before the next line.
@@ -198,13 +208,45 @@ class Answers:
                 continue
             failures += 1
             in_a_row[kind] += 1
+            cut_off[kind] += isinstance(outcome, NoAnswerError)
+            if cut_off[kind] == STOP_IF_CUT_OFF:
+                self._check_answered(kind)
             unusable = done == 1 and isinstance(outcome, ServerError)
             if unusable or in_a_row[kind] == STOP_AFTER or failures == total:
                 raise ServerError(
                     f"Giving up after {failures} failed calls, the last with: {line['error']}",
                     hint=f"What was answered is kept in {str(self.path)!r}: repair it, and run the same again.",
                 )
+        self._check_finished(arms)
         return failures
+
+    def _check_finished(self, arms: Sequence[ArmName]) -> None:
+        """Raise an error if no answer of a server has ended: thoughts that the prompt opens look like that."""
+        arm = self.arms.get("direct")
+        finished = [draft.finished for (name, _), (draft, _) in self._answers.items() if name == "direct"]
+        is_served = isinstance(arm, ModelArm) and isinstance(arm.llm, ServedProxy)
+        if is_served and "direct" in arms and len(finished) >= STOP_IF_CUT_OFF and not any(finished):
+            raise NoAnswerError(
+                f"All {len(finished)} answers were cut off: the LLM thinks first, or is wordy.",
+                hint="Switch its thinking off (--think off), and write to another place.",
+            )
+
+    def _check_answered(self, kind: str) -> None:
+        """Raise an error for arms that have given no answer yet: all were cut off."""
+        if not any(kind_of(name) == kind for name, _ in self._answers):
+            raise NoAnswerError(
+                f"{STOP_IF_CUT_OFF} answers were cut off before they began: the LLM thinks first.",
+                hint="Switch its thinking off (--think off), or give it more tokens (--thinking-tokens).",
+            )
+
+    def _jobs(self, questions: Sequence[Question], arms: Sequence[ArmName]) -> list[_Job]:
+        """Return the calls that are left to make, those of one question close to each other."""
+        jobs: list[_Job] = []
+        for name in arms:
+            missing, batch = self.missing(questions, name), self.arms[name].batch
+            for start in range(0, len(missing), batch):
+                jobs.append((start, name, missing[start : start + batch]))
+        return sorted(jobs, key=lambda job: job[0])
 
     def _outcomes(
         self, jobs: Sequence[_Job], concurrency: int
@@ -235,7 +277,10 @@ class Answers:
                 return [(error, 0.0)]
             return [self._answer(arm, [question])[0] for question in some]
         seconds = (perf_counter() - start) / len(some)
-        return [(draft, seconds) for draft in drafts]
+        outcomes: list[_Outcome] = []
+        for draft in drafts:
+            outcomes.append((no_answer("nothing", thinking=True) if draft.is_cut_off else draft, seconds))
+        return outcomes
 
     def _remember(self, question: Question) -> None:
         known = self._questions.get(question.key)

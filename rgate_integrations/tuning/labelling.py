@@ -16,10 +16,10 @@ from rgate_integrations.gates.papers.verdicts import ik_score
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.models.base import LanguageModel
-from rgate_integrations.models.served import ServedProxy
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.runtime.files import json_line, locked, write_atomically
+from rgate_integrations.runtime.replies import missing_answer
 from rgate_integrations.runtime.text import contains_answer, is_correct, normalise
 from rgate_integrations.tuning.arms import Arm, ModelArm
 from rgate_integrations.tuning.collection import (
@@ -54,16 +54,6 @@ SAME_MEANING = 0.96
 """Cosine similarity from which on two answers say the same."""
 
 _VERDICT = re.compile(r"^\W*(yes|no)\b", re.IGNORECASE)
-
-_REFUSALS = (
-    "i do not know",
-    "i don't know",
-    "i cannot",
-    "i can't",
-    "i am not able",
-    "i'm not able",
-    "as an ai",
-)
 
 _SHORT = 12  # words: a text that is no longer is compared as an answer, not as a paragraph
 
@@ -195,11 +185,11 @@ def _right(
 def agrees(text: str, other: str, embedder: Embedder | None) -> bool:
     """Return whether two answers say the same.
 
-    They do if one contains the other, both normalised and word by word, or if their embeddings are near. An answer of
-    nothing agrees with none.
+    They do if one contains the other, both normalised and word by word, or if their embeddings are near. What is no
+    answer agrees with none.
     """
     short, long = sorted((normalise(text), normalise(other)), key=len)
-    if not short:
+    if not short or missing_answer(text) or missing_answer(other):
         return False
     if len(short.split()) <= _SHORT and contains_answer(long, short):
         return True
@@ -214,7 +204,7 @@ def agrees(text: str, other: str, embedder: Embedder | None) -> bool:
 class JudgeArm(ModelArm):
     """A judge as an arm, so that its verdicts are kept as answers are (IK, section 3.1).
 
-    A local model judges by its Yes and No logits, binarised at 0.5; a served one by what it writes.
+    A local model judges by its Yes and No logits, binarised at 0.5; a remote one by what it writes.
 
     Attributes:
         judged: The answer to each question, by `Question.key`.
@@ -228,7 +218,7 @@ class JudgeArm(ModelArm):
         for question in questions:
             gold = "; ".join(question.gold)
             values.append({"question": question.text, "gold": gold, "answer": self.judged[question.key]})
-        if isinstance(self.llm, ServedProxy):
+        if self.llm.is_remote:
             return self.llm.generate(self.prompt, values, tokens=self.tokens)
         found = []
         for scores in self.llm.score(self.prompt, values, ("Yes", "No")):
@@ -247,8 +237,8 @@ def ask_judge(
 ) -> Verdicts:
     """Let a model judge every answer to a question with gold answers, and keep what it says.
 
-    Refusals ("I do not know", or nothing at all) count as wrong and are not sent to the judge. A reply that is
-    neither Yes nor No, and a request that fails, gives no verdict.
+    Refusals ("I do not know"), nothing at all and calls of tools count as wrong and are not sent to the judge. A
+    reply that is neither Yes nor No, and a request that fails, gives no verdict.
 
     Args:
         answers: The answers; verdicts are kept in the same file.
@@ -269,7 +259,7 @@ def ask_judge(
         name = f"judge {judge.name} of {arm}"
         # It is asked for a word, and may say a few.
         answers.add({name: JudgeArm(judge, tokens=8, prompt=JUDGE, judged=judged)})
-        asked = [each.question for each in answered if not refuses(judged.get(each.question.key, ""))]
+        asked = [each.question for each in answered if not missing_answer(judged.get(each.question.key, ""))]
         answers.ask(asked, arms=[name], concurrency=concurrency, what=f"judging {arm}", progress=progress)
         for key in judged:
             verdicts[arm, key] = False
@@ -277,12 +267,6 @@ def ask_judge(
             reply = answers.answer_of(question, name)
             verdicts[arm, question.key] = None if reply is None else verdict(reply.text)
     return verdicts
-
-
-def refuses(answer: str) -> bool:
-    """Whether an answer is a refusal, such as "I do not know", or nothing at all."""
-    text = answer.strip().lower()
-    return not text or text.startswith(_REFUSALS)
 
 
 def verdict(reply: str) -> bool | None:
@@ -327,6 +311,7 @@ def collect(
         ConfigurationError: Earlier answers were made otherwise, such as by another LLM.
         DataFormatError: A question has no gold answers, or ``out`` holds something else.
         ServerError: The LLM could not be asked.
+        NoAnswerError: Its answers were cut off while it thought.
         LockedError: Another process is writing to the file.
         WriteError: A file could not be written, such as on a full disk; what was answered is kept.
     """
@@ -364,6 +349,8 @@ def _record(answered: Answered, llm: str, verdicts: Verdicts) -> dict[str, Any]:
         "closed_book_text": answered.direct.text,
         "closed_book_logprobs": answered.direct.logprobs,
     }
+    if answered.direct.thinking_tokens:
+        record["thinking_tokens"] = answered.direct.thinking_tokens
     for arm, column in (("direct", "closed_book"), ("retrieve", "rag")):
         if arm in answered.answers:
             text = answered.answers[arm].text

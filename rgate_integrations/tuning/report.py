@@ -154,8 +154,8 @@ def mean_tokens(answered: Sequence[Answered], retrieved: BoolArray, begun: int =
 
 
 def _length(answer: Draft) -> float:
-    """Return how many tokens an answer has; about that, where the server lists none."""
-    return len(answer.tokens) or len(answer.text) / 4  # characters a token
+    """Return how many tokens an answer has, with its thoughts; about that, where the server lists none."""
+    return answer.thinking_tokens + (len(answer.tokens) or len(answer.text) / 4)  # characters a token
 
 
 def write_page(

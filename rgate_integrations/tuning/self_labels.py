@@ -8,11 +8,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal, get_args
 
+from rgate_integrations.errors import NoAnswerError
 from rgate_integrations.gates.papers.boundary import certainty
 from rgate_integrations.models.base import LanguageModel
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 from rgate_integrations.runtime.records import read_records
-from rgate_integrations.runtime.text import comparable, is_correct, normalise
+from rgate_integrations.runtime.text import comparable, is_correct
 from rgate_integrations.tuning.arms import ModelArm, sampling_arms
 from rgate_integrations.tuning.collection import Progress, cached_answers, no_progress
 from rgate_integrations.tuning.questions import DataFile, Question, read_examples
@@ -89,8 +90,10 @@ def sampled_accuracy(samples: Sequence[str], gold: Sequence[str]) -> float:
 def sampled_certainty(samples: Sequence[str]) -> float:
     """Return C = 1 - H / H_max of sampled answers (KBM, equations 1 and 2): the certainty label, in [0, 1].
 
-    Where all samples are empty, nothing is known: 0.
+    Where none is an answer, nothing is known: 0.
     """
-    if not any(map(normalise, samples)):
+    try:
+        texts = comparable(samples)
+    except NoAnswerError:
         return 0.0
-    return certainty(list(Counter(comparable(samples)).values()))
+    return certainty(list(Counter(texts).values()))

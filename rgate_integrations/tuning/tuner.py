@@ -17,7 +17,7 @@ from rgate_integrations.gates.folder import CARD, read_gate, read_prior, tuned_f
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import LanguageModel, Proxy
 from rgate_integrations.runtime.files import existing_folder, locked, write_folder
-from rgate_integrations.tuning.arms import Arm, as_arm, sampling_arms
+from rgate_integrations.tuning.arms import Arm, as_arm, describe_thinking, sampling_arms
 from rgate_integrations.tuning.calibration import MaxLoss, Policy
 from rgate_integrations.tuning.collection import Answers, ArmName, Progress, answers_file, no_progress
 from rgate_integrations.tuning.fitting import (
@@ -148,6 +148,7 @@ def tune(
         DataFormatError: There is no question, or too few or too equal labels.
         ModelLoadError: The prior is neither heads nor a probe, or cannot be read.
         ServerError: An LLM could not be asked.
+        NoAnswerError: Answers were cut off while the LLM thought.
         WriteError: A disk is full; what was answered is kept.
         LockedError: Another process is tuning there.
     """
@@ -204,7 +205,8 @@ def _fit_and_write(
         progress=progress,
     )
     check_learnable(labels)
-    llm = answers.arms["direct"].name
+    direct = answers.arms["direct"]
+    llm = direct.name + describe_thinking(direct, [each.direct for each in labels.answered])
     gate = load_gate(options.init_from, proxy=options.proxy, corpus=options.corpus)
     readings = read_questions_with(gate, [each.question.text for each in labels.answered], progress)
     facts: dict[str, Any] = {"prior": options.init_from, "failed": failed}

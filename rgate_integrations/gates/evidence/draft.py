@@ -86,6 +86,7 @@ def generation_cost(drafts: Sequence[Draft]) -> Cost:
     cost = Cost()
     for draft in drafts:
         written = len(draft.tokens) or len(draft.text.split())  # where the LLM gives no tokens
+        written += draft.thinking_tokens
         cost += Cost(model_calls=1, tokens_in=draft.prompt_tokens, tokens_out=written)
     return cost
 

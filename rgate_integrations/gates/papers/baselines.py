@@ -222,17 +222,15 @@ class TokenProbabilityGate(Gate):
         """Score by the statistic of the token probabilities.
 
         Raises:
-            EvidenceError: The draft is empty, or its source gives no log-probabilities.
+            EvidenceError: The draft's source gives no log-probabilities.
         """
         draft = evidence[self.specs[0]]
         logprobs = draft.logprobs
-        if logprobs is None:
+        if not logprobs:
             raise EvidenceError(
                 "The draft has no log-probabilities, which this gate reads.",
                 hint="Ask its writer for them (LangChain: logprobs=True), or use a gate that judges text.",
             )
-        if not logprobs:
-            raise EvidenceError("The draft is empty, so it has no token probabilities.")
         statistics = {
             "min": (min(logprobs), "weakest token"),
             "mean": (sum(logprobs) / len(logprobs), "average token"),

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rgate_integrations.decision import DraftSource
 from rgate_integrations.errors import ScoreError
-from rgate_integrations.gates.base import GateInfo, Score, Specs
+from rgate_integrations.gates.base import GateInfo, Score, Specs, check_answers
 from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.evidence.draft import DraftSpec
 from rgate_integrations.gates.evidence.model_outputs import CompletionSpec, TargetsSpec
@@ -231,11 +231,16 @@ class AdaptGate(AdapterGate):
         )
 
     def score(self, evidence: Evidence) -> Score:
-        """Score by the probability of not asking for context."""
+        """Score by the probability of not asking for context.
+
+        Raises:
+            NoAnswerError: The model neither answers nor asks for context.
+        """
         targets, response = self.specs
         answer = evidence[response]
         if RET in answer.text:
             return Score(0.0, "The model asked for context: it answered <RET>.")
+        check_answers([answer])
         p_ret = math.exp(evidence[targets][0])
         return Score(1 - p_ret, f"The model asks for context with probability {p_ret:.2g}.", answer)
 

@@ -1,0 +1,160 @@
+"""What an LLM sends back: its thoughts, the answer that follows them, and whether that is an answer at all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+_OPENING = re.compile(
+    r"\s*(?:<\|start\|>assistant)?(?:<(?:seed:)?think(?:ing)?>|<thought>|<reasoning>|\[THINK\]|◁think▷|<\|START_THINKING\|>"
+    r"|<\|channel\|>(?:analysis|commentary)[^<]{0,99}<\|message\|>|<\|channel>thought|(?-i:analysis(?=[A-Z])))",
+    re.IGNORECASE,
+)
+_FINAL = (
+    r"◁/think▷|<\|END_THINKING\|>(?:<\|START_RESPONSE\|>)?"
+    r"|(?:<\|end\|>)?(?:<\|start\|>assistant)?<\|channel\|>final[^<]{0,99}<\|message\|>"
+)
+_CLOSING = re.compile(
+    rf"</(?:seed:)?think(?:ing)?>|</thought>|</reasoning>|\[/THINK\]|<channel\|>|assistantfinal|{_FINAL}",
+    re.IGNORECASE,
+)
+# Of a tag that the prompt has opened, only the end is written. In quotes it is what the answer is about.
+_CLOSING_ALONE = re.compile(rf"(?<![`'\"])</think>|{_FINAL}", re.IGNORECASE)
+_TURN_END = re.compile(r"(?:<\|(?:return|end|END_RESPONSE)\|>)+\s*\Z")
+
+THINKING_OFF = "thinking off"
+"""Behind the name of an LLM that was measured so."""
+
+_THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
+_THOUGHT_TYPES = frozenset(("reasoning", "thinking", "redacted_thinking", "reasoning_content", "thought"))
+_CUT = frozenset(("length", "max_tokens", "max_output_tokens", "incomplete", "model_length"))
+
+_SORRY = r"(?:(?:i am|i'm) (?:very |so |really )?sorry|sorry|i apologi[sz]e|unfortunately)\b[^a-z]*(?:but )?"
+_REFUSAL = re.compile(
+    rf"\W*(?:{_SORRY})?(?:as an ai\b|i have no (?:idea|information|knowledge|record)|i'm (?:unable|not able)\b"
+    r"|i (?:do not|don't|cannot|can't|can not|could not|couldn't|am unable|am not able|won't)"
+    r"(?= ?(?:know|have (?:any |access|enough|information|that|the|specific)|help|assist|answer|provide|find|comply"
+    r"|share|determine|identify|confirm|recall|access|tell you|say|to |[.,!]|$)))"
+)
+_TOOL_CALL = re.compile(
+    r"\s*(?:<\|?(?:tool|function)[_▁ ]?calls?|\[TOOL_CALLS\]|<\|python_tag\|>|<｜tool▁calls?▁begin｜>"
+    r"|<\|channel\|>commentary to="
+    r'|(?:```\w*\s*)?\[?\s*\{\s*"(?:tool_calls?"|function(?:_call)?"'
+    r'|name"\s*:\s*"[^"]{0,99}"\s*,\s*"(?:arguments|parameters)")\s*:)',
+    re.IGNORECASE,
+)
+_READ = 300  # characters that show what a text is
+
+
+class Reply(NamedTuple):
+    """What an LLM sent back.
+
+    Attributes:
+        thoughts: What it thought, as far as it shows that; None if it did not think.
+        answer: What follows; empty while it still thinks.
+    """
+
+    thoughts: str | None
+    answer: str
+
+
+def split_thoughts(text: str) -> Reply:
+    """Split a text at the tags that set an LLM's thoughts apart, such as ``<think>`` and harmony's channels.
+
+    >>> split_thoughts("<think>Easy.</think> Paris")
+    Reply(thoughts='Easy.', answer=' Paris')
+    >>> split_thoughts("<think>The capital")
+    Reply(thoughts='The capital', answer='')
+    """
+    thoughts: list[str] = []
+    end = 0
+    while (opening := _OPENING.match(text, end)) or not end:
+        start = opening.end() if opening else 0
+        closing = (_CLOSING if opening else _CLOSING_ALONE).search(text, start)
+        if closing is None:
+            if opening is None:
+                return Reply(None, text)
+            thoughts.append(text[start:])
+            end = len(text)
+            break
+        thoughts.append(text[start : closing.start()])
+        end = closing.end()
+    thought = "".join(thoughts).strip()
+    return Reply(thought or (None if end < len(text) else ""), _TURN_END.sub("", text[end:]))
+
+
+def read_reply(message: Any) -> Reply:
+    """Read a message, or a part of a streamed one: JSON as servers send it, or an object of a framework.
+
+    Thoughts are known by where they are: a field beside the content (``reasoning_content``, ``reasoning``,
+    ``thinking``), or a block of the content (OpenAI's Responses, Anthropic, Gemini, LangChain, LlamaIndex). Those in
+    the text are left to `split_thoughts`.
+    """
+    content = get_field(message, "content")
+    if not content:
+        content = get_field(message, "text")
+    blocks = get_field(message, "blocks") or content
+    thoughts: list[str] = []
+    answers: list[str] = []
+    for holder in (message, get_field(message, "additional_kwargs")):
+        value = next(filter(None, (get_field(holder, name) for name in _THOUGHT_FIELDS)), None)
+        if value:
+            thoughts.append("".join(_texts(value)))
+    for block in [blocks] if isinstance(blocks, str) else blocks or ():
+        kind = get_field(block, "type") or get_field(block, "block_type")
+        if kind in _THOUGHT_TYPES or get_field(block, "thought") is True:
+            thoughts.append("".join(_texts(block)))
+        elif isinstance(block, str):
+            answers.append(block)
+        else:
+            answers += [each for each in (get_field(block, "text"),) if isinstance(each, str)]
+    return Reply("".join(thoughts) if thoughts else None, "".join(answers))
+
+
+def _texts(value: Any) -> Iterable[str]:
+    """Yield the texts of thoughts, however they are nested: text, summaries, content."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Sequence):
+        for each in value:
+            yield from _texts(each)
+    else:
+        for name in ("text", "summary", *_THOUGHT_FIELDS, "content"):
+            yield from _texts(get_field(value, name) or ())
+
+
+def get_field(thing: Any, name: str) -> Any:
+    """Return a key of a mapping, or an attribute of an object; None without it."""
+    return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
+
+
+def count_thinking(usage: Any) -> int:
+    """Return how many tokens of thoughts an API counted, in the shape of OpenAI's, SGLang's or LangChain's usage."""
+    counts = [
+        get_field(usage, "reasoning_tokens"),
+        get_field(get_field(usage, "output_token_details"), "reasoning"),
+    ]
+    for name in ("completion_tokens_details", "output_tokens_details"):
+        counts.append(get_field(get_field(usage, name), "reasoning_tokens"))
+    return max([count for count in counts if isinstance(count, int)], default=0)
+
+
+def is_cut(reason: object) -> bool:
+    """Whether a finish reason says that an answer was cut off at its maximum length."""
+    return str(reason).rpartition(".")[2].lower() in _CUT
+
+
+def missing_answer(text: str) -> str:
+    """Return what a text is instead of an answer: nothing, a call of a tool, or a refusal; empty if it is an answer.
+
+    Refusals are known in English alone.
+
+    >>> missing_answer("I'm sorry, but I cannot help with that."), missing_answer("I can't wait to see Rome.")
+    ('a refusal', '')
+    """
+    if not text.strip():
+        return "nothing"
+    if _TOOL_CALL.match(text):
+        return "a call of a tool"
+    return "a refusal" if _REFUSAL.match(text[:_READ].lower().replace("’", "'")) else ""

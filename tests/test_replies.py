@@ -1,0 +1,197 @@
+"""Where thoughts end and the answer begins, in every dialect; the answer's tokens; and what is no answer."""
+
+import math
+
+import pytest
+from langchain_core.messages import AIMessage
+from llama_index.core.base.llms.types import ChatMessage, TextBlock, ThinkingBlock
+
+from rgate_integrations import Draft
+from rgate_integrations.runtime.replies import is_cut, missing_answer, split_thoughts
+
+THOUGHT = "The capital of France is easy."
+TAGS = {
+    "think": f"<think>\n{THOUGHT}\n</think>\n\n",
+    "opened by the prompt": f"{THOUGHT}\n</think>\n\n",
+    "in capitals": f"<Thinking>{THOUGHT}</Thinking>",
+    "Mistral": f"[THINK]{THOUGHT}[/THINK]",
+    "Seed": f"<seed:think>{THOUGHT}</seed:think>",
+    "Kimi": f"◁think▷{THOUGHT}◁/think▷",
+    "Command A": f"<|START_THINKING|>{THOUGHT}<|END_THINKING|><|START_RESPONSE|>",
+    "harmony": f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant<|channel|>final<|message|>",
+    "harmony without its tags": f"analysis{THOUGHT}assistantfinal",
+    "Gemma": f"<|channel>thought\n{THOUGHT}<channel|>",
+    "twice": f"<think>{THOUGHT}</think>\n<think>Sure.</think>",
+}
+
+
+@pytest.mark.parametrize("tags", TAGS.values(), ids=TAGS)
+def test_tags_in_the_text_set_thoughts_apart_also_while_they_are_written(tags):
+    draft = Draft(text=f"{tags}Paris.", finished=True)
+    assert (draft.text, draft.missing) == ("Paris.", "")
+    assert draft.thinking_tokens >= 6
+    for end in range(
+        tags.index("easy") if not tags.startswith("The") else len(tags), tags.index("easy.") + 5
+    ):
+        cut = Draft(text=tags[:end], finished=False)
+        assert (cut.text, cut.missing, cut.thinking_tokens > 0) == ("", "nothing", True), tags[:end]
+    assert Draft.model_validate_json(draft.model_dump_json()) == draft
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The tag `</think>` ends it.",
+        "I think that it is <think>.",
+        "Analysis of it: Paris",
+        "Paris <|channel|>",
+        "",
+        "<thin",
+        "no thinking",
+    ],
+)
+def test_an_answer_that_is_about_tags_is_an_answer(text):
+    assert split_thoughts(text) == (None, text)
+    assert Draft(text=text) == Draft.model_construct(**{**Draft(text="").__dict__, "text": text})
+
+
+def test_empty_thoughts_are_none():
+    """As of a template whose thinking is off."""
+    draft = Draft(text="<think>\n\n</think>\n\nParis", finished=True)
+    assert (draft.text, draft.thinking_tokens) == ("Paris", 0)
+
+
+def test_hostile_tags_take_no_time():
+    assert split_thoughts("<think>" * 50_000).answer == ""
+    assert split_thoughts("<think></think>" * 50_000) == ("", "")
+    assert split_thoughts("<|channel|>final" * 50_000).thoughts is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text", "kept"),
+    [
+        (["<think>", "Paris", "?", "</think>", "\n\n", "Pa", "ris"], None, ["Pa", "ris"]),
+        (["<think>", "Paris", "?"], None, []),
+        (["Hm", ".", "\n\n", "Paris", "<|im_end|>"], "Paris", ["Paris", "<|im_end|>"]),
+        (["Hm", "."], "Paris", []),  # they are not the answer's
+    ],
+)
+def test_tokens_and_log_probabilities_are_those_of_the_answer(tokens, text, kept):
+    logprobs = [-0.1 * number for number in range(len(tokens))]
+    shown = text is not None
+    draft = Draft(
+        text=text if shown else "".join(tokens),
+        tokens=tokens,
+        token_ids=range(len(tokens)),
+        logprobs=logprobs,
+        thinking_tokens=3 * shown,
+        response_id="x",
+    )
+    start = len(tokens) - len(kept)
+    assert draft.tokens == tuple(kept)
+    assert draft.logprobs == (tuple(logprobs[start:]) if kept else None)
+    assert draft.token_ids == tuple(range(start, len(tokens)))
+    assert draft.thinking_tokens == (3 if shown else len(tokens) - len(kept))
+    assert draft.response_id == ""
+
+
+SUMMARY = {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": THOUGHT}]}
+USAGE = {"output_token_details": {"reasoning": 20}}
+DIALECTS = {
+    # message with the answer in place of X, usage, how long it thought
+    "vLLM, SGLang, llama.cpp": ({"content": "X", "reasoning_content": THOUGHT}, {"completion_tokens": 9}, 6),
+    "vLLM's new name": ({"content": "X", "reasoning": THOUGHT}, None, 6),
+    "OpenAI's chat": ({"content": "X"}, {"completion_tokens_details": {"reasoning_tokens": 20}}, 20),
+    "SGLang's count": ({"content": "X"}, {"reasoning_tokens": 20}, 20),
+    "Ollama": ({"content": "X", "thinking": THOUGHT}, None, 6),
+    "OpenAI's Responses": (AIMessage([SUMMARY, {"type": "text", "text": "X"}]), USAGE, 20),
+    "Responses, without a summary": (
+        AIMessage([{**SUMMARY, "summary": []}, {"type": "text", "text": "X"}]),
+        {},
+        1,
+    ),
+    "Anthropic": (
+        AIMessage(
+            [{"type": "thinking", "thinking": THOUGHT, "signature": "s"}, {"type": "text", "text": "X"}]
+        ),
+        None,
+        6,
+    ),
+    "Anthropic, redacted": (
+        AIMessage([{"type": "redacted_thinking", "data": "EmwK"}, {"type": "text", "text": "X"}]),
+        None,
+        1,
+    ),
+    "Gemini": (
+        AIMessage([{"type": "thinking", "thinking": THOUGHT}, {"type": "text", "text": "X"}]),
+        USAGE,
+        20,
+    ),
+    "Gemini's parts": ({"content": [{"text": THOUGHT, "thought": True}, {"text": "X"}]}, None, 6),
+    "LangChain": (AIMessage("X", additional_kwargs={"reasoning_content": THOUGHT}), None, 6),
+    "LangChain's blocks": (AIMessage([{"type": "reasoning", "reasoning": THOUGHT}, "X"]), None, 6),
+    "LlamaIndex": (ChatMessage(blocks=[ThinkingBlock(content=THOUGHT), TextBlock(text="X")]), None, 6),
+    "LlamaIndex's Ollama": (ChatMessage("X", additional_kwargs={"thinking": THOUGHT}), None, 6),
+}
+
+
+def emptied(message):
+    """The same message, cut off before its answer."""
+    if isinstance(message, dict):
+        content = message["content"]
+        return {**message, "content": None if isinstance(content, str) else content[:1]}
+    if isinstance(message, ChatMessage):
+        return ChatMessage(blocks=message.blocks[:-1], additional_kwargs=message.additional_kwargs)
+    content = "" if isinstance(message.content, str) else message.content[:1]
+    return message.model_copy(update={"content": content})
+
+
+@pytest.mark.parametrize(("message", "usage", "thinking"), DIALECTS.values(), ids=DIALECTS)
+def test_thoughts_beside_the_answer_are_told_in_every_dialect(message, usage, thinking):
+    draft = Draft.from_message(message, usage=usage, reason="stop", source="llm")
+    assert (draft.text, draft.thinking_tokens, draft.finished, draft.missing) == ("X", thinking, True, "")
+    cut = Draft.from_message(emptied(message), usage=usage, reason="max_tokens")
+    assert (cut.text, cut.thinking_tokens, cut.finished, cut.missing) == ("", thinking, False, "nothing")
+
+
+@pytest.mark.parametrize(
+    "message", [AIMessage("X"), {"content": "X"}, {"text": "X"}, ChatMessage("X"), AIMessage(["X"])]
+)
+def test_an_answer_without_thoughts_has_none(message):
+    draft = Draft.from_message(message, usage={"completion_tokens_details": {"reasoning_tokens": 0}})
+    assert (draft.text, draft.thinking_tokens, draft.finished) == ("X", 0, False)
+
+
+@pytest.mark.parametrize(
+    ("reason", "cut"),
+    [("length", True), ("MAX_TOKENS", True), ("FinishReason.MAX_TOKENS", True), ("incomplete", True)]
+    + [(reason, False) for reason in ("stop", "end_turn", "STOP", "completed", None, math.nan)],
+)
+def test_what_a_finish_reason_says(reason, cut):
+    assert is_cut(reason) is cut
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("  \n", "nothing"),
+        ("I don’t know who that is.", "a refusal"),
+        ("Sorry, but I can't help with that.", "a refusal"),
+        ("I'm very sorry, I do not have access to your files.", "a refusal"),
+        ("Unfortunately, I am unable to answer.", "a refusal"),
+        ("As an AI language model, I have no opinion.", "a refusal"),
+        ("I have no information about it.", "a refusal"),
+        ('```json\n{"name": "search", "arguments": {}}', "a call of a tool"),
+        ("[TOOL_CALLS][{", "a call of a tool"),
+        ("<|channel|>commentary to=functions.search <|constrain|>json<|message|>{", "a call of a tool"),
+        ("I don't think that it was Paris; it was Lyon.", ""),
+        ("I cannot recommend a better book than Hamlet.", ""),
+        ("I'm sorry to hear that. Restart it.", ""),
+        ("No.", ""),
+        ("Ich weiß es nicht.", ""),  # known in English alone
+        ('{"capital": "Paris"}', ""),
+        ('{"name": "Hamlet", "author": "Shakespeare"}', ""),
+    ],
+)
+def test_what_is_no_answer(text, what):
+    assert missing_answer(text) == what
