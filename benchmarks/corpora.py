@@ -342,7 +342,8 @@ def show_libraries() -> None:
 def read_licences() -> list[str]:
     """Return paragraphs of the licences of installed packages."""
     found: dict[str, None] = {}
-    for file in sorted(Path(np.__file__).parents[1].glob("*.dist-info/**/LICENSE*")):
+    files = Path(np.__file__).parents[1].glob("*.dist-info/**/LICENSE*")
+    for file in sorted(filter(Path.is_file, files)):
         for paragraph in file.read_text(encoding="utf-8", errors="replace").split("\n\n"):
             if len(paragraph) > 100:
                 found[" ".join(paragraph.split())] = None
