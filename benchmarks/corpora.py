@@ -291,7 +291,7 @@ def show_sources(domains: Sequence[Domain], profiles: dict[str, list[CorpusProfi
     for domain in domains:
         for half, (_, questions) in enumerate(domain.halves):
             all_profiles = [profiles[other.name][half % len(profiles[other.name])] for other in domains]
-            near = np.stack([each.nearness(_vectors(questions)) for each in [*all_profiles, *more.values()]])
+            near = np.stack([each.closeness(_vectors(questions)) for each in [*all_profiles, *more.values()]])
             order = near.argsort(axis=0)[::-1]
             right = domains.index(domain)
             first += (order[0] == right).sum()
@@ -307,7 +307,7 @@ def show_sources(domains: Sequence[Domain], profiles: dict[str, list[CorpusProfi
     for _ in range(200):
         for profile in six:
             profile.p_covered(vector, ["How is it covered?"])
-            profile.nearness(vector)
+            profile.closeness(vector)
     print(
         f"six corpora of {len(largest.codes):,} passages: {(time.perf_counter() - began) * 5:.2f} ms a decision"
     )
@@ -328,7 +328,7 @@ def show_libraries() -> None:
         profiles.append(CorpusProfile.from_texts(chosen, name))
     first = second = 0
     for right, asked in enumerate(questions.values()):
-        near = np.stack([each.nearness(_vectors(asked)) for each in profiles])
+        near = np.stack([each.closeness(_vectors(asked)) for each in profiles])
         order = near.argsort(axis=0)[::-1]
         first += (order[0] == right).sum()
         second += (order[:2] == right).any(axis=0).sum()
@@ -342,7 +342,8 @@ def show_libraries() -> None:
 def read_licences() -> list[str]:
     """Return paragraphs of the licences of installed packages."""
     found: dict[str, None] = {}
-    for file in sorted(Path(np.__file__).parents[1].glob("*.dist-info/**/LICENSE*")):
+    files = Path(np.__file__).parents[1].glob("*.dist-info/**/LICENSE*")
+    for file in sorted(filter(Path.is_file, files)):
         for paragraph in file.read_text(encoding="utf-8", errors="replace").split("\n\n"):
             if len(paragraph) > 100:
                 found[" ".join(paragraph.split())] = None

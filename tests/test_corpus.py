@@ -18,6 +18,7 @@ from rgate_integrations.corpus.searching import as_search, collect_passages, rea
 from rgate_integrations.corpus.terms import Terms, find_terms
 from rgate_integrations.errors import ConfigurationError, ProfileError
 from rgate_integrations.gates.corpus import CorpusGate
+from rgate_integrations.gates.heads import HeadsGate
 from tests.commands import printed, rgate
 
 LOGGER = [
@@ -315,7 +316,7 @@ def covering(p, name="docs", near=0.5, about=True):
     """A profile that covers everything with a probability."""
     profile = CorpusProfile(name, np.ones((1, 256), np.int8), Terms((), frozenset()), 0.0, 0.2)
     object.__setattr__(profile, "p_covered", lambda vectors, texts: np.full(len(texts), p))
-    object.__setattr__(profile, "nearness", lambda vectors: np.full(len(vectors), near))
+    object.__setattr__(profile, "closeness", lambda vectors: np.full(len(vectors), near))
     profile.__dict__["about_something"] = about
     return profile
 
@@ -345,6 +346,13 @@ def test_the_table_of_decisions(p_covered, p_known, options, retrieve, outcome):
     assert (decision.retrieve, decision.outcome) == (retrieve, outcome)
     assert decision.p_covered == p_covered
     assert decision.corpus == ("docs" if retrieve else None)
+
+
+@pytest.mark.model
+def test_the_threshold_of_a_call_says_what_is_known():
+    gate = load_gate(Says(p=0.7), corpus=covering(0.1), when_uncovered="direct", on_error="raise")
+    outcomes = [gate.decide("How is the widget made?", threshold=each).outcome for each in (0.6, 0.8)]
+    assert outcomes == [None, "direct"]
 
 
 @pytest.mark.model
@@ -387,23 +395,36 @@ def test_another_threshold_says_where_to_search():
 @pytest.mark.model
 def test_the_default_gate_reads_a_question_once_and_decides_by_the_corpus(profiles):
     gate = load_gate(corpus=profiles, llm_name="gpt-4o", on_error="raise")
-    about, elsewhere, thanks, given = gate.decide_batch(
+    about, elsewhere, thanks = gate.decide_batch(
         [
             "How do I change the battery of the logger?",
             "Who wrote Hamlet?",
             "Thanks a lot!",
-            "Translate into French: the battery of the data logger is low.",
         ]
     )
     assert (about.retrieve, about.corpus) == (True, "logger")
     assert "*logger* covers" in about.reason
     assert "(probability 1.00: logger)" in about.reason
-    assert not any(each.retrieve for each in (elsewhere, thanks, given))
+    assert not elsewhere.retrieve
+    assert not thanks.retrieve
     alone = load_gate(llm_name="gpt-4o").decide("Who wrote Hamlet?")
     assert (elsewhere.cost.tokens_in, elsewhere.p_known) == (alone.cost.tokens_in, alone.p_known)
     assert [d.corpus for d in asyncio.run(gate.adecide_batch(["How much annual leave is there?"]))] == [
         "leave"
     ]
+
+
+@pytest.mark.model
+def test_what_asks_nothing_is_not_searched_unless_it_names_something_of_the_corpus(profiles, monkeypatch):
+    """Such as a text to translate that is about the corpus."""
+    monkeypatch.setattr(HeadsGate, "p_nothing_asked", lambda gate, evidence: np.ones(1))
+    gate = load_gate(corpus=profiles, threshold=0.0, on_error="raise")
+    task, named = gate.decide_batch(
+        ["Translate this: the battery of the logger is low.", "Translate this: E-41 is shown."]
+    )
+    assert task.p_covered > 0.5
+    assert not task.retrieve
+    assert named.retrieve
 
 
 @pytest.mark.model

@@ -177,6 +177,16 @@ class CorpusProfile:
         """
         return _nearness(background().compare_questions(vectors) @ self._vectors.T)
 
+    def closeness(self, vectors: Float32Array) -> Float64Array:
+        """Return what corpora are ranked by, shape (questions,): the nearness, less what anything is near to it.
+
+        Half of that: a corpus about many things is nearer to all questions, also to its own.
+
+        Args:
+            vectors: The encoder's sentence vectors of the questions, shape (questions, 384).
+        """
+        return self.nearness(vectors) - self.needless / 2
+
     def p_covered(self, vectors: Float32Array, texts: Sequence[str]) -> Float64Array:
         """Return P(the corpus has something on it) of questions, shape (questions,), each in [0, 1].
 

@@ -17,7 +17,7 @@ from rgate_integrations.gates.heads import HeadsGate
 
 COVERED = 0.5
 """From this P(covered) on, a request is about a corpus."""
-ASKS_NOTHING = 0.75
+ASKS_NOTHING = 0.85
 """From this probability of small talk, of a task or of a text to work on, a segment asks nothing of a corpus."""
 _SHOWN = 3  # words in a reason
 
@@ -33,13 +33,13 @@ class _Coverage:
     Attributes:
         profile: The corpus.
         p: P(it has something on it), the highest of the request's segments.
-        near: How near it is to the segment that is nearest.
+        close: How close it is to that segment, by which corpora are ranked.
         text: What that is the probability of.
     """
 
     profile: CorpusProfile
     p: float
-    near: float
+    close: float
     text: str
 
     @property
@@ -162,7 +162,8 @@ class CorpusGate(Gate):
         if best.p >= COVERED:
             prefer = self.prefer or ("corpus" if best.profile.about_something else "llm")
             return score.overridden(best.reason) if prefer == "corpus" else score
-        threshold = self.threshold if score.threshold is None else score.threshold
+        given = (evidence.request.threshold, score.threshold, self.threshold)
+        threshold = next(each for each in given if each is not None)
         if score.override is not None or score.p_known >= threshold or _is_private_or_fresh(score):
             return score
         if self.when_uncovered == "retrieve":
@@ -182,7 +183,7 @@ class CorpusGate(Gate):
         return asking
 
     def _cover(self, evidence: Evidence, asking: list[bool]) -> list[_Coverage]:
-        """Return what each corpus has on it: first those that cover it, the nearest first, then the others."""
+        """Return what each corpus has on it: first those that cover it, the closest first, then the others."""
         read = evidence[self._vector_spec]
         # A whole that has a text to work on in it is about that text.
         rows = [row for row, asks in enumerate(asking) if asks] if not all(asking) else []
@@ -193,10 +194,10 @@ class CorpusGate(Gate):
             vectors, texts = np.vstack([vectors, read.segments]), [*texts, *read.texts]
         found = []
         for profile in self.profiles:
-            covered, near = profile.p_covered(vectors, texts), profile.nearness(vectors)
+            covered, close = profile.p_covered(vectors, texts), profile.closeness(vectors)
             row = int(covered.argmax())
-            found.append(_Coverage(profile, float(covered[row]), float(near[row]), texts[row]))
-        return sorted(found, key=lambda each: (each.p >= COVERED, each.near), reverse=True)
+            found.append(_Coverage(profile, float(covered[row]), float(close[row]), texts[row]))
+        return sorted(found, key=lambda each: (each.p >= COVERED, each.close), reverse=True)
 
 
 def _is_private_or_fresh(score: Score) -> bool:
