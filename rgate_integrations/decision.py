@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError
 from rgate_integrations.runtime.records import as_logprob
 from rgate_integrations.runtime.replies import (
+    answer_start,
     count_thinking,
     is_cut,
     missing_answer,
@@ -147,7 +148,7 @@ class Draft(Frozen):
         if thoughts is None and not thinking and answer == values["text"]:
             return values
         tokens = values.get("tokens") or ()
-        start = _answer_start(tokens, answer.strip())
+        start = answer_start(tokens, answer.strip())
         if thoughts is not None:
             thinking = thinking or start or len(thoughts.split()) or 1
         kept: dict[str, Any] = {}
@@ -197,19 +198,6 @@ class Draft(Frozen):
                 "finished": False,
             }
         )
-
-
-def _answer_start(tokens: Sequence[str], answer: str) -> int:
-    """Return the index of the token that an answer begins with; their number if it is not made of them."""
-    if not answer or not all(isinstance(token, str) for token in tokens):
-        return len(tokens)
-    start = "".join(tokens).rfind(answer)
-    end = 0
-    for index, token in enumerate(tokens if start >= 0 else ()):
-        end += len(token)
-        if end > start:
-            return index
-    return len(tokens)
 
 
 class Failure(Frozen):

@@ -203,7 +203,7 @@ def test_the_default_gate_reads_the_question_alone_and_names_its_sources():
     assert [type(spec).__name__ for spec in load_gate().gate.specs] == ["RequestSpec"]
     facts = read_gate(DEFAULT_GATE).provenance
     assert all(data["licence"] and not data["licence"].startswith("none") for data in facts["data"])
-    assert facts["metrics"]["auc_mean"] > 0.66
+    assert facts["metrics"]["auc_mean"] > 0.64
     assert min(facts["metrics"]["auc_without_source"].values()) > 0.95
 
 

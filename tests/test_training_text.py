@@ -162,13 +162,13 @@ def test_a_turn_that_inherits_has_the_kind_of_what_was_asked():
     assert offers == {*text_rows.NEEDY, "task"}
 
 
-def test_there_are_six_wordings_of_each_of_twenty_two_helpers_and_all_need_nothing():
+def test_there_are_six_wordings_of_each_helper_and_all_need_nothing():
     wordings = defaultdict(set)
     for row in ROWS:
         if row.source == "helpers":
             wordings[row.group].add(row.frame)
             assert not row.needs_passages
-    assert len(wordings) == 22
+    assert len(wordings) >= 45
     assert min(map(len, wordings.values())) >= 6
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from rgate_integrations.engine.decision_engine import DecisionEngine
     from rgate_integrations.engine.loading import Corpus
     from rgate_integrations.index.retriever import Retriever
+    from rgate_integrations.serving.gateway import Gateway
+    from rgate_integrations.serving.service import DecisionService
 
 ShadowLog = Annotated[
     Path | None, typer.Option(help="Change nothing; log decisions to this file, for rgate tune.")
@@ -88,28 +90,46 @@ def serve(
     """
     try:
         from rgate_integrations.serving.app import make_app
-        from rgate_integrations.serving.gateway import Gateway
         from rgate_integrations.serving.server import make_server
         from rgate_integrations.serving.service import DecisionService
-        from rgate_integrations.serving.upstream import Upstream
     except ModuleNotFoundError as error:
         raise missing_dependency(error.name or "fastapi", "serve") from error
     never_fetch()
     searched = _retriever(index or [], retriever)
     profiles = _profiles(searched) if isinstance(searched, dict) else corpus
     service = DecisionService(_load_served(gate, llm_name, threshold, profiles), timeout=timeout, queue=queue)
-    token = os.environ.get(TOKEN, "")
-    gateway = None
     looks = {"answer_first": answer_first, "look_first": look_first}
-    if upstream is not None:
-        # Clients keep their own key where ours asks for none.
-        server = Upstream(upstream, key=os.environ.get(KEY), keeps_key=not token.strip())
-        gateway = Gateway(service, server, searched, k=k, shadow=shadow, condense=condense, **looks)
-    elif searched is not None or shadow is not None or condense or any(looks.values()):
-        raise ConfigurationError("These options are for a gateway.", hint="--upstream URL")
+    gateway = _make_gateway(upstream, service, searched, k=k, shadow=shadow, condense=condense, **looks)
     print_log(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     app = make_app(service, gateway)
+    token = os.environ.get(TOKEN, "")
     make_server(app, host, port, token=token, allow_origins=allow_origin or ()).run()
+
+
+def _make_gateway(
+    upstream: str | None,
+    service: DecisionService,
+    searched: Retriever | dict[str, Retriever] | None,
+    *,
+    k: int,
+    **options: Any,
+) -> Gateway | None:
+    """Return the gateway to a server, if one is named.
+
+    Raises:
+        ConfigurationError: None is named, but something that only a gateway needs.
+    """
+    from rgate_integrations.serving.gateway import Gateway
+    from rgate_integrations.serving.upstream import Upstream
+
+    if upstream is not None:
+        # Clients keep their own key where ours asks for none.
+        keeps_key = not os.environ.get(TOKEN, "").strip()
+        server = Upstream(upstream, key=os.environ.get(KEY), keeps_key=keeps_key)
+        return Gateway(service, server, searched, k=k, **options)
+    if searched is not None or any(options.values()):
+        raise ConfigurationError("These options are for a gateway.", hint="--upstream URL")
+    return None
 
 
 def _load_served(

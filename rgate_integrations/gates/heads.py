@@ -27,6 +27,8 @@ _warn_once = lru_cache(maxsize=256)(_log.warning)  # names may come from anybody
 _SHOWN = 80  # characters of a segment in a reason
 MAX_QUESTIONS_ASKED = 8
 """A request that asks more than this retrieves: among so many, the heads do not find the one that needs it."""
+_MATTERS = 0.1
+"""By how much P(known) must depend on whether a fact is known for a request to ask for one."""
 ALWAYS_READ = 40.0
 """A margin so wide that the reader is asked about every fact."""
 _ELSEWHERE = -0.4
@@ -152,7 +154,9 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         weakest = int(np.argmin(of_segments))
         p, shares = float(of_segments[weakest]), kinds[weakest]
         signals = {kind.name: float(share) for kind, share in zip(kinds_of_request, shares, strict=True)}
-        signals["known"] = float(known[0])
+        at_worst, at_best = [p_answered(kinds_of_request, kinds, p).min() for p in (np.zeros(1), np.ones(1))]
+        if at_best - at_worst >= _MATTERS:
+            signals["known"] = float(known[0])
         what = "The question"
         if len(texts) > 1:
             text = own_words(evidence.original, texts[weakest]) if evidence.original else texts[weakest]

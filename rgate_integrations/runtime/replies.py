@@ -158,3 +158,16 @@ def missing_answer(text: str) -> str:
     if _TOOL_CALL.match(text):
         return "a call of a tool"
     return "a refusal" if _REFUSAL.match(text[:_READ].lower().replace("’", "'")) else ""
+
+
+def answer_start(tokens: Sequence[str], answer: str) -> int:
+    """Return the index of the token that an answer begins with; their number if it is not made of them."""
+    if not answer or not all(isinstance(token, str) for token in tokens):
+        return len(tokens)
+    start = "".join(tokens).rfind(answer)
+    end = 0
+    for index, token in enumerate(tokens if start >= 0 else ()):
+        end += len(token)
+        if end > start:
+            return index
+    return len(tokens)

@@ -13,6 +13,7 @@ from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.engine.loading import load_gate
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.ability import ABILITY, Ability, resolve_ability, save_measured
+from rgate_integrations.gates.heads import ALWAYS_READ
 from rgate_integrations.gates.probability import logits, sigmoids
 from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.runtime.files import SHIPPED, check_replaceable, locked
@@ -120,7 +121,8 @@ def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float
     """
     at = []
     for theta in (0.0, 1.0):
-        certain = gate.with_options(ability=Ability("", theta, 0.0, ""), on_error="raise")
+        ability = Ability("", theta, 0.0, "")
+        certain = gate.with_options(ability=ability, margin=ALWAYS_READ, on_error="raise")
         decisions = certain.decide_batch(questions)
         known = [decision.signals.get("known", math.nan) for decision in decisions]
         at.append(logits(np.array(known)))
