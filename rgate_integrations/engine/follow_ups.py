@@ -14,7 +14,7 @@ from rgate_integrations.decision import Request
 REFERS_BACK = "The question refers to something that was said before, which the gate did not see."
 UNREAD = "The question follows earlier turns, which the gate does not read: condense it first."
 
-MIN_P_KNOWN_IF_REFERS_BACK = 0.9
+MIN_P_KNOWN_IF_REFERS_BACK = 0.95
 """A message whose words refer back retrieves below this P(known): a gate trained on turns is sure of thanks, not
 of follow-ups."""
 _LONGEST = 400  # characters: a longer question brings along what it is about
