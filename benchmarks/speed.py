@@ -3,7 +3,7 @@
     python benchmarks/speed.py [GATE ...] [--data FOLDER]
 
 Questions are made from the titles of the encyclopaedia. With ``--data`` they are practical requests of the folder,
-and questions about facts of three of its sets, apart. The numbers are of this machine and this moment: to compare two
+and questions about facts of its six sets, apart. The numbers are of this machine and this moment: to compare two
 versions, run both in turns.
 """
 
@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from base import argument_parser, print_table, read_answers, read_records
+from base import SETS, argument_parser, print_table, read_answers, read_records
 
 from rgate_integrations.index import read_passages
 from rgate_integrations.models.download import corpus_path
@@ -53,11 +53,7 @@ def read_asked(data: Path | None) -> dict[str, list[str]]:
             "titles": [f"What is {p.title} known for?" for p in passages[:: len(passages) // BATCH][:BATCH]]
         }
     practical = [record["question"] for record in read_records(data / "practical.dev.jsonl")]
-    facts = [
-        record["question"]
-        for name in ("nq", "trivia", "hotpotqa")
-        for record in read_answers(data, name)[:60]
-    ]
+    facts = [record["question"] for name in SETS for record in read_answers(data, name)[:32]]
     return {"practical requests": practical[::9], "facts": facts}
 
 
