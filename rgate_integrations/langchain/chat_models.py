@@ -1,4 +1,4 @@
-"""The chat models inside what a user calls "my LLM": their names, and whether they give log-probabilities."""
+"""The chat models inside what a user calls "my LLM": their names, their lengths, and their log-probabilities."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ _T = TypeVar("_T")
 
 _NAMES = ("base_model_id", "model_name", "model", "deployment_name", "model_id")
 """Where chat models keep the name of the LLM. Bedrock's first: its ``model_id`` may be an ARN that says nothing."""
+
+_LENGTHS = ("max_tokens", "max_output_tokens", "num_predict")  # a chat model has one of these fields
+
+
+def length_field(llm: Any) -> str | None:
+    """Return the field of a chat model that limits its answers; None if it has none."""
+    return next(filter(getattr(type(llm), "model_fields", {}).__contains__, _LENGTHS), None)
 
 
 def parts_of(runnable: Any) -> list[Runnable[Any, Any]]:

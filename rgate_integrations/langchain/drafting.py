@@ -15,6 +15,7 @@ from rgate_integrations.answering.drafting import Drafter, read_message
 from rgate_integrations.decision import Draft, Request
 from rgate_integrations.engine.decider import Failed, read_item
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
+from rgate_integrations.langchain.chat_models import length_field
 from rgate_integrations.langchain.questions import UserTurn, parse_question
 from rgate_integrations.langchain.runnable import BatchCall, Run
 from rgate_integrations.prompts import ANSWER
@@ -125,6 +126,10 @@ class ChatDrafter(Drafter[GateCall]):
         self.llm = llm
         if isinstance(llm, RunnableLambda):  # takes no options
             self.forms = [{}]
+        field = length_field(llm)
+        if field not in (None, "max_tokens"):  # Gemini's and Ollama's know no other name of it
+            self.llm = llm.model_copy(update={field: tokens})  # type: ignore[attr-defined]  # it is a chat model
+            self.forms = [{"logprobs": True}, {}]
 
     def write_for(self, calls: Sequence[GateCall]) -> Flow[None]:
         """Write the draft of each call; if that raises, none of these questions can be judged."""

@@ -16,6 +16,7 @@ from rgate_integrations.errors import (
     ServerError,
     missing_dependency,
 )
+from rgate_integrations.langchain.chat_models import length_field
 from rgate_integrations.models.base import LanguageModel, TargetScores, Values
 from rgate_integrations.models.request_options import RequestOptions, ServerHabits, Think
 from rgate_integrations.prompts import PromptTemplate
@@ -26,7 +27,6 @@ _THINK: dict[str, dict[Think, dict[str, Any]]] = {
     "google_genai": {"off": {"thinking_budget": 0}},
     "ollama": {"off": {"reasoning": False}, "low": {"reasoning": "low"}},
 }
-_LENGTHS = ("max_tokens", "max_output_tokens", "num_predict")  # a chat model has one of these fields
 _UNUSABLE = (401, 403, 404)
 _QUOTED = 300  # characters of a provider's words in an error
 
@@ -74,7 +74,7 @@ class ProviderModel(LanguageModel):
             said = str(error)[:_QUOTED]
             raise ConfigurationError(f"{provider}:{name} cannot be asked: {said}") from error
         fields = set(type(self._chat).model_fields)
-        self._length = next(filter(fields.__contains__, _LENGTHS), None)
+        self._length = length_field(self._chat)
         self._settable = [
             field for field in ("logprobs", "temperature") if field in fields - set(options.extra)
         ]
@@ -125,7 +125,12 @@ class ProviderModel(LanguageModel):
         longer = bool(self.habits.thinks)
         draft = self._ask(messages, tokens, temperature, longer=longer)
         if self.habits.is_cut_off(draft, longer=longer):
-            again = self._ask(messages, tokens, temperature, longer=True)
+            try:
+                again = self._ask(messages, tokens, temperature, longer=True)
+            except Exception:  # each provider raises its own, such as of too large a limit
+                if draft.is_cut_off:
+                    raise
+                again = draft
             if again.thinking_tokens or draft.is_cut_off:
                 draft, longer = again, True
         return self.habits.read(draft, longer=longer).head(tokens)

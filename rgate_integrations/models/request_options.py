@@ -143,7 +143,8 @@ class ServerHabits:
 
     def read(self, draft: Draft, *, longer: bool) -> Draft:
         """Note whether the model thought, and return its answer: empty if that was all thoughts."""
-        self.thinks = bool(self.thinks or draft.thinking_tokens)
+        # Thoughts may be neither shown nor counted: then there was no answer until it was asked for a longer one.
+        self.thinks = bool(self.thinks or draft.thinking_tokens or (longer and draft.text))
         if longer and not draft.thinking_tokens and not draft.finished:
             thinking = len(draft.tokens) or len(draft.text.split()) or 1
             return draft.model_copy(
