@@ -1,184 +1,41 @@
 """``--llm openai:NAME`` and the like: LangChain's chat models over loopback, with LLMs that think and not."""
 
 import json
+import re
+from functools import partial
 
 import pytest
 
+from rgate_integrations import Decision, load_gate
+from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import ConfigurationError, EvidenceError, NoAnswerError, ServerError
+from rgate_integrations.gates.folder import read_gate
 from rgate_integrations.models.request_options import RequestOptions
 from rgate_integrations.prompts import ANSWER
+from rgate_integrations.tuning import collect
+from rgate_integrations.tuning.questions import read_examples
+from tests.begun_answers import TEXT, Shelf
 from tests.commands import rgate
 from tests.fake_server import Fake
-from tests.test_ability_measured import EASY, GOLD, KINDS, flat  # noqa: F401  a fixture
+from tests.http_servers import Words
+from tests.langchain_fakes import INVOKES, SINGLES, each
+from tests.provider_servers import THINKING, Anthropic, Chat, Gemini, Ollama, Responses, Tags, Uncounted
+from tests.scripted_proxy import ScriptedProxy
+from tests.test_ability_measured import flat  # noqa: F401  a fixture
+from tests.test_thinking_servers import ASKED
+from tests.test_tuning_command import command  # noqa: F401  a fixture
+from tests.tuning_parts import N, says_what_it_knows, write
 
 pytest.importorskip("langchain", reason="comes with the langchain-agents extra")
+from langchain.chat_models import init_chat_model
+
+from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.provider_model import ProviderModel
 
-THOUGHT = "Let me see what I know of that name . "
-THINKING = 120
-MODEL = {"model": "m"}
 
-
-class Provider:
-    """What a provider's server answers: how it is asked for a length, and what its answers look like.
-
-    Attributes:
-        thinks: How many tokens its LLM thinks.
-    """
-
-    package = "langchain_openai"
-    settings: dict = {}  # noqa: RUF012
-
-    def __init__(self, thinks=THINKING):
-        self.thinks = thinks
-
-    def __call__(self, body):
-        limit = self.limit(body)
-        known = [text for text in GOLD if text in json.dumps(body, ensure_ascii=False)]
-        answer = f"It is {GOLD[known[0]]}." if known and KINDS[known[0]] in EASY else "Nobody knows ."
-        written = answer.split()[: max((limit or 9_999) - self.thinks, 0)]
-        is_cut = len(written) < len(answer.split())
-        thought = THOUGHT if self.thinks else ""
-        return self.reply(thought, " ".join(written), is_cut, self.thinks + len(written))
-
-    def settings_for(self, url):
-        return {"base_url": f"{url}/v1", "max_retries": 0, **self.settings}
-
-
-class Chat(Provider):
-    name = "openai:gpt-5"
-
-    def limit(self, body):
-        return body.get("max_completion_tokens")
-
-    def reply(self, thought, answer, is_cut, tokens):
-        message = {"role": "assistant", "content": answer}
-        reason = "length" if is_cut else "stop"
-        details = {"reasoning_tokens": self.thinks}
-        usage = {"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": 7 + tokens}
-        usage["completion_tokens_details"] = details
-        choice = {"index": 0, "message": message, "finish_reason": reason}
-        return {
-            "id": "x",
-            "object": "chat.completion",
-            "created": 0,
-            **MODEL,
-            "choices": [choice],
-            "usage": usage,
-        }
-
-
-class Responses(Provider):
-    name = "openai:gpt-5"
-    settings = {"use_responses_api": True}  # noqa: RUF012
-
-    def limit(self, body):
-        return body.get("max_output_tokens")
-
-    def reply(self, thought, answer, is_cut, tokens):
-        output = []
-        if thought:
-            summary = [{"type": "summary_text", "text": thought}]
-            output.append({"type": "reasoning", "id": "rs", "summary": summary})
-        if answer:
-            text = {"type": "output_text", "text": answer, "annotations": []}
-            output.append(
-                {"type": "message", "id": "m", "role": "assistant", "status": "completed", "content": [text]}
-            )
-        usage = {"input_tokens": 7, "output_tokens": tokens, "total_tokens": 7 + tokens}
-        usage["input_tokens_details"] = {"cached_tokens": 0}
-        usage["output_tokens_details"] = {"reasoning_tokens": self.thinks}
-        ended = {"status": "completed", "incomplete_details": None}
-        if is_cut:
-            ended = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-        fixed = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "metadata": {}}
-        return {
-            "id": "r",
-            "object": "response",
-            "created_at": 0,
-            **MODEL,
-            **fixed,
-            **ended,
-            "output": output,
-            "usage": usage,
-        }
-
-
-class Anthropic(Provider):
-    name, package = "anthropic:claude-opus-4-5", "langchain_anthropic"
-
-    def limit(self, body):
-        return body["max_tokens"]
-
-    def reply(self, thought, answer, is_cut, tokens):
-        content = [{"type": "thinking", "thinking": thought, "signature": "s"}] if thought else []
-        if answer:
-            content.append({"type": "text", "text": answer})
-        reason = {"stop_reason": "max_tokens" if is_cut else "end_turn", "stop_sequence": None}
-        usage = {"input_tokens": 7, "output_tokens": tokens}
-        return {
-            "id": "x",
-            "type": "message",
-            "role": "assistant",
-            **MODEL,
-            "content": content,
-            **reason,
-            "usage": usage,
-        }
-
-    def settings_for(self, url):
-        return {"base_url": url, "max_retries": 0}
-
-
-class Gemini(Provider):
-    name, package = "google_genai:gemini-3-pro", "langchain_google_genai"
-
-    def limit(self, body):
-        return body["generationConfig"].get("maxOutputTokens")
-
-    def reply(self, thought, answer, is_cut, tokens):
-        parts = [{"text": answer}] if answer else []
-        candidate = {"content": {"role": "model", "parts": parts}, "index": 0}
-        candidate["finishReason"] = "MAX_TOKENS" if is_cut else "STOP"
-        usage = {
-            "promptTokenCount": 7,
-            "candidatesTokenCount": tokens - self.thinks,
-            "totalTokenCount": 7 + tokens,
-        }
-        if self.thinks:
-            usage["thoughtsTokenCount"] = self.thinks
-        return {"candidates": [candidate], "usageMetadata": usage, "modelVersion": "m"}
-
-    def settings_for(self, url):
-        return {"base_url": url, "max_retries": 1}
-
-
-class Ollama(Provider):
-    name, package = "ollama:qwen3", "langchain_ollama"
-
-    def limit(self, body):
-        return body["options"].get("num_predict")
-
-    def reply(self, thought, answer, is_cut, tokens):
-        message = {"role": "assistant", "content": answer, "thinking": thought}
-        end = {"done": True, "done_reason": "length" if is_cut else "stop", "prompt_eval_count": 7}
-        line = {
-            **MODEL,
-            "created_at": "2026-01-01T00:00:00Z",
-            "message": message,
-            "eval_count": tokens,
-            **end,
-        }
-        return 200, json.dumps(line) + "\n"
-
-    def settings_for(self, url):
-        return {"base_url": url, "reasoning": True}
-
-
-PROVIDERS = (Chat, Responses, Anthropic, Gemini, Ollama)
-
-
-@pytest.fixture(params=PROVIDERS, ids=lambda provider: provider.__name__)
+@pytest.fixture(
+    params=(Chat, Tags, Responses, Anthropic, Gemini, Ollama), ids=lambda provider: provider.__name__
+)
 def provider(request, monkeypatch):
     pytest.importorskip(request.param.package)
     for name in ("OPENAI", "ANTHROPIC", "GOOGLE"):
@@ -187,13 +44,43 @@ def provider(request, monkeypatch):
 
 
 @pytest.fixture
-def ability(flat, fake, tmp_path):  # noqa: F811
+def settings_of(fake):
+    """Starts a provider's server; returns the settings of a chat model that asks it."""
+
+    def start(server):
+        return server.settings_for(fake(server).url.removesuffix("/v1"))
+
+    return start
+
+
+@pytest.fixture
+def model(settings_of):
+    """Makes the model of a provider's server: ``model(server, thinking_tokens)``."""
+
+    def make(server, thinking_tokens=2048):
+        return ProviderModel(
+            *server.name.split(":"), RequestOptions("as-is", thinking_tokens, settings_of(server))
+        )
+
+    return make
+
+
+@pytest.fixture
+def ask(settings_of):
+    """Runs a command on a provider: ``ask(run, server, *options)``."""
+
+    def start(run, server, *options):
+        return run(*options, "--llm", server.name, "--extra-body", json.dumps(settings_of(server)))
+
+    return start
+
+
+@pytest.fixture
+def ability(flat, ask, tmp_path):  # noqa: F811
     """Runs ``rgate ability`` on a provider."""
 
     def run(server, *options):
-        settings = server.settings_for(fake(server).url.removesuffix("/v1"))
-        given = ("--llm", server.name, "--extra-body", json.dumps(settings), "--out", tmp_path / "mine")
-        return rgate("ability", *given, *options)
+        return ask(rgate, server, "ability", "--out", tmp_path / "mine", *options)
 
     return run
 
@@ -219,6 +106,114 @@ def test_without_thoughts_each_question_is_asked_once(ability, provider):
     assert len(Fake.seen) == 100
 
 
+VALUES = [{"question": "Who wrote Hamlet?"}]
+thinks = pytest.mark.parametrize("thinks", [THINKING, 0], ids=["thinks", "does not think"])
+
+
+def test_an_answer_of_many_words_is_cut_and_is_one(model, provider):
+    for thinks in (THINKING, 0):
+        (draft,) = model(provider(thinks)).generate(ANSWER, VALUES, tokens=2)
+        assert (draft.text, draft.finished, draft.is_cut_off) == ("Nobody knows", False, False)
+        assert bool(draft.thinking_tokens) == bool(thinks)
+
+
+@thinks
+def test_collect_labels_answers_and_nothing_that_was_cut_off(ask, model, provider, thinks, tmp_path):
+    out, server = tmp_path / "out.jsonl", provider(thinks)
+    collected = ["collect", "--closed-book", "--questions", write(tmp_path / "q.jsonl", *ASKED), "--out", out]
+    if thinks:
+        done = ask(rgate, server, *collected, "--thinking-tokens", 20)
+        assert "3 answers were cut off before they began" in str(done.exception)
+        assert not out.exists()
+    done = ask(rgate, server, *collected)
+    assert done.exit_code == 0, done.output
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [bool(line.get("thinking_tokens")) for line in lines] == [bool(thinks)] * len(ASKED)
+    unjudged = out.read_text()
+    assert "Let me" not in unjudged
+    if thinks:
+        with pytest.raises(NoAnswerError, match="3 answers were cut off"):
+            collect(ASKED, model(server), out, judge=model(server, 20))
+        assert out.read_text() == unjudged
+    (file,) = read_examples([collect(ASKED, model(server), out, judge=model(server))])
+    assert [example.known for example in file.examples] == [True] * len(ASKED)  # as the judge says
+
+
+def say_number(asked):
+    """Know the even ones."""
+    return says_what_it_knows(re.search(r"number \d+", asked)[0]).text
+
+
+@thinks
+def test_a_gate_is_tuned_on_answers_and_none_is_made_of_thoughts(ask, command, provider, thinks, tmp_path):  # noqa: F811
+    server = provider(thinks, say_number)
+    run = partial(command, server)
+    if thinks:
+        done = ask(run, server, "--yes", "--thinking-tokens", 20)
+        assert "3 answers were cut off before they began" in str(done.exception)
+        assert not (tmp_path / "my-gate").exists()
+    done = ask(run, server, "--yes")
+    assert f"{N} questions with a label (gold), 0 without." in done.output
+    assert ("thinks before it answers" in done.output) == bool(thinks)
+    assert (", thinking first (" in read_gate(tmp_path / "my-gate").llm) == bool(thinks)
+    drafts = [json.loads(line) for line in (tmp_path / "my-gate.answers.jsonl").read_text().splitlines()]
+    answers = {line["question"]: line["draft"]["text"] for line in drafts if "draft" in line}
+    assert answers == {question: says_what_it_knows(question).text for question in answers}
+
+
+@pytest.fixture
+def chat(settings_of):
+    """Makes the chat model that an application would ask a provider's server with."""
+
+    def make(server):
+        provider, name = server.name.split(":")
+        return init_chat_model(name, model_provider=provider, **settings_of(server))
+
+    return make
+
+
+@thinks
+@each(INVOKES)
+def test_a_draft_is_of_the_answer(call, chat, provider, thinks):
+    """Two tokens of an LLM that thinks are thoughts alone, which nothing judges."""
+    gate = load_gate("ik", source="recorded", proxy=ScriptedProxy())
+    decision = call(RetrievalGate(gate, llm=chat(provider(thinks)), tokens=2), "Who wrote Hamlet?")
+    if thinks:
+        assert (decision.retrieve, decision.error.type) == (True, "NoAnswerError")
+    else:
+        assert (decision.draft.text, decision.draft.finished) == ("Nobody knows", False)
+
+
+class ByQuestion(Words):
+    """Judges questions, which are neither clear, and what an answer begins with."""
+
+    reads_drafts = True
+
+    def decide_batch(self, requests):
+        self.asked.append(requests)
+        decisions = []
+        for request in requests:
+            p = 0.6 if "known" in request.question else 0.4
+            decisions.append(Decision(question=request.question, retrieve=p < 0.5, p_known=p, reason="So."))
+        return decisions
+
+
+@thinks
+@each({name: SINGLES[name] for name in ("invoke", "astream")})
+def test_answer_first_judges_no_thoughts(call, chat, provider, thinks):
+    gate = ByQuestion()
+    router = RetrievalGate(gate).route(
+        retrieve=Shelf() | str,
+        direct=chat(provider(thinks)),
+        answer_first=AnswerFirst(tokens=2, question_gate=gate),
+    )
+    assert TEXT in call(router, "An open one, not?")
+    assert call(router, "An open one, known?").text.endswith("Nobody knows .")
+    judged = [request.draft.text for requests in gate.asked for request in requests if request.draft]
+    is_shown = thinks and provider is not Chat
+    assert judged == ([] if is_shown else ["Nobody knows ."] * 2)
+
+
 # --- OpenAI's rules ------------------------------------------------------------------------------------------------
 
 
@@ -237,7 +232,24 @@ def openai(fake, monkeypatch):
     return make
 
 
-VALUES = [{"question": "Who wrote Hamlet?"}]
+def test_thoughts_that_are_neither_shown_nor_counted_are_known_by_the_missing_answer(openai):
+    model = openai(Uncounted())
+    for _ in range(3):
+        (draft,) = model.generate(ANSWER, VALUES, tokens=9)
+        assert draft.text == "Nobody knows ."
+    assert str(model.habits) == "thinks before it answers"
+    assert len(Fake.seen) == 1 + 3
+
+
+def test_a_wordy_first_answer_is_kept_where_no_longer_one_can_be_had(openai):
+    def strict(body):
+        limit = body["max_completion_tokens"]
+        return (400, '{"error": {"message": "it is too large"}}') if limit > 2 else Chat(thinks=0)(body)
+
+    model = openai(strict)
+    for _ in range(2):
+        (draft,) = model.generate(ANSWER, VALUES, tokens=2)
+        assert (draft.text, model.habits.refused, str(model.habits)) == ("Nobody knows", [], "")
 
 
 def test_what_is_refused_is_not_sent_again(openai):

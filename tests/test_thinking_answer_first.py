@@ -34,8 +34,12 @@ DELTAS = {
     "thinking": [{"thinking": word} for word in WORDS],
     "blocks": [{"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "Let"}]}]}],
     "tags": [{"content": "<think>"}, {"content": "\n"}, *({"content": word} for word in WORDS)],
+    "harmony": [{"content": word} for word in ("<|channel|>", "analysis", "<|message|>", *WORDS)],
 }
-END = {"tags": [{"content": "</think>\n\n"}]}
+END = {
+    "tags": [{"content": "</think>\n\n"}],
+    "harmony": [{"content": "<|end|><|start|>assistant<|channel|>final<|message|>"}],
+}
 KNOWN, UNKNOWN = "An open one, known?", "An open one, not?"
 CLIENT = {"api_key": "none", "model": "m", "max_retries": 0}
 

@@ -24,6 +24,14 @@ THOUGHT = [f"{word} " for word in ("Let", "me", "see", "what", "I", "know", "of"
 VALUES = [{"question": "What is the capital of France?"}]
 
 
+def say(asked):
+    """Answer easy anchors rightly, and judge that every answer is right."""
+    if "Answer to judge" in asked:
+        return "Yes"
+    said = [text for text in GOLD if text in asked]
+    return f"It is {GOLD[said[0]]}." if said and KINDS[said[0]] in EASY else "Nobody knows ."
+
+
 class ThinkingServer:
     """A server of a dialect, whose LLM answers easy anchors rightly; each word is a token.
 
@@ -42,11 +50,7 @@ class ThinkingServer:
         self.refused = 0
 
     def answer(self, body):
-        asked = body["messages"][-1]["content"]
-        if "Answer to judge" in asked:
-            return "Yes"
-        said = [text for text in GOLD if text in asked]
-        return f"It is {GOLD[said[0]]}." if said and KINDS[said[0]] in EASY else "Nobody knows ."
+        return say(body["messages"][-1]["content"])
 
     def __call__(self, body):
         for name, said in self.refuses.items():
