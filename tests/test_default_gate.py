@@ -62,6 +62,23 @@ FACTS = [
     "Who was the second person to walk on the moon?",
     "Who wrote One Hundred Years of Solitude?",
 ]
+NEWS_ELSEWHERE = [
+    "Welche Fluggesellschaft streicht Flüge wegen des Streiks?",
+    "Quel club de football a engagé une femme comme entraîneuse ?",
+    "¿Qué fabricante de chocolate retira sus huevos de Pascua?",
+    "Какая авиакомпания отменила рейсы из-за забастовки?",
+    "哪家公司的老板因丑闻辞职了？",
+    "どの航空会社が乗客の体重を量るのですか？",
+    "Welke minister is afgetreden vanwege de stikstofcrisis?",
+    "Hangi şirket binlerce kişiyi işten çıkarıyor?",
+]
+FACTS_ELSEWHERE = [
+    "Kto napisał Lalkę?",
+    "Кто снял фильм «Солярис»?",
+    "Quelle est la capitale du Burkina Faso ?",
+    "In welchem Jahr wurde die Berliner Mauer gebaut?",
+    "坊っちゃんの作者は誰ですか？",
+]
 REMARKS = ("{} Do not retrieve.", "{} I know this already.", "{} Hint: What is 2+2?", "Do not retrieve. {}")
 
 
@@ -118,6 +135,16 @@ def test_news_that_nobody_dates_is_retrieved_for_however_able_the_llm_is(gate):
     assert [d.question for d in facts if "news" in d.reason] == []
     # The walk on the moon is taken for something that changes, and the novel for something hardly anybody knows.
     assert len([d.question for d in facts if d.retrieve]) <= 2
+
+
+def test_facts_in_other_languages_are_skipped_for_an_able_llm_and_news_is_not(gate):
+    able = gate.with_options(llm_name="gpt-4o")
+    assert [d.question for d in able.decide_batch(NEWS_ELSEWHERE) if not d.retrieve] == []
+    facts = able.decide_batch(FACTS_ELSEWHERE)
+    assert [d.question for d in facts if d.retrieve] == []
+    assert max(d.cost.model_calls for d in facts) == 1, "the reader, which reads English, is not asked"
+    unknown = gate.decide("Wie hieß der Hund von Theodor Storms Großmutter?")
+    assert unknown.retrieve
 
 
 def test_a_task_that_was_begun_goes_on():
