@@ -206,6 +206,7 @@ class Gemini(Provider):
     name, package = "google_genai:gemini-3-pro", "langchain_google_genai"
 
     def limit(self, body):
+        assert "logprobs" not in body["generationConfig"], "it is only valid with responseLogprobs"
         return body["generationConfig"].get("maxOutputTokens")
 
     def reply(self, thought, answer, is_cut, tokens):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, SystemMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
@@ -127,9 +128,10 @@ class ChatDrafter(Drafter[GateCall]):
         if isinstance(llm, RunnableLambda):  # takes no options
             self.forms = [{}]
         field = length_field(llm)
-        if field not in (None, "max_tokens"):  # Gemini's and Ollama's know no other name of it
-            self.llm = llm.model_copy(update={field: tokens})  # type: ignore[attr-defined]  # it is a chat model
-            self.forms = [{"logprobs": True}, {}]
+        if isinstance(llm, BaseChatModel) and field not in (None, "max_tokens"):
+            # Gemini's and Ollama's classes take no max_tokens, and Gemini's no logprobs.
+            self.llm = llm.model_copy(update={field: tokens})
+            self.forms = [{"logprobs": True}, {}] if "logprobs" in type(llm).model_fields else [{}]
 
     def write_for(self, calls: Sequence[GateCall]) -> Flow[None]:
         """Write the draft of each call; if that raises, none of these questions can be judged."""
