@@ -1,13 +1,21 @@
 """The command line, run in this process."""
 
+import logging
+
 from typer.testing import CliRunner
 
 from rgate_integrations.cli.main import app
 
 
 def rgate(*arguments, stdin=""):
-    """Run a command, whatever becomes of it."""
-    return CliRunner().invoke(app, [str(each) for each in arguments], input=stdin)
+    """Run a command, whatever becomes of it; what it does to the process's log is undone."""
+    handlers, level = logging.root.handlers[:], logging.root.level
+    logging.root.handlers = []  # basicConfig closes those that it replaces
+    try:
+        return CliRunner().invoke(app, [str(each) for each in arguments], input=stdin)
+    finally:
+        logging.root.handlers = handlers
+        logging.root.setLevel(level)
 
 
 def printed(*arguments, stdin=""):
