@@ -1,17 +1,19 @@
 """What the default gate does with requests in other languages, made of templates that its heads did not learn from.
 
-    python benchmarks/languages.py [--frames] [--facts]
+    python benchmarks/languages.py [--frames] [--facts FOLDER]
 
 Of each language a fifth of the templates is held out, and of six languages all of them (see `text_rows`). With
 ``--frames`` also requests in other frames that are held out: work, paragraphs, conversations, prompts of programs.
-With ``--facts`` also 300 questions that an LLM was asked in English, each translated into one of twelve languages
-(`translations.jsonl`; every line names its licence): whether what it knows can be told as well.
+With ``--facts`` also 300 questions of the folder of data that an LLM was asked in English, each translated into one
+of twelve languages (`translations.jsonl`; every line names its licence): whether what it knows can be told as well.
 """
 
 from pathlib import Path
 
 import pandas as pd
 from base import argument_parser, print_table, read_records
+from heads import key
+from labels import read_adarague, read_recorded
 from text_rows import FRAMES, GROUPS, KNOWLEDGE, TextRow
 from training_text import training_rows
 
@@ -73,9 +75,22 @@ def shares(rows: pd.DataFrame) -> list[str]:
     return [retrieved, str(len(needs)), f"{1 - others.mean():.1%}", str(len(others))]
 
 
-def print_facts() -> None:
-    """Print how well the gate tells what an LLM knows, of English questions and of their translations."""
+def read_translated(data: Path) -> pd.DataFrame:
+    """Return translations, with what they translate and the share of LLMs that knew it alone."""
+    labels = pd.DataFrame(map(vars, read_recorded(data)))
+    asked = pd.concat([pd.DataFrame(map(vars, read_adarague(data))), labels[labels.source == "simpleqa"]])
+    known = asked.groupby("question").known.mean().to_dict()
+    for record in read_records(data / "retrievalqa.jsonl"):
+        known.setdefault(record["question"].strip(), 0.0)  # chosen since no LLM knew them
+    english = {key(question): question for question in known}
     rows = pd.DataFrame(read_records(TRANSLATIONS))
+    rows["english"] = rows.of.map(english)
+    return rows.assign(known=rows.english.map(known))
+
+
+def print_facts(data: Path) -> None:
+    """Print how well the gate tells what an LLM knows, of English questions and of their translations."""
+    rows = read_translated(data)
     known = (rows.known >= 0.5).to_numpy()
     gate, table = load_gate(on_error="raise"), []
     for column in ("english", "question"):
@@ -104,7 +119,7 @@ def print_facts() -> None:
 def main() -> None:
     """Run."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--facts", action="store_true", help="also measure translated questions")
+    parser.add_argument("--facts", type=Path, metavar="FOLDER", help="also measure translated questions")
     parser.add_argument("--frames", action="store_true", help="also measure requests in frames")
     arguments = parser.parse_args()
     rows = [row for row in training_rows() if row.part in (FRAMES, GROUPS) and row.kind != KNOWLEDGE]
@@ -117,7 +132,7 @@ def main() -> None:
         table.append(["all of these", title, *shares(own[own.part == part])])
     print_table(["language", "its other templates were", *columns], table)
     if arguments.facts:
-        print_facts()
+        print_facts(arguments.facts)
     if arguments.frames:
         framed = decided([row for row in rows if row.source != "languages"])
         table = [[str(source), *shares(of_source)] for source, of_source in framed.groupby("source")]
