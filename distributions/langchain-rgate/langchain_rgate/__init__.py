@@ -3,6 +3,7 @@
 from rgate_integrations.langchain import (
     CHECKPOINT_TYPES,
     ClaimQueryRewriter,
+    CorpusRetriever,
     FaissVectorStore,
     GatedRetriever,
     IndexRetriever,
@@ -17,6 +18,7 @@ from rgate_integrations.langchain import (
 __all__ = [
     "CHECKPOINT_TYPES",
     "ClaimQueryRewriter",
+    "CorpusRetriever",
     "FaissVectorStore",
     "GatedRetriever",
     "IndexRetriever",
