@@ -1,0 +1,115 @@
+"""Corpora whose passages and questions are at hand: applications' domains and docstrings of installed packages."""
+
+import ast
+import importlib.util
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from base import read_records
+
+from rgate_integrations import CorpusProfile
+from rgate_integrations.corpus import profile as profile_module
+from rgate_integrations.corpus.profile import corpus_encoder
+
+DOCSTRINGS, SEED = 1_000, 0
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Questions of one application, and passages that its corpus has beside those that answer them.
+
+    Attributes:
+        name: Its name.
+        halves: Passages and the questions that are judged by them.
+    """
+
+    name: str
+    halves: tuple[tuple[list[str], list[str]], ...]
+
+    @property
+    def questions(self) -> list[str]:
+        """All its questions."""
+        return [question for _, questions in self.halves for question in questions]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What profiles of a domain say of questions.
+
+    Attributes:
+        z: Of each question, see `SLOPE`.
+        named: Whether it has a name of the corpus.
+    """
+
+    z: np.ndarray
+    named: np.ndarray
+
+    def logits(self, slope: float, middle: float) -> np.ndarray:
+        """Return the logits of P(covered)."""
+        return slope * (self.z - middle) + profile_module.NAMED * self.named
+
+    def decide(self) -> np.ndarray:
+        """Return whether the corpus covers each, by the constants that ship."""
+        return self.logits(profile_module.SLOPE, profile_module.MIDDLE) >= 0
+
+
+def read_domains(data: Path, docstring_count: int = DOCSTRINGS) -> list[Domain]:
+    domains = []
+    for name in ("health_plan", "medicine", "library_docs", "papers"):
+        records = read_records(data / "domain" / f"{name}.dev.jsonl")
+        asked = [record for record in records if record["question"]]
+        passages = [record["passage"] for record in records if record["passage"] and not record["question"]]
+        if name == "library_docs":
+            docstrings = read_docstrings("ray")
+            passages = random.Random(SEED).sample(docstrings, docstring_count)
+        if passages:
+            domains.append(Domain(name, ((passages, [record["question"] for record in asked]),)))
+            continue
+        random.Random(SEED).shuffle(asked)
+        halves = asked[::2], asked[1::2]
+        domains.append(Domain(name, tuple(_judge_by(*each) for each in (halves, halves[::-1]))))
+    return domains
+
+
+def _judge_by(
+    known: Sequence[dict[str, str]], judged: Sequence[dict[str, str]]
+) -> tuple[list[str], list[str]]:
+    return [record["passage"] for record in known], [record["question"] for record in judged]
+
+
+def read_docstrings(package: str) -> list[str]:
+    """Return the docstrings of an installed package, each behind the name of what it is about."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit(f"pip install {package}: its docstrings are a corpus.")
+    found: dict[str, None] = {}
+    for file in sorted(Path(spec.submodule_search_locations[0]).rglob("*.py")):
+        if {"tests", "test", "thirdparty_files", "_private", "_vendor"} & set(file.parts):
+            continue
+        try:
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                text = ast.get_docstring(node) or ""
+                if len(text) >= 80:
+                    found[f"{node.name}: {text}"] = None
+    return list(found)
+
+
+def judge(profile: CorpusProfile, questions: Sequence[str]) -> Judged:
+    z = (profile.nearness(embed(questions)) - profile.needless) / profile.own
+    return Judged(z, np.array([bool(profile.names_in(each)) for each in questions]))
+
+
+_known: dict[str, np.ndarray] = {}
+
+
+def embed(questions: Sequence[str]) -> np.ndarray:
+    new = [each for each in dict.fromkeys(questions) if each not in _known]
+    _known.update(zip(new, corpus_encoder().vectors(new, "query: "), strict=True))
+    return np.stack([_known[each] for each in questions])

@@ -1,0 +1,200 @@
+"""Which of several corpora a question belongs to, beside other routers. Printed by corpora.py.
+
+semantic-router (``pip install semantic-router``) and a llama.cpp server with ``--llm URL`` are needed for ``others``.
+"""
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+from corpus_domains import DOCSTRINGS, SEED, Domain, embed, read_docstrings
+from corpus_ways import DESCRIPTIONS
+from templates import FOLDER, read_lines
+
+from rgate_integrations import CorpusProfile
+from rgate_integrations.corpus.profile import corpus_encoder
+from rgate_integrations.index import read_passages
+from rgate_integrations.models.download import corpus_path
+
+UTTERANCES, ROUTER_SEEDS, LLM_QUESTIONS = 10, 5, 40
+DESCRIPTIONS_OF_ALL = DESCRIPTIONS | {
+    "encyclopaedia": "The first sentences of encyclopaedia articles, about everything.",
+    "licences": "Licences of software packages.",
+    "pandas": "API documentation of pandas, a library for tables: data frames, series, grouping, joining, files.",
+    "sklearn": "API documentation of scikit-learn, a library for machine learning: estimators, pipelines, metrics.",
+    "scipy": "API documentation of SciPy, a library for scientific computing: optimisation, signals, statistics.",
+    "numpy": "API documentation of NumPy, a library for numeric arrays: shapes, types, random numbers, algebra.",
+}
+Corpora = Mapping[str, tuple[Sequence[str], Sequence[str]]]
+"""Passages and questions of each corpus, by its name."""
+
+
+def read_unlike(domains: Sequence[Domain]) -> list[dict[str, tuple[Sequence[str], Sequence[str]]]]:
+    """Return six unlike corpora, once for each half of a domain that is judged by its other half."""
+    leads = [passage.searchable for passage in read_passages(corpus_path("encyclopedia-leads"))]
+    more = {"encyclopaedia": random.Random(SEED).sample(leads, 600), "licences": read_licences()}
+    found = []
+    for half in (0, 1):
+        corpora: dict[str, tuple[Sequence[str], Sequence[str]]] = {}
+        for domain in domains:
+            passages, questions = domain.halves[half % len(domain.halves)]
+            corpora[domain.name] = passages, questions if half < len(domain.halves) else []
+        found.append(corpora | {name: (passages, []) for name, passages in more.items()})
+    return found
+
+
+def read_libraries(file: str = "libraries.txt") -> dict[str, tuple[Sequence[str], Sequence[str]]]:
+    """Return libraries that do like things: their docstrings, and the questions of a file of ours."""
+    questions: dict[str, list[str]] = {}
+    for line in read_lines(FOLDER / file):
+        if line.startswith("["):
+            questions[line.strip("[]")] = []
+        else:
+            list(questions.values())[-1].append(line)
+    found = {}
+    for name, asked in questions.items():
+        docstrings = read_docstrings(name)
+        found[name] = random.Random(SEED).sample(docstrings, min(DOCSTRINGS, len(docstrings))), asked
+    return found
+
+
+def rank(corpora: Corpora) -> tuple[np.ndarray, np.ndarray]:
+    """Return the order of corpora for each question, best first, and the right one."""
+    profiles = [CorpusProfile.from_texts(passages, name) for name, (passages, _) in corpora.items()]
+    questions = [each for _, asked in corpora.values() for each in asked]
+    right = np.repeat(range(len(corpora)), [len(asked) for _, asked in corpora.values()])
+    close = np.stack([profile.closeness(embed(questions)) for profile in profiles], axis=1)
+    return close.argsort(axis=1)[:, ::-1], right
+
+
+def show_sources(domains: Sequence[Domain]) -> None:
+    """Print how often the right one of several corpora is chosen, and what a decision costs."""
+    unlike, libraries = read_unlike(domains), read_libraries()
+    _report("six unlike", [rank(each) for each in unlike])
+    _report("ten, four alike", [rank(each | libraries) for each in unlike])
+    pairs = []
+    for half in unlike:
+        for names in combinations(half, 2):
+            pairs.append({name: half[name] for name in names})
+    _report("two of the six", [rank(each) for each in pairs if any(asked for _, asked in each.values())])
+    show_cost(list(unlike[0].values()))
+
+
+def show_libraries() -> None:
+    """Print how often the right one of four libraries that do like things is chosen, and the misses."""
+    libraries = read_libraries()
+    order, right = rank(libraries)
+    _report("four alike", [(order, right)])
+    questions = [each for _, asked in libraries.values() for each in asked]
+    names = list(libraries)
+    for question, chosen, wanted in zip(questions, order[:, 0], right, strict=True):
+        if chosen != wanted:
+            print(f"  {names[wanted]} -> {names[chosen]}: {question}")
+
+
+def _report(name: str, ranked: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+    first = np.concatenate([order[:, 0] == right for order, right in ranked])
+    second = np.concatenate([(order[:, :2] == right[:, None]).any(axis=1) for order, right in ranked])
+    print(f"{name}: right {first.mean():.3f} of {len(first)}, in the first two {second.mean():.3f}")
+
+
+def show_cost(corpora: Sequence[tuple[Sequence[str], Sequence[str]]]) -> None:
+    """Print what six corpora add to a decision, and what reading the question costs: medians, in turns."""
+    profiles = [CorpusProfile.from_texts(passages) for passages, _ in corpora]
+    questions = [each for _, asked in corpora for each in asked][:200]
+    reads, covers = [], []
+    for question in questions:
+        start = time.perf_counter()
+        vector = corpus_encoder().vectors([question], "query: ")
+        middle = time.perf_counter()
+        for profile in profiles:
+            profile.p_covered(vector, [question])
+            profile.closeness(vector)
+        reads.append(middle - start)
+        covers.append(time.perf_counter() - middle)
+    read, cover = 1000 * np.median(reads), 1000 * np.median(covers)
+    count = sum(len(profile.codes) for profile in profiles)
+    print(
+        f"{len(profiles)} corpora, {count:,} passages kept: {cover:.2f} ms a question, reading it {read:.2f} ms"
+    )
+
+
+def show_others(domains: Sequence[Domain], llm_url: str | None) -> None:
+    """Print how often other routers choose right, of the same questions."""
+    groups = {"six unlike": read_unlike(domains), "four alike": [read_libraries()]}
+    for name, parts in groups.items():
+        shares = [np.mean([_route(each, seed).mean() for each in parts[:1]]) for seed in range(ROUTER_SEEDS)]
+        print(f"{name}: semantic-router {np.mean(shares):.3f} ({min(shares):.3f} to {max(shares):.3f})")
+        if llm_url is not None:
+            _show_llm_selector(name, parts[0], llm_url)
+
+
+def _route(corpora: Corpora, seed: int) -> np.ndarray:
+    """Return whether semantic-router chooses right, with utterances taken from each corpus, and our encoder."""
+    from semantic_router.encoders.base import AsymmetricDenseMixin, DenseEncoder
+    from semantic_router.route import Route
+    from semantic_router.routers import IndexedRouter
+
+    class RouterEncoder(DenseEncoder, AsymmetricDenseMixin):  # type: ignore[misc]  # its classes are untyped
+        name: str = "encoder"
+
+        def encode_queries(self, docs: list[str]) -> list[list[float]]:
+            return embed(docs).tolist()
+
+        def encode_documents(self, docs: list[str]) -> list[list[float]]:
+            return corpus_encoder().vectors(docs, "passage: ").tolist()
+
+    draw = random.Random(seed)
+    routes = []
+    for name, (passages, _) in corpora.items():
+        utterances = [each[:300] for each in draw.sample(list(passages), UTTERANCES)]
+        routes.append(Route(name=name, utterances=utterances))
+    router = IndexedRouter(RouterEncoder(), routes)
+    hits = []
+    for name, (_, asked) in corpora.items():
+        for question in asked:
+            chosen = router(question)
+            hits.append(chosen is not None and chosen.name == name)
+    return np.array(hits)
+
+
+def _show_llm_selector(name: str, corpora: Corpora, llm_url: str) -> None:
+    """Print how often LlamaIndex's selector chooses right by descriptions, and our choice on the same questions."""
+    from llama_index.core.selectors import LLMSingleSelector
+    from llama_index.core.tools import ToolMetadata
+    from llama_index.llms.openai_like import OpenAILike
+
+    llm = OpenAILike("m", api_base=llm_url, api_key="none", is_chat_model=True, timeout=300, max_tokens=150)
+    selector = LLMSingleSelector.from_defaults(llm=llm)
+    names = list(corpora)
+    choices = [ToolMetadata(name=each, description=DESCRIPTIONS_OF_ALL[each]) for each in names]
+    asked = [(row, question) for row, (_, some) in enumerate(corpora.values()) for question in some]
+    order, _ = rank(corpora)
+    chosen = random.Random(SEED).sample(range(len(asked)), LLM_QUESTIONS)
+    hits, seconds = [], []
+    for index in chosen:
+        right, question = asked[index]
+        start = time.perf_counter()
+        try:
+            hits.append(selector.select(choices, question).ind == right)
+        except ValueError:  # it wrote no JSON
+            hits.append(False)
+        seconds.append(time.perf_counter() - start)
+    ours = np.mean([order[index, 0] == asked[index][0] for index in chosen])
+    print(
+        f"{name}: LLMSingleSelector {np.mean(hits):.3f} of {len(hits)}, {np.median(seconds):.1f} s; ours {ours:.3f}"
+    )
+
+
+def read_licences() -> list[str]:
+    """Return paragraphs of the licences of installed packages."""
+    found: dict[str, None] = {}
+    files = Path(np.__file__).parents[1].glob("*.dist-info/**/LICENSE*")
+    for file in sorted(filter(Path.is_file, files)):
+        for paragraph in file.read_text(encoding="utf-8", errors="replace").split("\n\n"):
+            if len(paragraph) > 100:
+                found[" ".join(paragraph.split())] = None
+    return list(found)[:600]
