@@ -190,7 +190,7 @@ class Decider(ABC):
             return decision
         override = Override(retrieve=True, reason=missing)
         reason = f"{missing} {decision.reason}".strip()
-        return decision.turned(True, override=override, reason=reason)
+        return decision.with_retrieve(True, override=override, reason=reason)
 
     def _log_failures(self, requests: Sequence[Request], decisions: Sequence[Decision]) -> None:
         """Log once for a call how many of its decisions failed, and the first error without the users' words."""
