@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError
 from rgate_integrations.runtime import replies
-from rgate_integrations.runtime.records import as_logprob
+from rgate_integrations.runtime.records import check_logprob
 from rgate_integrations.runtime.text import encodable
 
 
@@ -100,7 +100,7 @@ class Draft(Frozen):
     text: Text
     token_ids: tuple[int, ...] = ()
     tokens: tuple[Text, ...] = ()
-    logprobs: tuple[Annotated[float, AfterValidator(as_logprob)], ...] | None = None
+    logprobs: tuple[Annotated[float, AfterValidator(check_logprob)], ...] | None = None
     finished: bool = True
     source: DraftSource = "recorded"
     model: Text = ""
@@ -118,13 +118,13 @@ class Draft(Frozen):
         thinking = replies.count_thinking(usage)
         if thoughts is not None:  # at least 1: an LLM may hide what it thought, and how much
             thinking = thinking or len(thoughts.split()) or 1
-        finished = bool(reason) and not replies.is_cut(reason)
+        finished = bool(reason) and not replies.is_truncated(reason)
         return cls(text=answer.strip(), thinking_tokens=thinking, finished=finished, **fields)
 
     @property
     def missing(self) -> str:
         """What it is instead of an answer, such as ``"nothing"`` or ``"a refusal"``; empty if it is an answer."""
-        return replies.missing_answer(self.text)
+        return replies.describe_non_answer(self.text)
 
     @property
     def is_cut_off(self) -> bool:
@@ -140,7 +140,7 @@ class Draft(Frozen):
         thinking = values.get("thinking_tokens") or 0
         if thoughts is None and not thinking and answer == values["text"]:
             return values
-        start = replies.answer_start(values.get("tokens") or (), answer.strip())
+        start = replies.find_answer_start(values.get("tokens") or (), answer.strip())
         if thoughts is not None:
             thinking = thinking or start or len(thoughts.split()) or 1
         # Only the tokens' texts show where the answer starts; without them, ids and log-probabilities are useless.

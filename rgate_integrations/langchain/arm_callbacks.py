@@ -29,7 +29,7 @@ from langchain_core.tracers.log_stream import LogStreamCallbackHandler
 
 from rgate_integrations.answering.partial_answer import BufferedAnswer, PartialAnswer
 from rgate_integrations.runtime.flow import Call, Flow
-from rgate_integrations.runtime.records import choice_logprobs
+from rgate_integrations.runtime.records import read_choice_logprobs
 from rgate_integrations.runtime.replies import count_thinking, read_reply
 
 # The attribute by which a handler says that it does not want an event; `on_text` has none.
@@ -192,7 +192,7 @@ class BufferingHandler(BaseCallbackHandler):
             return
         answer = self._answer.partial
         metadata = {**chunk.message.response_metadata, **(chunk.generation_info or {})}
-        tokens, logprobs = choice_logprobs(metadata)
+        tokens, logprobs = read_choice_logprobs(metadata)
         answer.tokens += tokens
         answer.logprobs += logprobs
         answer.set_response(chunk.message.id)
