@@ -341,7 +341,9 @@ class RoutedCall(ABC, Generic[_Input]):
         if draft is None and isinstance(each.draft, Draft):
             draft = each.draft
         where = decision.model_copy(update={"corpora": corpora})
-        return where.with_retrieve(decision.retrieve, partial_answer=info, cost=cost, warnings=warnings, draft=draft)
+        return where.with_retrieve(
+            decision.retrieve, partial_answer=info, cost=cost, warnings=warnings, draft=draft
+        )
 
     def _finish(self, each: _Input) -> Flow[RouteResult | Exception]:
         """Announce what was decided, and return what is left to run."""
