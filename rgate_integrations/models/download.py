@@ -25,7 +25,7 @@ from rgate_integrations.errors import (
     ModelLoadError,
     unknown_name,
 )
-from rgate_integrations.models.catalog import Entry, HubFiles, entry, names_of
+from rgate_integrations.models.catalog import Entry, HubFiles, catalogue_names, entry
 from rgate_integrations.models.convert import convert_gguf
 from rgate_integrations.models.download_bar import DownloadBar
 from rgate_integrations.models.encoder_file import make_encoder
@@ -65,7 +65,7 @@ def cached_path(name: str) -> Path | None:
     return path if whole else None
 
 
-def downloaded_path(name: str, what: str) -> Path:
+def fetch_path(name: str, what: str) -> Path:
     """Return the folder of a catalogue entry; one that is missing is fetched, unless that is forbidden here.
 
     The first use says on standard error what it fetches, and where to. Of several threads and processes one fetches,
@@ -120,7 +120,7 @@ def download(name: str, *, source: Source | None = None) -> Path:
 _first_use = FirstUse(cached_path, download)
 
 
-def quantised(name: str, *, source: Source | None = None) -> Path:
+def download_gguf(name: str, *, source: Source | None = None) -> Path:
     """Bring a model's GGUF file into the cache as it is, for llama.cpp; `download` keeps the model converted.
 
     Args:
@@ -176,11 +176,11 @@ def corpus_path(name: str) -> Path:
 
     Raises:
         UnknownNameError: The catalogue has no corpus of that name.
-        DownloadError: It is missing, and is not fetched here or could not be fetched; see `downloaded_path`.
+        DownloadError: It is missing, and is not fetched here or could not be fetched; see `fetch_path`.
     """
     entry(name, "corpus")
     try:
-        return downloaded_path(name, "corpus") / PASSAGES
+        return fetch_path(name, "corpus") / PASSAGES
     except ModelLoadError as error:  # it is no model
         raise DownloadError(error.message, hint=error.hint) from error
 
@@ -194,13 +194,13 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
 
     Raises:
         ModelLoadError: A catalogue entry that is missing and is not fetched here, or a path that does not exist.
-        DownloadError: A catalogue entry that could not be fetched; see `downloaded_path`.
+        DownloadError: A catalogue entry that could not be fetched; see `fetch_path`.
         UnknownNameError: Neither a catalogue name, nor a folder, nor a Hub id.
     """
     name = os.fspath(name)
-    known = names_of("gguf", "embedder", "encoder")
+    known = catalogue_names("gguf", "embedder", "encoder")
     if name in known:
-        return str(downloaded_path(name, kind))
+        return str(fetch_path(name, kind))
     # `os.path` says that there is nothing under a name that no file can have, where `Path` raises.
     path = os.path.expanduser(name)
     if os.path.isdir(path):  # not "": `Path` would take it for the current folder

@@ -31,7 +31,7 @@ _log = logging.getLogger("rgate_integrations")
 _serving = threading.Event()
 
 
-def never_fetch() -> None:
+def forbid_downloads() -> None:
     """Have this process fetch nothing on first use from now on: it is a server, whose clients would wait.
 
     `rgate_integrations.models.download.download` still fetches what it is told to.
@@ -39,7 +39,7 @@ def never_fetch() -> None:
     _serving.set()
 
 
-def why_not() -> str:
+def find_download_obstacle() -> str:
     """Return why nothing is fetched on first use, as the end of a sentence; empty where it is."""
     for name in OFFLINE:
         value = os.environ.get(name, "")
@@ -80,11 +80,11 @@ class FirstUse:
             target: Where it will be.
 
         Raises:
-            ModelLoadError: It may not be fetched here; see `why_not`. The hint is the command that does.
+            ModelLoadError: It may not be fetched here; see `find_download_obstacle`..
             DownloadError: It could not be fetched now, or less than 5 minutes ago.
             MissingDependencyError: Its conversion needs an extra that is not installed.
         """
-        if reason := why_not():
+        if reason := find_download_obstacle():
             self._warn_once(name, what, reason)
             message = f"The {what} {name!r} is not downloaded yet, and {reason}."
             raise ModelLoadError(message, hint=f"rgate download {name}")

@@ -26,7 +26,7 @@ from rgate_integrations.engine.decider import fallback_decision, read_item
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.index.retriever import Hit, Retriever, passage_id
-from rgate_integrations.prompts import format_passages, without_control_tokens
+from rgate_integrations.prompts import format_passages, strip_control_tokens
 from rgate_integrations.runtime.files import JsonlLog
 from rgate_integrations.runtime.flow import Call, Gather, Step, arun
 from rgate_integrations.runtime.text import encodable, redact
@@ -170,9 +170,7 @@ class Gateway:
             with suppress(RecursionError):  # it could only just be read: it goes on without passages
                 if hits:
                     # No control token of a chat template, which would end the user's turn.
-                    passages = without_control_tokens(
-                        encodable(format_passages([hit.passage for hit in hits]))
-                    )
+                    passages = strip_control_tokens(encodable(format_passages([hit.passage for hit in hits])))
                     content, count = llm_request.with_passages(passages), len(hits)
             headers[f"{OWN_HEADER}-passages"] = str(count)
         return await self.upstream.forward(llm_request.request, content, headers)
