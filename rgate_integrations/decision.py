@@ -303,7 +303,7 @@ def _valid_question(question: object) -> str:
 
 
 def _valid_history(history: object) -> tuple[str, ...]:
-    turns = () if history is None else history
+    turns: Any = () if history is None else history
     is_list = isinstance(turns, Sequence) and not isinstance(turns, str | bytes)
     if not is_list or not all(isinstance(turn, str) and "\0" not in turn for turn in turns):
         raise EvidenceError(
