@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal, TypeAlias, TypedDict, Unpack
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from rgate_integrations.errors import ConfigurationError, EvidenceError, InvalidQuestionError
-from rgate_integrations.runtime.records import as_logprob
+from rgate_integrations.runtime.records import check_logprob
 from rgate_integrations.runtime.replies import (
-    answer_start,
     count_thinking,
-    is_cut,
-    missing_answer,
+    describe_non_answer,
+    find_answer_start,
+    is_truncated,
     read_reply,
     split_thoughts,
 )
@@ -102,7 +102,7 @@ class Draft(Frozen):
     text: Text
     token_ids: tuple[int, ...] = ()
     tokens: tuple[Text, ...] = ()
-    logprobs: tuple[Annotated[float, AfterValidator(as_logprob)], ...] | None = None
+    logprobs: tuple[Annotated[float, AfterValidator(check_logprob)], ...] | None = None
     finished: bool = True
     source: DraftSource = "recorded"
     model: Text = ""
@@ -124,13 +124,13 @@ class Draft(Frozen):
         thinking = count_thinking(usage)
         if thoughts is not None:
             thinking = thinking or len(thoughts.split()) or 1
-        finished = bool(reason) and not is_cut(reason)
+        finished = bool(reason) and not is_truncated(reason)
         return cls(text=answer.strip(), thinking_tokens=thinking, finished=finished, **fields)
 
     @property
     def missing(self) -> str:
         """What it is instead of an answer, such as ``"nothing"`` or ``"a refusal"``; empty if it is an answer."""
-        return missing_answer(self.text)
+        return describe_non_answer(self.text)
 
     @property
     def is_cut_off(self) -> bool:
@@ -148,7 +148,7 @@ class Draft(Frozen):
         if thoughts is None and not thinking and answer == values["text"]:
             return values
         tokens = values.get("tokens") or ()
-        start = answer_start(tokens, answer.strip())
+        start = find_answer_start(tokens, answer.strip())
         if thoughts is not None:
             thinking = thinking or start or len(thoughts.split()) or 1
         kept: dict[str, Any] = {}

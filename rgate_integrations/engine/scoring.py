@@ -13,7 +13,7 @@ from rgate_integrations.gates.base import Gate, Score, ScoreSpec
 from rgate_integrations.gates.evidence.base import Context, Evidence, Piece, Sources, expand_specs
 from rgate_integrations.gates.rules import Rules
 from rgate_integrations.gates.turns import resolve_turns
-from rgate_integrations.runtime.letters import encoding_of, plain_text
+from rgate_integrations.runtime.letters import detect_encoding, plain_text
 from rgate_integrations.runtime.segments import BLANK_LINE, QUESTION_MARKS, segments
 
 MAX_REQUEST_TOKENS = 2_048
@@ -79,7 +79,7 @@ def score_requests(
             score = replace(score, warnings=(warning, *score.warnings))
             if each.leaves_out or score.p_known < MIN_P_KNOWN_IF_TRUNCATED:
                 score = score.overridden("Too long to be read whole, and not clearly needless.")
-        encoding = encoding_of(each.question) if reads_model else ""
+        encoding = detect_encoding(each.question) if reads_model else ""
         if encoding:
             score = score.overridden(f"Written in {encoding}, which the gate does not read.")
         scores.append(score)

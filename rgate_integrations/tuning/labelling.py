@@ -19,7 +19,7 @@ from rgate_integrations.models.base import LanguageModel
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.runtime.files import json_line, locked, write_atomically
-from rgate_integrations.runtime.replies import missing_answer
+from rgate_integrations.runtime.replies import describe_non_answer
 from rgate_integrations.runtime.text import contains_answer, is_correct, normalise
 from rgate_integrations.tuning.arms import Arm, ModelArm
 from rgate_integrations.tuning.collection import (
@@ -189,7 +189,7 @@ def agrees(text: str, other: str, embedder: Embedder | None) -> bool:
     answer agrees with none.
     """
     short, long = sorted((normalise(text), normalise(other)), key=len)
-    if not short or missing_answer(text) or missing_answer(other):
+    if not short or describe_non_answer(text) or describe_non_answer(other):
         return False
     if len(short.split()) <= _SHORT and contains_answer(long, short):
         return True
@@ -259,7 +259,9 @@ def ask_judge(
         name = f"judge {judge.name} of {arm}"
         # It is asked for a word, and may say a few.
         answers.add({name: JudgeArm(judge, tokens=8, prompt=JUDGE, judged=judged)})
-        asked = [each.question for each in answered if not missing_answer(judged.get(each.question.key, ""))]
+        asked = [
+            each.question for each in answered if not describe_non_answer(judged.get(each.question.key, ""))
+        ]
         answers.ask(asked, arms=[name], concurrency=concurrency, what=f"judging {arm}", progress=progress)
         for key in judged:
             verdicts[arm, key] = False

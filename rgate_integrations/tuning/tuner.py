@@ -16,7 +16,7 @@ from rgate_integrations.gates.artifacts import ANSWER_FIRST
 from rgate_integrations.gates.folder import CARD, read_gate, read_prior, tuned_files
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import LanguageModel, Proxy
-from rgate_integrations.runtime.files import existing_folder, locked, write_folder
+from rgate_integrations.runtime.files import find_folder, locked, write_folder
 from rgate_integrations.tuning.arms import Arm, as_arm, describe_thinking, sampling_arms
 from rgate_integrations.tuning.calibration import MaxLoss, Policy
 from rgate_integrations.tuning.collection import Answers, ArmName, Progress, answers_file, no_progress
@@ -180,7 +180,7 @@ def _check_out(folder: Path, update: bool) -> None:
     Raises:
         ConfigurationError: The folder exists and is not to be updated, or is something else than a tuned gate.
     """
-    there = existing_folder(folder)
+    there = find_folder(folder)
     if not there.exists():
         return
     if not update:
