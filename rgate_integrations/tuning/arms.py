@@ -13,7 +13,7 @@ from rgate_integrations.answering.answers import write_answers
 from rgate_integrations.answering.drafting import read_message
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError
-from rgate_integrations.index.retriever import Retriever, index_identity
+from rgate_integrations.index.retriever import Retriever, describe_index
 from rgate_integrations.models.base import LanguageModel
 from rgate_integrations.prompts import ANSWER, ANSWER_WITH_PASSAGES, PromptTemplate
 from rgate_integrations.runtime.replies import THINKING_OFF, get_field
@@ -73,7 +73,7 @@ class ModelArm:
             **self.llm.options.facts,
         }
         if self.index is not None:
-            facts |= {"k": self.k, "prompt": ANSWER_WITH_PASSAGES.hash, "index": index_identity(self.index)}
+            facts |= {"k": self.k, "prompt": ANSWER_WITH_PASSAGES.hash, "index": describe_index(self.index)}
         if self.seed is not None:
             facts |= {"temperature": TEMPERATURE, "seed": self.seed}
         return facts

@@ -17,7 +17,7 @@ from rgate_integrations.gates.probability import logits, sigmoids
 from rgate_integrations.gates.tuned import features_of
 from rgate_integrations.models.base import HasStates
 from rgate_integrations.models.pooling import PooledLayer
-from rgate_integrations.models.proxies import read_states, with_states
+from rgate_integrations.models.proxies import read_states, require_states
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, PositionArray
 from rgate_integrations.tuning.calibration import LEAST, Policy, ThresholdChoice, describe_choice
@@ -82,7 +82,7 @@ def read_questions_with(gate: DecisionEngine, questions: Sequence[str], progress
     Raises:
         RGateError: The gate failed: a fit to fewer questions would be another gate.
     """
-    strict, proxy = gate.with_options(on_error="raise"), with_states(gate.get_proxy())
+    strict, proxy = gate.with_options(on_error="raise"), require_states(gate.get_proxy())
     layers = tuple(PooledLayer(depth, "question", "mean") for depth in proxy.question_layers)
     decisions: list[Decision] = []
     states: list[Float32Array] = []

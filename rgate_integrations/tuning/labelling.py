@@ -20,7 +20,7 @@ from rgate_integrations.models.base import LanguageModel
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.runtime.files import json_line, locked, write_atomically
-from rgate_integrations.runtime.replies import missing_answer
+from rgate_integrations.runtime.replies import describe_non_answer
 from rgate_integrations.runtime.text import contains_answer, is_correct, normalise
 from rgate_integrations.tuning.arms import Arm, ModelArm
 from rgate_integrations.tuning.collection import (
@@ -181,7 +181,7 @@ def agrees(text: str, other: str, embedder: Embedder | None) -> bool:
     refusal or an empty text agrees with nothing.
     """
     short, long = sorted((normalise(text), normalise(other)), key=len)
-    if not short or missing_answer(text) or missing_answer(other):
+    if not short or describe_non_answer(text) or describe_non_answer(other):
         return False
     if len(short.split()) <= _MAX_SHORT_WORDS and contains_answer(long, short):
         return True
@@ -247,7 +247,7 @@ def ask_judge(
         questions = [
             answered.question
             for answered in with_gold
-            if not missing_answer(judged.get(answered.question.key, ""))
+            if not describe_non_answer(judged.get(answered.question.key, ""))
         ]
         name = f"judge {judge.name} of {arm}"
         # The prompt asks for one word, but some models write a few more.

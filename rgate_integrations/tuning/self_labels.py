@@ -13,7 +13,7 @@ from rgate_integrations.gates.papers.boundary import certainty
 from rgate_integrations.models.base import LanguageModel
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
 from rgate_integrations.runtime.records import read_records
-from rgate_integrations.runtime.text import comparable, is_correct
+from rgate_integrations.runtime.text import is_correct, normalise_answers
 from rgate_integrations.tuning.arms import ModelArm, sampling_arms
 from rgate_integrations.tuning.collection import Progress, cached_answers, no_progress
 from rgate_integrations.tuning.questions import DataFile, Question, read_examples
@@ -91,7 +91,7 @@ def sampled_certainty(samples: Sequence[str]) -> float:
     It is 0 if none of the samples is an answer.
     """
     try:
-        texts = comparable(samples)
+        texts = normalise_answers(samples)
     except NoAnswerError:
         return 0.0
     return certainty(list(Counter(texts).values()))

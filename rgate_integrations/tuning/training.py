@@ -25,7 +25,7 @@ from rgate_integrations.gates.papers.verdicts import (
 )
 from rgate_integrations.models.base import Proxy
 from rgate_integrations.models.proxies import language_model
-from rgate_integrations.prompts import PromptTemplate, answering
+from rgate_integrations.prompts import PromptTemplate, answer_prompt
 from rgate_integrations.runtime.records import Record, read_records
 from rgate_integrations.tuning.arms import ModelArm
 from rgate_integrations.tuning.collection import Progress, cached_answers, no_progress
@@ -102,7 +102,7 @@ class TrainingOptions:
     @property
     def prompt(self) -> PromptTemplate:
         """The prompt for the question, under which drafts are written."""
-        return answering(self.system)
+        return answer_prompt(self.system)
 
     @property
     def reads(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from rgate_integrations.gates.artifacts import ANSWER_FIRST
 from rgate_integrations.gates.folder import CARD, read_gate, read_prior, tuned_files
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.models.base import LanguageModel, Proxy
-from rgate_integrations.runtime.files import existing_folder, locked, write_folder
+from rgate_integrations.runtime.files import find_folder, locked, write_folder
 from rgate_integrations.tuning.arms import Arm, as_arm, describe_thinking, sampling_arms
 from rgate_integrations.tuning.calibration import MaxLoss, Policy
 from rgate_integrations.tuning.collection import (
@@ -190,7 +190,7 @@ def _check_replaceable(folder: Path, update: bool) -> None:
     Raises:
         ConfigurationError: The folder exists, and ``update`` is false or it holds something other than a tuned gate.
     """
-    existing = existing_folder(folder)
+    existing = find_folder(folder)
     if existing.exists() and not update:
         raise ConfigurationError(
             f"{str(folder)!r} exists.",
