@@ -151,6 +151,13 @@ class Answers:
         missing = [question for question in questions if self.get(question, arm) is None]
         return sorted(missing, key=lambda question: (arm, question.key) in self._failed)
 
+    def count_missing(self, questions: Sequence[Question]) -> Counter[str]:
+        """Return the number of missing answers, by kind of arm."""
+        missing: Counter[str] = Counter()
+        for arm in self.arms:
+            missing[arm_kind(arm)] += len(self.missing(questions, arm))
+        return missing
+
     def ask(
         self,
         questions: Sequence[Question],
@@ -162,8 +169,7 @@ class Answers:
     ) -> int:
         """Make the calls whose answers are missing, and return how many failed.
 
-        A failed call is recorded, and the others go on. An answer that is cut off before it begins is a failure, and
-        neither right nor wrong.
+        A failed call is recorded, and the others go on. An answer that is cut off before it begins is a failure.
 
         Args:
             questions: The questions.
@@ -201,13 +207,8 @@ class Answers:
             failures += 1
             in_a_row[kind] += 1
             cut_off[kind] += isinstance(outcome, NoAnswerError)
-            if cut_off[kind] == STOP_IF_CUT_OFF and not any(
-                arm_kind(name) == kind for name, _ in self._answers
-            ):
-                raise NoAnswerError(
-                    f"{STOP_IF_CUT_OFF} answers were cut off before they began: the LLM thinks first.",
-                    hint="Switch its thinking off (--think off), or give it more tokens (--thinking-tokens).",
-                )
+            if cut_off[kind] == STOP_IF_CUT_OFF:
+                self._check_answered(kind)
             is_unusable = done == 1 and isinstance(outcome, ServerError)
             if is_unusable or in_a_row[kind] == STOP_AFTER or failures == total:
                 raise ServerError(
@@ -217,6 +218,14 @@ class Answers:
         if "direct" in arms:
             self._check_finished(self.arms["direct"])
         return failures
+
+    def _check_answered(self, kind: str) -> None:
+        """Raise `NoAnswerError` if no arm of a kind has given an answer."""
+        if not any(arm_kind(name) == kind for name, _ in self._answers):
+            raise NoAnswerError(
+                f"{STOP_IF_CUT_OFF} answers were cut off before they began: the LLM thinks first.",
+                hint="Switch its thinking off (--think off), or give it more tokens (--thinking-tokens).",
+            )
 
     def _check_finished(self, direct: Arm) -> None:
         """Raise `NoAnswerError` if a server finished no answer: thoughts that the prompt opens look like that."""

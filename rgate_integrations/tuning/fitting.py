@@ -127,6 +127,8 @@ def fit_gate(
 ) -> FittedGate | None:
     """Fit a gate, and choose its threshold on cross-fitted scores.
 
+    It is None if it reads partial answers, and too few have log-probabilities or all of them have the same label.
+
     Args:
         labels: The labelled answers.
         readings: The readings of their questions.
@@ -135,13 +137,8 @@ def fit_gate(
         seed: Seed of all random choices.
         facts: Further provenance for the gate's file, as JSON values.
         llm: Name of the LLM.
-
-    Returns:
-        The gate; None if it reads partial answers, and too few have log-probabilities or all of these are right, or
-        wrong.
     """
     answers = [answered.direct for answered in labels.answered]
-    # Only answers with log-probabilities of the LLM have features.
     indices = np.flatnonzero([not tokens or answer.logprobs is not None for answer in answers])
     features = np.zeros((len(indices), 0))
     if tokens:

@@ -148,14 +148,7 @@ def label(
         )
     labelled, labels = [], []
     for answered in usable:
-        right: dict[ArmName, bool | None] = {}
-        for arm, answer in answered.answers.items():
-            if kind == "judge":
-                right[arm] = verdicts[arm, answered.question.key]
-            elif kind == "gold":
-                right[arm] = is_correct(answer.text, answered.question.gold)
-            else:  # the answer with retrieval is the reference for the others
-                right[arm] = arm == "retrieve" or agrees(answer.text, answered.retrieve.text, embedder)
+        right = _label_answers(answered, kind, verdicts, embedder)
         direct, retrieve = right.pop("direct"), right.pop("retrieve")
         # A question needs both labels: thresholds are chosen on pairs.
         if direct is not None and retrieve is not None:
@@ -172,6 +165,21 @@ def label(
         unlabelled=len(complete) - len(labelled),
         judge="" if judge is None else judge.name,
     )
+
+
+def _label_answers(
+    answered: Answered, kind: LabelKind, verdicts: Verdicts, embedder: Embedder | None
+) -> dict[ArmName, bool | None]:
+    """Return whether each answer to a question is right, by arm; None without a label."""
+    right: dict[ArmName, bool | None] = {}
+    for arm, answer in answered.answers.items():
+        if kind == "judge":
+            right[arm] = verdicts[arm, answered.question.key]
+        elif kind == "gold":
+            right[arm] = is_correct(answer.text, answered.question.gold)
+        else:  # the answer with retrieval is the reference for the others
+            right[arm] = arm == "retrieve" or agrees(answer.text, answered.retrieve.text, embedder)
+    return right
 
 
 def agrees(text: str, other: str, embedder: Embedder | None) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +24,6 @@ from rgate_integrations.tuning.collection import (
     ArmName,
     Progress,
     answers_file,
-    arm_kind,
     no_progress,
 )
 from rgate_integrations.tuning.fitting import (
@@ -176,10 +174,7 @@ def tune(
     with locked(answers_file(folder)):
         answers = Answers(answers_file(folder), arms)
         if before is not None:
-            calls: Counter[str] = Counter()
-            for arm in arms:
-                calls[arm_kind(arm)] += len(answers.missing(to_ask, arm))
-            before(len(to_ask), calls)
+            before(len(to_ask), answers.count_missing(to_ask))
         failed = answers.ask(to_ask, concurrency=options.concurrency, progress=progress)
         return _fit_and_write(answers, folder, failed, options, progress)
 
