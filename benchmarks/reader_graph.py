@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 from onnx_graph import MICROSOFT, Int8Builder
 
 from rgate_integrations.models.catalog import DEFAULT_MODEL
-from rgate_integrations.models.download import quantised
+from rgate_integrations.models.download import download_gguf
 from rgate_integrations.models.local import TransformersProxy
 from rgate_integrations.models.reader import GRAPH, SELF_TEST, STATES, Reader
 from rgate_integrations.models.reader_file import (
@@ -245,7 +245,7 @@ def main() -> None:
     for number, layer in enumerate(cache.layers[:LAYERS]):
         factor = factors["out"][number].astype(np.float32).reshape(KV_HEADS, 1, HEAD_SIZE)
         prefix.append((layer.keys[0].numpy(), layer.values[0].numpy() / factor))
-    source = quantised(DEFAULT_MODEL)
+    source = download_gguf(DEFAULT_MODEL)
     graph = ReaderGraph(reader_tensors(GGUFReader(source)), prefix).build()
     (OUT / GRAPH).write_bytes(graph.SerializeToString())
 

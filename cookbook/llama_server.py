@@ -19,7 +19,7 @@ from langchain_core.messages import AIMessageChunk, BaseMessage, convert_to_open
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from pydantic import Field, PrivateAttr
 
-from rgate_integrations.models.download import quantised
+from rgate_integrations.models.download import download_gguf
 
 SERVE = """
 import sys, xllamacpp
@@ -37,7 +37,7 @@ sys.stdin.read()
 
 def gguf(name: str) -> Path:
     """Return the quantised file of a model of the catalogue; `rgate download` keeps it converted."""
-    return quantised(name)
+    return download_gguf(name)
 
 
 @contextlib.contextmanager

@@ -78,7 +78,7 @@ ANSWER = PromptTemplate(
 """The draft: chat models answer with their template; base models see `ANSWER_FEW_SHOT`."""
 
 
-def answering(system: str | None) -> PromptTemplate:
+def answer_prompt(system: str | None) -> PromptTemplate:
     """Return the prompt of a direct arm: `ANSWER`, with another system turn if one is given; empty for none."""
     if system is None or system == ANSWER.system:
         return ANSWER
@@ -197,7 +197,7 @@ _PATTERNS = (
 _CONTROL = re.compile("|".join(_PATTERNS))
 
 
-def without_control_tokens(text: str) -> str:
+def strip_control_tokens(text: str) -> str:
     """Return ``text`` with a space in place of each control token, so that it cannot end its own turn.
 
     Servers read the spellings of control tokens as control tokens. Which ones a server has is not known here, so

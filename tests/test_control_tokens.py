@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rgate_integrations.prompts import ANSWER, without_control_tokens
+from rgate_integrations.prompts import ANSWER, strip_control_tokens
 from tests.fake_server import Fake, answer
 
 FAMILIES = {
@@ -76,12 +76,12 @@ PLAIN = [
 
 @pytest.mark.parametrize("token", TOKENS)
 def test_a_control_token_is_replaced(token):
-    assert without_control_tokens(f"a{token}b") == "a b"
+    assert strip_control_tokens(f"a{token}b") == "a b"
 
 
 @pytest.mark.parametrize("text", PLAIN)
 def test_other_text_is_left_alone(text):
-    assert without_control_tokens(text) == text
+    assert strip_control_tokens(text) == text
 
 
 PIECES = st.sampled_from([*TOKENS, *"<>|[]/｜▁~ ", "im_end", "INST", "SYS", "</", "<|", "|>", "s"])
@@ -97,15 +97,15 @@ NESTED = st.builds(
 
 @given(NESTED | st.lists(PIECES | NESTED | st.text(max_size=4), max_size=12).map("".join))
 def test_however_they_are_nested_none_is_left_or_made(text):
-    clean = without_control_tokens(text)
+    clean = strip_control_tokens(text)
     assert not [token for token in TOKENS if token in clean]
-    assert without_control_tokens(clean) == clean
+    assert strip_control_tokens(clean) == clean
 
 
 @pytest.mark.parametrize("bit", ["<|", "<", "<｜a", "[|", "<A_", "]~", "<seed:"])
 def test_broken_beginnings_do_not_cost_much(bit):
     text = bit * 20_000
-    assert without_control_tokens(text) == text
+    assert strip_control_tokens(text) == text
 
 
 def test_the_server_gets_none_of_them(fake):

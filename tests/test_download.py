@@ -32,7 +32,7 @@ from rgate_integrations.models.download import (
     cached_path,
     corpus_path,
     download,
-    quantised,
+    download_gguf,
     resolve_model,
 )
 from rgate_integrations.runtime.files import write_atomically, write_folder
@@ -322,11 +322,11 @@ def test_a_quantised_file_is_kept_as_it_is(cache, hub, tmp_path, monkeypatch):
     monkeypatch.setitem(CATALOGUE, "test-model", replace(known, name="test-model", hub=files))
     on_hub(tmp_path, "tests/model", {"model.gguf": b"half"})
     with pytest.raises(ChecksumError):
-        quantised("test-model", source="hub")
+        download_gguf("test-model", source="hub")
     assert visible(cache / "gguf") == []
     on_hub(tmp_path, "tests/model", {"model.gguf": b"GGUF and so on"})
-    assert quantised("test-model") == quantised("test-model") == cache / "gguf" / "test-model.gguf"
-    assert quantised("test-model").read_bytes() == b"GGUF and so on"
+    assert download_gguf("test-model") == download_gguf("test-model") == cache / "gguf" / "test-model.gguf"
+    assert download_gguf("test-model").read_bytes() == b"GGUF and so on"
 
 
 @pytest.mark.parametrize(("source", "weights"), [("hub", "model.safetensors"), ("index", "q4.bin")])
@@ -369,14 +369,14 @@ def test_resolve_model(cache, tmp_path, monkeypatch):
         (resolve_model, "a\0b", UnknownNameError, "no model named.*Known names"),
         (resolve_model, "encyclopedia-leads", UnknownNameError, "no model named"),
         (resolve_model, "SmolLM2-135M", UnknownNameError, "Did you mean smollm2-135m-instruct?"),
-        (resolve_model, "./nowhere", ModelLoadError, "no model folder"),
-        (resolve_model, "~/nowhere", ModelLoadError, "no model folder"),
-        (resolve_model, "a/b/c", ModelLoadError, "no model folder"),
-        (resolve_model, __file__, ModelLoadError, "no model folder"),
+        (resolve_model, "./nowhere", ModelLoadError, "does not exist"),
+        (resolve_model, "~/nowhere", ModelLoadError, "does not exist"),
+        (resolve_model, "a/b/c", ModelLoadError, "does not exist"),
+        (resolve_model, __file__, ModelLoadError, "does not exist"),
         (corpus_path, "encyclopedia-leads", DownloadError, "rgate download encyclopedia-leads"),
         (corpus_path, "smollm2-135m-instruct", UnknownNameError, "There is no corpus named"),
         (partial(download, source="hub"), "encyclopedia-leads", DownloadError, "leads is not on the Hub"),
-        (partial(download, source="web"), "encyclopedia-leads", ConfigurationError, "no source 'web'"),
+        (partial(download, source="web"), "encyclopedia-leads", ConfigurationError, "Unknown source 'web'"),
     ],
 )
 def test_what_is_not_there(cache, look, name, error, why):

@@ -39,7 +39,7 @@ from rgate_integrations.models.encoder_file import (
     TOKENIZER,
     TOKENS,
     WEIGHTS,
-    from_blocks,
+    dequantise,
     make_encoder,
     read_weights,
     sentencepiece_model,
@@ -135,7 +135,7 @@ def hub_folder(source, tmp_path_factory):
     floats = {}
     for name, array in read_weights(source).items():
         if array.dtype == np.uint8:
-            array = from_blocks(array).reshape(-1)
+            array = dequantise(array).reshape(-1)
         floats[name] = array
     for name in floats:
         if name.endswith("weight") and "LayerNorm" not in name:

@@ -110,6 +110,6 @@ def test_a_text_is_cut_after_tokens(proxy):
         short = proxy.truncate(text, 1)
         assert text.startswith(short)
         assert len(proxy.encoder.ids(short)) <= 1
-        end = proxy.encoder.end_of(text, 1)
+        end = proxy.encoder.keep_end(text, 1)
         assert text.endswith(end)
         assert 0 < len(end) <= len(text)

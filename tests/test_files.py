@@ -13,7 +13,7 @@ import pytest
 from rgate_integrations.errors import ConfigurationError, DataFormatError, WriteError
 from rgate_integrations.runtime.files import (
     JsonlLog,
-    existing_folder,
+    find_folder,
     read_jsonl,
     write_atomically,
     write_folder,
@@ -21,7 +21,7 @@ from rgate_integrations.runtime.files import (
 
 
 def contents(folder):
-    return {path.name: path.read_text(encoding="utf-8") for path in existing_folder(folder).iterdir()}
+    return {path.name: path.read_text(encoding="utf-8") for path in find_folder(folder).iterdir()}
 
 
 def test_a_file_or_folder_is_replaced(tmp_path):
@@ -52,7 +52,7 @@ def test_the_current_folder_is_no_place_to_write_a_folder_to(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match="cannot name a file or folder"):
         write_folder(name, {"a": "1"})
-    assert existing_folder(name).is_dir()
+    assert find_folder(name).is_dir()
     assert list(tmp_path.iterdir()) == []
 
 

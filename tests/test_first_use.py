@@ -24,18 +24,17 @@ from rgate_integrations.errors import (
     RGateError,
 )
 from rgate_integrations.models import download as download_module
-from rgate_integrations.models.catalog import CATALOGUE, READER
-from rgate_integrations.models.download import cached_path, corpus_path, downloaded_path, resolve_model
-from rgate_integrations.models.download_bar import DownloadBar
+from rgate_integrations.models.catalog import READER
+from rgate_integrations.models.download import cached_path, corpus_path, fetch_path, resolve_model
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.encoder_proxy import EncoderProxy
-from rgate_integrations.models.first_use import OFFLINE, FirstUse, never_fetch, why_not
+from rgate_integrations.models.first_use import OFFLINE, FirstUse, find_download_obstacle, forbid_downloads
 from rgate_integrations.models.local import TransformersProxy
 from rgate_integrations.models.reader import ReaderProxy
 from rgate_integrations.runtime.files import write_folder
 
 MINILM = "all-minilm-l6-v2"
-LINE = "rgate: the embedder all-minilm-l6-v2 (84 MB) is not here yet. It is fetched once, to {}\n"
+LINE = "rgate: downloading the embedder all-minilm-l6-v2 (84 MB), once, to {}\n"
 
 
 class Clock:
@@ -111,19 +110,12 @@ def test_everything_of_the_catalogue_is_fetched(fetcher):
     assert fetcher.asked == [ENCODER, READER, "smollm2-135m-instruct", "encyclopedia-leads"]
 
 
-def test_the_line_says_what_the_hub_sends_where_that_is_more(fetcher, capfd):
-    downloaded_path("multilingual-e5-small", "embedder")
-    assert "multilingual-e5-small (95 MB, from the Hub 488 MB) is not here yet" in capfd.readouterr().err
-
-
 @pytest.mark.parametrize("stream", [None, io.StringIO()])
 def test_without_standard_error_it_is_fetched_all_the_same(fetcher, capfd, monkeypatch, stream):
     if stream is not None:
         stream.close()
     monkeypatch.setattr(sys, "stderr", stream)
-    downloaded_path(MINILM, "embedder")
-    with DownloadBar(MINILM, [(fetcher.cache, 1)]):
-        pass
+    fetch_path(MINILM, "embedder")
     assert capfd.readouterr().out == ""
 
 
@@ -139,12 +131,12 @@ def test_offline_nothing_is_fetched_and_a_warning_says_so_once(
     for _ in range(3):
         error = fails(partial(resolve_model, MINILM), ModelLoadError)
     assert error.message == (
-        f"The model 'all-minilm-l6-v2' is not downloaded yet, and {name}={value} forbids to fetch it."
+        f"The model 'all-minilm-l6-v2' is not downloaded yet, and {name}={value} forbids downloads."
     )
     assert error.hint == "rgate download all-minilm-l6-v2"
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("rgate_integrations", logging.WARNING)
-    assert f"{name}={value} forbids to fetch it" in record.getMessage()
+    assert f"{name}={value} forbids downloads" in record.getMessage()
     assert record.getMessage().endswith("Run: rgate download all-minilm-l6-v2")
     fails(partial(resolve_model, "smollm2-135m-instruct"), ModelLoadError)
     assert len(caplog.records) == 2, "once for each model"
@@ -154,14 +146,8 @@ def test_offline_nothing_is_fetched_and_a_warning_says_so_once(
 @pytest.mark.parametrize("value", ["", "0", "false", "no"])
 def test_a_variable_that_says_no_forbids_nothing(fetcher, monkeypatch, value):
     monkeypatch.setenv("RGATE_OFFLINE", value)
-    assert why_not() == ""
-    assert downloaded_path(MINILM, "embedder") == fetcher.cache / MINILM
-
-
-def test_what_is_there_is_used_offline(fetcher, monkeypatch):
-    monkeypatch.setenv("RGATE_OFFLINE", "1")
-    write_folder(fetcher.cache / MINILM, {"rgate.json": "{}"})
-    assert downloaded_path(MINILM, "embedder") == fetcher.cache / MINILM
+    assert find_download_obstacle() == ""
+    assert fetch_path(MINILM, "embedder") == fetcher.cache / MINILM
 
 
 def test_a_missing_corpus_is_no_missing_model(fetcher, monkeypatch):
@@ -171,10 +157,10 @@ def test_a_missing_corpus_is_no_missing_model(fetcher, monkeypatch):
 
 
 def test_a_server_never_fetches_while_a_client_waits(fetcher, caplog):
-    never_fetch()
+    forbid_downloads()
     decision = load_gate().decide("What is the capital of France?")
     assert (decision.retrieve, decision.error.type, fetcher.asked) == (True, "ModelLoadError", [])
-    assert "a server fetches nothing while its clients wait" in decision.error.message
+    assert "a server downloads nothing while its clients wait" in decision.error.message
     assert decision.error.hint == f"rgate download {ENCODER}"
     assert f"Run: rgate download {ENCODER}" in caplog.text
 
@@ -202,7 +188,7 @@ def test_the_mcp_server_is_one(fetcher):
     from rgate_integrations.serving.agents import make_mcp_server
 
     make_mcp_server(load_gate())
-    assert why_not()
+    assert find_download_obstacle()
 
 
 def test_a_replica_of_ray_serve_is_one(fetcher, monkeypatch):
@@ -215,7 +201,7 @@ def test_a_replica_of_ray_serve_is_one(fetcher, monkeypatch):
     with suppress(Exception):  # only what a replica builds is looked at
         ray.application({})
     builders[0]()
-    assert why_not()
+    assert find_download_obstacle()
     assert fetcher.asked == []
 
 
@@ -225,14 +211,14 @@ def test_a_replica_of_ray_serve_is_one(fetcher, monkeypatch):
 def test_of_many_threads_one_fetches_and_the_others_use_it(fetcher, capfd):
     fetcher.may_go_on.clear()
     with ThreadPoolExecutor(16) as pool:
-        waiting = [pool.submit(downloaded_path, MINILM, "embedder") for _ in range(16)]
+        waiting = [pool.submit(fetch_path, MINILM, "embedder") for _ in range(16)]
         assert fetcher.began.wait(60)
-        other = pool.submit(downloaded_path, READER, "gate's model")
+        other = pool.submit(fetch_path, READER, "gate's model")
         fetcher.may_go_on.set()
         assert {each.result() for each in waiting} == {fetcher.cache / MINILM}
         assert other.result() == fetcher.cache / READER
     assert sorted(fetcher.asked) == [MINILM, READER]
-    assert capfd.readouterr().err.count("is fetched once") == 2
+    assert capfd.readouterr().err.count(", once, to") == 2
 
 
 @pytest.mark.parametrize(
@@ -241,19 +227,19 @@ def test_of_many_threads_one_fetches_and_the_others_use_it(fetcher, capfd):
         (DownloadError("No network.", hint="Get one."), DownloadError, "No network."),
         (ChecksumError("Not the pinned one.", hint="Do not use it."), ChecksumError, "Not the pinned one."),
         (MissingDependencyError("torch", hint="pip install"), MissingDependencyError, "torch"),
-        (ValueError("odd"), DownloadError, "all-minilm-l6-v2 could not be fetched: ValueError('odd')"),
+        (ValueError("odd"), DownloadError, "all-minilm-l6-v2 could not be downloaded: ValueError('odd')"),
     ],
 )
 def test_what_failed_is_not_tried_again_for_five_minutes(tmp_path, online, caplog, error, kind, message):
     clock, fetcher = Clock(), Fetcher(tmp_path, error)
     monitored = FirstUse(lambda name: None, fetcher, clock)
-    look = partial(monitored.fetched, MINILM, "embedder", tmp_path / MINILM)
+    look = partial(monitored.fetch, MINILM, "embedder", tmp_path / MINILM)
     errors = [fails(look, kind) for _ in range(3)]
     assert [each.message for each in errors] == [message] * 3
     assert len({each.hint for each in errors}) == 1
     assert len(set(map(id, errors))) == 3, "no two callers share a traceback"
     assert len(fetcher.asked) == 1
-    assert caplog.text.count("tried again after 5 minutes") == 1
+    assert caplog.text.count("next attempt after 5 minutes") == 1
     clock.now += 299
     fails(look, kind)
     assert len(fetcher.asked) == 1
@@ -265,17 +251,17 @@ def test_what_failed_is_not_tried_again_for_five_minutes(tmp_path, online, caplo
 
 def test_what_was_downloaded_by_hand_after_a_failure_is_used_at_once(fetcher):
     fetcher.error = DownloadError("No network.")
-    fails(partial(downloaded_path, MINILM, "embedder"), DownloadError)
+    fails(partial(fetch_path, MINILM, "embedder"), DownloadError)
     write_folder(fetcher.cache / MINILM, {"rgate.json": "{}"})
-    assert downloaded_path(MINILM, "embedder") == fetcher.cache / MINILM
+    assert fetch_path(MINILM, "embedder") == fetcher.cache / MINILM
 
 
 def test_ctrl_c_is_no_failure(fetcher, caplog):
     fetcher.error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
-        downloaded_path(MINILM, "embedder")
+        fetch_path(MINILM, "embedder")
     fetcher.error = None
-    assert downloaded_path(MINILM, "embedder") == fetcher.cache / MINILM
+    assert fetch_path(MINILM, "embedder") == fetcher.cache / MINILM
     assert not caplog.text
 
 
@@ -302,7 +288,7 @@ def test_the_deadline_of_a_decision_holds_while_it_is_fetched(fetcher, call):
     assert cached_path(ENCODER) is None
     fetcher.may_go_on.set()
     # The worker goes on: another caller waits for it, and begins nothing.
-    assert downloaded_path(ENCODER, "gate's model") == fetcher.cache / ENCODER
+    assert fetch_path(ENCODER, "gate's model") == fetcher.cache / ENCODER
     assert fetcher.asked == [ENCODER]
 
 
@@ -328,7 +314,7 @@ def never_ends(item, source, folder):
     (folder / "half").write_text("half")
     time.sleep(600)
 
-download._fetch_files = never_ends
+download.fetch_files = never_ends
 decision = load_gate().decide("What is the capital of France?", timeout=0.5)
 print(decision.error.type)
 {end}
@@ -353,7 +339,7 @@ def test_a_script_that_ends_during_a_download_leaves_nothing_half_made(tmp_path,
     assert done.stdout == "DecisionTimeoutError\n"
     assert done.returncode == (0 if not end else -2), done.stderr
     assert done.stderr.startswith(
-        f"rgate: the gate's model {ENCODER} (95 MB, from the Hub 488 MB) is not here yet."
+        f"rgate: downloading the gate's model {ENCODER} (95 MB, from the Hub 488 MB), once"
     )
     assert {path.name for path in tmp_path.iterdir()} <= {f".tmp-{ENCODER}", f".{ENCODER}.lock"}
 
@@ -375,8 +361,8 @@ def make(item, fetched, scratch):
     (scratch / "made" / "file").write_text("whole")
     return scratch / "made"
 
-download._fetch_files, download._make_folder = fetch, make
-print((download.downloaded_path("all-minilm-l6-v2", "embedder") / "file").read_text())
+download.fetch_files, download._make_folder = fetch, make
+print((download.fetch_path("all-minilm-l6-v2", "embedder") / "file").read_text())
 """
 
 
@@ -401,63 +387,3 @@ def test_of_two_processes_one_fetches_and_the_other_uses_it(tmp_path, online):
     (tmp_path / "go").touch()
     assert [process.communicate(timeout=60) for process in both] == [("whole\n", "")] * 2
     assert (tmp_path / "fetched").read_text() == "once "
-
-
-# --- the bar ------------------------------------------------------------------------------------------------------
-
-
-class Terminal(io.StringIO):
-    """A stream that somebody looks at, for a bar of 3 MB of 4."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shows = threading.Event()
-
-    def write(self, text: str) -> int:
-        if "3.00M/4.00M" in text:
-            self.shows.set()
-        return super().write(text)
-
-    def isatty(self) -> bool:
-        return True
-
-
-def test_the_bar_shows_how_much_is_there(tmp_path, monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    bar = DownloadBar("a-model", [(tmp_path / "index", 4), (tmp_path / "hub", 8)])
-    bar._look()
-    (tmp_path / "hub" / "deep").mkdir(parents=True)
-    (tmp_path / "hub" / "deep" / "part").write_bytes(bytes(2_000_000))
-    bar._look()
-    assert " 25%" in terminal.getvalue()
-    assert "2.00M/8.00M" in terminal.getvalue()
-    (tmp_path / "index").mkdir()
-    (tmp_path / "index" / "wheel").write_bytes(bytes(5_000_000))  # it is being unpacked
-    bar._look()
-    assert "4.00M/4.00M" in terminal.getvalue()
-    bar.tell("a-model: waiting")
-    bar.__exit__()
-    assert "a-model: waiting" in terminal.getvalue()
-
-
-def test_elsewhere_nothing_is_shown_and_no_thread_is_started(tmp_path, capfd):
-    with DownloadBar("a-model", [(tmp_path, 4)]):
-        names = [thread.name for thread in threading.enumerate()]
-    assert "rgate-download-bar" not in names
-    assert capfd.readouterr().err == ""
-
-
-def test_in_a_terminal_it_is_drawn_until_the_download_ends(tmp_path, monkeypatch):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    (tmp_path / "part").write_bytes(bytes(3_000_000))
-    with DownloadBar("a-model", [(tmp_path, 4)]):
-        assert terminal.shows.wait(60)
-    assert terminal.getvalue().endswith("\r"), "and then it is gone"
-
-
-def test_the_sizes_of_the_catalogue():
-    assert {name: item.size for name, item in CATALOGUE.items() if "Hub" in item.size} == {
-        "multilingual-e5-small": "95 MB, from the Hub 488 MB"
-    }

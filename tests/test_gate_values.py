@@ -11,7 +11,7 @@ from rgate_integrations.gates.papers.boundary import certainty
 from rgate_integrations.gates.papers.verdicts import ik_score
 from rgate_integrations.models.base import TargetScores
 from rgate_integrations.prompts import SHORT_ANSWER
-from rgate_integrations.runtime.text import comparable, contains_answer, matching_ratio, normalise
+from rgate_integrations.runtime.text import contains_answer, matching_ratio, normalise, normalise_answers
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import write
 
@@ -50,8 +50,8 @@ def test_matching_ratio_of_slimplm_keeps_to_token_boundaries(text, gold, ratio):
 def test_texts_are_compared_without_case_articles_and_punctuation():
     assert normalise("  The Cat's   A-team!") == "cats ateam"
     assert contains_answer("", "x") is False
-    assert comparable(["The Cat", ""])[0] == "cat"
-    assert len(set(comparable(["x", "", ""]))) == 3, "silence agrees with nothing"
+    assert normalise_answers(["The Cat", ""])[0] == "cat"
+    assert len(set(normalise_answers(["x", "", ""]))) == 3, "silence agrees with nothing"
 
 
 def test_ik_softmax_takes_the_two_logits_only():

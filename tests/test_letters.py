@@ -6,7 +6,7 @@ import unicodedata
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.runtime.letters import encoding_of, own_words, plain_text
+from rgate_integrations.runtime.letters import detect_encoding, find_original, plain_text
 
 
 def bold(text):
@@ -113,7 +113,7 @@ def test_what_other_scripts_need_stays(text):
 def test_encoded_text_is_found(form, framed):
     for question in NEEDY:
         assert (
-            encoding_of(framed.format(ENCODINGS[form](question)))
+            detect_encoding(framed.format(ENCODINGS[form](question)))
             == form.partition(",")[0].partition(" of")[0]
         )
 
@@ -134,14 +134,14 @@ def test_encoded_text_is_found(form, framed):
     ],
 )
 def test_what_is_not_encoded_text(text):
-    assert encoding_of(text) == ""
+    assert detect_encoding(text) == ""
 
 
 @pytest.mark.parametrize(
     "text", ["&#8" * 100_000, "%4" * 100_000, "a" * 300_000, r"\u00" * 100_000, "&" * 300_000]
 )
 def test_hostile_text_takes_linear_time(text):
-    assert encoding_of(text) == ""
+    assert detect_encoding(text) == ""
     assert plain_text(f"{text}é").startswith(text[:9])
 
 
@@ -156,7 +156,7 @@ def test_hostile_text_takes_linear_time(text):
     ],
 )
 def test_the_users_own_words_of_a_part(text, part, own):
-    assert own_words(text, part) == own
+    assert find_original(text, part) == own
 
 
 @pytest.fixture(scope="module")

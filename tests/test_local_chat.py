@@ -21,7 +21,7 @@ from rgate_integrations.models.local import TransformersProxy
 from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.models.streamed_answer import GenerationOptions, find_answer
 from rgate_integrations.prompts import ANSWER
-from rgate_integrations.runtime.records import choice_logprobs
+from rgate_integrations.runtime.records import read_choice_logprobs
 from tests.langchain_fakes import SINGLES, each
 
 pytestmark = pytest.mark.model
@@ -141,7 +141,7 @@ def test_a_chat_model_tells_what_openais_tell(proxy, draft):
     messages = [SystemMessage(ANSWER.system), HumanMessage(QUESTION)]
     answer = chat.invoke(messages)
     assert answer.content.strip() == draft.text
-    tokens, logprobs = choice_logprobs(answer.response_metadata)
+    tokens, logprobs = read_choice_logprobs(answer.response_metadata)
     assert tokens == draft.tokens
     np.testing.assert_allclose(logprobs, draft.logprobs, atol=1e-4)
     assert answer.response_metadata["finish_reason"] == "length"

@@ -11,7 +11,7 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.decision import Draft
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.models.completion import read_completion
-from rgate_integrations.runtime.records import as_logprob, choice_logprobs, read_logprobs
+from rgate_integrations.runtime.records import check_logprob, read_choice_logprobs, read_logprobs
 from rgate_integrations.tuning.arms import read_answer
 from tests.begun_answers import Reader
 from tests.fake_server import answer
@@ -26,13 +26,13 @@ METADATA = {"logprobs": {"content": CONTENT}}
 
 
 def test_a_logprob_is_at_most_zero_and_finite():
-    assert [as_logprob(value) for value in (-1.5, 0.0, 1e-7, -math.inf)] == [-1.5, 0.0, 0.0, -9999.0]
+    assert [check_logprob(value) for value in (-1.5, 0.0, 1e-7, -math.inf)] == [-1.5, 0.0, 0.0, -9999.0]
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, 0.9])
 def test_what_would_pass_for_certainty_is_refused(value):
     with pytest.raises(ValueError, match="log-probability"):
-        as_logprob(value)
+        check_logprob(value)
     with pytest.raises(ValueError, match="log-probability"):
         Draft(text="a", logprobs=(value,))
     assert read_logprobs([{"token": "a", "logprob": value}]) == ((), ())
@@ -52,7 +52,7 @@ def test_what_would_pass_for_certainty_is_refused(value):
     ],
 )
 def test_log_probabilities_in_other_spellings(metadata, read):
-    assert choice_logprobs(metadata) == read
+    assert read_choice_logprobs(metadata) == read
 
 
 @each(SINGLES)

@@ -10,7 +10,7 @@ from rgate_integrations.engine.scoring import MAX_REQUEST_TOKENS, read_request
 from rgate_integrations.gates.evidence.base import Sources
 from rgate_integrations.gates.llm_names import parse_name
 from rgate_integrations.gates.passage_utility import tokenize
-from rgate_integrations.prompts import without_control_tokens
+from rgate_integrations.prompts import strip_control_tokens
 from rgate_integrations.runtime.segments import segments
 
 MEGABYTE = 1_000_000
@@ -44,7 +44,7 @@ def test_a_megabyte_of_the_worst_text_is_read(text):
     for claim in parse_claims(text):
         assert squeezed(claim.text) in squeezed(text)
     assert parse_claims(without_tags(text)) == []
-    assert len(without_control_tokens(text)) <= len(text)
+    assert len(strip_control_tokens(text)) <= len(text)
     assert squeezed("".join(split_sentences(text))) == squeezed("".join(segments(text))) == squeezed(text)
     assert subject(text)[:1] in text
     assert len(sentence_claims("Who is Bo?", Draft(text=text))) <= len(split_sentences(text))

@@ -19,7 +19,7 @@ from rgate_integrations.models.download import cached_path, download
 from rgate_integrations.models.local import TransformersProxy
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.models.reader import FINGERPRINT, STATES, Reader, can_read, shared_reader
-from rgate_integrations.models.reader_file import READER_WEIGHTS, TOKENIZER, quantised_weight
+from rgate_integrations.models.reader_file import READER_WEIGHTS, TOKENIZER, quantise
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER
 from rgate_integrations.runtime.segments import Segmented
 from tests.damaged import with_damage
@@ -216,7 +216,7 @@ def test_what_it_can_read(prompt, layers, readable):
 def test_products_stay_in_16_bits_on_cpus_without_vnni(seed, outlier):
     weight = np.random.default_rng(seed).normal(size=(6, 64)).astype(np.float32)
     weight[0, :4] = outlier
-    rounded, scale = quantised_weight(weight)
+    rounded, scale = quantise(weight)
     assert rounded.shape == (64, 6)
     assert np.abs(rounded.astype(int)).max() <= 127
     sums = [255 * np.maximum(sign * rounded.astype(int), 0).reshape(32, 2, 6).sum(axis=1) for sign in (1, -1)]

@@ -7,7 +7,7 @@ from langchain_core.messages import AIMessage
 from llama_index.core.base.llms.types import ChatMessage, TextBlock, ThinkingBlock
 
 from rgate_integrations import Draft
-from rgate_integrations.runtime.replies import is_cut, missing_answer, split_thoughts
+from rgate_integrations.runtime.replies import describe_non_answer, is_truncated, split_thoughts
 
 THOUGHT = "The capital of France is easy."
 TAGS = {
@@ -168,7 +168,7 @@ def test_an_answer_without_thoughts_has_none(message):
     + [(reason, False) for reason in ("stop", "end_turn", "STOP", "completed", None, math.nan)],
 )
 def test_what_a_finish_reason_says(reason, cut):
-    assert is_cut(reason) is cut
+    assert is_truncated(reason) is cut
 
 
 @pytest.mark.parametrize(
@@ -194,4 +194,4 @@ def test_what_a_finish_reason_says(reason, cut):
     ],
 )
 def test_what_is_no_answer(text, what):
-    assert missing_answer(text) == what
+    assert describe_non_answer(text) == what

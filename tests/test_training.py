@@ -14,7 +14,7 @@ from rgate_integrations import load_gate
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.folder import read_gate
 from rgate_integrations.models.local import shared_proxy
-from rgate_integrations.prompts import answering
+from rgate_integrations.prompts import answer_prompt
 from rgate_integrations.tuning.evaluation import fold_metrics
 from rgate_integrations.tuning.probe import cross_validate, fit_probe
 from rgate_integrations.tuning.questions import Question, read_examples
@@ -162,7 +162,7 @@ def test_a_gate_for_the_model_itself(tiny, tmp_path, monkeypatch):
     """Its own answers are labelled, and it judges under the prompt that they were written for."""
     monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
     lines = [{"question": f"What is {i} plus {i}?", "gold_answers": "nowhere"} for i in range(12)]
-    prompt = answering("Be brief.")
+    prompt = answer_prompt("Be brief.")
     odd = lines[1::2]
     for line, said in zip(odd, shared_proxy(tiny).generate(prompt, odd, tokens=64), strict=True):
         line["gold_answers"] = re.findall(r"\w+", said.text)[0]

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import NoAnswerError, no_answer
 from rgate_integrations.runtime.flow import Flow
-from rgate_integrations.runtime.records import choice_logprobs
+from rgate_integrations.runtime.records import read_choice_logprobs
 from rgate_integrations.runtime.replies import get_field
 from rgate_integrations.runtime.text import redact
 
@@ -93,7 +93,7 @@ def read_message(message: Any) -> Draft:
     """Return what a chat model of LangChain answered as the LLM's draft."""
     metadata = get_field(message, "response_metadata") or {}
     usage = get_field(message, "usage_metadata") or {}
-    tokens, logprobs = choice_logprobs(metadata)
+    tokens, logprobs = read_choice_logprobs(metadata)
     return Draft.from_message(
         message,
         usage=usage,

@@ -42,7 +42,7 @@ def _examine() -> Iterator[tuple[str, str, str]]:
     from rgate_integrations.models.catalog import CATALOGUE, READER
     from rgate_integrations.models.download import cache_dir, cached_path
     from rgate_integrations.models.encoder import ENCODER, Encoder
-    from rgate_integrations.models.first_use import why_not
+    from rgate_integrations.models.first_use import find_download_obstacle
     from rgate_integrations.models.reader import Reader
 
     self_testing = {READER: Reader, ENCODER: Encoder}
@@ -66,7 +66,7 @@ def _examine() -> Iterator[tuple[str, str, str]]:
         yield "cache", f"{root} ({shutil.disk_usage(existing).free / 1e9:.1f} GB free)", ""
     else:
         yield "cache", f"{root} cannot be written to", "set RGATE_CACHE to another folder"
-    reason = why_not()
+    reason = find_download_obstacle()
     for name, item in CATALOGUE.items():
         cached = cached_path(name)
         if cached is None:

@@ -26,7 +26,7 @@ from rgate_integrations.cli.terminal import (
     print_log,
 )
 from rgate_integrations.errors import ConfigurationError, missing_dependency
-from rgate_integrations.models.first_use import never_fetch
+from rgate_integrations.models.first_use import forbid_downloads
 
 if TYPE_CHECKING:
     from rgate_integrations.corpus.profile import CorpusProfile
@@ -94,7 +94,7 @@ def serve(
         from rgate_integrations.serving.service import DecisionService
     except ModuleNotFoundError as error:
         raise missing_dependency(error.name or "fastapi", "serve") from error
-    never_fetch()
+    forbid_downloads()
     searched = _retriever(index or [], retriever)
     profiles = _profiles(searched) if isinstance(searched, dict) else corpus
     service = DecisionService(_load_served(gate, llm_name, threshold, profiles), timeout=timeout, queue=queue)
@@ -136,7 +136,7 @@ def _load_served(
     name: str, llm_name: str, threshold: float | None = None, corpus: Corpus | None = None
 ) -> DecisionEngine:
     """Return the gate of a server, which from here on fetches no model: not for the gate, and not for an index."""
-    never_fetch()
+    forbid_downloads()
     gate = rgate_integrations.load_gate(name, llm_name=llm_name, corpus=corpus or None)
     return gate if threshold is None else gate.with_options(threshold=threshold)
 

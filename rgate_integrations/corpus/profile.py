@@ -19,10 +19,10 @@ from rgate_integrations.corpus.searching import collect_passages
 from rgate_integrations.corpus.terms import Terms, find_terms, words_of
 from rgate_integrations.decision import Frozen
 from rgate_integrations.errors import ProfileError
-from rgate_integrations.models.download import downloaded_path
+from rgate_integrations.models.download import fetch_path
 from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder, shared_encoder
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
-from rgate_integrations.runtime.files import existing_folder, json_text, read_file, write_folder
+from rgate_integrations.runtime.files import find_folder, json_text, read_file, write_folder
 from rgate_integrations.runtime.segments import segments
 
 FORMAT = 1
@@ -264,7 +264,7 @@ class CorpusProfile:
         Raises:
             ProfileError: There is none, it is damaged, or it is of another encoder or format.
         """
-        root = existing_folder(folder)
+        root = find_folder(folder)
         if not os.path.isfile(root / CONFIG):
             raise ProfileError(f"There is no profile in {str(folder)!r}.", hint=_MAKE)
         try:
@@ -348,4 +348,4 @@ def corpus_encoder() -> Encoder:
     Raises:
         ModelLoadError: It is not downloaded, or cannot be loaded.
     """
-    return shared_encoder(downloaded_path(ENCODER, "gate's model"))
+    return shared_encoder(fetch_path(ENCODER, "gate's model"))

@@ -19,7 +19,7 @@ from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates.llm_names import ModelName, parse_name, sizes_left_out
 from rgate_integrations.runtime.files import (
     SHIPPED,
-    existing_folder,
+    find_folder,
     json_text,
     parse_json,
     read_file,
@@ -130,7 +130,7 @@ def check_llm_name(name: str) -> None:
     Raises:
         ConfigurationError: The name begins as a relative or home path does, and nothing is there.
     """
-    if name.startswith(("./", "../", ".\\", "..\\", "~")) and not os.path.exists(existing_folder(name)):
+    if name.startswith(("./", "../", ".\\", "..\\", "~")) and not os.path.exists(find_folder(name)):
         raise ConfigurationError(
             f"There is no folder {name!r}.",
             hint="Give the name of an LLM, or a folder that `rgate ability` made.",
@@ -285,7 +285,7 @@ def read_measured(folder: str | Path) -> Ability | None:
     Raises:
         ModelLoadError: It cannot be read.
     """
-    path = existing_folder(folder) / ABILITY
+    path = find_folder(folder) / ABILITY
     if not os.path.exists(path):
         return None
     try:

@@ -26,7 +26,7 @@ from rgate_integrations.gates.artifacts import (
 )
 from rgate_integrations.runtime.files import (
     SHIPPED,
-    existing_folder,
+    find_folder,
     json_text,
     parse_json,
     read_file,
@@ -57,7 +57,7 @@ def saved_folder(name: str | Path) -> Path:
     Raises:
         ModelLoadError: There is none of these.
     """
-    for folder in (existing_folder(name), SHIPPED / name):
+    for folder in (find_folder(name), SHIPPED / name):
         if os.path.isfile(folder / CONFIG):
             return folder
     name = str(name)

@@ -19,7 +19,7 @@ from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
-from rgate_integrations.runtime.letters import own_words
+from rgate_integrations.runtime.letters import find_original
 from rgate_integrations.runtime.segments import QUESTION_MARKS
 
 _log = logging.getLogger("rgate_integrations")
@@ -159,7 +159,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             signals["known"] = float(known[0])
         what = "The question"
         if len(texts) > 1:
-            text = own_words(evidence.original, texts[weakest]) if evidence.original else texts[weakest]
+            text = find_original(evidence.original, texts[weakest]) if evidence.original else texts[weakest]
             what = f"“{text[:_SHOWN]}…”" if len(text) > _SHOWN else f"“{text}”"
         score = Score(p, f"{what} {self._why(p, shares, known, news)}", signals=signals, llm=self._judged_llm)
         if sum(text.endswith(QUESTION_MARKS) for text in texts) > MAX_QUESTIONS_ASKED:

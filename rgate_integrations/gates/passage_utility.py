@@ -21,7 +21,7 @@ from rgate_integrations.decision import Finite, Frozen, Probability
 from rgate_integrations.errors import ModelLoadError
 from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.runtime.arrays import Float64Array
-from rgate_integrations.runtime.files import SHIPPED, existing_folder, read_file
+from rgate_integrations.runtime.files import SHIPPED, find_folder, read_file
 
 DEFAULT = "look-first"
 """Name of the shipped model."""
@@ -127,7 +127,7 @@ def read_utility_model(name: str | Path = DEFAULT) -> PassageUtilityModel:
     Raises:
         ModelLoadError: There is none, or its file cannot be read or is of a newer version.
     """
-    folder = SHIPPED / name if name == DEFAULT else existing_folder(name)
+    folder = SHIPPED / name if name == DEFAULT else find_folder(name)
     try:
         return PassageUtilityModel.model_validate_json(read_file(folder / FILE))
     except (OSError, ValueError) as error:

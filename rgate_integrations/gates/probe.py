@@ -14,7 +14,7 @@ from rgate_integrations.gates.evidence.draft import DraftSpec
 from rgate_integrations.gates.evidence.model_outputs import HiddenSpec
 from rgate_integrations.gates.probability import sigmoid
 from rgate_integrations.gates.trained import TrainedGate
-from rgate_integrations.prompts import answering
+from rgate_integrations.prompts import answer_prompt
 
 
 class ProbeGate(TrainedGate):
@@ -47,7 +47,7 @@ class ProbeGate(TrainedGate):
     @property
     def _hidden(self) -> HiddenSpec:
         trained = self.trained
-        prompt = answering(trained.system)
+        prompt = answer_prompt(trained.system)
         draft = DraftSpec(trained.tokens, trained.source, prompt, self.proxy) if trained.tokens else None
         return HiddenSpec(trained.layers, draft, prompt, self.proxy)
 

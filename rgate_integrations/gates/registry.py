@@ -14,7 +14,7 @@ from rgate_integrations.gates.base import Gate, GateInfo, ScoreSpec
 from rgate_integrations.gates.evidence.base import expand_specs
 from rgate_integrations.gates.folder import ADAPTER, read_gate, saved_folder, shipped, unreadable
 from rgate_integrations.gates.trained import TrainedGate, check_prompts, prompt_hashes
-from rgate_integrations.runtime.files import existing_folder
+from rgate_integrations.runtime.files import find_folder
 
 _GATES = {
     "adapt": "papers.verdicts:AdaptGate",
@@ -70,7 +70,7 @@ def make_gate(name: str, **parameters: Any) -> Gate:
     if name.startswith(("http://", "https://")):
         name = f"remote:{name}"
     kind, _, argument = name.partition(":")
-    if kind not in _GATES and (name in shipped() or "/" in name or os.path.isdir(existing_folder(name))):
+    if kind not in _GATES and (name in shipped() or "/" in name or os.path.isdir(find_folder(name))):
         return _load_saved(name, parameters)
     found = gate_class(kind)
     if argument:

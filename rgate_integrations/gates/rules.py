@@ -29,7 +29,7 @@ from rgate_integrations.gates.evidence.model_outputs import RequestSpec
 from rgate_integrations.models.base import HasStates
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers
-from rgate_integrations.models.proxies import with_states
+from rgate_integrations.models.proxies import require_states
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
 from rgate_integrations.runtime.files import SHIPPED, read_file
@@ -141,7 +141,7 @@ class LikenessSpec(EvidenceSpec[Score | None]):
         """Compare the requests with the examples, which are read once in the life of an engine."""
         layer = self.states.segments.index(LAYER)
         requests = [directions_of(each.segments[:, layer]) for each in context.get(self.states)]
-        encoder = with_states(context.use_proxy(ENCODER))
+        encoder = require_states(context.use_proxy(ENCODER))
         examples = context.memory(
             self, lambda: directions_of(states_of([example for example, _ in self.examples], encoder))
         )

@@ -13,7 +13,7 @@ from rgate_integrations.gates.base import Gate
 from rgate_integrations.gates.evidence.base import expand_specs
 from rgate_integrations.gates.folder import CONFIG, read_gate
 from rgate_integrations.runtime.arrays import Float32Array
-from rgate_integrations.runtime.files import existing_folder
+from rgate_integrations.runtime.files import find_folder
 
 
 class TrainedGate(Gate):
@@ -93,7 +93,7 @@ class AdapterGate(Gate):
     def model_post_init(self, context: Any) -> None:
         """Read once what the adapter was trained on; one from elsewhere does not say it."""
         if self.adapter is not None:
-            folder = existing_folder(self.adapter)
+            folder = find_folder(self.adapter)
             if os.path.isfile(folder / CONFIG):
                 self._saved = read_gate(folder)
 

@@ -17,7 +17,7 @@ from rgate_integrations.gates.evidence.base import Context, Sources, expand_spec
 from rgate_integrations.gates.evidence.model_outputs import RequestSpec
 from rgate_integrations.gates.rules import directions_of, states_of
 from rgate_integrations.models.encoder import ENCODER
-from rgate_integrations.models.proxies import with_states
+from rgate_integrations.models.proxies import require_states
 from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, segments
 from rgate_integrations.runtime.transcripts import split_transcript
 
@@ -335,7 +335,7 @@ def _kinds_of(messages: Iterable[str], sources: Sources) -> dict[str, str]:
     distinct = sorted(set(messages))
     if not distinct:
         return {}
-    encoder = with_states(sources.proxy(ENCODER))
+    encoder = require_states(sources.proxy(ENCODER))
     kinds = [kind for kind, examples in _EXAMPLES.items() for _ in examples]
     texts = [example for examples in _EXAMPLES.values() for example in examples]
     known = Context([], sources).memory(resolve_turns, lambda: directions_of(states_of(texts, encoder)))

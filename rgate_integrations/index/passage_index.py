@@ -21,7 +21,7 @@ from rgate_integrations.errors import (
     missing_dependency,
 )
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
-from rgate_integrations.index.passages import Passage, id_is_taken, storable
+from rgate_integrations.index.passages import Passage, check_passages, duplicate_id
 from rgate_integrations.index.retriever import Hit, check_k, check_search
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.files import locked, write_atomically
@@ -177,16 +177,16 @@ class PassageIndex:
     def _write(self, passages: Sequence[Passage], vectors: Float32Array | None, *, replace: bool) -> None:
         if not passages:
             return
-        new = storable(passages)  # before the long work of embedding
+        new = check_passages(passages)  # before the long work of embedding
         if vectors is None:
             vectors = self._embed(new)
         with self._lock:
             old = self._state
             known = old.row_of.keys() & {passage.id for passage in new}
             if known and not replace:
-                raise id_is_taken(min(known))
-            checked = checked_vectors(vectors, len(new), old.buffer.shape[1])
-            self._replace(known, new, normalised(checked))
+                raise duplicate_id(min(known))
+            checked = check_vectors(vectors, len(new), old.buffer.shape[1])
+            self._replace(known, new, normalise_vectors(checked))
 
     def _embed(self, passages: Sequence[Passage]) -> Float32Array:
         """Return the embedder's vectors; whatever it raises becomes an error of ours, with its own as the cause."""
@@ -269,7 +269,7 @@ class PassageIndex:
         state = self._state
         if not state.passages:
             return [[] for _ in vectors]
-        asked = normalised(checked_vectors(vectors, len(vectors), state.buffer.shape[1]))
+        asked = normalise_vectors(check_vectors(vectors, len(vectors), state.buffer.shape[1]))
         most = min(k, len(state.passages))
         product = self._faiss.METRIC_INNER_PRODUCT
         cosines, rows = self._faiss.knn(asked, state.vectors, most, metric=product)
@@ -363,7 +363,7 @@ def _read(path: Path) -> tuple[str, str, _State]:
     passages = []
     for name, title, text, metadata in _SAVED_PASSAGES.validate_json(saved, strict=True):
         passages.append(Passage(name, text, title, metadata))
-    state = _State.from_passages(passages, checked_vectors(vectors, len(passages)))
+    state = _State.from_passages(passages, check_vectors(vectors, len(passages)))
     if len(state.row_of) != len(passages):
         raise ValueError("an id is there twice")
     return facts["embedder"], facts["identity"], state
@@ -377,7 +377,7 @@ def checksum(facts: Mapping[str, str], passages: bytes, vectors: Float32Array) -
     return digest.hexdigest()
 
 
-def checked_vectors(vectors: Any, count: int, dimension: int = 0) -> Float32Array:
+def check_vectors(vectors: Any, count: int, dimension: int = 0) -> Float32Array:
     """Return vectors as FAISS takes them.
 
     Args:
@@ -406,7 +406,7 @@ def checked_vectors(vectors: Any, count: int, dimension: int = 0) -> Float32Arra
     return array
 
 
-def normalised(vectors: Float32Array) -> Float32Array:
+def normalise_vectors(vectors: Float32Array) -> Float32Array:
     """Return vectors of length 1; those of length 0 stay so."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.ascontiguousarray(vectors / np.maximum(norms, 1e-12), dtype=np.float32)

@@ -64,7 +64,7 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
         yield Passage(id=str(name), text=text, title=title, metadata=record)
 
 
-def storable(passages: Iterable[Passage]) -> list[Passage]:
+def check_passages(passages: Iterable[Passage]) -> list[Passage]:
     """Return passages as a saved index gives them back: with a copy of their metadata, in which tuples are lists.
 
     Raises:
@@ -80,7 +80,7 @@ def storable(passages: Iterable[Passage]) -> list[Passage]:
                     hint="It must be text without lone surrogates; an id may be a whole number.",
                 )
         if passage.id in checked:
-            raise id_is_taken(passage.id)
+            raise duplicate_id(passage.id)
         metadata = {}
         for key, value in passage.metadata.items():
             if not _fits_json({key: value}, dict):
@@ -94,7 +94,7 @@ def storable(passages: Iterable[Passage]) -> list[Passage]:
     return list(checked.values())
 
 
-def id_is_taken(name: str) -> DataFormatError:
+def duplicate_id(name: str) -> DataFormatError:
     """Build the error for an id that is there already."""
     return DataFormatError(f"The id {name!r} is there twice.", hint="Ids of passages must differ.")
 

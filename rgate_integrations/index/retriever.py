@@ -34,7 +34,7 @@ class Retriever(Protocol):
         """Return for each query its ``k`` best passages, best first."""
 
 
-def index_identity(index: Retriever) -> str:
+def describe_index(index: Retriever) -> str:
     """Return what tells an index apart from others: kind, size and ``fingerprint``, as far as it has them.
 
     Answers that are given with passages of one index are not to be mixed with those of another.

@@ -11,7 +11,7 @@ from langchain_core.embeddings import Embeddings
 
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
-from rgate_integrations.index.passage_index import checked_vectors, normalised
+from rgate_integrations.index.passage_index import check_vectors, normalise_vectors
 from rgate_integrations.runtime.arrays import Float32Array
 
 
@@ -61,16 +61,16 @@ class EmbeddingsAdapter:
     @cached_property
     def identity(self) -> str:
         """Hash of a fixed text's vector, to two decimals of its normalised form."""
-        vector = normalised(self.embed(["What is the identity of this embedder?"]))
+        vector = normalise_vectors(self.embed(["What is the identity of this embedder?"]))
         return hashlib.sha256(np.round(vector, 2).tobytes()).hexdigest()[:16]
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
         """Embed texts as documents, in one call."""
-        return checked_vectors(self.embeddings.embed_documents(list(texts)), len(texts))
+        return check_vectors(self.embeddings.embed_documents(list(texts)), len(texts))
 
     def embed_queries(self, texts: Sequence[str]) -> Float32Array:
         """Embed queries, one by one: LangChain's interface has no call for several."""
-        return checked_vectors([self.embeddings.embed_query(text) for text in texts], len(texts))
+        return check_vectors([self.embeddings.embed_query(text) for text in texts], len(texts))
 
 
 def as_embedder(embeddings: Embeddings) -> Embedder:

@@ -18,10 +18,11 @@ from llama_index.core.settings import Settings
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.corpora import check_corpora
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.answering.routing import QuestionCall, RoutedInput, Strategy
+from rgate_integrations.answering.routing import QuestionCall, RoutedInput
+from rgate_integrations.answering.strategy import Strategy
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.decider import read_item
-from rgate_integrations.engine.loading import GateOptions, answer_first_gates
+from rgate_integrations.engine.loading import GateOptions
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
@@ -93,27 +94,22 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         retriever: Any = getattr(query_engine, "retriever", query_engine)
         if gate_options.get("corpus") is True:
             gate_options["corpus"] = profile_searched(retriever)
-        options = AnswerFirst.coerce(answer_first)
         self.query_engine = query_engine
         self.direct = direct
-        writer = llm if tokens is not None or options is not None else None
-        self.decider = QueryDecider(gate, writer, 32 if tokens is None else tokens, llm=llm, **gate_options)
+        # Answer first has no drafts, but claims are searched for in what the LLM has written.
+        drafter = llm if tokens is not None or answer_first else None
+        self.decider = QueryDecider(gate, drafter, 32 if tokens is None else tokens, llm=llm, **gate_options)
         if isinstance(retriever, CorpusRetriever):
             check_corpora(self.decider.gate.corpora, retriever.parts)
         self.streaming = streaming
-        strategy = Strategy(
-            look_first=LookFirst.coerce(look_first),
-            question_gate=self.decider.gate,
+        name = get_llm_name(llm)
+        self.strategy = Strategy.from_options(
+            self.decider.gate,
+            lambda decider: decider.for_llm(name, LLM_NAME_SOURCE),
+            answer_first=answer_first,
+            look_first=look_first,
             chooses_corpus=isinstance(retriever, CorpusRetriever),
         )
-        if options is not None:
-            judge, question_gate = answer_first_gates(self.decider.gate, options.question_gate)
-            name = get_llm_name(llm)
-            if question_gate is not None:
-                question_gate = question_gate.for_llm(name, LLM_NAME_SOURCE)
-            judge = judge.for_llm(name, LLM_NAME_SOURCE)
-            strategy = replace(strategy, answer_first=options, judge=judge, question_gate=question_gate)
-        self.strategy = strategy
         if self.strategy.searches_ahead:
             _check_two_steps(query_engine)
         self.logprobs_llm: LLM | None = None  # the LLM of `direct`, if it is asked for log-probabilities
@@ -185,8 +181,6 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         """Decide, and answer in the arm that was decided for, from what was begun or found meanwhile."""
         call = EngineCall(self, bundle)
         (routed,) = yield from call.route()
-        if isinstance(routed, Exception):
-            raise routed
         decision = routed.decision
         engine = self.query_engine
         response: RESPONSE_TYPE
@@ -198,7 +192,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
                 response = yield from answer.response(streaming=self.streaming)
             elif routed.searched:
                 response = yield Call(
-                    engine.synthesize, engine.asynthesize, copy_bundle(bundle), routed.found
+                    engine.synthesize, engine.asynthesize, copy_bundle(bundle), routed.passages
                 )
             else:
                 response = yield Call(engine.query, engine.aquery, copy_bundle(bundle))
@@ -252,29 +246,29 @@ class EngineCall(QuestionCall):
         """Take the decision that came with the request, or make one."""
         return [(yield from self.engine.decider.judge(self.bundle))]
 
-    def begin(self, each: RoutedInput) -> EngineAnswer:
+    def begin(self, item: RoutedInput) -> EngineAnswer:
         """Let the direct engine begin to answer; it is asked when the first token is wanted."""
         return EngineAnswer(self.engine.direct, self.bundle, self.engine.logprobs_llm)
 
-    def announce(self, each: RoutedInput, decision: Decision) -> Flow[None]:
+    def emit(self, item: RoutedInput, decision: Decision) -> Flow[None]:
         """Emit a decision that did not come with the request to LlamaIndex's listeners."""
         yield from ()
         self.engine.decider.announce(decision, self.bundle)
 
     def search(self, inputs: Sequence[RoutedInput]) -> Gather:
         """Return the step that lets the engine retrieve."""
-        return Gather([Call(run, arun, self._retrieve(each)) for each in inputs])
+        return Gather([Call(run, arun, self._retrieve(item)) for item in inputs])
 
-    def _retrieve(self, each: RoutedInput) -> Flow[Any]:
+    def _retrieve(self, item: RoutedInput) -> Flow[Any]:
         engine: Any = self.engine.query_engine
-        where = each.decided if self.strategy.chooses_corpus else None
+        where = item.latest_decision if self.strategy.chooses_corpus else None
         with nullcontext() if where is None else self.engine.decider.bind(where, self.bundle):
             return (yield Call(engine.retrieve, getattr(engine, "aretrieve", None), copy_bundle(self.bundle)))
 
-    def passages(self, each: RoutedInput) -> Sequence[FoundPassage]:
+    def read_passages(self, item: RoutedInput) -> Sequence[FoundPassage]:
         """Return nodes as they are judged."""
         passages = []
-        for node in each.found:
+        for node in item.passages:
             title = (node.node.metadata or {}).get("title") or ""
             passages.append(FoundPassage(node.node.get_content(), str(title)))
         return passages

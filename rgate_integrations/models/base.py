@@ -201,7 +201,7 @@ class HasStates(Proxy):
         return results
 
 
-def own_tokens_or_text(draft: Draft, model: str) -> str | tuple[int, ...]:
+def draft_tokens_or_text(draft: Draft, model: str) -> str | tuple[int, ...]:
     """Return what a model reads of a draft: the tokens if it wrote them itself, or else the text."""
     if draft.token_ids and draft.source == "proxy" and draft.model == model:
         return draft.token_ids

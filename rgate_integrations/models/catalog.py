@@ -306,7 +306,7 @@ CATALOGUE: dict[str, Entry] = {
 }
 
 
-def names_of(*kinds: EntryKind) -> list[str]:
+def catalogue_names(*kinds: EntryKind) -> list[str]:
     """Return the names of the entries of some kinds."""
     return [each.name for each in CATALOGUE.values() if each.kind in kinds]
 
@@ -317,7 +317,7 @@ def entry(name: str, kind: EntryKind | None = None) -> Entry:
     Raises:
         UnknownNameError: There is none of that name; the hint suggests the nearest.
     """
-    known = names_of(kind) if kind else list(CATALOGUE)
+    known = catalogue_names(kind) if kind else list(CATALOGUE)
     if name not in known:
         raise unknown_name(kind or "catalogue entry", name, known)
     return CATALOGUE[name]

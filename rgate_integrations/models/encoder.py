@@ -28,12 +28,12 @@ from rgate_integrations.models.encoder_file import (
     TABLE,
     TOKENS,
     WEIGHTS,
-    from_blocks,
+    dequantise,
 )
 from rgate_integrations.models.onnx_session import OnnxSession
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.files import SHIPPED
-from rgate_integrations.runtime.threads import ForkSafeLock, usable_cores
+from rgate_integrations.runtime.threads import ForkSafeLock, count_cores
 
 ENCODER = "multilingual-e5-small"
 FINGERPRINT = "1571fc9827503943"
@@ -113,7 +113,7 @@ class Encoder:
     """
 
     def __init__(self, folder: Path, *, threads: int | None = None, self_test: bool = True) -> None:
-        self.threads = threads or usable_cores()
+        self.threads = threads or count_cores()
         try:
             from sentencepiece import SentencePieceProcessor
 
@@ -201,7 +201,7 @@ class Encoder:
         ends = self._ends(text)
         return text[: ends[tokens - 1]] if len(ends) > tokens else None
 
-    def end_of(self, text: str, tokens: int) -> str:
+    def keep_end(self, text: str, tokens: int) -> str:
         """Return the last tokens of a text, or all of it if it has no more."""
         ends = self._ends(text)
         return text[ends[-tokens - 1] :] if len(ends) > tokens else text
@@ -271,7 +271,7 @@ class Encoder:
         inside = columns < lengths[:, None]
         rows = np.where(inside, (ends - lengths)[:, None] + columns, ends[-1])
         feed = {"rows": rows.astype(np.int64), "tokens": np.flatnonzero(inside).astype(np.int64)}
-        embedded = from_blocks(self._table[np.concatenate(texts)]).reshape(-1, HIDDEN)
+        embedded = dequantise(self._table[np.concatenate(texts)]).reshape(-1, HIDDEN)
         places = np.broadcast_to(columns, inside.shape)[inside].astype(np.int64)
         below = {"embedded": embedded, "places": places}
         found: dict[int, Float32Array] = {}
@@ -310,7 +310,7 @@ def join_segments(lines: Sequence[Sequence[str]]) -> tuple[str, list[Range]]:
     """Return the text of segments by line, and the range of each: what `Encoder.encode` takes.
 
     Args:
-        lines: See `rgate_integrations.runtime.segments.segmented_lines`.
+        lines: See `rgate_integrations.runtime.segments.split_lines`.
     """
     text, ranges = "", []
     for line in lines:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rgate_integrations.errors import DownloadError
-from rgate_integrations.models.reader_file import ALIGNED, quantised_weight
+from rgate_integrations.models.reader_file import ALIGNED, quantise
 from rgate_integrations.runtime.arrays import Float32Array
 
 WEIGHTS, TOKENS = "encoder.bin", "sentencepiece.model"
@@ -173,7 +173,7 @@ def encoder_tensors(stored: Mapping[str, Array]) -> dict[str, Array]:
             "down": maps["fo"],
         }
         for name, (weight, bias) in joined.items():
-            found[f"{number}.{name}.weight"], found[f"{number}.{name}.scale"] = quantised_weight(weight)
+            found[f"{number}.{name}.weight"], found[f"{number}.{name}.scale"] = quantise(weight)
             found[f"{number}.{name}.bias"] = bias
         for name, part in (("norm_1", f"{layer}.attention.output"), ("norm_2", f"{layer}.output")):
             found[f"{number}.{name}.weight"], found[f"{number}.{name}.bias"] = norm(part)
@@ -183,7 +183,7 @@ def encoder_tensors(stored: Mapping[str, Array]) -> dict[str, Array]:
 def _linear(stored: Mapping[str, Array], name: str) -> tuple[Float32Array, Float32Array]:
     """Return a linear map: its weight, shape (outputs, inputs), and its bias."""
     bias = stored[f"{name}.bias"].astype(np.float32)
-    return from_blocks(stored[f"{name}.weight"]).reshape(len(bias), -1), bias
+    return dequantise(stored[f"{name}.weight"]).reshape(len(bias), -1), bias
 
 
 def _with_constant(
@@ -195,7 +195,7 @@ def _with_constant(
     return weights.reshape(-1, HIDDEN), biases.reshape(-1)
 
 
-def from_blocks(blocks: Array) -> Float32Array:
+def dequantise(blocks: Array) -> Float32Array:
     """Return the values of 4-bit blocks, shape (..., 18) of uint8, as (..., 32): low halves of the bytes first."""
     scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float32)
     halves = np.concatenate([blocks[..., 2:] & 15, blocks[..., 2:] >> 4], axis=-1)

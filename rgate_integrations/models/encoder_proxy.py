@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.models.base import HasStates, HiddenStates, RequestStates, Values
-from rgate_integrations.models.download import downloaded_path
+from rgate_integrations.models.download import fetch_path
 from rgate_integrations.models.encoder import (
     ENCODER,
     FINGERPRINT,
@@ -48,7 +48,7 @@ class EncoderProxy(HasStates):
         Raises:
             ModelLoadError: It is not downloaded, or cannot be loaded.
         """
-        return shared_encoder(downloaded_path(ENCODER, "gate's model"))
+        return shared_encoder(fetch_path(ENCODER, "gate's model"))
 
     def hidden(
         self,
@@ -79,7 +79,7 @@ class EncoderProxy(HasStates):
         encoder = self.encoder
         read_texts, parts = [], []
         for text in texts:
-            before = encoder.end_of(text.history, _MAX_HISTORY)
+            before = encoder.keep_end(text.history, _MAX_HISTORY)
             request, ranges = join_segments(text.lines)
             moved = [(begin + len(before), end + len(before)) for begin, end in ranges]
             read_texts.append(before + request)

@@ -65,17 +65,17 @@ class TextEncoder:
             text = text.replace(token, " ")
         return text
 
-    def tokens_of(self, text: str, *, add_special_tokens: bool = False) -> tokenizers.Encoding:
+    def tokenize(self, text: str, *, add_special_tokens: bool = False) -> tokenizers.Encoding:
         """Tokenize a text."""
         return self._text_tokenizer.encode(encodable(text), add_special_tokens=add_special_tokens)
 
     def ids(self, text: str) -> list[int]:
         """Return the token ids of plain text."""
-        return list(self.tokens_of(text).ids)
+        return list(self.tokenize(text).ids)
 
     def truncate(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None when it is not longer."""
-        offsets = self.tokens_of(text).offsets
+        offsets = self.tokenize(text).offsets
         if len(offsets) <= tokens:
             return None
         return text[: offsets[tokens - 1][1]]
@@ -185,7 +185,7 @@ class PromptEncoder(TextEncoder):
         if self.chat and not prompt.raw:
             text = self._rendered(prompt.messages(**values))
         # A chat template writes its control tokens itself.
-        encoding = self.tokens_of(text, add_special_tokens=prompt.raw or not self.chat)
+        encoding = self.tokenize(text, add_special_tokens=prompt.raw or not self.chat)
         return EncodedPrompt(
             ids=tuple(encoding.ids),
             question=_token_range(encoding.offsets, text, values.get("question", "")),

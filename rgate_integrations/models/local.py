@@ -18,7 +18,7 @@ from rgate_integrations.models.base import (
     LanguageModel,
     TargetScores,
     Values,
-    own_tokens_or_text,
+    draft_tokens_or_text,
 )
 from rgate_integrations.models.catalog import DEFAULT_MODEL
 from rgate_integrations.models.download import resolve_model
@@ -287,7 +287,7 @@ class TransformersProxy(LanguageModel, HasStates):
         rows = []
         for i, fields in enumerate(values):
             row = self.encoder.encode(prompt, fields)
-            text = own_tokens_or_text(drafts[i], self.name) if drafts else ()
+            text = draft_tokens_or_text(drafts[i], self.name) if drafts else ()
             if isinstance(text, str):
                 text = tuple(self.encoder.continuation(row, self.encoder.plain(text))) if text else ()
             rows.append(replace(row, text=text))

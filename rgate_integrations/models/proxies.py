@@ -18,14 +18,14 @@ from rgate_integrations.models.base import (
     LanguageModel,
     Proxy,
     Values,
-    own_tokens_or_text,
+    draft_tokens_or_text,
 )
 from rgate_integrations.models.catalog import DEFAULT_MODEL
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.encoder_proxy import EncoderProxy
 from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.models.reader import ReaderProxy, can_read
-from rgate_integrations.models.streamed_answer import kept_states
+from rgate_integrations.models.streamed_answer import recall_states
 from rgate_integrations.prompts import PromptTemplate
 
 
@@ -64,12 +64,12 @@ def state_reader(
         EvidenceError: The model gives no hidden states.
     """
     if isinstance(proxy, ReaderProxy):
-        is_own = draft is not None and not isinstance(own_tokens_or_text(draft, proxy.name), str)
+        is_own = draft is not None and not isinstance(draft_tokens_or_text(draft, proxy.name), str)
         return local.shared_proxy(proxy.name) if is_own or not can_read(prompt, layers) else proxy
-    return with_states(proxy)
+    return require_states(proxy)
 
 
-def with_states(proxy: Proxy) -> HasStates:
+def require_states(proxy: Proxy) -> HasStates:
     """Return a proxy as one that has hidden states.
 
     Raises:
@@ -107,7 +107,7 @@ def read_states(
     results: dict[int, HiddenStates] = {}
     unread: dict[HasStates, list[int]] = {}
     for i, draft in enumerate(drafts):
-        kept = kept_states(draft, proxy.fingerprint, prompt, values[i], layers)
+        kept = recall_states(draft, proxy.fingerprint, prompt, values[i], layers)
         if kept is not None:
             results[i] = HiddenStates(kept, prompt_tokens=0)
         else:

@@ -24,10 +24,10 @@ from rgate_integrations.models.base import (
     HiddenStates,
     RequestStates,
     Values,
-    own_tokens_or_text,
+    draft_tokens_or_text,
 )
 from rgate_integrations.models.catalog import DEFAULT_MODEL, READER
-from rgate_integrations.models.download import downloaded_path
+from rgate_integrations.models.download import fetch_path
 from rgate_integrations.models.encoding import TextEncoder
 from rgate_integrations.models.onnx_session import OnnxSession
 from rgate_integrations.models.pooling import (
@@ -41,7 +41,7 @@ from rgate_integrations.prompts import ANSWER, PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.files import SHIPPED
 from rgate_integrations.runtime.segments import Segmented
-from rgate_integrations.runtime.threads import ForkSafeLock, usable_cores
+from rgate_integrations.runtime.threads import ForkSafeLock, count_cores
 
 FINGERPRINT = "90a1a11611da98e1"
 """That of the whole default model; see `rgate_integrations.models.model_runner.fingerprint`."""
@@ -101,7 +101,7 @@ class Reader(TextEncoder):
     """
 
     def __init__(self, folder: Path, *, threads: int | None = None, self_test: bool = True) -> None:
-        self.threads = threads or usable_cores()
+        self.threads = threads or count_cores()
         try:
             from tokenizers import Tokenizer
 
@@ -224,7 +224,7 @@ class Reader(TextEncoder):
             plain = [" ".join(self.plain(segment).split()) for segment in line]
             parts += plain
             lines.append(" ".join(plain))
-        encoded = self.tokens_of("\n".join(lines))
+        encoded = self.tokenize("\n".join(lines))
         asked = encoded.ids[:_MAX_QUESTION]
         ends = [end for _, end in encoded.offsets[:_MAX_QUESTION]]
         segments, begin, end = [], 0, -1
@@ -318,7 +318,7 @@ class ReaderProxy(HasStates):
             ModelLoadError: It is missing and is not fetched here, or it cannot be loaded.
             DownloadError: It is missing, and could not be fetched.
         """
-        return shared_reader(downloaded_path(READER, "gate's model"))
+        return shared_reader(fetch_path(READER, "gate's model"))
 
     def hidden(
         self,
@@ -342,7 +342,7 @@ class ReaderProxy(HasStates):
 
 
 def _readable(drafts: Sequence[Draft] | None) -> list[str | tuple[int, ...]]:
-    return [own_tokens_or_text(draft, DEFAULT_MODEL) for draft in drafts or ()]
+    return [draft_tokens_or_text(draft, DEFAULT_MODEL) for draft in drafts or ()]
 
 
 # One a folder for all gates: its weights take 100 MB. Guarded, so that callers at once do not load it twice.

@@ -79,11 +79,11 @@ def reader_tensors(file: Any) -> dict[str, np.ndarray[Any, Any]]:
         found[f"{number}.norm_1"] = weight(f"{block}.attn_norm") / factor["qkv"]
         found[f"{number}.norm_2"] = weight(f"{block}.ffn_norm") / factor["gate_up"]
         for name, full in maps.items():
-            found[f"{number}.{name}.weight"], found[f"{number}.{name}.scale"] = quantised_weight(full)
+            found[f"{number}.{name}.weight"], found[f"{number}.{name}.scale"] = quantise(full)
     return found
 
 
-def quantised_weight(weight: Float32Array) -> tuple[np.ndarray[Any, Any], Float32Array]:
+def quantise(weight: Float32Array) -> tuple[np.ndarray[Any, Any], Float32Array]:
     """Return int8 weights, shape (inputs, outputs), and their scales, shape (outputs,).
 
     CPUs without VNNI multiply 8-bit activations (at most 255) and weights by an instruction that adds each pair of

@@ -123,7 +123,7 @@ class ServerHabits:
                 sent[name] = _MORE_EFFORT[value]
         return sent
 
-    def refused_in(self, refusal: str, sent: Mapping[str, Any]) -> str:
+    def find_refused(self, refusal: str, sent: Mapping[str, Any]) -> str:
         """Return the parameter that a refusal names; empty if it names none that was sent by us."""
         for name in _OPTIONAL:
             if (

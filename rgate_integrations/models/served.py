@@ -20,7 +20,7 @@ from rgate_integrations.models.bounded_http import Answer, make_client, request,
 from rgate_integrations.models.completion import Completion, read_completion
 from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.models.request_options import RequestOptions, ServerHabits
-from rgate_integrations.prompts import PromptTemplate, without_control_tokens
+from rgate_integrations.prompts import PromptTemplate, strip_control_tokens
 
 if TYPE_CHECKING:
     import httpx
@@ -201,7 +201,7 @@ class ServedProxy(LanguageModel):
     ) -> _Request:
         """Return path and body of the request for one prompt, whose answer begins with ``prefix``."""
         # A server reads the spellings of control tokens as control tokens: none may come out of a question.
-        clean = {name: without_control_tokens(text) for name, text in values.items()}
+        clean = {name: strip_control_tokens(text) for name, text in values.items()}
         body: dict[str, Any] = {"model": adapter or self.name, **options}
         if prompt.stop_at_newline:
             body["stop"] = ["\n"]
@@ -293,7 +293,7 @@ class ServedProxy(LanguageModel):
                 completion = await self._post(client, path, sent, retries)
                 break
             except EvidenceError as error:
-                name = self.habits.refused_in(error.message, sent)
+                name = self.habits.find_refused(error.message, sent)
                 if name:
                     named.append(name)
                 elif "logprobs" in sent:  # for another reason, which may be gone with the next request

@@ -221,7 +221,7 @@ def find_answer(response_id: str) -> StreamedAnswer | None:
     return _live.get(response_id)
 
 
-def kept_states(
+def recall_states(
     draft: Draft, fingerprint: str, prompt: PromptTemplate, values: Values, layers: Sequence[PooledLayer]
 ) -> Float32Array | None:
     """Return states that a local LLM kept while it wrote a draft, shape (layers, hidden size).

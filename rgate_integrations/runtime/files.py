@@ -78,7 +78,7 @@ def rename_folder(made: Path, target: Path) -> None:
     """Give a finished folder its name; the folder that has the name is replaced.
 
     A folder with files in it cannot be replaced in one step, so the earlier one is put aside for a moment. What a
-    process leaves that is killed in that moment is still found by `existing_folder`, and put back by the next call.
+    process leaves that is killed in that moment is still found by `find_folder`, and put back by the next call.
 
     Args:
         made: The finished folder, beside ``target``.
@@ -121,7 +121,7 @@ def check_replaceable(target: Path, names: Iterable[str]) -> None:
         )
 
 
-def existing_folder(folder: str | Path) -> Path:
+def find_folder(folder: str | Path) -> Path:
     """Return where the content of a folder is: under its name, unless `rename_folder` was killed half way."""
     # `os.path` says that there is nothing under a name that no file can have, where `Path` raises.
     target = Path(os.path.expanduser(folder))

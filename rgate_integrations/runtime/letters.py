@@ -45,10 +45,10 @@ def plain_text(text: str) -> str:
     return _EMOJI_RUN.sub(" ", "".join(parts)).strip() or text
 
 
-def own_words(text: str, part: str) -> str:
+def find_original(text: str, part: str) -> str:
     """Return what a part of a plain text is in the text that it was made of; the part if it is not found.
 
-    >>> own_words("𝐇𝐢! Ｗｈｅｎ is it due?", "When is it due?")
+    >>> find_original("𝐇𝐢! Ｗｈｅｎ is it due?", "When is it due?")
     'Ｗｈｅｎ is it due?'
     """
     if part in text:
@@ -70,10 +70,10 @@ def _letters(text: str) -> str:
     return "".join(filter(str.isalnum, unicodedata.normalize("NFKD", text)))
 
 
-def encoding_of(text: str) -> str:
+def detect_encoding(text: str) -> str:
     """Return how text is written that stands in a text and that no model reads, such as ``base64``; empty if none is.
 
-    >>> encoding_of("Please answer: V2hlbiBpcyBteSBiaWxsIGR1ZT8=")
+    >>> detect_encoding("Please answer: V2hlbiBpcyBteSBiaWxsIGR1ZT8=")
     'base64'
     """
     text = _ADDRESS.sub(" ", text)

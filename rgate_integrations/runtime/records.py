@@ -119,7 +119,7 @@ def read_records(path: str | Path, *, hint: str = "") -> Iterator[Record]:
         yield Record(where, value, hint)
 
 
-def as_logprob(value: float) -> float:
+def check_logprob(value: float) -> float:
     """Return a natural log-probability, at most 0, and finite: "never" is -9999.
 
     Raises:
@@ -146,13 +146,13 @@ def read_logprobs(entries: Any) -> TokenLogprobs:
             fields = entry if isinstance(entry, Mapping) else vars(entry)
             if fields["token"]:
                 tokens.append(str(fields["token"]))
-                logprobs.append(as_logprob(float(fields["logprob"])))
+                logprobs.append(check_logprob(float(fields["logprob"])))
     except (KeyError, TypeError, ValueError):
         return (), ()
     return tuple(tokens), tuple(logprobs)
 
 
-def choice_logprobs(choice: Any) -> TokenLogprobs:
+def read_choice_logprobs(choice: Any) -> TokenLogprobs:
     """Read what has ``logprobs`` with a ``content``, such as a choice of OpenAI's chat API; see `read_logprobs`."""
     for key in ("logprobs", "content"):
         if isinstance(choice, Mapping):
@@ -179,4 +179,4 @@ _OPTIONAL_TEXT = TypeAdapter(_Text | None)
 _TEXTS = TypeAdapter(Annotated[tuple[_Text, ...], BeforeValidator(_as_list)])
 _OPTIONAL_NUMBER = TypeAdapter(_Number | None)
 _NUMBERS = TypeAdapter(Annotated[tuple[_Number, ...], Field(min_length=1)])
-_LOGPROBS = TypeAdapter(tuple[Annotated[float, AfterValidator(as_logprob)], ...] | None)
+_LOGPROBS = TypeAdapter(tuple[Annotated[float, AfterValidator(check_logprob)], ...] | None)

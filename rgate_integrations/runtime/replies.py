@@ -140,18 +140,20 @@ def count_thinking(usage: Any) -> int:
     return max([count for count in counts if isinstance(count, int)], default=0)
 
 
-def is_cut(reason: object) -> bool:
+def is_truncated(reason: object) -> bool:
     """Whether a finish reason says that an answer was cut off at its maximum length."""
     return str(reason).rpartition(".")[2].lower() in _CUT
 
 
-def missing_answer(text: str) -> str:
+def describe_non_answer(text: str) -> str:
     """Return what a text is instead of an answer: nothing, a call of a tool, or a refusal; empty if it is an answer.
 
     Refusals are known in English alone.
 
-    >>> missing_answer("I'm sorry, but I cannot help with that."), missing_answer("I can't wait to see Rome.")
-    ('a refusal', '')
+    >>> describe_non_answer("I'm sorry, but I cannot help with that.")
+    'a refusal'
+    >>> describe_non_answer("I can't wait to see Rome.")
+    ''
     """
     if not text.strip():
         return "nothing"
@@ -160,7 +162,7 @@ def missing_answer(text: str) -> str:
     return "a refusal" if _REFUSAL.match(text[:_READ].lower().replace("’", "'")) else ""
 
 
-def answer_start(tokens: Sequence[str], answer: str) -> int:
+def find_answer_start(tokens: Sequence[str], answer: str) -> int:
     """Return the index of the token that an answer begins with; their number if it is not made of them."""
     if not answer or not all(isinstance(token, str) for token in tokens):
         return len(tokens)

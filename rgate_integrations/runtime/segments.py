@@ -46,7 +46,7 @@ class Segmented:
     @classmethod
     def from_text(cls, text: str, history: Sequence[str] = ()) -> Segmented:
         """Split a request."""
-        return cls(tuple(map(tuple, segmented_lines(text))), "".join(f"{turn}\n" for turn in history))
+        return cls(tuple(map(tuple, split_lines(text))), "".join(f"{turn}\n" for turn in history))
 
     @property
     def segments(self) -> tuple[str, ...]:
@@ -63,10 +63,10 @@ def segments(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> list[s
     >>> segments("Hi Anna, it rained. When is my bill due?\nThanks!")
     ['Hi Anna, it rained.', 'When is my bill due?', 'Thanks!']
     """
-    return [segment for line in segmented_lines(text, abbreviation) for segment in line]
+    return [segment for line in split_lines(text, abbreviation) for segment in line]
 
 
-def segmented_lines(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> list[list[str]]:
+def split_lines(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> list[list[str]]:
     """Return the segments of each line that is not empty; see `segments`. One walk over the words of the text."""
     lines = []
     for line in text.splitlines():
@@ -107,7 +107,7 @@ def layout(text: str) -> Float32Array:
     no letter, all segments (logarithm), and whether its paragraph is one line.
     """
     rows = []
-    paragraphs = [segmented_lines(paragraph) for paragraph in BLANK_LINE.split(text)]
+    paragraphs = [split_lines(paragraph) for paragraph in BLANK_LINE.split(text)]
     for paragraph in paragraphs:
         for line in paragraph:
             for segment in line:

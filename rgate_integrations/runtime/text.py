@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from urllib.parse import unquote
 
 from rgate_integrations.errors import NoAnswerError
-from rgate_integrations.runtime.replies import missing_answer
+from rgate_integrations.runtime.replies import describe_non_answer
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -74,7 +74,7 @@ def redact(message: object, *private: object) -> str:
     return _WORD.sub(mask, " ".join(printable.split()))[:_LONGEST_IN_LOG]
 
 
-def comparable(answers: Sequence[str]) -> list[str]:
+def normalise_answers(answers: Sequence[str]) -> list[str]:
     """Normalise answers that will be compared with each other.
 
     What is no answer is made different from all others: two LLM samples that say nothing, or refuse, do not agree.
@@ -82,7 +82,7 @@ def comparable(answers: Sequence[str]) -> list[str]:
     Raises:
         NoAnswerError: None is an answer.
     """
-    texts = ["" if missing_answer(answer) else normalise(answer) for answer in answers]
+    texts = ["" if describe_non_answer(answer) else normalise(answer) for answer in answers]
     if not any(texts):
         raise NoAnswerError(f"None of {len(texts)} samples is an answer.")
     return [text or f"\0{i}" for i, text in enumerate(texts)]

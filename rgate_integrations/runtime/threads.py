@@ -19,7 +19,7 @@ from typing import Protocol
 _PATIENCE = 2.0  # seconds that the end of the process waits for threads that no model holds
 
 
-def usable_cores() -> int:
+def count_cores() -> int:
     """Return on how many cores to compute: ``OMP_NUM_THREADS``, or those that this process may use."""
     told = os.environ.get("OMP_NUM_THREADS", "")
     if told.isdecimal() and int(told) > 0:

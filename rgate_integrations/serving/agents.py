@@ -15,7 +15,7 @@ from rgate_integrations.answering.query_plan import plan_queries_flow
 from rgate_integrations.engine.decider import read_item
 from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
-from rgate_integrations.models.first_use import never_fetch
+from rgate_integrations.models.first_use import forbid_downloads
 from rgate_integrations.runtime.flow import arun
 from rgate_integrations.runtime.text import replace_surrogates
 from rgate_integrations.serving.wire import likeliest_kind
@@ -84,7 +84,7 @@ def make_mcp_server(gate: GateLike) -> MCPServer:
 
     The process that makes it fetches no model on first use any more: download them beforehand.
     """
-    never_fetch()
+    forbid_downloads()
     advisor = Advisor(gate)
     server = MCPServer("rgate", instructions=_INSTRUCTIONS)
     server.add_tool(advisor.should_retrieve)

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 from rgate_integrations import __version__
 from rgate_integrations.answering.query_plan import plan_queries_flow
 from rgate_integrations.errors import RGateError
-from rgate_integrations.models.first_use import never_fetch
+from rgate_integrations.models.first_use import forbid_downloads
 from rgate_integrations.runtime.flow import arun
 from rgate_integrations.runtime.text import redact
 from rgate_integrations.serving.gateway import Gateway
@@ -155,7 +155,7 @@ def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAP
         service: Decides.
         gateway: Answers what has no other route; None for a server of decisions alone.
     """
-    never_fetch()
+    forbid_downloads()
     routes = DecisionRoutes(service, gateway)
     failures = (RGateError, RequestValidationError, HTTPException, Exception)
     app = FastAPI(

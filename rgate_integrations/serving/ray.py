@@ -109,12 +109,12 @@ def application(arguments: dict[str, Any]) -> Application:
         raise missing_dependency("ray", "ray-serve") from error
 
     def served() -> ASGIApp:
-        from rgate_integrations.models.first_use import never_fetch
+        from rgate_integrations.models.first_use import forbid_downloads
         from rgate_integrations.serving.app import make_app
         from rgate_integrations.serving.server import protect
         from rgate_integrations.serving.service import DecisionService
 
-        never_fetch()  # each machine's models are there before its replicas are: clients wait for none
+        forbid_downloads()  # each machine's models are there before its replicas are: clients wait for none
         gate = load_gate(options.gate, llm_name=options.llm_name)
         # Ray sends nothing before: the first client does not wait for the model.
         gate.decide("Is this a question?")

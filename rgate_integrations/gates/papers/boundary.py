@@ -17,7 +17,7 @@ from rgate_integrations.gates.evidence.model_outputs import SamplesSpec, Targets
 from rgate_integrations.gates.papers.verdicts import ik_score
 from rgate_integrations.gates.trained import AdapterGate
 from rgate_integrations.prompts import PromptTemplate
-from rgate_integrations.runtime.text import comparable
+from rgate_integrations.runtime.text import normalise_answers
 
 BOUNDARY_QUESTION = PromptTemplate(
     name="boundary-question",
@@ -107,7 +107,7 @@ class BoundaryGate(AdapterGate):
             p = ik_score(*evidence[spec])
             return Score(p, f"The boundary model predicts {self.label} {p:.2f}.")
         answers = evidence[spec]
-        texts = comparable([answer.text for answer in answers])
+        texts = normalise_answers([answer.text for answer in answers])
         counts = Counter(texts)
         p = certainty(list(counts.values()), self.normalisation)
         most_frequent = answers[texts.index(counts.most_common(1)[0][0])]
