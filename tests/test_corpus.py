@@ -98,6 +98,21 @@ def test_terms_are_what_the_corpus_has_oftener_and_names_are_identifiers_and_cod
     assert terms.names == {"x200", "sample_interval", "e-41", "firmware.bin", "ray.put", "rayjob"}
 
 
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("texts", "names"),
+    [
+        (["Take Pantol an hour before a meal, with water. Ask a doctor.", "Pantol has French milk in it."], {"pantol"}),
+        (["He likes to take Pantol with milk.", "A pantol is a word here, and so is Pantol in it."], set()),
+        (["Only one passage speaks of Pantol.", "The other one does not."], set()),
+        (["Nehmen Sie Pantol mit Wasser und Brot.", "Wenn Pantol im Schrank mit Brot war."], set()),
+    ],
+    ids=["a product", "also in lower case", "once", "nouns with capitals"],
+)
+def test_a_product_that_is_mentioned_often_is_a_name(texts, names):
+    assert find_terms(texts, profile_module.corpus_encoder()).names == names
+
+
 # --- searches ----------------------------------------------------------------------------------------------------
 
 

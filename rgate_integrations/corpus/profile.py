@@ -16,7 +16,7 @@ from pydantic import Field
 from rgate_integrations.corpus.background import background, unit
 from rgate_integrations.corpus.sampling import Sample, likeness, sample_texts
 from rgate_integrations.corpus.searching import collect_passages
-from rgate_integrations.corpus.terms import Terms, find_terms, words_of
+from rgate_integrations.corpus.terms import Terms, find_terms, tokenize
 from rgate_integrations.decision import Frozen
 from rgate_integrations.errors import ProfileError
 from rgate_integrations.models.download import fetch_path
@@ -211,11 +211,11 @@ class CorpusProfile:
 
     def names_in(self, text: str) -> tuple[str, ...]:
         """Return its names that a question has, such as identifiers and error codes."""
-        return tuple(dict.fromkeys(word for word in words_of(text) if word in self.terms.names))
+        return tuple(dict.fromkeys(word for word in tokenize(text) if word in self.terms.names))
 
     def terms_in(self, text: str) -> tuple[str, ...]:
         """Return its names and telling words that a question has, the most telling first."""
-        words = set(words_of(text))
+        words = set(tokenize(text))
         telling = [word for word in self.terms.telling if word in words]
         return tuple(dict.fromkeys([*self.names_in(text), *telling]))
 

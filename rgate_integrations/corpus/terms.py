@@ -1,42 +1,42 @@
-"""The words that are telling for a corpus: those that it has far oftener than other text, and its names."""
+"""The telling words of a corpus: those far more frequent in it than in other text, and its names."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from rgate_integrations.models.encoder import Encoder
 
-TELLING = 300
-"""How many words are kept for reasons."""
-_NAMES = 2_000
+MAX_TELLING, _MAX_NAMES = 300, 2_000
+_MAX_WORD_CHARS = 40
 _TOKEN = re.compile(r"\w+(?:[.\-]\w+)*")
-_LONGEST = 40  # characters
 _IDENTIFIER = re.compile(r"(?=.*[^\W\d_])(?:[^\W\d].*[\d_].*|.*[a-z][A-Z].*|[^\W\d]\w*\.\w{2,})")
 """Such as ``num_cpus``, ``E-4711``, ``RayJob`` and ``ray.put``."""
+_CAPITALISED = re.compile(r"(?<=[^\W\d_A-Z] )[^\W\d_a-z]\w{2,}")
+"""A capitalised word inside a sentence. In German these are nouns, so they name something only where they are few."""
+_MAX_CAPITALISED = 0.15
+_MIN_NAMED = 0.01  # share of passages: a product's name is everywhere in its docs
 _ORDINAL = re.compile(r"\d+(?:st|nd|rd|th|s|%|[a-z])?", re.IGNORECASE)
-_RARE = -13.0
-"""Natural log of a word's share of all text, below which all words are alike: it is a guess from its parts."""
-_USUAL = -10.5
-"""The same from which on a word tells nothing: those of a language that most text has."""
-_OFTENER = 1.5
-"""Natural log of how many times oftener than other text a corpus has a word that is telling, at least."""
-_COMMON_WORDS = 20
-"""The commonest words of a corpus: by them it is known how much of the text that all is compared with is in its
-language."""
+# Natural logs of a word's share of all text.
+_RARE = -13.0  # below, the encoder's tokens can only guess it, so all words count as equally rare
+_UNKNOWN = -15.0  # below, a word is several tokens: it is none that most text has, such as "French"
+_COMMON = -10.5  # above, a word tells nothing
+_MIN_EXCESS = 1.5  # natural log of how many times more frequent a telling word is than in other text
+_REFERENCE_WORDS = 20
+"""The commonest words of a corpus show how much of the encoder's text is in its language."""
 
 
 class Terms(NamedTuple):
     """The words of a corpus.
 
     Attributes:
-        telling: What it has far oftener than text does, the most telling first, in lower case.
-        names: Identifiers, codes and other names that hardly any other text has, in lower case.
+        telling: Words far more frequent in it than in other text, the most telling first, in lower case.
+        names: Identifiers, codes, products and other names that hardly any other text has, in lower case.
     """
 
     telling: tuple[str, ...]
@@ -51,35 +51,48 @@ def find_terms(passages: Sequence[str], encoder: Encoder) -> Terms:
         encoder: Its tokens know how frequent words are.
     """
     counts: Counter[str] = Counter()
-    names: Counter[str] = Counter()
-    words = 0
+    identifiers: Counter[str] = Counter()
+    total = 0
     for passage in passages:
-        found = _TOKEN.findall(passage)
-        words += len(found)
-        counts.update({word.lower() for word in found if _is_word(word)})
-        names.update({word.lower() for word in found if _is_name(word)})
-    usual = {word: max(encoder.log_frequency(word), _RARE) for word in counts}
-    excess = {word: math.log(count / words) - usual[word] for word, count in counts.items()}
-    commonest = sorted(usual, key=usual.__getitem__, reverse=True)[:_COMMON_WORDS]
-    language = float(np.median([excess[word] for word in commonest])) if commonest else 0.0
-    telling = {}
+        words = _TOKEN.findall(passage)
+        total += len(words)
+        counts.update({word.lower() for word in words if _is_word(word)})
+        identifiers.update(
+            {word.lower() for word in words if _is_word(word) and _IDENTIFIER.fullmatch(word)}
+        )
+    frequencies = {word: max(encoder.log_frequency(word), _RARE) for word in counts}
+    excess = {word: math.log(count / total) - frequencies[word] for word, count in counts.items()}
+    commonest = sorted(frequencies, key=frequencies.__getitem__, reverse=True)[:_REFERENCE_WORDS]
+    of_language = float(np.median([excess[word] for word in commonest])) if commonest else 0.0
+    weights = {}
     for word, count in counts.items():
-        more = excess[word] - language - _OFTENER
-        if more > 0 and usual[word] < _USUAL and (count > 1 or len(passages) == 1):
-            telling[word] = more * math.sqrt(count)
-    ranked = sorted(telling, key=telling.__getitem__, reverse=True)
-    rare = [word for word, _ in names.most_common() if usual.get(word, 0.0) <= _RARE]
-    return Terms(tuple(ranked[:TELLING]), frozenset(rare[:_NAMES]))
+        weight = excess[word] - of_language - _MIN_EXCESS
+        if weight > 0 and frequencies[word] < _COMMON and (count > 1 or len(passages) == 1):
+            weights[word] = weight * math.sqrt(count)
+    telling = sorted(weights, key=weights.__getitem__, reverse=True)[:MAX_TELLING]
+    names = [word for word, _ in identifiers.most_common() if frequencies[word] <= _RARE][:_MAX_NAMES]
+    return Terms(tuple(telling), frozenset([*names, *_proper_names(passages, counts, total, encoder)]))
 
 
-def words_of(text: str) -> list[str]:
+def _proper_names(
+    passages: Sequence[str], counts: Counter[str], total: int, encoder: Encoder
+) -> Iterator[str]:
+    """Yield what is always written with a capital, often, and in hardly any other text: products and companies."""
+    capitalised = Counter(word for passage in passages for word in _CAPITALISED.findall(passage))
+    if capitalised.total() > _MAX_CAPITALISED * total:
+        return
+    lower = {word for passage in passages for word in _TOKEN.findall(passage) if word[0].islower()}
+    least = max(2, _MIN_NAMED * len(passages))
+    for word in capitalised:
+        frequency = max(encoder.log_frequency(word), encoder.log_frequency(word.lower()))
+        if counts[word.lower()] >= least and word.lower() not in lower and frequency <= _UNKNOWN:
+            yield word.lower()
+
+
+def tokenize(text: str) -> list[str]:
     """Return the words of a text as terms are written, in order."""
     return [word.lower() for word in _TOKEN.findall(text)]
 
 
 def _is_word(word: str) -> bool:
-    return 1 < len(word) <= _LONGEST and not _ORDINAL.fullmatch(word)
-
-
-def _is_name(word: str) -> bool:
-    return _is_word(word) and _IDENTIFIER.fullmatch(word) is not None
+    return 1 < len(word) <= _MAX_WORD_CHARS and not _ORDINAL.fullmatch(word)
