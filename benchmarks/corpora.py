@@ -1,13 +1,13 @@
 """What corpora cover: whether a question is about one, and about which; and what a gate that knows decides.
 
     python benchmarks/corpora.py --data FOLDER             prints the tables
-    python benchmarks/corpora.py --data FOLDER --parts     fits SLOPE and MIDDLE of `rgate_integrations.corpus` alone
+    python benchmarks/corpora.py --data FOLDER --parts     fits SLOPE and MIDPOINT of the package alone
     python benchmarks/corpora.py --write                   makes background.npz, with which corpora are compared
 
 ``FOLDER/domain`` has questions put to real RAG applications, with passages. A passage that answers a question is not
 in the profile that judges it: of a domain whose passages all answer one, each half judges the other. Questions of
 people about the library Ray are judged by the docstrings of the package ``ray``, read where it is installed.
-SLOPE and MIDDLE are those that were fitted to the other domains. ``papers`` fits nothing.
+SLOPE and MIDPOINT are those that were fitted to the other domains. ``papers`` fits nothing.
 """
 
 import random
@@ -43,7 +43,7 @@ FITS = ("health_plan", "medicine", "library_docs")
 
 
 def fit(rows: Sequence[tuple[Judged, Judged]]) -> tuple[float, float]:
-    """Return SLOPE and MIDDLE by which own questions are told from others; each domain counts as much."""
+    """Return SLOPE and MIDPOINT by which own questions are told from others; each domain counts as much."""
     z, labels, weights = [], [], []
     for own, others in rows:
         for judged, label in ((own, 1), (others, 0)):
@@ -82,7 +82,7 @@ def measure(data: Path, parts: Sequence[str], llm_url: str | None) -> None:
         ]
         fits[name] = own[name], judge(profiles[name][0], [*trains, *frames])
     slope, middle = fit([fits[name] for name in FITS])
-    print(f"SLOPE, MIDDLE = {slope:.1f}, {middle:.2f} by {', '.join(FITS)}")
+    print(f"SLOPE, MIDPOINT = {slope:.1f}, {middle:.2f} by {', '.join(FITS)}")
     constants = {domain.name: fit([fits[name] for name in FITS if name != domain.name]) for domain in domains}
     if "domains" in parts:
         show_domains(domains, own, others, constants)
@@ -141,7 +141,7 @@ def show_gates(
         }
         for domain in domains:
             slope, middle = constants[domain.name]
-            with patch.multiple(profile_module, SLOPE=slope, MIDDLE=middle):
+            with patch.multiple(profile_module, SLOPE=slope, MIDPOINT=middle):
                 retrieved, without, skipped = [], [], []
                 for profile, (_, questions) in zip(profiles[domain.name], domain.halves, strict=True):
                     gate = alone.with_options(

@@ -49,11 +49,11 @@ class Judged:
 
     def logits(self, slope: float, middle: float) -> np.ndarray:
         """Return the logits of P(covered)."""
-        return slope * (self.z - middle) + profile_module.NAMED * self.named
+        return slope * (self.z - middle) + profile_module.NAME_LOGIT * self.named
 
     def decide(self) -> np.ndarray:
         """Return whether the corpus covers each, by the constants that ship."""
-        return self.logits(profile_module.SLOPE, profile_module.MIDDLE) >= 0
+        return self.logits(profile_module.SLOPE, profile_module.MIDPOINT) >= 0
 
 
 def read_domains(data: Path, docstring_count: int = DOCSTRINGS) -> list[Domain]:
@@ -102,8 +102,8 @@ def read_docstrings(package: str) -> list[str]:
 
 
 def judge(profile: CorpusProfile, questions: Sequence[str]) -> Judged:
-    z = (profile.nearness(embed(questions)) - profile.needless) / profile.own
-    return Judged(z, np.array([bool(profile.names_in(each)) for each in questions]))
+    z = (profile.nearness(embed(questions)) - profile.baseline) / profile.margin
+    return Judged(z, np.array([bool(profile.match_names(each)) for each in questions]))
 
 
 _known: dict[str, np.ndarray] = {}

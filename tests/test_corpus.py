@@ -13,7 +13,7 @@ from pydantic import Field
 
 from rgate_integrations import CorpusProfile, Decision, Gate, Score, load_gate
 from rgate_integrations.corpus import profile as profile_module
-from rgate_integrations.corpus.sampling import likeness, sample_texts
+from rgate_integrations.corpus.sampling import overlap, sample_texts
 from rgate_integrations.corpus.searching import as_search, collect_passages, read_texts
 from rgate_integrations.corpus.terms import Terms, find_terms
 from rgate_integrations.errors import ConfigurationError, ProfileError
@@ -86,7 +86,7 @@ def test_a_document_is_cut_into_passages_and_white_space_is_none():
 def test_sketches_tell_how_much_of_a_corpus_has_changed(new, share):
     one = sample_texts((f"passage {i}" for i in range(1000)), 2_000).sketch
     other = sample_texts((f"passage {i}" for i in range(new, 1000 + (new == 1000) * 1000)), 2_000).sketch
-    assert likeness(one, other) == pytest.approx(share, abs=0.1)
+    assert overlap(one, other) == pytest.approx(share, abs=0.1)
 
 
 def test_terms_are_what_the_corpus_has_oftener_and_names_are_identifiers_and_codes():
@@ -102,7 +102,10 @@ def test_terms_are_what_the_corpus_has_oftener_and_names_are_identifiers_and_cod
 @pytest.mark.parametrize(
     ("texts", "names"),
     [
-        (["Take Pantol an hour before a meal, with water. Ask a doctor.", "Pantol has French milk in it."], {"pantol"}),
+        (
+            ["Take Pantol an hour before a meal, with water. Ask a doctor.", "Pantol has French milk in it."],
+            {"pantol"},
+        ),
         (["He likes to take Pantol with milk.", "A pantol is a word here, and so is Pantol in it."], set()),
         (["Only one passage speaks of Pantol.", "The other one does not."], set()),
         (["Nehmen Sie Pantol mit Wasser und Brot.", "Wenn Pantol im Schrank mit Brot war."], set()),
@@ -232,8 +235,8 @@ def rewrite(folder, **changes):
         (lambda folder: (folder / "profile.json").write_text("{"), "cannot be read"),
         (lambda folder: (folder / "profile.safetensors").unlink(), "cannot be read"),
         (lambda folder: (folder / "profile.safetensors").write_bytes(b"0" * 99), "checksum"),
-        (lambda folder: rewrite(folder, own=0), "cannot be read"),
-        (lambda folder: rewrite(folder, needless=float("nan")), "cannot be read"),
+        (lambda folder: rewrite(folder, margin=0), "cannot be read"),
+        (lambda folder: rewrite(folder, baseline=float("nan")), "cannot be read"),
         (lambda folder: rewrite(folder, encoder="another"), "'another'"),
         (lambda folder: rewrite(folder, format=2), "format 2"),
     ],
@@ -286,7 +289,7 @@ def test_passages_in_ten_languages_are_one_corpus():
         "Bateria rejestratora jest słaba.",
     ]
     profile = CorpusProfile.from_texts(texts)
-    assert profile.about_something
+    assert profile.is_specific
     assert profile.judge(
         ["How do I replace the logger's battery?", "Who wrote Hamlet?"]
     ).round().tolist() == [1, 0]
@@ -332,7 +335,7 @@ def covering(p, name="docs", near=0.5, about=True):
     profile = CorpusProfile(name, np.ones((1, 256), np.int8), Terms((), frozenset()), 0.0, 0.2)
     object.__setattr__(profile, "p_covered", lambda vectors, texts: np.full(len(texts), p))
     object.__setattr__(profile, "closeness", lambda vectors: np.full(len(vectors), near))
-    profile.__dict__["about_something"] = about
+    profile.__dict__["is_specific"] = about
     return profile
 
 

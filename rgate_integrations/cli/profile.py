@@ -80,7 +80,7 @@ def _show(made: CorpusProfile, out: Path, *, as_json: bool) -> None:
                 "name": made.name,
                 "folder": str(out),
                 "seen": made.seen,
-                "about_something": made.about_something,
+                "is_specific": made.is_specific,
                 "terms": words[:_TERMS],
                 "covered": {each: round(covered[each], 3) for each in there},
                 "not_covered": {each: round(covered[each], 3) for each in elsewhere},
@@ -89,7 +89,7 @@ def _show(made: CorpusProfile, out: Path, *, as_json: bool) -> None:
         return
     say(f"{made.name}: {len(made.codes):,} of {made.seen:,} passages, in {out}", bold=True)
     say(f"telling words  {', '.join(words[:_TERMS])}")
-    if not made.about_something:
+    if not made.is_specific:
         say("Nothing sets it apart: what the LLM knows is not searched for. prefer='corpus' changes that.")
     for title, some in (("searched there", there), ("not there", elsewhere)):
         for question in some:

@@ -1,4 +1,4 @@
-"""Profiles of passages that are at hand, kept beside their index for as long as that holds about the same."""
+"""Profiles of indexes, cached beside the index until about 30 % of its passages have changed."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from rgate_integrations.corpus.profile import CorpusProfile
 from rgate_integrations.errors import ConfigurationError, ProfileError, WriteError
 
 FOLDER = "profile"
-"""Folder of the profile in that of its index."""
+"""The profile's folder, in the index's folder."""
 
 _log = logging.getLogger("rgate_integrations")
 
 
 def profile_index(index: Any, name: str) -> CorpusProfile:
-    """Return the profile of an index: the one beside it if it is still about these passages, or else a new one.
+    """Return the profile of an index: the cached one if it is up to date, otherwise a new one.
 
     Args:
-        index: A `PassageIndex`, `HybridIndex` or `BM25Index`, or anything else with ``passages``.
+        index: A `PassageIndex`, `HybridIndex` or `BM25Index`, or any object with ``passages``.
         name: Name of the corpus.
 
     Raises:
-        ConfigurationError: It does not give its passages.
-        ProfileError: There are none.
+        ConfigurationError: It has no ``passages``.
+        ProfileError: It is empty.
     """
     index = getattr(index, "dense", index)
     passages = getattr(index, "passages", None)
     if passages is None:
-        raise no_passages(type(index).__name__)
+        raise missing_passages(type(index).__name__)
     return profile_texts([each.searchable for each in passages], name, getattr(index, "folder", None))
 
 
-def no_passages(what: str) -> ConfigurationError:
-    """Build the error for something whose passages are not at hand."""
+def missing_passages(what: str) -> ConfigurationError:
+    """Return the error for an object whose passages cannot be read."""
     return ConfigurationError(
         f"corpus=True needs the passages, and {what} does not have them at hand.",
         hint="corpus=CorpusProfile.from_retriever(retriever)",
@@ -50,7 +50,7 @@ def profile_texts(texts: Collection[str], name: str, folder: Path | None = None)
     Args:
         texts: The texts.
         name: Name of the corpus.
-        folder: Where the index is saved; None if it is not.
+        folder: The index's folder; None if it is not saved.
     """
     if folder is not None:
         with suppress(ProfileError):
@@ -61,6 +61,6 @@ def profile_texts(texts: Collection[str], name: str, folder: Path | None = None)
     if folder is not None:
         try:
             profile.save(folder / FOLDER)
-        except (WriteError, ConfigurationError) as error:  # it may be read-only, or something else is there
-            _log.warning("The profile of %r is not kept: %s", name, error)
+        except (WriteError, ConfigurationError) as error:  # a read-only folder must not stop the gate
+            _log.warning("The profile of %r was not saved: %s", name, error)
     return profile

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from rgate_integrations.corpus.background import background, unit
-from rgate_integrations.corpus.sampling import Sample, likeness, sample_texts
+from rgate_integrations.corpus.sampling import Sample, overlap, sample_texts
 from rgate_integrations.corpus.searching import collect_passages
 from rgate_integrations.corpus.terms import Terms, find_terms, tokenize
 from rgate_integrations.decision import Frozen
@@ -27,28 +27,27 @@ from rgate_integrations.runtime.segments import segments
 
 FORMAT = 1
 CONFIG, WEIGHTS = "profile.json", "profile.safetensors"
-MOST = 1_500
-"""How many passages are kept at most."""
-NEAREST = 5
-"""A question is as near to a corpus as the mean cosine to so many of its nearest passages."""
-SLOPE, MIDDLE, NAMED = 9.3, 0.59, 6.0
-"""The logit of P(covered) is ``SLOPE * (z - MIDDLE)``, and ``NAMED`` more if a question has a name of the corpus.
+MAX_PASSAGES = 1_500
+"""Passages kept."""
+NEIGHBOURS = 5
+"""A question's nearness to a corpus is its mean cosine to this many nearest passages."""
+SLOPE, MIDPOINT, NAME_LOGIT = 9.3, 0.59, 6.0
+"""The logit of P(covered) is ``SLOPE * (z - MIDPOINT)``, plus ``NAME_LOGIT`` if the question names something of it.
 
-Here z is 0 for a question that is as near as requests that have nothing to do with the corpus, and 1 for one that is
-as near as sentences of its own passages. Fitted by ``benchmarks/corpora.py``."""
+z is 0 for a question as near as unrelated requests, and 1 for one as near as sentences of the corpus itself.
+Fitted by ``benchmarks/corpora.py``."""
 
-_READ = 300  # characters of a passage that are embedded: more say the same
-_LEFT_OUT, _SHORTEST, _LONGEST = 200, 20, 200
-"""So many sentences of so many characters tell how near the corpus is to what it holds."""
-_USUAL, _USUAL_COUNTS = 0.22, 10
-"""How much nearer these usually are than other requests, and for how many sentences that counts."""
-_LEAST, _GREATEST = 0.12, 0.4  # where passages have nothing in common, or are nearly all the same
-_SETS_APART = 0.2
-"""Length of the mean direction of passages that are about something: 0.05 of an encyclopaedia, 0.4 of four unlike
-corpora in one."""
-_MUCH_CHANGED = 0.7  # of its passages in common, and below, a corpus needs a new profile
+_READ_CHARS = 300  # embedded per passage: 600 take twice as long and rank corpora no better
+_MAX_SENTENCES, _MIN_SENTENCE, _MAX_SENTENCE = 200, 20, 200
+"""Sentences that measure how near a corpus is to its own content, and their length in characters."""
+_PRIOR_MARGIN, _PRIOR_SENTENCES = 0.22, 10
+"""The usual margin, and the number of sentences that it counts as: few sentences measure little."""
+_MIN_MARGIN, _MAX_MARGIN = 0.12, 0.4  # unrelated passages would make all covered, near duplicates nothing
+_MIN_COMMON = 0.2
+"""Minimum length of a specific corpus's mean vector: an encyclopaedia has 0.05, four unlike corpora in one 0.4."""
+_MIN_OVERLAP = 0.7  # with less of its passages in common, a corpus needs a new profile
 _ENCODER = f"{ENCODER} {FINGERPRINT}"
-_MAKE = "Make it again: rgate profile --corpus FILE.jsonl --out DIR"
+_MAKE_AGAIN = "Make it again: rgate profile --corpus FILE.jsonl --out DIR"
 
 Source: TypeAlias = Literal["texts", "retriever", "description"]
 
@@ -65,50 +64,50 @@ class CorpusProfile:
 
     Attributes:
         name: The corpus's name, as decisions give it.
-        codes: Directions of a sample of its passages, shape (passages, 256), int8; their length says nothing.
-        terms: Its telling words, the most telling first; and its names, such as identifiers and error codes.
-        needless: How near it is to requests that have nothing to do with it: median over those that ship.
-        own: How much nearer sentences of its passages are, when these are left out.
-        source: What it was made from. A description tells less than passages.
-        seen: How many passages were seen.
-        sketch: What tells later whether the corpus has changed; see `is_outdated`.
+        codes: Vectors of a sample of its passages, shape (passages, 256), int8, to be normalised.
+        terms: Its telling words, and its names, such as products, identifiers and error codes.
+        baseline: Median nearness of unrelated requests, which ship with the package.
+        margin: How much nearer sentences of its own passages are, each without its passage.
+        source: What it was made from. A description is weaker than passages.
+        seen: Number of passages seen.
+        sketch: Hashes by which `is_outdated` compares the corpus with a later state.
     """
 
     name: str
     codes: np.ndarray[Any, np.dtype[np.int8]] = field(repr=False)
     terms: Terms = field(repr=False)
-    needless: float = field(repr=False)
-    own: float = field(repr=False)
+    baseline: float = field(repr=False)
+    margin: float = field(repr=False)
     source: Source = "texts"
     seen: int = 0
     sketch: tuple[int, ...] = field(default=(), repr=False)
 
     @classmethod
     def from_texts(cls, texts: Iterable[str], name: str = "corpus") -> Self:
-        """Make a profile of the passages of a corpus: of at most 1,500 different ones, the others are passed over.
+        """Make a profile of a corpus from a sample of at most 1,500 different passages.
 
         Args:
-            texts: The passages, in one pass; a document counts as several.
+            texts: The passages, read once; longer texts are split.
             name: Name of the corpus.
 
         Raises:
-            ProfileError: There is no passage, or one is no text.
+            ProfileError: There are no passages, or one is not a string.
             ModelLoadError: The encoder is not downloaded.
         """
-        return cls._from_sample(sample_texts(texts, MOST), name, "texts")
+        return cls._from_sample(sample_texts(texts, MAX_PASSAGES), name, "texts")
 
     @classmethod
     def from_retriever(
         cls, retriever: Any, name: str = "corpus", searches: int = 100, timeout: float = 120.0
     ) -> Self:
-        """Make a profile of what searches find.
+        """Make a profile of a corpus from what searches find in it.
 
         Args:
             retriever: A retriever or vector store of LangChain or LlamaIndex, a `PassageIndex`, or a function from a
                 query to texts.
             name: Name of the corpus.
-            searches: How many searches it may take.
-            timeout: How long they may take in all, in seconds.
+            searches: Maximum number of searches.
+            timeout: Maximum time of all searches, in seconds.
 
         Raises:
             ConfigurationError: It cannot be searched.
@@ -116,39 +115,39 @@ class CorpusProfile:
             ModelLoadError: The encoder is not downloaded.
         """
         return cls._from_sample(
-            sample_texts(collect_passages(retriever, searches, timeout), MOST), name, "retriever"
+            sample_texts(collect_passages(retriever, searches, timeout), MAX_PASSAGES), name, "retriever"
         )
 
     @classmethod
     def from_description(cls, text: str, name: str = "corpus") -> Self:
-        """Make a profile of a description, where the passages are out of reach. It tells less than these.
+        """Make a profile from a description, where the passages are out of reach. It is weaker.
 
         Args:
             text: What the corpus is about, in a sentence or a few.
             name: Name of the corpus.
 
         Raises:
-            ProfileError: It says nothing.
+            ProfileError: The description is blank.
             ModelLoadError: The encoder is not downloaded.
         """
-        return cls._from_sample(sample_texts([text], MOST), name, "description")
+        return cls._from_sample(sample_texts([text], MAX_PASSAGES), name, "description")
 
     @classmethod
     def _from_sample(cls, sample: Sample, name: str, source: Source) -> Self:
         if not sample.texts:
-            raise ProfileError(f"The corpus {name!r} has no passages.", hint="Is it empty, or its text?")
+            raise ProfileError(f"The corpus {name!r} has no passages.", hint="Check that it is not empty.")
         encoder = corpus_encoder()
-        compared = background().compare_passages(
-            encoder.vectors([text[:_READ] for text in sample.texts], "passage: ")
-        )
-        largest = np.abs(compared).max(axis=1, keepdims=True)
-        codes = np.round(compared / np.maximum(largest, 1e-12) * 127).astype(np.int8)
+        beginnings = [text[:_READ_CHARS] for text in sample.texts]
+        projected = background().project_passages(encoder.vectors(beginnings, "passage: "))
+        largest = np.abs(projected).max(axis=1, keepdims=True)
+        codes = np.round(projected / np.maximum(largest, 1e-12) * 127).astype(np.int8)
         vectors = unit(codes.astype(np.float32))
-        needless = float(np.median(_nearness(background().requests @ vectors.T)))
-        # A description has no sentence whose like may be asked for.
-        own = _USUAL if source == "description" else _own_nearness(sample.texts, vectors, needless, encoder)
+        baseline = float(np.median(_mean_of_nearest(background().requests @ vectors.T)))
+        # The sentences of a description are not what users ask for, so they measure nothing.
+        texts = () if source == "description" else sample.texts
+        margin = _measure_margin(texts, vectors, baseline, encoder)
         terms = find_terms(sample.texts, encoder)
-        return cls(name, codes, terms, needless, own, source, sample.seen, sample.sketch)
+        return cls(name, codes, terms, baseline, margin, source, sample.seen, sample.sketch)
 
     def __repr__(self) -> str:
         return f"CorpusProfile({self.name!r}, {len(self.codes):,} of {self.seen:,} passages)"
@@ -158,50 +157,50 @@ class CorpusProfile:
         return unit(self.codes.astype(np.float32))
 
     @cached_property
-    def about_something(self) -> bool:
-        """Whether anything sets it apart from what everything is about; an encyclopaedia has nothing."""
-        return bool(np.linalg.norm(self._vectors.mean(axis=0)) >= _SETS_APART)
+    def is_specific(self) -> bool:
+        """Whether its passages have a subject in common; those of an encyclopaedia do not."""
+        return bool(np.linalg.norm(self._vectors.mean(axis=0)) >= _MIN_COMMON)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with all that it holds."""
+        """A hash of its content."""
         digest = hashlib.sha256(json_text(self._facts()).encode())
         digest.update(self.codes.tobytes())
         return digest.hexdigest()[:16]
 
     def nearness(self, vectors: Float32Array) -> Float64Array:
-        """Return how near questions are to it: the mean cosine to the five nearest passages, shape (questions,).
+        """Return the mean cosine of each question to its five nearest passages, shape (questions,).
 
         Args:
             vectors: The encoder's sentence vectors of the questions, shape (questions, 384).
         """
-        return _nearness(background().compare_questions(vectors) @ self._vectors.T)
+        return _mean_of_nearest(background().project_questions(vectors) @ self._vectors.T)
 
     def closeness(self, vectors: Float32Array) -> Float64Array:
-        """Return what corpora are ranked by, shape (questions,): the nearness, less what anything is near to it.
+        """Return the score that ranks corpora, shape (questions,): the nearness, minus half the baseline.
 
-        Half of that: a corpus about many things is nearer to all questions, also to its own.
+        Half, since a corpus about many things is nearer to every question, and has more of them to answer.
 
         Args:
             vectors: The encoder's sentence vectors of the questions, shape (questions, 384).
         """
-        return self.nearness(vectors) - self.needless / 2
+        return self.nearness(vectors) - self.baseline / 2
 
     def p_covered(self, vectors: Float32Array, texts: Sequence[str]) -> Float64Array:
-        """Return P(the corpus has something on it) of questions, shape (questions,), each in [0, 1].
+        """Return P(the corpus has something on it) for each question, shape (questions,), in [0, 1].
 
         Args:
             vectors: The encoder's sentence vectors of the questions, shape (questions, 384).
             texts: The questions.
         """
-        z = (self.nearness(vectors) - self.needless) / self.own
-        named = np.array([bool(self.names_in(text)) for text in texts])
-        logits = np.clip(SLOPE * (z - MIDDLE) + NAMED * named, -50, 50)
-        found: Float64Array = 1 / (1 + np.exp(-logits))
-        return found
+        z = (self.nearness(vectors) - self.baseline) / self.margin
+        named = np.array([bool(self.match_names(text)) for text in texts])
+        logits = np.clip(SLOPE * (z - MIDPOINT) + NAME_LOGIT * named, -50, 50)
+        probabilities: Float64Array = 1 / (1 + np.exp(-logits))
+        return probabilities
 
     def judge(self, questions: Sequence[str]) -> Float64Array:
-        """Read questions, and return P(the corpus has something on it) of each, shape (questions,).
+        """Embed questions, and return `p_covered` of each, shape (questions,).
 
         Raises:
             ModelLoadError: The encoder is not downloaded.
@@ -209,29 +208,29 @@ class CorpusProfile:
         vectors = corpus_encoder().vectors(questions, "query: ")
         return self.p_covered(vectors, questions)
 
-    def names_in(self, text: str) -> tuple[str, ...]:
-        """Return its names that a question has, such as identifiers and error codes."""
+    def match_names(self, text: str) -> tuple[str, ...]:
+        """Return the corpus's names in a question, such as products, identifiers and error codes."""
         return tuple(dict.fromkeys(word for word in tokenize(text) if word in self.terms.names))
 
-    def terms_in(self, text: str) -> tuple[str, ...]:
-        """Return its names and telling words that a question has, the most telling first."""
+    def match_terms(self, text: str) -> tuple[str, ...]:
+        """Return the corpus's names and telling words in a question, the most telling first."""
         words = set(tokenize(text))
         telling = [word for word in self.terms.telling if word in words]
-        return tuple(dict.fromkeys([*self.names_in(text), *telling]))
+        return tuple(dict.fromkeys([*self.match_names(text), *telling]))
 
     def is_outdated(self, texts: Iterable[str]) -> bool:
-        """Return whether a corpus has changed much since it was profiled: 30 % of its passages, or more.
+        """Return whether about 30 % of the corpus's passages or more have changed since it was profiled.
 
         Args:
-            texts: Its passages as they are now.
+            texts: Its passages now.
         """
-        return likeness(self.sketch, sample_texts(texts, MOST).sketch) < _MUCH_CHANGED
+        return overlap(self.sketch, sample_texts(texts, MAX_PASSAGES).sketch) < _MIN_OVERLAP
 
     def save(self, folder: str | Path) -> Path:
         """Save into a folder, which appears whole or not at all, and replaces a profile that was there.
 
         Raises:
-            ConfigurationError: A file, or a folder with something else in it, is there.
+            ConfigurationError: The path is a file, or a folder that holds something else.
             WriteError: It could not be written.
         """
         from safetensors.numpy import save
@@ -247,8 +246,8 @@ class CorpusProfile:
             "name": self.name,
             "source": self.source,
             "seen": self.seen,
-            "needless": self.needless,
-            "own": self.own,
+            "baseline": self.baseline,
+            "margin": self.margin,
             "telling": list(self.terms.telling),
             "names": sorted(self.terms.names),
             "sketch": list(self.sketch),
@@ -259,21 +258,22 @@ class CorpusProfile:
         """Load a profile.
 
         Args:
-            folder: Where `save` put it.
+            folder: The folder that `save` wrote.
 
         Raises:
-            ProfileError: There is none, it is damaged, or it is of another encoder or format.
+            ProfileError: There is none, it is damaged, or it has another encoder or format.
         """
         root = find_folder(folder)
         if not os.path.isfile(root / CONFIG):
-            raise ProfileError(f"There is no profile in {str(folder)!r}.", hint=_MAKE)
+            raise ProfileError(f"There is no profile in {str(folder)!r}.", hint=_MAKE_AGAIN)
         try:
             return cls._read(root)
         except ProfileError:
             raise
         except Exception as error:  # the folder may come from anywhere
             raise ProfileError(
-                f"The profile in {str(folder)!r} cannot be read: {str(error).splitlines()[0]}.", hint=_MAKE
+                f"The profile in {str(folder)!r} cannot be read: {str(error).splitlines()[0]}.",
+                hint=_MAKE_AGAIN,
             ) from error
 
     @classmethod
@@ -284,18 +284,18 @@ class CorpusProfile:
         for name, theirs, ours in (("format", saved.format, FORMAT), ("encoder", saved.encoder, _ENCODER)):
             if theirs != ours:
                 raise ProfileError(
-                    f"The profile in {str(root)!r} has the {name} {theirs!r}, not {ours!r}.", hint=_MAKE
+                    f"The profile in {str(root)!r} has the {name} {theirs!r}, not {ours!r}.", hint=_MAKE_AGAIN
                 )
         weights = read_file(root / WEIGHTS)
         if saved.weights_sha256 != hashlib.sha256(weights).hexdigest():
-            raise ValueError("its checksum is not the recorded one")
+            raise ValueError("its checksum does not match the recorded one")
         codes = load(weights)["codes"]
         width = background().directions.shape[1]
         if codes.dtype != np.int8 or codes.ndim != 2 or codes.shape[1] != width or not len(codes):
             raise ValueError(f"its codes have the shape {codes.shape}")
         terms = Terms(saved.telling, frozenset(saved.names))
         return cls(
-            saved.name, codes, terms, saved.needless, saved.own, saved.source, saved.seen, saved.sketch
+            saved.name, codes, terms, saved.baseline, saved.margin, saved.source, saved.seen, saved.sketch
         )
 
 
@@ -307,39 +307,37 @@ class _Saved(Frozen):
     name: str
     source: Source
     seen: int = Field(ge=0)
-    needless: float = Field(ge=-1, le=1)
-    own: float = Field(gt=0, le=2)
+    baseline: float = Field(ge=-1, le=1)
+    margin: float = Field(gt=0, le=2)
     telling: tuple[str, ...]
     names: tuple[str, ...]
     sketch: tuple[int, ...]
     weights_sha256: str
 
 
-def _nearness(cosines: Float32Array, most: int = NEAREST) -> Float64Array:
+def _mean_of_nearest(cosines: Float32Array, most: int = NEIGHBOURS) -> Float64Array:
     """Return the mean of each row's largest cosines, shape (rows,)."""
     count = min(most, cosines.shape[1])
     nearest: Float64Array = np.partition(cosines, -count, axis=1)[:, -count:].mean(axis=1, dtype=np.float64)
     return nearest
 
 
-def _own_nearness(texts: Sequence[str], vectors: Float32Array, needless: float, encoder: Encoder) -> float:
-    """Return how much nearer sentences of passages are to the other passages than requests that need nothing."""
+def _measure_margin(texts: Sequence[str], vectors: Float32Array, baseline: float, encoder: Encoder) -> float:
+    """Return how much nearer than the baseline sentences of passages are to the other passages."""
     sentences: dict[int, str] = {}
-    for row, text in enumerate(texts):
-        fitting = [each for each in segments(text) if _SHORTEST <= len(each) <= _LONGEST]
-        if fitting and len(sentences) < _LEFT_OUT:
-            sentences[row] = fitting[len(text) % len(fitting)]  # any of them
-    measured = 0.0
-    if sentences and len(texts) > 1:
-        asked = background().compare_questions(encoder.vectors(list(sentences.values()), "query: "))
-        cosines = asked @ vectors.T
-        cosines[np.arange(len(sentences)), list(sentences)] = -1.0
-        near = _nearness(cosines, min(NEAREST, len(texts) - 1))
-        measured = len(sentences) * (float(np.median(near)) - needless)
-    else:
-        sentences = {}
-    own = (measured + _USUAL_COUNTS * _USUAL) / (len(sentences) + _USUAL_COUNTS)
-    return min(max(own, _LEAST), _GREATEST)
+    for row, text in enumerate(texts if len(texts) > 1 else ()):
+        fitting = [each for each in segments(text) if _MIN_SENTENCE <= len(each) <= _MAX_SENTENCE]
+        if fitting and len(sentences) < _MAX_SENTENCES:
+            sentences[row] = fitting[len(text) % len(fitting)]  # any, but always the same
+    total = 0.0
+    if sentences:
+        questions = background().project_questions(encoder.vectors(list(sentences.values()), "query: "))
+        cosines = questions @ vectors.T
+        cosines[np.arange(len(sentences)), list(sentences)] = -1.0  # a sentence's own passage does not count
+        nearness = _mean_of_nearest(cosines, min(NEIGHBOURS, len(texts) - 1))
+        total = len(sentences) * (float(np.median(nearness)) - baseline)
+    margin = (total + _PRIOR_SENTENCES * _PRIOR_MARGIN) / (len(sentences) + _PRIOR_SENTENCES)
+    return min(max(margin, _MIN_MARGIN), _MAX_MARGIN)
 
 
 def corpus_encoder() -> Encoder:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from rgate_integrations.errors import ProfileError
 
-_LONGEST = 2_000  # characters of a passage; a longer text is a document, and cut into passages
-_SKETCH = 256  # smallest hashes that are remembered
+_MAX_CHARS = 2_000  # of a passage; a longer text is a document, and is split
+_SKETCH_SIZE = 256  # hashes
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class Sample:
     """Some passages of a corpus.
 
     Attributes:
-        texts: Different passages, each as likely as any other to be among them, in an order of their own.
-        seen: How many passages were seen.
+        texts: A uniform sample of the different passages, ordered by their hashes.
+        seen: Number of passages seen.
         sketch: The smallest hashes of all passages, by which two states of a corpus are compared.
     """
 
@@ -29,17 +29,17 @@ class Sample:
 
 
 def sample_texts(texts: Iterable[str], most: int) -> Sample:
-    """Return the passages whose hashes are the smallest: a sample without duplicates, the same in whatever order.
+    """Return the passages with the smallest hashes: a sample without duplicates that does not depend on the order.
 
     Args:
-        texts: The passages; a longer text counts as several.
-        most: How many are kept at most.
+        texts: The passages; longer texts are split.
+        most: Maximum sample size.
 
     Raises:
-        ProfileError: One is no text.
+        ProfileError: A passage is not a string.
     """
     kept: dict[int, str] = {}
-    largest: list[int] = []  # a heap, of negative numbers
+    largest: list[int] = []  # heapq keeps the smallest first, so hashes are negated
     seen = 0
     for passage in _passages(texts):
         seen += 1
@@ -51,11 +51,11 @@ def sample_texts(texts: Iterable[str], most: int) -> Sample:
         if len(kept) > most:
             del kept[-heapq.heappop(largest)]
     numbers = sorted(kept)
-    return Sample(tuple(kept[number] for number in numbers), seen, tuple(numbers[:_SKETCH]))
+    return Sample(tuple(kept[number] for number in numbers), seen, tuple(numbers[:_SKETCH_SIZE]))
 
 
-def likeness(one: tuple[int, ...], other: tuple[int, ...]) -> float:
-    """Return the share of passages that two corpora have in common, of all that are in either, by their sketches."""
+def overlap(one: tuple[int, ...], other: tuple[int, ...]) -> float:
+    """Estimate the Jaccard index of two corpora from their sketches."""
     smallest = sorted({*one, *other})[: max(len(one), len(other))]
     return len({*smallest} & {*one} & {*other}) / max(len(smallest), 1)
 
@@ -67,7 +67,7 @@ def _passages(texts: Iterable[str]) -> Iterator[str]:
                 f"A passage must be a string, not {type(text).__name__}.",
                 hint="CorpusProfile.from_texts([document.page_content for document in documents])",
             )
-        for begin in range(0, len(text), _LONGEST):
-            passage = text[begin : begin + _LONGEST].strip()
+        for begin in range(0, len(text), _MAX_CHARS):
+            passage = text[begin : begin + _MAX_CHARS].strip()
             if passage:
                 yield passage

@@ -1,4 +1,4 @@
-"""Collects passages from anything that searches, with a bounded number of searches."""
+"""Collects a sample of passages with a bounded number of searches, from anything that searches."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rgate_integrations.runtime.threads import start_thread
 
 Search: TypeAlias = Callable[[str], Any]
 
-_PASSAGES = 10  # a search, where the number can be chosen
-_METHODS = ("similarity_search", "retrieve", "invoke", "get_relevant_documents")
-"""How a query is searched for: LangChain's vector stores, LlamaIndex's retrievers, LangChain's retrievers."""
+_TOP_K = 10  # passages per search, where it can be set
+_SEARCH_METHODS = ("similarity_search", "retrieve", "invoke", "get_relevant_documents")
+"""Search methods of LangChain's vector stores, LlamaIndex's retrievers, and LangChain's retrievers."""
 _FIRST_QUERIES = (
     "overview introduction",
     "how to get started",
@@ -31,58 +31,60 @@ _FIRST_QUERIES = (
     "date schedule report",
     "security access account",
 )
-"""Words of all kinds of corpora: each finds something in some."""
-_IN_A_ROW, _SHARE_NEW = 20, 0.05
-"""It ends when so many searches in a row brought less than this share of new passages."""
-_LONGEST_QUERY = 120  # characters
+"""Seeds for all kinds of corpora: each finds something in some of them."""
+_WINDOW, _MIN_NEW_SHARE = 20, 0.05
+"""The collection ends when less than this share of what the latest searches found is new."""
+_MAX_QUERY_CHARS = 120  # characters
 
 
 def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0) -> list[str]:
-    """Return the passages that a bounded number of searches finds, each once.
+    """Return the different passages that a bounded number of searches finds.
 
-    The first queries are shipped words. Each of the next is a sentence of a passage that was found. It ends early
-    when little that is new comes back.
+    The first queries are shipped; each later one is a sentence of a passage found before. It ends early when
+    little new comes back.
 
     Args:
         retriever: See `as_search`.
-        searches: How many searches at most, at least 1.
-        timeout: How long all of it may take, in seconds. What was found by then is enough, if anything was.
+        searches: Maximum number of searches, at least 1.
+        timeout: Maximum time of all searches, in seconds. If anything was found by then, that is returned.
 
     Raises:
-        ConfigurationError: It cannot be searched, or ``searches`` is below 1.
+        ConfigurationError: ``retriever`` cannot be searched, or ``searches`` is below 1.
         ProfileError: A search failed, or none ended in time.
     """
     if searches < 1:
         raise ConfigurationError(f"searches must be at least 1, not {searches}.")
     search = as_search(retriever)
-    ends = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
     found: dict[str, None] = {}
-    latest: list[tuple[int, int]] = []  # how many passages each search found, and how many of them were new
+    latest: list[tuple[int, int]] = []  # passages found and new passages, per search
     for query in _queries(found, searches):
-        texts = _search_in_time(search, query, ends)
+        texts = _search_in_time(search, query, deadline)
         if texts is None:
             break
         before = len(found)
         found.update(dict.fromkeys(texts))
-        latest = [*latest, (len(texts), len(found) - before)][-_IN_A_ROW:]
+        latest = [*latest, (len(texts), len(found) - before)][-_WINDOW:]
         total, new = map(sum, zip(*latest, strict=True))
-        if len(latest) == _IN_A_ROW and found and new < _SHARE_NEW * max(total, 1):
+        if len(latest) == _WINDOW and found and new < _MIN_NEW_SHARE * max(total, 1):
             break
-    if not found and time.monotonic() >= ends:
+    if not found and time.monotonic() >= deadline:
         raise ProfileError(f"No search ended within {timeout:g} s.", hint="Is the retriever's server up?")
     return list(found)
 
 
 def _queries(found: dict[str, None], most: int) -> Iterator[str]:
-    """Yield queries, each once: the first ones, then the beginnings of passages that were found meanwhile."""
+    """Yield different queries: the shipped ones, then sentences of the passages found so far."""
     asked = set(_FIRST_QUERIES)
     yield from _FIRST_QUERIES[:most]
     used = 0
     while len(asked) < most and used < len(found):
-        # The newest first: what a search found that nothing found before leads elsewhere.
+        # The newest first, since it is what no other search has found.
         passage = list(found)[-1 - used]
         unused = [
-            each[:_LONGEST_QUERY] for each in segments(passage[:2_000]) if each[:_LONGEST_QUERY] not in asked
+            each[:_MAX_QUERY_CHARS]
+            for each in segments(passage[:2_000])
+            if each[:_MAX_QUERY_CHARS] not in asked
         ]
         used = 0 if unused else used + 1
         if unused:
@@ -90,11 +92,11 @@ def _queries(found: dict[str, None], most: int) -> Iterator[str]:
             yield unused[0]
 
 
-def _search_in_time(search: Search, query: str, ends: float) -> list[str] | None:
-    """Return what a search finds, or None if it does not end in time: its thread is left to itself.
+def _search_in_time(search: Search, query: str, deadline: float) -> list[str] | None:
+    """Return what a search finds, or None after the deadline. A hanging search keeps its daemon thread.
 
     Raises:
-        ProfileError: It failed.
+        ProfileError: The search failed.
     """
     results: SimpleQueue[list[str] | Exception] = SimpleQueue()
 
@@ -106,7 +108,7 @@ def _search_in_time(search: Search, query: str, ends: float) -> list[str] | None
 
     start_thread(work, "rgate-profile-search")
     try:
-        found = results.get(timeout=max(ends - time.monotonic(), 0.0))
+        found = results.get(timeout=max(deadline - time.monotonic(), 0.0))
     except Empty:
         return None
     if isinstance(found, ConfigurationError):
@@ -119,24 +121,24 @@ def _search_in_time(search: Search, query: str, ends: float) -> list[str] | None
 
 
 def as_search(retriever: Any) -> Search:
-    """Return how to search: a function of a query that returns passages.
+    """Return a function from a query to passages.
 
     Args:
-        retriever: A retriever or vector store of LangChain or LlamaIndex, whatever has our `Retriever`'s ``search``,
+        retriever: A retriever or vector store of LangChain or LlamaIndex, our `Retriever`,
             or a function from a query to passages.
 
     Raises:
-        ConfigurationError: It is none of these.
+        ConfigurationError: It is something else.
     """
     if callable(as_retriever := getattr(retriever, "as_retriever", None)) and not hasattr(
         retriever, "similarity_search"
     ):
         retriever = as_retriever()  # an index of LlamaIndex
-    for method in _METHODS:
+    for method in _SEARCH_METHODS:
         if callable(search := getattr(retriever, method, None)):
-            return partial(search, k=_PASSAGES) if method == "similarity_search" else search
+            return partial(search, k=_TOP_K) if method == "similarity_search" else search
     if callable(search_batch := getattr(retriever, "search", None)):
-        return lambda query: search_batch([query], _PASSAGES)[0]
+        return lambda query: search_batch([query], _TOP_K)[0]
     if callable(retriever):
         found: Search = retriever
         return found
@@ -147,10 +149,10 @@ def as_search(retriever: Any) -> Search:
 
 
 def read_texts(results: Any) -> Iterator[str]:
-    """Yield the texts of what a search returned: strings, documents, nodes or hits.
+    """Yield the texts of a search's results: strings, documents, nodes or hits.
 
     Raises:
-        ConfigurationError: It returned something else.
+        ConfigurationError: The results are something else.
     """
     if not isinstance(results, Iterable) or isinstance(results, str):
         raise ConfigurationError(f"A search returned {type(results).__name__} and no list of passages.")

@@ -57,9 +57,7 @@ def find_terms(passages: Sequence[str], encoder: Encoder) -> Terms:
         words = _TOKEN.findall(passage)
         total += len(words)
         counts.update({word.lower() for word in words if _is_word(word)})
-        identifiers.update(
-            {word.lower() for word in words if _is_word(word) and _IDENTIFIER.fullmatch(word)}
-        )
+        identifiers.update({word.lower() for word in words if _is_word(word) and _IDENTIFIER.fullmatch(word)})
     frequencies = {word: max(encoder.log_frequency(word), _RARE) for word in counts}
     excess = {word: math.log(count / total) - frequencies[word] for word, count in counts.items()}
     commonest = sorted(frequencies, key=frequencies.__getitem__, reverse=True)[:_REFERENCE_WORDS]

@@ -1,4 +1,4 @@
-"""What corpora cover, together with what another gate says of the LLM: whether to retrieve, and where."""
+"""`CorpusGate`: whether to retrieve and where, from what corpora cover and what another gate says of the LLM."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rgate_integrations.gates.evidence.vectors import VectorSpec
 from rgate_integrations.gates.heads import HeadsGate
 
 COVERED = 0.5
-"""From this P(covered) on, a request is about a corpus."""
-ASKS_NOTHING = 0.85
-"""From this probability of small talk, of a task or of a text to work on, a segment asks nothing of a corpus."""
-_SHOWN = 3  # words in a reason
+"""Minimum P(covered) of a request that is about a corpus."""
+NOTHING_ASKED = 0.85
+"""Probability of small talk, a task or pasted text from which on a segment asks nothing of a corpus."""
+_REASON_WORDS = 3  # words in a reason
 
 Profile = Annotated[
     CorpusProfile, PlainSerializer(lambda profile: {"name": profile.name, "fingerprint": profile.fingerprint})
@@ -32,9 +32,9 @@ class _Coverage:
 
     Attributes:
         profile: The corpus.
-        p: P(it has something on it), the highest of the request's segments.
-        close: How close it is to that segment, by which corpora are ranked.
-        text: What that is the probability of.
+        p: P(covered) of the segment where it is highest.
+        close: The closeness of that segment, by which corpora are ranked.
+        text: The segment.
     """
 
     profile: CorpusProfile
@@ -44,34 +44,34 @@ class _Coverage:
 
     @property
     def reason(self) -> str:
-        """What it covers, as a sentence."""
-        terms = ", ".join(self.profile.terms_in(self.text)[:_SHOWN])
-        said = f"probability {self.p:.2f}" + (f": {terms}" if terms else "")
-        return f"It is about what *{self.profile.name}* covers ({said})."
+        """Why the corpus is searched, as a sentence."""
+        terms = ", ".join(self.profile.match_terms(self.text)[:_REASON_WORDS])
+        evidence = f"probability {self.p:.2f}" + (f": {terms}" if terms else "")
+        return f"It is about what *{self.profile.name}* covers ({evidence})."
 
 
 class CorpusGate(Gate):
-    """Another gate, and what corpora cover; `load_gate` makes it of ``corpus=``.
+    """Adds corpora to another gate, the inner gate; ``load_gate(corpus=…)`` makes one.
 
     ======================  =====================  ===================================================================
-    the request             its gate says          what is decided
+    the request             the inner gate         the decision
     ======================  =====================  ===================================================================
-    asks nothing            anything               what its gate says: thanks, "translate this", text that is given
-    is about a corpus       anything               retrieve from it; with ``prefer="llm"`` what its gate says
+    asks nothing            any                    the inner gate's: thanks, "translate this", pasted text
+    is about a corpus       any                    retrieve from it; with ``prefer="llm"``, the inner gate's
     is about none           the LLM knows          direct
-    is about none           private or fresh,      retrieve: a corpus that nobody told of may hold it
+    is about none           private or fresh,      retrieve: a source without a profile may hold it
                             or an override
     is about none           the LLM may not know   ``when_uncovered``
     ======================  =====================  ===================================================================
 
     Attributes:
-        inner: Says what the LLM knows.
-        profiles: What each corpus is about; their names differ.
-        prefer: Who answers what is about a corpus: ``"corpus"``, whatever the LLM knows; or ``"llm"`` if it knows.
-            None lets each profile say: a corpus about something is preferred, one about everything is not.
-        when_uncovered: What becomes of a request that no corpus covers and that the LLM may not know: ``"retrieve"``,
-            ``"direct"``, or ``"abstain"``: nothing is searched, and the decision's outcome is ``"abstain"``.
-        top: How many corpora may be searched, at least 1.
+        inner: Estimates what the LLM knows.
+        profiles: The corpora, whose names differ.
+        prefer: Who answers a request about a corpus: ``"corpus"``, or ``"llm"`` if it knows. None means ``"corpus"``
+            where the corpus is specific, and ``"llm"`` for one about everything, such as an encyclopaedia.
+        when_uncovered: What to do if no corpus covers a request and the LLM may not know: ``"retrieve"``,
+            ``"direct"``, or ``"abstain"``, which searches nothing and sets the decision's outcome.
+        top: Maximum number of corpora to search, at least 1.
     """
 
     inner: InnerGate
@@ -84,14 +84,12 @@ class CorpusGate(Gate):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_its_gate(cls, values: Any) -> Any:
+    def _take_inner_options(cls, values: Any) -> Any:
         match values:
             case {"inner": Gate() as inner}:
-                changed = {}
-                for name in ("threshold", "proxy"):
-                    if values.get(name, getattr(inner, name)) != getattr(inner, name):
-                        changed[name] = values[name]
-                inner = inner.replace(**changed)
+                inner = inner.replace(
+                    **{name: values[name] for name in ("threshold", "proxy") if name in values}
+                )
                 return {**values, "inner": inner, "threshold": inner.threshold, "proxy": inner.proxy}
         return values
 
@@ -106,43 +104,42 @@ class CorpusGate(Gate):
 
     @property
     def name(self) -> str:
-        """The name of its gate."""
+        """The name of the inner gate."""
         return self.inner.name
 
     @property
     def corpora(self) -> tuple[str, ...]:
-        """Names of the corpora."""
+        """The names of the corpora."""
         return tuple(profile.name for profile in self.profiles)
 
     @property
-    def judges_llm(self) -> bool:  # type: ignore[override]  # as its gate does
-        """Whether its gate judges one LLM."""
+    def judges_llm(self) -> bool:  # type: ignore[override]  # as the inner gate does
+        """Whether the inner gate judges one LLM."""
         return self.inner.judges_llm
 
     def for_llm(self, name: str, name_source: str = "") -> Self:
-        """Return a copy whose gate judges what this LLM knows; itself where that changes nothing."""
-        inner = self.inner.for_llm(name, name_source)
-        return self if inner is self.inner else self.replace(inner=inner)
+        """Return a copy that judges what this LLM knows, or itself if nothing changes."""
+        return self.around(self.inner.for_llm(name, name_source))
 
     def answer_gate(self) -> Gate | None:
-        """Return this gate around what judges begun answers."""
+        """Return this gate around the one that judges begun answers."""
         inner = self.inner.answer_gate()
         return None if inner is None else self.around(inner)
 
     def question_gate(self) -> Gate | None:
-        """Return this gate around what reads the question alone."""
+        """Return this gate around the one that reads the question alone."""
         inner = self.inner.question_gate()
         return None if inner is None else self.around(inner)
 
     def around(self, inner: Gate) -> Self:
-        """Return this gate around another one; itself where that is its own."""
+        """Return this gate around another inner gate, or itself if it is the same."""
         if inner is self.inner:
             return self
         return self.replace(inner=inner, threshold=inner.threshold, proxy=inner.proxy)
 
     @property
     def specs(self) -> Specs:
-        """The score of its gate, and the request's vectors."""
+        """The inner gate's score, and the request's vectors."""
         return (ScoreSpec(self.inner), self._vector_spec)
 
     @property
@@ -150,7 +147,7 @@ class CorpusGate(Gate):
         return VectorSpec.shared_with(self.inner.specs)
 
     def score(self, evidence: Evidence) -> Score:
-        """Add what is covered to what its gate says, and decide by the table above."""
+        """Add coverage to the inner gate's score, and decide by the table above."""
         score = evidence[ScoreSpec(self.inner)]
         asking = self._asking(evidence)
         ranked = self._cover(evidence, asking)
@@ -160,44 +157,43 @@ class CorpusGate(Gate):
         if not any(asking):
             return score
         if best.p >= COVERED:
-            prefer = self.prefer or ("corpus" if best.profile.about_something else "llm")
+            prefer = self.prefer or ("corpus" if best.profile.is_specific else "llm")
             return score.overridden(best.reason) if prefer == "corpus" else score
-        given = (evidence.request.threshold, score.threshold, self.threshold)
-        threshold = next(each for each in given if each is not None)
-        if score.override is not None or score.p_known >= threshold or _is_private_or_fresh(score):
-            return score
-        if self.when_uncovered == "retrieve":
+        thresholds = (evidence.request.threshold, score.threshold, self.threshold)
+        threshold = next(each for each in thresholds if each is not None)
+        settled = score.override is not None or score.p_known >= threshold or _is_private_or_fresh(score)
+        if settled or self.when_uncovered == "retrieve":
             return score
         reason = f"No corpus covers it (probability {best.p:.2f}), and the LLM may not know it."
         return replace(score.overridden(reason, retrieve=False), outcome=self.when_uncovered)
 
     def _asking(self, evidence: Evidence) -> list[bool]:
-        """Return of each segment whether it asks anything: all do that name something of a corpus."""
+        """Return whether each segment asks anything. One with a name of a corpus always does."""
         texts, heads = evidence[self._vector_spec].texts, self.inner.question_gate()
         if not isinstance(heads, HeadsGate):
             return [True] * len(texts)
         asking = []
         for text, p in zip(texts, heads.p_nothing_asked(evidence), strict=True):
-            named = any(profile.names_in(text) for profile in self.profiles)
-            asking.append(bool(named or p < ASKS_NOTHING))
+            named = any(profile.match_names(text) for profile in self.profiles)
+            asking.append(bool(named or p < NOTHING_ASKED))
         return asking
 
     def _cover(self, evidence: Evidence, asking: list[bool]) -> list[_Coverage]:
-        """Return what each corpus has on it: first those that cover it, the closest first, then the others."""
+        """Return the coverage of each corpus: those that cover the request first, each group by closeness."""
         read = evidence[self._vector_spec]
-        # A whole that has a text to work on in it is about that text.
+        # The vector of the whole request would be that of the pasted text in it.
         rows = [row for row, asks in enumerate(asking) if asks] if not all(asking) else []
         vectors, texts = read.whole[None], [evidence.question]
         if rows:
             vectors, texts = read.segments[rows], [read.texts[row] for row in rows]
         elif len(read.texts) > 1 and any(asking):
             vectors, texts = np.vstack([vectors, read.segments]), [*texts, *read.texts]
-        found = []
+        coverages = []
         for profile in self.profiles:
             covered, close = profile.p_covered(vectors, texts), profile.closeness(vectors)
             row = int(covered.argmax())
-            found.append(_Coverage(profile, float(covered[row]), float(close[row]), texts[row]))
-        return sorted(found, key=lambda each: (each.p >= COVERED, each.close), reverse=True)
+            coverages.append(_Coverage(profile, float(covered[row]), float(close[row]), texts[row]))
+        return sorted(coverages, key=lambda each: (each.p >= COVERED, each.close), reverse=True)
 
 
 def _is_private_or_fresh(score: Score) -> bool:

@@ -13,7 +13,7 @@ from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 from langchain_core.runnables.utils import ConfigurableFieldSpec, Input, Output, get_unique_config_specs
 
 from rgate_integrations.answering.corpora import check_corpora, chosen_corpora
-from rgate_integrations.corpus.indexed import no_passages, profile_index
+from rgate_integrations.corpus.indexed import missing_passages, profile_index
 from rgate_integrations.corpus.profile import CorpusProfile
 from rgate_integrations.index import BM25Index, HybridIndex, PassageIndex
 from rgate_integrations.langchain.bound_decision import read_bound
@@ -169,7 +169,7 @@ def profile_searched(searched: Runnable[Any, Any]) -> dict[str, CorpusProfile]:
     for name, part in parts.items():
         indexes = list(_indexes_in(part))
         if len(indexes) != 1:
-            raise no_passages(f"{type(part).__name__} with {len(indexes)} indexes")
+            raise missing_passages(f"{type(part).__name__} with {len(indexes)} indexes")
         profiles[name] = profile_index(indexes[0], name)
     return profiles
 

@@ -19,7 +19,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType, TextN
 from pydantic import Field, SkipValidation
 
 from rgate_integrations.answering.corpora import check_corpora, chosen_corpora, fuse_corpora
-from rgate_integrations.corpus.indexed import no_passages, profile_index, profile_texts
+from rgate_integrations.corpus.indexed import missing_passages, profile_index, profile_texts
 from rgate_integrations.corpus.profile import CorpusProfile
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.loading import GateOptions
@@ -99,7 +99,7 @@ def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
         index: Any = getattr(part, "_index", None)
         ids = list(getattr(getattr(index, "index_struct", None), "nodes_dict", {}).values())
         if not ids:  # a database has the texts, or it is no retriever of an index
-            raise no_passages(type(part).__name__)
+            raise missing_passages(type(part).__name__)
         nodes = index.docstore.get_nodes(ids)
         profiles[name] = profile_texts([node.get_content() for node in nodes], name)
     return profiles

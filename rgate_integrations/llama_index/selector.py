@@ -11,7 +11,7 @@ from llama_index.core.schema import QueryBundle
 from llama_index.core.tools import ToolMetadata
 
 from rgate_integrations.answering.corpora import chosen_corpora
-from rgate_integrations.corpus.indexed import no_passages
+from rgate_integrations.corpus.indexed import missing_passages
 from rgate_integrations.engine.loading import GateOptions
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
@@ -52,7 +52,7 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
         **options: Unpack[GateOptions],
     ) -> None:
         if options.get("corpus") is True:
-            raise no_passages("a selector")
+            raise missing_passages("a selector")
         self.decider = QueryDecider(gate, llm, tokens, **options)
         self.direct = direct
         names = retrieve or self.decider.gate.corpora or "retrieve"
