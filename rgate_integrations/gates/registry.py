@@ -101,7 +101,7 @@ def gate_from_config(config: Mapping[str, Any]) -> Gate:
     for field in found.gate_fields:
         if isinstance(parameters.get(field), Mapping):
             parameters[field] = gate_from_config(parameters[field])
-    return found.of(parameters)
+    return found.from_parameters(parameters)
 
 
 def saved_gate(gate: Gate, provenance: Mapping[str, Any]) -> SavedGate:

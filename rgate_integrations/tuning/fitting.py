@@ -14,7 +14,7 @@ from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.artifacts import TunedArtifact
 from rgate_integrations.gates.probability import logits, sigmoids
-from rgate_integrations.gates.tuned import features_of
+from rgate_integrations.gates.tuned import draft_features
 from rgate_integrations.models.base import HasStates
 from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.models.proxies import read_states, require_states
@@ -198,7 +198,7 @@ def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **fac
 def _read_beginnings(labels: Labels, tokens: int) -> tuple[PositionArray, Float64Array]:
     """Return which answers came with the LLM's own log-probabilities, and the features of their first tokens."""
     indices = np.flatnonzero([each.direct.logprobs is not None for each in labels.answered])
-    features = [features_of(labels.answered[index].direct.head(tokens)) for index in indices]
+    features = [draft_features(labels.answered[index].direct.head(tokens)) for index in indices]
     return indices, np.array(features)
 
 
