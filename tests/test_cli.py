@@ -132,7 +132,7 @@ def test_doctor_says_what_is_missing_and_the_command_that_brings_it(cache):
     downloads = rgate("download").stdout
     for name in CATALOGUE:  # whole, to be copied, even in a narrow terminal
         assert found[name] == (
-            "not downloaded; RGATE_OFFLINE=1 forbids to fetch it",
+            "not downloaded; RGATE_OFFLINE=1 forbids downloads",
             f"rgate download {name}",
         )
         assert f"  rgate download {name}\n" in page

@@ -8,7 +8,7 @@ from langchain_core.runnables import RunnableGenerator
 from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.answering.partial_answer import MOST_SILENT
+from rgate_integrations.answering.partial_answer import MAX_SILENT_CHUNKS
 from rgate_integrations.decision import Cost
 from rgate_integrations.engine.loading import DEFAULT_GATES, OWN, answer_first_gates, resolve_gate
 from rgate_integrations.errors import ConfigurationError
@@ -112,12 +112,12 @@ def test_an_answer_of_empty_chunks_is_not_held_without_end():
     def silent(questions):
         yield from chunks
 
-    chunks, judge = iter([""] * 2 * MOST_SILENT), Reader()
+    chunks, judge = iter([""] * 2 * MAX_SILENT_CHUNKS), Reader()
     router = RetrievalGate(judge).route(
         retrieve=str, direct=RunnableGenerator(silent), answer_first=AnswerFirst(question_gate=None)
     )
     assert router.invoke("what?") == "what?"
-    assert len(list(chunks)) == MOST_SILENT, "no more is asked for"
+    assert len(list(chunks)) == MAX_SILENT_CHUNKS, "no more is asked for"
     assert judge.calls == []
 
 

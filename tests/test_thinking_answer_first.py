@@ -102,6 +102,26 @@ def test_the_gateway_lets_thoughts_through_or_stops_them_at_once(dialect):
             assert "Shakespeare" in upstream.requests[-1]["messages"][-1]["content"]
 
 
+def test_the_gateway_looks_at_each_request_anew():
+    """Regression: after one answer with thoughts, no other was begun, whatever its model."""
+
+    class Open(ByQuestion):
+        def decide_batch(self, requests):
+            self.asked.append(requests)
+            return [Decision(question=each.question, retrieve=False, p_known=0.6) for each in requests]
+
+    upstream, gate = upstreams("reasoning_content")[0], Open()
+    with (
+        listening(upstream.app) as behind,
+        serving_gateway(gate, f"{behind}/v1", Shelf(), answer_first=AnswerFirst(tokens=4)) as url,
+    ):
+        for deltas in (upstream.deltas, ANSWER):
+            upstream.deltas = deltas
+            body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": KNOWN}]}
+            httpx.post(f"{url}/v1/chat/completions", json=body)
+    assert [request.draft.text for (request,) in gate.asked if request.draft] == ["The answer is 42."]
+
+
 def langchain_router(url, **more):
     direct = openai.ChatOpenAI(base_url=f"{url}/v1", **CLIENT) | StrOutputParser()
     return RetrievalGate(ByQuestion()).route(retrieve=Retriever() | str, direct=direct, **options(**more))

@@ -1,4 +1,8 @@
-"""An answer that is being written: read from a stream, held back until it is judged, then released or cancelled."""
+"""An answer while it is written: read from a stream, held back until it is judged, then released or cancelled.
+
+A framework gives its stream as a `ChunkStream`, and says in a `BufferedAnswer` what can be read of a chunk. That goes
+into a `PartialAnswer`, which becomes the draft that the gate judges.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,15 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import EvidenceError, ServerError
 from rgate_integrations.models.streamed_answer import find_answer
 from rgate_integrations.runtime.flow import Call, Flow, Step, arun, run
+from rgate_integrations.runtime.records import TokenLogprobs
 from rgate_integrations.runtime.replies import split_thoughts
 
 _log = logging.getLogger("rgate_integrations")
 
-MOST_SILENT = 32
-"""Chunks without text that are held back: an LLM that has written none by then thinks, and its client hides that."""
+MAX_SILENT_CHUNKS = 32
+"""An LLM that has sent so many chunks without text thinks, and its client hides that."""
 END: Final = object()
-"""What a `ChunkStream` gives after the last chunk."""
+"""What a `ChunkStream` returns after the last chunk."""
 
 
 class ChunkStream:
@@ -68,13 +73,13 @@ class PartialAnswer:
     """What can be read of an answer so far.
 
     Attributes:
-        pieces: The text of each chunk that had some.
-        tokens: The text of each token, where the LLM gives log-probabilities.
+        pieces: The text of each chunk that has text.
+        tokens: The text of each token, if the LLM sends log-probabilities.
         logprobs: Their natural log-probabilities.
         model: Name of the LLM; empty when unknown.
-        prompt_tokens: Length of what the LLM has read, in tokens; 0 while it does not tell.
-        response_id: Id of the response, if a local LLM keeps the states of what it writes.
-        kept: What it keeps; held here until the answer is judged.
+        prompt_tokens: Length of the prompt in tokens; 0 while the LLM does not report it.
+        response_id: Id of the response, if a local LLM keeps its hidden states.
+        local_answer: The local LLM's answer, which holds the states; referenced here until it is judged.
         has_thoughts: Whether the LLM sends thoughts beside its answer.
         has_end: True once a finish reason arrives, False while one is expected, None if the provider sends none.
     """
@@ -85,15 +90,20 @@ class PartialAnswer:
     model: str = ""
     prompt_tokens: int = 0
     response_id: str = ""
-    kept: object | None = None
+    local_answer: object | None = None
     has_thoughts: bool = False
     has_end: bool | None = None
 
+    def add_logprobs(self, logprobs: TokenLogprobs) -> None:
+        """Add tokens and their log-probabilities."""
+        self.tokens += logprobs[0]
+        self.logprobs += logprobs[1]
+
     def set_response(self, response_id: str | None) -> None:
-        """Note the id of the response, and hold what a local LLM keeps of it."""
-        if response_id and self.kept is None:
-            self.kept = find_answer(response_id)
-            self.response_id = response_id if self.kept is not None else ""
+        """Set the id of the response, and hold the answer of a local LLM."""
+        if response_id and self.local_answer is None:
+            self.local_answer = find_answer(response_id)
+            self.response_id = response_id if self.local_answer is not None else ""
 
     @property
     def text(self) -> str:
@@ -102,16 +112,16 @@ class PartialAnswer:
 
     @property
     def thinks(self) -> bool:
-        """Whether the LLM thinks before it answers: the first tokens of that say nothing of the answer."""
+        """Whether the LLM thinks before it answers: its first tokens say nothing about the answer."""
         return self.has_thoughts or bool(split_thoughts(self.text).thoughts)
 
     @property
     def count(self) -> int:
-        """How many tokens there are; where the LLM does not tell, chunks or words, whichever are more."""
+        """Number of tokens; without log-probabilities that of chunks or of words, whichever is larger."""
         return len(self.tokens) or max(len(self.pieces), len(self.text.split()))
 
     def draft(self, *, finished: bool) -> Draft:
-        """Return it as the LLM's draft; its tokens are in it if the text is made of them."""
+        """Return it as the LLM's draft, with its tokens if they add up to the text."""
         text = self.text.strip()
         token_fields: dict[str, Any] = {}
         if self.tokens and "".join(self.tokens).strip().startswith(text):
@@ -136,23 +146,23 @@ class BufferedAnswer(ABC):
     Args:
         partial: Gets what can be read of the answer.
         source: The answer.
-        fallback: Makes the same answer, asked for without log-probabilities; it is called if the LLM says that it
-            does not take the first form. None if nothing was asked for.
+        fallback: The same answer without log-probabilities, for an LLM that refuses them; None if ``source`` does
+            not ask for them.
 
     Attributes:
-        chunks: The chunks that are held.
-        ended: Whether the answer is whole.
-        has_text: Whether there is text to judge; of a tool call or a parsed object the question decides.
-        error: What the arm raised.
+        chunks: The chunks that are held back.
+        ended: Whether the answer is complete.
+        has_text: Whether there is text to judge; False for a tool call or a parsed object.
+        error: The exception that the arm raised.
     """
 
     def __init__(
-        self, partial: PartialAnswer, source: ChunkStream, fallback: Callable[[], ChunkStream] | None = None
+        self, partial: PartialAnswer, source: ChunkStream, fallback: ChunkStream | None = None
     ) -> None:
         self.partial = partial
         self.source = source
         self.fallback = fallback
-        self._falls_back = False
+        self._uses_fallback = False
         self.chunks: deque[Any] = deque()
         self.ended = False
         self.has_text = True
@@ -160,34 +170,35 @@ class BufferedAnswer(ABC):
 
     @abstractmethod
     def read(self, chunk: Any) -> bool:
-        """Note what a chunk says in ``partial``; returns False if it is something that cannot be judged."""
+        """Add the text of a chunk to ``partial``; returns False for a chunk that cannot be judged."""
 
-    def remember(self, *, has_logprobs: bool) -> None:  # noqa: B027 - only what has a fallback has to
-        """Note whether the LLM is to be asked for log-probabilities from now on; by default, nothing."""
+    def set_logprobs(self, *, wanted: bool) -> None:  # noqa: B027 - only what has a fallback has to
+        """Ask the LLM for log-probabilities from now on, or not; by default, nothing."""
 
     def flush_events(self) -> Flow[None]:
-        """Tell listeners of the released answer what came since the last time; without listeners, nothing."""
+        """Pass the new events of the released answer on to listeners; without listeners, nothing."""
         yield from ()
 
     def buffer(self, tokens: int) -> Flow[None]:
-        """Hold the answer back until so many tokens are written, it ends, fails, or cannot be judged."""
+        """Hold the answer back until ``tokens`` are written, it ends, fails, or cannot be judged."""
         while not self.ended and self.has_text and self.error is None:
-            if len(self.chunks) - len(self.partial.pieces) >= MOST_SILENT:
+            if len(self.chunks) - len(self.partial.pieces) >= MAX_SILENT_CHUNKS:
                 self.partial.has_thoughts = True
             if self.partial.count >= tokens or self.partial.thinks:
                 return
             try:
                 chunk = yield Call(self.source.next, self.source.anext)
             except Exception as error:  # an answer that fails while it is held retrieves
-                if self.fallback is None or self.chunks or not says_unsupported(error):
-                    self.error = error
-                    self._end_fallback(worked=False)
-                else:
-                    self.source = self.fallback()
-                    self.fallback = None
-                    self._falls_back = True
-                continue
-            self._end_fallback(worked=True)
+                if self.fallback is not None and not self.chunks and says_unsupported(error):
+                    self.set_logprobs(wanted=False)
+                    self.source, self.fallback = self.fallback, None
+                    self._uses_fallback = True
+                    continue
+                if self._uses_fallback and not self.chunks:
+                    # Not the log-probabilities were refused, but the question, such as one that is too long.
+                    self.set_logprobs(wanted=True)
+                self.error = error
+                return
             if chunk is not END:
                 self.chunks.append(chunk)
                 self.has_text = self.read(chunk)
@@ -196,20 +207,14 @@ class BufferedAnswer(ABC):
             if self.partial.has_end is False:
                 self.error = ServerError(
                     "The LLM's stream broke off: it ended without a finish reason.",
-                    hint="Look at the server's log, and at the time limits of what stands between.",
+                    hint="Look at the server's log, and at the time limits of proxies in between.",
                 )
 
-    def _end_fallback(self, *, worked: bool) -> None:
-        """Remember what was refused: the log-probabilities, or the question, such as one that is too long."""
-        if self._falls_back:
-            self._falls_back = False
-            self.remember(has_logprobs=not worked)
-
     def draft(self) -> Draft | None:
-        """Return what has been written; None where there is no text to judge, or thoughts go before it.
+        """Return the answer so far; None where there is no text to judge, or the LLM thinks first.
 
         Raises:
-            Exception: What the arm raised.
+            Exception: The exception that the arm raised.
             EvidenceError: It has written nothing.
         """
         if not self.has_text:
@@ -231,11 +236,11 @@ class BufferedAnswer(ABC):
             _log.info("An answer that was stopped failed: %s", type(error).__name__)
 
     def cancel(self) -> Flow[None]:
-        """End the answer early since the gate says so."""
+        """End the answer early because the gate retrieves."""
         yield from self.close()
 
     def stream(self) -> Generator[Any]:
-        """Release the answer chunk by chunk: those that were held, then those that come."""
+        """Release the answer chunk by chunk: the held ones, then the new ones."""
         try:
             while (chunk := run(self._next_chunk())) is not END:
                 yield chunk
@@ -243,7 +248,7 @@ class BufferedAnswer(ABC):
             run(self.close())
 
     async def astream(self) -> AsyncGenerator[Any]:
-        """Release the answer chunk by chunk: those that were held, then those that come."""
+        """Release the answer chunk by chunk: the held ones, then the new ones."""
         try:
             while (chunk := await arun(self._next_chunk())) is not END:
                 yield chunk

@@ -1,4 +1,4 @@
-"""How a call of a router goes, in every framework: screen, search, begin, compare, and run one of the arms.
+"""Routes the inputs of one call, in every framework: screen, search, begin, compare, then run one of the arms.
 
     the question alone    decide                                                     -> run
     look first            decide and search -> compare                               -> run
@@ -7,9 +7,8 @@
 
 Where a gate chooses among several corpora, the search waits for the first decision, which says where to search.
 
-`RoutedCall` is that flow over the inputs of one call; each carries what is known of it, a `RoutedInput`. A framework
-adds how a gate is asked, how the retrieve arm searches, and how the direct arm begins to write. Which questions need
-no begun answer is a table: `rgate_integrations.answering.answer_first`.
+`RoutedCall` is that flow. A framework adds how a gate is asked, how the retrieve arm searches, and how the direct arm
+begins to answer. Which questions need no partial answer is a table: `rgate_integrations.answering.answer_first`.
 """
 
 from __future__ import annotations
@@ -33,33 +32,23 @@ from rgate_integrations.runtime.replies import THINKING_OFF
 
 _log = logging.getLogger("rgate_integrations")
 
-_THINKS = "The LLM thinks before it answers: what it begins with is not judged, and the question decides."
+_THINKS = "The LLM thinks before it answers: its first tokens are not judged, and the question decides."
 _NO_TEXT = "The direct arm calls a tool or fills in a form, so the question decides."
 _MEASURED_OFF = "The LLM thinks before it answers; it was measured with its thinking off."
 
 
 @dataclass
-class ArmMemory:
-    """What is remembered of a direct arm from call to call.
-
-    Attributes:
-        thinks: Whether its LLM sends thoughts before an answer: then none is begun.
-    """
-
-    thinks: bool = False
-
-
-@dataclass(frozen=True)
 class Strategy:
     """What a router looks at before it decides; by default the question alone.
 
     Attributes:
-        answer_first: Also at what the direct arm begins to answer.
+        answer_first: Also at the beginning of the direct arm's answer.
         look_first: Also at what a search finds.
-        judge: The gate that judges begun answers, as the framework has gates; None without any.
+        judge: The gate that judges partial answers, as the framework has gates; None without any.
         question_gate: The gate that screens questions before an answer is begun; None begins every answer.
         chooses_corpus: Whether a decision says where to search, so that no search begins before there is one.
-        memory: What is remembered of the direct arm.
+        llm_thinks: Whether the direct arm's LLM has sent thoughts before an answer, in an earlier call with this
+            object: then none is begun any more.
     """
 
     answer_first: AnswerFirst | None = None
@@ -67,7 +56,7 @@ class Strategy:
     judge: Any = None
     question_gate: Any = None
     chooses_corpus: bool = False
-    memory: ArmMemory = field(default_factory=ArmMemory, compare=False)
+    llm_thinks: bool = field(default=False, compare=False)
 
     def __bool__(self) -> bool:
         # LangChain writes no field that is false: a plain router can be written and read.
@@ -85,69 +74,63 @@ class RoutedInput:
 
     Attributes:
         question: The question, as far as it is known.
-        threshold: The threshold that the caller gave; None for the gate's own.
-        screened: What the gate says of the question alone, where the direct arm answers first.
-        answer: What the direct arm has begun.
+        threshold: The caller's threshold; None for the gate's own.
+        screening: The decision by the question alone, where the direct arm answers first.
+        answer: What the direct arm is writing; None if it has not begun, or was stopped.
         draft: The text of that, as it is judged; None for a tool call or a form, or why there is none.
-        found: What the retrieve arm's search returned or raised; None before.
-        searched: Whether the retrieve arm has searched.
-        outcome: What is decided, or why it is no question; None before.
+        searched: Whether the retrieve arm has searched, so that only the rest of it is left to run.
+        passages: What its search returned or raised.
+        outcome: The decision, or why it is no question; None before.
     """
 
     question: str = ""
     threshold: float | None = None
-    screened: Decision | None = None
+    screening: Decision | None = None
     answer: BufferedAnswer | None = None
     draft: Draft | Exception | None = None
-    found: Any = None
     searched: bool = False
+    passages: Any = None
     outcome: Decision | Exception | None = None
 
     @property
-    def decided(self) -> Decision | None:
-        """What is decided so far."""
-        return self.outcome if isinstance(self.outcome, Decision) else self.screened
+    def latest_decision(self) -> Decision | None:
+        """The decision so far; None before there is one."""
+        return self.outcome if isinstance(self.outcome, Decision) else self.screening
 
+    @property
+    def decision(self) -> Decision:
+        """The final decision.
 
-@dataclass(frozen=True)
-class RouteResult:
-    """What was decided for an input, and what is there already of its answer.
-
-    Attributes:
-        decision: The decision.
-        answer: What the direct arm has begun; None if it has not, or was stopped.
-        searched: Whether the retrieve arm has searched, so that only the rest of it is left to run.
-        found: What its search has found.
-    """
-
-    decision: Decision
-    answer: BufferedAnswer | None = None
-    searched: bool = False
-    found: Any = None
+        Raises:
+            Exception: The input is no question, or it is to be retrieved for and its search failed.
+        """
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        assert self.outcome is not None  # noqa: S101  it is read after the call
+        return self.outcome
 
 
 _Input = TypeVar("_Input", bound=RoutedInput)
 
 
 class RoutedCall(ABC, Generic[_Input]):
-    """One call of a router.
+    """One call of a router: its inputs, and the search that they share.
 
     Args:
         strategy: What is looked at.
         inputs: The inputs.
 
     Attributes:
-        searching: The search, once it is under way.
-        searched_for: The inputs that it is for.
+        search_task: The search, once it is under way.
     """
 
     def __init__(self, strategy: Strategy, inputs: Sequence[_Input]) -> None:
         self.strategy = strategy
         self.inputs = inputs
-        self.searching: Task | None = None
-        self.searched_for: Sequence[_Input] = ()
-        self._began = time.perf_counter()
-        self._screening = 0.0  # milliseconds
+        self.search_task: Task | None = None
+        self._search_inputs: Sequence[_Input] = ()
+        self._start = time.perf_counter()
+        self._screening_time = 0.0  # milliseconds
 
     # --- what a framework adds -----------------------------------------------------------------------------------
 
@@ -156,15 +139,15 @@ class RoutedCall(ABC, Generic[_Input]):
         """Ask the gate about every input, by the question alone; only without answer first."""
 
     @abstractmethod
-    def screen(self, gate: Any) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the gate that screens about every input, before an answer is begun."""
+    def screen(self) -> Flow[Sequence[Decision | Exception]]:
+        """Ask the question gate about every input, before an answer is begun."""
 
     @abstractmethod
-    def judge(self, gate: Any, inputs: Sequence[_Input]) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the gate for begun answers about some inputs; of one without a draft it reads the question."""
+    def judge(self, inputs: Sequence[_Input]) -> Flow[Sequence[Decision | Exception]]:
+        """Ask the judge about the partial answers of some inputs; where there is no draft it reads the question."""
 
     @abstractmethod
-    def begin(self, each: _Input) -> BufferedAnswer:
+    def begin(self, item: _Input) -> BufferedAnswer:
         """Let the direct arm begin an answer that is to be judged."""
 
     @abstractmethod
@@ -172,21 +155,20 @@ class RoutedCall(ABC, Generic[_Input]):
         """Return the step that searches for some inputs; its result is one result or exception for each of them."""
 
     @abstractmethod
-    def passages(self, each: _Input) -> Sequence[FoundPassage]:
-        """Return what a search found for an input as it is judged."""
+    def read_passages(self, item: _Input) -> Sequence[FoundPassage]:
+        """Return what the search of an input found, as it is judged."""
 
-    def announce(self, each: _Input, decision: Decision) -> Flow[None]:
-        """Emit what was decided to listeners."""
+    def emit(self, item: _Input, decision: Decision) -> Flow[None]:
+        """Emit a decision to listeners; without listeners, nothing."""
         yield from ()
 
     # --- the flow ------------------------------------------------------------------------------------------------
 
-    def route(self) -> Flow[list[RouteResult | Exception]]:
-        """Decide for every input; whatever fails retrieves. What was begun and is not needed is stopped.
+    def route(self) -> Flow[Sequence[_Input]]:
+        """Decide for every input; whatever fails retrieves. Answers and searches that are not needed are stopped.
 
         Returns:
-            For each input what is left to run, or the exception that concerns it: it is no question, or it is to be
-            retrieved for and its search failed.
+            The inputs, each with its outcome and with what is left to run of its arm.
         """
         try:
             if self.strategy.look_first is not None and not self.strategy.chooses_corpus:
@@ -194,207 +176,189 @@ class RoutedCall(ABC, Generic[_Input]):
             if self.strategy.answer_first is not None:
                 yield from self._answer_first(self.strategy.answer_first)
             else:
-                outcomes = yield from self.decide()
-                for each, outcome in zip(self.inputs, outcomes, strict=True):
-                    each.outcome = outcome
+                for item, outcome in zip(self.inputs, (yield from self.decide()), strict=True):
+                    item.outcome = outcome
                 yield from self._compare(self.inputs)
-            results = []
-            for each in self.inputs:
-                results.append((yield from self._finish(each)))
-            return results
-        except BaseException as error:
-            if not isinstance(error, GeneratorExit):  # then nobody drives another step
-                for each in self.inputs:
-                    if each.answer is not None:
-                        yield from each.answer.close()
+            for item in self.inputs:
+                yield from self._finish(item)
+            return self.inputs
+        except GeneratorExit:  # nobody drives another step
+            raise
+        except BaseException:
+            for item in self.inputs:
+                if item.answer is not None:
+                    yield from item.answer.close()
             raise
         finally:
             self.drop_search()
 
     def drop_search(self) -> None:
         """Drop a search that is not needed; one that is done is left alone."""
-        if self.searching is not None:
-            self.searching.drop()
+        if self.search_task is not None:
+            self.search_task.drop()
 
     def _answer_first(self, options: AnswerFirst) -> Flow[None]:
         """Screen the questions, begin to answer those that are not clear by that, and judge the answers."""
-        gate = self.strategy.question_gate
-        if gate is not None:
-            for each, outcome in zip(self.inputs, (yield from self.screen(gate)), strict=True):
+        screens = self.strategy.question_gate is not None
+        if screens:
+            for item, outcome in zip(self.inputs, (yield from self.screen()), strict=True):
                 if isinstance(outcome, Exception):  # it is no question
-                    each.outcome = outcome
+                    item.outcome = outcome
                 else:
-                    each.screened = outcome
+                    item.screening = outcome
         yield from self._wait_for_search()
-        if gate is not None:
-            self._screening = _milliseconds(self._began)
-        begun, thinking = [], []
-        for each in self.inputs:
-            if each.screened is not None:
-                each.outcome = yield from self._settle(each, each.screened, options)
-            if each.outcome is None and each.screened is not None and self.strategy.memory.thinks:
-                info = PartialAnswerInfo(first_look=self._screening)
-                each.outcome = _decide_by_question(each.screened, _THINKS, partial_answer=info)
-                thinking.append(each)
-            elif each.outcome is None:
-                each.answer = self.begin(each)
-                begun.append(each)
+        if screens:
+            self._screening_time = _milliseconds_since(self._start)
+        begun: list[tuple[_Input, BufferedAnswer]] = []
+        thinking = []
+        for item in self.inputs:
+            if item.screening is not None:
+                item.outcome = yield from self._settle(item, item.screening, options)
+                if item.outcome is None and self.strategy.llm_thinks:
+                    info = PartialAnswerInfo(first_look=self._screening_time)
+                    item.outcome = _decide_by_question(item.screening, _THINKS, partial_answer=info)
+                    thinking.append(item)
+            if item.outcome is None:
+                item.answer = self.begin(item)
+                begun.append((item, item.answer))
         yield from self._compare(thinking)
-        if options.prefetch and self.searching is None and begun and len(self.inputs) == 1:
-            yield from self._begin_search(begun)
         if begun:
+            if options.prefetch and len(self.inputs) == 1:
+                yield from self._begin_search(self.inputs)
             yield from self._judge_answers(begun, options.tokens)
 
-    def _settle(self, each: _Input, screened: Decision, options: AnswerFirst) -> Flow[Decision | None]:
-        """Return what is decided without a begun answer; None if the LLM is to begin."""
+    def _settle(self, item: _Input, screening: Decision, options: AnswerFirst) -> Flow[Decision | None]:
+        """Return the decision of an input that needs no partial answer; None if the LLM is to begin."""
         look = self.strategy.look_first
         settled: Decision | None
-        if look is None or not each.searched:
-            settled = settle(screened, (), options, None)
+        if look is None or not item.searched:
+            settled = settle(screening, (), options, None)
         else:  # judging passages takes a while: not on the event loop
-            settled = yield Call(settle, None, screened, self._passages(each), options, look)
+            settled = yield Call(settle, None, screening, self._passages(item), options, look)
         if settled is None:
             return None
-        info = PartialAnswerInfo(first_look=self._screening)
+        info = PartialAnswerInfo(first_look=self._screening_time)
         return settled.model_copy(update={"partial_answer": info})
 
-    def _judge_answers(self, begun: Sequence[_Input], tokens: int) -> Flow[None]:
-        """Hold answers back until so many tokens are written, judge all in one call, and stop those that retrieve."""
-        buffering = []
-        for each in begun:
-            assert each.answer is not None  # noqa: S101  it was begun
-            buffering.append(Call(run, arun, each.answer.buffer(tokens)))
-        yield Gather(buffering)
-        began = time.perf_counter()
-        unjudged = []
-        for each in begun:
-            assert each.answer is not None  # noqa: S101  it was begun
+    def _judge_answers(self, begun: Sequence[tuple[_Input, BufferedAnswer]], tokens: int) -> Flow[None]:
+        """Hold answers back until ``tokens`` are written, judge all in one call, and stop those that retrieve."""
+        yield Gather([Call(run, arun, answer.buffer(tokens)) for _, answer in begun])
+        start = time.perf_counter()
+        to_judge = []
+        for item, answer in begun:
             try:
-                each.draft = each.answer.draft()
+                item.draft = answer.draft()
             except Exception as error:  # any error may come from an arm: the question is retrieved for
                 _log.warning("The direct arm wrote no answer: %s", type(error).__name__)
-                each.draft = error
-            thinks = each.draft is None and each.answer.partial.thinks
+                item.draft = error
+            thinks = item.draft is None and answer.partial.thinks
             # Not where tags in the text say so: a question could ask for them.
-            self.strategy.memory.thinks |= thinks and each.answer.partial.has_thoughts
-            if each.draft is None and each.screened is not None:
+            self.strategy.llm_thinks |= thinks and answer.partial.has_thoughts
+            if item.draft is None and item.screening is not None:
+                # The screening's cost is added below.
                 reason = _THINKS if thinks else _NO_TEXT
-                each.outcome = _decide_by_question(each.screened, reason, cost=Cost())  # counted once
+                item.outcome = _decide_by_question(item.screening, reason, cost=Cost())
             else:
                 if thinks:
-                    each.draft = no_answer("thoughts")
-                unjudged.append(each)
-        if unjudged:
-            judged = yield from self.judge(self.strategy.judge, unjudged)
-            for each, outcome in zip(unjudged, judged, strict=True):
-                each.outcome = outcome
-        yield from self._compare(begun)
-        judging = _milliseconds(began)
-        for each in begun:
-            goes_on = False
-            if isinstance(each.outcome, Decision):
-                each.outcome = self._record(each, each.outcome, judging)
-                goes_on = not each.outcome.retrieve
-            if each.answer is not None and not goes_on:
-                yield from each.answer.cancel()
+                    item.draft = no_answer("thoughts")
+                to_judge.append(item)
+        if to_judge:
+            for item, outcome in zip(to_judge, (yield from self.judge(to_judge)), strict=True):
+                item.outcome = outcome
+        yield from self._compare([item for item, _ in begun])
+        judging = _milliseconds_since(start)
+        for item, answer in begun:
+            if isinstance(item.outcome, Decision):
+                item.outcome = self._record(item, answer, item.outcome, judging)
+            if not (isinstance(item.outcome, Decision) and not item.outcome.retrieve):
+                yield from answer.cancel()
 
     def _compare(self, inputs: Sequence[_Input]) -> Flow[None]:
-        """Compare what the gate says with what was found, if that is looked at."""
+        """Compare what the gate says with what was found, if the strategy looks at that."""
         look = self.strategy.look_first
         if look is None:
             return
         yield from self._wait_for_search()
-        for each in inputs:
-            if isinstance(each.outcome, Decision) and each.searched:
-                # A threshold that the caller gave is enough, whatever was found.
-                enough = None if each.threshold is None else each.outcome.threshold
-                each.outcome = yield Call(
-                    decide_with_passages,
-                    None,
-                    each.outcome,
-                    self._passages(each),
-                    look,
-                    direct_threshold=enough,
+        for item in inputs:
+            if isinstance(item.outcome, Decision) and item.searched:
+                # A P(known) at the caller's own threshold is enough, whatever was found.
+                enough = None if item.threshold is None else item.outcome.threshold
+                passages = self._passages(item)
+                judge = Call(
+                    decide_with_passages, None, item.outcome, passages, look, direct_threshold=enough
                 )
+                item.outcome = yield judge
 
-    def _record(self, each: _Input, decision: Decision, judging: float) -> Decision:
-        """Add to a decision what became of the begun answer, and what was spent and thrown away for it."""
-        assert each.answer is not None  # noqa: S101  it was begun
-        partial = each.answer.partial
-        count = partial.count
+    def _record(self, item: _Input, answer: BufferedAnswer, decision: Decision, judging: float) -> Decision:
+        """Add to a decision what became of the partial answer, and what was spent and thrown away for it."""
+        count = answer.partial.count
         info = PartialAnswerInfo(
             tokens_held=count,
             tokens_dropped=count if decision.retrieve else 0,
-            first_look=self._screening,
+            first_look=self._screening_time,
             judging=judging,
-            first_token=None if decision.retrieve else _milliseconds(self._began),
+            first_token=None if decision.retrieve else _milliseconds_since(self._start),
         )
-        cost, warnings, corpora = decision.cost, decision.warnings, decision.corpora
+        changes: dict[str, Any] = {"partial_answer": info, "cost": decision.cost}
         if decision.retrieve:  # an answer that goes on is the caller's, and no cost of deciding
-            cost += Cost(model_calls=1, tokens_in=partial.prompt_tokens, tokens_out=count)
-        if each.screened is not None:
-            cost += each.screened.cost
-            warnings = tuple(dict.fromkeys((*each.screened.warnings, *warnings)))
-            if self.strategy.chooses_corpus and self.searching is not None:
-                corpora = each.screened.corpora  # where it was searched
-        draft = decision.draft
-        if draft is None and isinstance(each.draft, Draft):
-            draft = each.draft
-        where = decision.model_copy(update={"corpora": corpora})
-        return where.turned(decision.retrieve, partial_answer=info, cost=cost, warnings=warnings, draft=draft)
+            changes["cost"] += Cost(model_calls=1, tokens_in=answer.partial.prompt_tokens, tokens_out=count)
+        if item.screening is not None:
+            changes["cost"] += item.screening.cost
+            changes["warnings"] = tuple(dict.fromkeys((*item.screening.warnings, *decision.warnings)))
+            if self.strategy.chooses_corpus and self.search_task is not None:
+                # The search went where the screening said.
+                decision = decision.model_copy(update={"corpora": item.screening.corpora})
+        if decision.draft is None and isinstance(item.draft, Draft):
+            changes["draft"] = item.draft
+        return decision.turned(decision.retrieve, **changes)
 
-    def _finish(self, each: _Input) -> Flow[RouteResult | Exception]:
-        """Announce what was decided, and return what is left to run."""
-        decision = each.outcome
-        assert decision is not None  # noqa: S101  every input has one by now
-        if isinstance(decision, Exception):
-            return decision
-        yield from self.announce(each, decision)
-        if not decision.retrieve:
-            return RouteResult(decision, each.answer)
-        yield from self._wait_for_search()
-        if not each.searched:
-            return RouteResult(decision)
-        if isinstance(each.found, Exception):
-            return each.found
-        return RouteResult(decision, searched=True, found=each.found)
+    def _finish(self, item: _Input) -> Flow[None]:
+        """Emit the decision of an input; if it retrieves, wait for its search, whose error is then the outcome."""
+        if not isinstance(item.outcome, Decision):
+            return
+        yield from self.emit(item, item.outcome)
+        if item.outcome.retrieve:
+            item.answer = None
+            yield from self._wait_for_search()
+            if isinstance(item.passages, Exception):
+                item.outcome = item.passages
 
     def _begin_search(self, inputs: Sequence[_Input]) -> Flow[None]:
-        """Begin to search, once in a call; where decisions say where, for those inputs that have one."""
+        """Begin to search, once in a call; where a decision says where, only for the inputs that have one."""
         if self.strategy.chooses_corpus:
-            inputs = [each for each in inputs if each.decided is not None]
-        if self.searching is None and inputs:
-            self.searched_for = inputs
-            self.searching = yield Start(self.search(inputs))
+            inputs = [item for item in inputs if item.latest_decision is not None]
+        if self.search_task is None and inputs:
+            self._search_inputs = inputs
+            self.search_task = yield Start(self.search(inputs))
 
     def _wait_for_search(self) -> Flow[None]:
-        """Wait for the search, which begins now at the latest if there is to be a look at what it finds."""
+        """Wait for the search; with look first it begins now, if it has not yet."""
         if self.strategy.look_first is not None:
             yield from self._begin_search(self.inputs)
-        if self.searching is None or any(each.searched for each in self.searched_for):
+        if self.search_task is None or any(item.searched for item in self._search_inputs):
             return
         try:
-            results: Sequence[Any] = yield self.searching
+            results: Sequence[Any] = yield self.search_task
         except Exception as error:  # raised for those questions alone that are to be retrieved for
-            results = [error] * len(self.searched_for)
-        for each, found in zip(self.searched_for, results, strict=True):
-            each.found, each.searched = found, True
+            results = [error] * len(self._search_inputs)
+        for item, result in zip(self._search_inputs, results, strict=True):
+            item.passages, item.searched = result, True
 
-    def _passages(self, each: _Input) -> Sequence[FoundPassage] | Exception:
-        if isinstance(each.found, Exception):
-            return each.found
+    def _passages(self, item: _Input) -> Sequence[FoundPassage] | Exception:
+        if isinstance(item.passages, Exception):
+            return item.passages
         try:
-            return self.passages(each)
+            return self.read_passages(item)
         except Exception as error:  # a retriever may return anything; the arm gets it as without a look
             _log.warning("What was found cannot be judged: %s", type(error).__name__)
             return []
 
 
 class QuestionCall(RoutedCall[RoutedInput]):
-    """One question, about which the gates of a strategy are asked directly.
+    """A call with one question, whose gates are `Decider` objects that are asked directly.
 
     Args:
-        strategy: What is looked at; its gates are `Decider` objects.
+        strategy: What is looked at.
         request: The question.
     """
 
@@ -403,34 +367,34 @@ class QuestionCall(RoutedCall[RoutedInput]):
         self.request = request
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the gate about the question."""
-        return (yield from self.screen(self.strategy.question_gate))
+        """Ask the question gate."""
+        return (yield from self.screen())
 
-    def screen(self, gate: Decider) -> Flow[Sequence[Decision | Exception]]:
-        """Ask a gate about the question."""
+    def screen(self) -> Flow[Sequence[Decision | Exception]]:
+        """Ask the question gate."""
+        gate: Decider = self.strategy.question_gate
         return (yield from gate.flow([self.request]))
 
-    def judge(self, gate: Decider, inputs: Sequence[RoutedInput]) -> Flow[Sequence[Decision | Exception]]:
-        """Ask a gate about what was begun."""
-        items: list[Request | Failed] = []
-        for each in inputs:
-            if isinstance(each.draft, Exception):
-                items.append(Failed(each.draft, each.question, each.threshold))
-            elif isinstance(self.request, Request):
-                items.append(replace(self.request, draft=each.draft))
-            else:
-                items.append(self.request)
-        return (yield from gate.flow(items))
+    def judge(self, inputs: Sequence[RoutedInput]) -> Flow[Sequence[Decision | Exception]]:
+        """Ask the judge about the question and its draft."""
+        (item,) = inputs
+        request = self.request
+        if isinstance(item.draft, Exception):
+            request = Failed(item.draft, item.question, item.threshold)
+        elif isinstance(request, Request):
+            request = replace(request, draft=item.draft)
+        judge: Decider = self.strategy.judge
+        return (yield from judge.flow([request]))
 
 
-def _decide_by_question(screened: Decision, reason: str, **changes: Any) -> Decision:
-    """Return what the question alone decides, and why there is no begun answer beside it."""
-    warnings = screened.warnings
-    if reason == _THINKS and THINKING_OFF in screened.llm:
+def _decide_by_question(screening: Decision, reason: str, **changes: Any) -> Decision:
+    """Return the decision by the question alone, with the reason why no partial answer was judged."""
+    warnings = screening.warnings
+    if reason == _THINKS and THINKING_OFF in screening.llm:
         warnings = (*warnings, _MEASURED_OFF)
-    changes |= {"reason": f"{screened.reason} {reason}".strip(), "warnings": warnings}
-    return screened.model_copy(update=changes)
+    changes |= {"reason": f"{screening.reason} {reason}".strip(), "warnings": warnings}
+    return screening.model_copy(update=changes)
 
 
-def _milliseconds(began: float) -> float:
-    return (time.perf_counter() - began) * 1_000
+def _milliseconds_since(start: float) -> float:
+    return (time.perf_counter() - start) * 1_000

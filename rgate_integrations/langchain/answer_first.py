@@ -1,6 +1,6 @@
-"""The direct arm begins to answer: until its answer is released, only tracers hear of its runs.
+"""The direct arm answers first, as a stream whose events are held back with its chunks.
 
-Tracers see such runs as they happen, and as *cancelled* if they are cut short. Everybody else, such as
+Tracers see the arm's runs as they happen, and as *cancelled* if they are cut short. Everybody else, such as
 ``astream_events``, LangGraph's message stream or a handler that prints tokens, may show them to a user: they get the
 events once the answer is released, and none of an answer that is not.
 """
@@ -21,71 +21,69 @@ from rgate_integrations.langchain.chat_models import with_logprobs
 from rgate_integrations.langchain.runnable import Run
 from rgate_integrations.runtime.flow import Flow
 
-STOPPED = "by the retrieval gate: the begun answer is not known to be right"
-_TURNS = 1_000  # of the loop, to wait for generators that end; each takes a few
+CANCELLATION = "by the retrieval gate: the partial answer is probably wrong"
+_MAX_TURNS = 1_000  # of the event loop, while nested generators end; each takes a few
 
 
 class DirectArm:
-    """The arm for known questions, in two forms.
+    """The arm for known questions, with and without log-probabilities.
+
+    Args:
+        arm: The arm.
 
     Attributes:
-        arm: The arm.
-        with_logprobs: The arm, asked for log-probabilities; None where its LLM has none, or has refused them.
+        with_logprobs: The arm, asked for log-probabilities; None if its LLM does not know them.
+        wants_logprobs: Whether it is asked for them; False once its LLM has refused.
     """
 
     def __init__(self, arm: Runnable[Any, Any]) -> None:
         self.arm = arm
         self.with_logprobs = with_logprobs(arm)
+        self.wants_logprobs = True
 
 
 class ArmAnswer(BufferedAnswer):
-    """One answer of the direct arm, whose runs tell their listeners only what is released.
+    """One answer of the direct arm.
 
     Args:
         direct: The arm.
-        single: The input and its run.
+        parent: The input, and the run in which the arm answers it.
     """
 
-    def __init__(self, direct: DirectArm, single: Run) -> None:
-        config = single.child("direct")
+    def __init__(self, direct: DirectArm, parent: Run) -> None:
+        config = parent.child("direct")
         config["tags"] = [*config.get("tags", []), "direct"]
-        self.direct = direct
-        self.cancelled: dict[str, Any] = {}
-        self.events = BufferingHandler(self, config["callbacks"], self.cancelled)
-        self._call = (single.input, config, single.options, self.events)
-        if direct.with_logprobs is None:
-            super().__init__(PartialAnswer(), ArmStream(direct.arm, *self._call))
-        else:
-            super().__init__(
-                PartialAnswer(), ArmStream(direct.with_logprobs, *self._call), self._without_logprobs
-            )
+        self._direct = direct
+        self._cancellation: dict[str, Any] = {}
+        self._events = BufferingHandler(self, config["callbacks"], self._cancellation)
+        call = (parent.input, config, parent.options, self._events)
+        source, fallback = ArmStream(direct.arm, *call), None
+        if direct.with_logprobs is not None and direct.wants_logprobs:
+            source, fallback = ArmStream(direct.with_logprobs, *call), source
+        super().__init__(PartialAnswer(), source, fallback)
 
     def read(self, chunk: Any) -> bool:
-        """Note the text of a chunk; returns False for a tool call or a parsed object."""
+        """Add the text of a chunk; returns False for a tool call or a parsed object."""
         text = extract_text(chunk)
         if text:
             self.partial.pieces.append(text)
         return text is not None
 
+    def set_logprobs(self, *, wanted: bool) -> None:
+        """Ask the arm for log-probabilities from now on, or not."""
+        self._direct.wants_logprobs = wanted
+
     def flush_events(self) -> Flow[None]:
-        """Tell listeners what the runs said since the last time."""
-        yield from self.events.flush()
+        """Pass the events since the last time on to listeners."""
+        yield from self._events.flush()
 
     def cancel(self) -> Flow[None]:
         """Stop the LLM; its traces say that it was cancelled, and how much it had written."""
-        self.cancelled.update(cancelled=STOPPED, tokens=self.partial.count)
+        self._cancellation.update(cancelled=CANCELLATION, tokens=self.partial.count)
         yield from self.close()
 
-    def _without_logprobs(self) -> ArmStream:
-        return ArmStream(self.direct.arm, *self._call)
-
-    def remember(self, *, has_logprobs: bool) -> None:
-        """Let the arm be asked for none from now on, if its LLM has none."""
-        if not has_logprobs:
-            self.direct.with_logprobs = None
-
-    def whole(self) -> Flow[Any]:
-        """Release the answer; returns the whole of it, or what the arm raised."""
+    def result(self) -> Flow[Any]:
+        """Release the answer; returns all of it, or the exception of the arm."""
         try:
             return merge_chunks((yield self.drain()))
         except Exception as error:  # in a batch it concerns this input only
@@ -111,12 +109,12 @@ class ArmStream(ChunkStream):
     def close(self) -> None:
         """Stop the LLM at its next token, then close the arm.
 
-        Closed while it waits, a synchronous parser reads what is left of its input, for its trace: the whole answer
-        would be written.
+        Closed at once, a synchronous parser would read the rest of its input for its trace: the LLM would write the
+        whole answer.
         """
         self._events.shut_down()
         try:
-            while self._events.writing and self.next() is not END:
+            while self._events.running and self.next() is not END:
                 pass
             super().close()
         except GenerationCancelled:
@@ -126,14 +124,14 @@ class ArmStream(ChunkStream):
         """Stop the LLM, and wait until it has ended."""
         self._events.shut_down()
         await super().aclose()
-        # Of generators one within another, each inner one ends in a task that the loop starts when it is let go.
-        for _ in range(_TURNS):
-            if not self._events.writing:
+        # Each inner generator ends in a task of its own, which the loop starts when the outer one has ended.
+        for _ in range(_MAX_TURNS):
+            if not self._events.running:
                 return
             await asyncio.sleep(0)
 
 
-# The last is that of `with_structured_output(include_raw=True)`.
+# The last key is that of `with_structured_output(include_raw=True)`.
 _ANSWER_KEYS = ("answer", "output", "result", "text", "raw")
 
 
@@ -144,7 +142,7 @@ def extract_text(chunk: Any) -> str | None:
             if isinstance(chunk.get(key), str | BaseMessage):
                 return extract_text(chunk[key])
         if isinstance(chunk, AddableDict):
-            return ""  # chains with several outputs stream one after another: their answer may come yet
+            return ""  # a chain streams its outputs one after another: the answer may come later
     if isinstance(chunk, BaseMessage):
         calls = getattr(chunk, "tool_call_chunks", None) or getattr(chunk, "tool_calls", None)
         if not calls:
@@ -153,7 +151,7 @@ def extract_text(chunk: Any) -> str | None:
 
 
 def merge_chunks(chunks: Sequence[Any]) -> Any:
-    """Return the answer that chunks add up to: what the arm, invoked, would have returned."""
+    """Return the sum of chunks: what the arm would have returned if it had been invoked."""
     if not chunks:
         return None
     total = chunks[0]
@@ -161,6 +159,6 @@ def merge_chunks(chunks: Sequence[Any]) -> Any:
         addable = isinstance(total, str | BaseMessageChunk | AddableDict) and isinstance(chunk, type(total))
         if isinstance(total, list) and isinstance(chunk, list):
             addable = chunk[: len(total)] != total
-        # Parsers give the whole object anew, each time with more in it.
+        # Parsers send the whole object each time, with more in it.
         total = total + chunk if addable else chunk
     return message_chunk_to_message(total) if isinstance(total, BaseMessageChunk) else total

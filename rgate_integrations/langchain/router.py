@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -13,14 +12,8 @@ from langchain_core.callbacks import (
     CallbackManagerForChainRun,
 )
 from langchain_core.documents import Document
-from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import (
-    Runnable,
-    RunnableConfig,
-    RunnablePassthrough,
-    RunnableSequence,
-)
-from langchain_core.runnables.base import RunnableBindingBase, RunnableLike, coerce_to_runnable
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 from langchain_core.runnables.utils import (
     ConfigurableFieldSpec,
     Input,
@@ -29,21 +22,19 @@ from langchain_core.runnables.utils import (
 )
 from pydantic import PrivateAttr, SkipValidation
 
-from rgate_integrations.answering.routing import RoutedCall, RoutedInput, RouteResult, Strategy
+from rgate_integrations.answering.routing import RoutedCall, RoutedInput, Strategy
 from rgate_integrations.decision import Decision
-from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.langchain.answer_first import ArmAnswer, DirectArm
-from rgate_integrations.langchain.arm_callbacks import RetrieverRuns
 from rgate_integrations.langchain.bound_decision import bind_decision, emit_decision_event, read_threshold
-from rgate_integrations.langchain.chat_models import instances_in, runnables_in
-from rgate_integrations.langchain.corpora import CorpusChain
+from rgate_integrations.langchain.chat_models import instances_in
 from rgate_integrations.langchain.documents import as_passage
 from rgate_integrations.langchain.drafting import GateCall, condense_follow_ups
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run, run_batches
+from rgate_integrations.langchain.search_ahead import ArmSearch, RetrieverRuns, split_arm
 from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, run
 
-NOT_NEEDED = "by the retrieval gate: the search was not needed"
+CANCELLATION = "by the retrieval gate: the search was not needed"
 
 
 class RetrievalRouter(FlowRunnable[Input, Output]):
@@ -84,7 +75,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     strategy: SkipValidation[Strategy] = Strategy()
     condensed_key: str | None = None
 
-    _arms: Arms = PrivateAttr()
+    _direct_arm: DirectArm = PrivateAttr()
+    _search_arm: tuple[Runnable[Any, Any], Runnable[Any, Any]] | None = PrivateAttr()
 
     def __init__(
         self,
@@ -106,8 +98,9 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             name=name,
             **fields,
         )
-        search = split_arm(self.retrieve) if self.strategy.searches_ahead else None
-        self._arms = Arms(DirectArm(self.direct), search)
+        # Both remember or check things once for all calls.
+        self._direct_arm = DirectArm(self.direct)
+        self._search_arm = split_arm(self.retrieve) if self.strategy.searches_ahead else None
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
@@ -148,8 +141,8 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         **options: Any,
     ) -> Iterator[Any]:
         (value,) = values
-        remaining = run(self._route_one(Run(value, config, run_manager, options)))
-        yield from remaining.stream()
+        arm = run(self._route_one(Run(value, config, run_manager, options)))
+        yield from arm.stream()
 
     async def _astream(
         self,
@@ -159,79 +152,66 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         **options: Any,
     ) -> AsyncIterator[Any]:
         (value,) = [value async for value in values]
-        remaining = await arun(self._route_one(Run(value, config, run_manager, options)))
-        async with aclosing(remaining.astream()) as chunks:
+        arm = await arun(self._route_one(Run(value, config, run_manager, options)))
+        async with aclosing(arm.astream()) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     def flow(self, runs: list[Run]) -> Flow[list[Any]]:
         """Decide for a batch in one call of the gate, then run each arm on its share."""
-        limit = runs[0].config.get("max_concurrency")
         size = len(runs)
-        if limit is not None and self.strategy.answer_first is not None:
-            size = limit
+        if self.strategy.answer_first is not None:
+            # An answer that waits to be judged occupies the LLM: no more of them at a time than the caller allows.
+            size = runs[0].config.get("max_concurrency") or size
         results: list[Any] = []
         for start in range(0, len(runs), size):
             results += yield from self._answer(runs[start : start + size])
         return results
 
     def _answer(self, runs: list[Run]) -> Flow[list[Any]]:
-        """Decide, finish the answers that were begun, and run each arm on its share of the inputs."""
+        """Decide, then finish the answers that were begun, and run each arm on its share of the inputs."""
         inputs = yield from self._route(runs)
         shares: dict[Any, list[RouterInput]] = {}
-        for each in inputs:  # an exception is the result of its input
-            if isinstance(each.result, ArmAnswer):
-                shares.setdefault("begun", []).append(each)
-            elif isinstance(each.result, ArmRun):
-                shares.setdefault(id(each.result.arm), []).append(each)
+        for item in inputs:  # an exception is the result of its input
+            if isinstance(item.result, ArmAnswer):
+                shares.setdefault("answers", []).append(item)
+            elif isinstance(item.result, ArmRun):
+                shares.setdefault(id(item.result.arm), []).append(item)
         steps: list[Step] = []
         for key, share in shares.items():
-            remaining = [each.result for each in share]
-            if key == "begun":
-                steps.append(Gather([Call(run, arun, answer.whole()) for answer in remaining]))
+            remaining = [item.result for item in share]
+            if key == "answers":
+                steps.append(Gather([Call(run, arun, answer.result()) for answer in remaining]))
             else:
-                values, configs = [each.input for each in remaining], [each.config for each in remaining]
+                values, configs = [arm.input for arm in remaining], [arm.config for arm in remaining]
                 steps.append(BatchCall(remaining[0].arm, values, configs, **remaining[0].options))
         results = yield from run_batches(steps, runs[0].config)
         for share, share_results in zip(shares.values(), results, strict=True):
-            for each, result in zip(share, share_results, strict=True):
-                each.result = result
-        return [each.result for each in inputs]
+            for item, result in zip(share, share_results, strict=True):
+                item.result = result
+        return [item.result for item in inputs]
 
     def _route_one(self, single: Run) -> Flow[ArmRun | ArmAnswer]:
         """Decide for one input; returns what is left to run, or raises."""
-        (each,) = yield from self._route([single])
-        if isinstance(each.result, Exception):
-            raise each.result
-        remaining: ArmRun | ArmAnswer = each.result
+        (item,) = yield from self._route([single])
+        if isinstance(item.result, Exception):
+            raise item.result
+        remaining: ArmRun | ArmAnswer = item.result
         return remaining
 
     def _route(self, runs: list[Run]) -> Flow[Sequence[RouterInput]]:
         """Decide for a batch; the result of each input is what is left to run, or the exception that concerns it."""
-        call = RouterCall(self, runs, self._arms)
+        call = RouterCall(self, runs, self._direct_arm, self._search_arm)
         if self.condensed_key is not None:
             yield from call.condense(self.condensed_key)
-        results = yield from call.route()
-        for each, result in zip(call.inputs, results, strict=True):
-            each.result = result if isinstance(result, Exception) else call.remaining_run(each, result)
+        yield from call.route()
+        for item in call.inputs:
+            item.result = call.remaining_run(item)
         return call.inputs
 
 
 async def _single(value: Any) -> AsyncIterator[Any]:
     yield value
-
-
-@dataclass(frozen=True)
-class Arms:
-    """The arms of a router in the forms in which they run.
-
-    Attributes:
-        direct: The direct arm, with and without log-probabilities.
-        search: What searches in the retrieve arm, and the rest of it; None if nothing is searched ahead.
-    """
-
-    direct: DirectArm
-    search: tuple[Runnable[Any, Any], Runnable[Any, Any]] | None
 
 
 @dataclass(frozen=True)
@@ -258,13 +238,13 @@ class RouterInput(RoutedInput):
 
     Attributes:
         run: The input of the arms, and its run.
-        asked: What the gates are asked.
+        gate_input: The input of the gates: that of the arms, or the condensed question.
         retrievers: The retrievers of its search, once the retrieve arm searches ahead.
         result: What is left to run; then what that returned, or the exception that concerns this input.
     """
 
     run: Run = field(kw_only=True)
-    asked: Any = field(kw_only=True)
+    gate_input: Any = field(kw_only=True)
     retrievers: RetrieverRuns | None = None
     result: Any = None
 
@@ -275,173 +255,121 @@ class RouterCall(RoutedCall[RouterInput]):
     Args:
         router: The router.
         runs: Its inputs and their runs.
-        arms: Its arms.
+        direct: Its direct arm.
+        search: What searches in its retrieve arm, and the rest of it; None if nothing is searched ahead.
     """
 
-    def __init__(self, router: RetrievalRouter[Any, Any], runs: list[Run], arms: Arms) -> None:
+    def __init__(
+        self,
+        router: RetrievalRouter[Any, Any],
+        runs: list[Run],
+        direct: DirectArm,
+        search: tuple[Runnable[Any, Any], Runnable[Any, Any]] | None,
+    ) -> None:
         inputs = []
-        for each in runs:
-            threshold = read_threshold(router.gate, each.config)
+        for single in runs:
+            threshold = read_threshold(router.gate, single.config)
             # A copy: what is bound to the arms' config is not the caller's.
-            inputs.append(RouterInput(threshold=threshold, run=replace(each), asked=each.input))
+            inputs.append(RouterInput(threshold=threshold, run=replace(single), gate_input=single.input))
         super().__init__(router.strategy, inputs)
         self.router = router
-        self._arms = arms
-        self._cancelled: dict[str, Any] = {}
+        self._direct = direct
+        self._search = search
+        self._cancellation: dict[str, Any] = {}
 
     def condense(self, key: str) -> Flow[None]:
-        """Let follow-ups stand alone: for the gates, and under a key for the arms."""
+        """Condense follow-ups: for the gates, and under a key for the arms."""
         gate = self.router.gate
-        calls = [GateCall.read(each.run, getattr(gate, "input_key", None)) for each in self.inputs]
+        calls = [GateCall.read(item.run, getattr(gate, "input_key", None)) for item in self.inputs]
         yield from condense_follow_ups(getattr(gate, "condense", None), calls)
-        for each, call in zip(self.inputs, calls, strict=True):
+        for item, call in zip(self.inputs, calls, strict=True):
             if call.result is not None:  # there is no question: the gate says so
                 continue
-            value = each.run.input
+            value = item.run.input
             others = value if isinstance(value, Mapping) else {"input": value}
-            each.run.input = {**others, key: call.turn.question}
-            if (
-                not call.turn.history
-            ):  # else the gate reads the earlier turns, or says why they were not condensed
-                each.asked = call.turn.question
+            item.run.input = {**others, key: call.turn.question}
+            # With a history, it could not be condensed: the gate reads the turns, or says why it cannot.
+            if not call.turn.history:
+                item.gate_input = call.turn.question
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
         """Ask the gate once for the whole batch."""
         decisions: list[Decision | Exception] = yield self._ask(self.router.gate, "gate")
         return decisions
 
-    def screen(self, gate: Any) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the gate that screens once for the whole batch."""
-        decisions: list[Decision | Exception] = yield self._ask(gate, "first_look")
+    def screen(self) -> Flow[Sequence[Decision | Exception]]:
+        """Ask the question gate once for the whole batch."""
+        decisions: list[Decision | Exception] = yield self._ask(self.strategy.question_gate, "first_look")
         return decisions
 
     def _ask(self, gate: Any, tag: str) -> BatchCall:
-        values = [each.asked for each in self.inputs]
-        return BatchCall(gate, values, [each.run.child(tag) for each in self.inputs])
+        values = [item.gate_input for item in self.inputs]
+        return BatchCall(gate, values, [item.run.child(tag) for item in self.inputs])
 
-    def judge(self, gate: Any, inputs: Sequence[RouterInput]) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the gate once about several partial answers."""
+    def judge(self, inputs: Sequence[RouterInput]) -> Flow[Sequence[Decision | Exception]]:
+        """Ask the judge once about several partial answers."""
+        judge = self.strategy.judge
         values = []
-        for each in inputs:
-            # What was condensed to be screened is not condensed again; else the judge reads the turns, too.
-            is_condensed = each.screened is not None and getattr(gate, "condense", None) is not None
-            values.append(each.screened.question if is_condensed and each.screened else each.asked)
-        configs = [each.run.child("gate") for each in inputs]
-        drafts = [each.draft for each in inputs]
-        decisions: list[Decision | Exception] = yield BatchCall(gate, values, configs, drafts=drafts)
+        for item in inputs:
+            # What the question gate has condensed is not condensed again; else the judge reads the turns, too.
+            is_condensed = getattr(judge, "condense", None) is not None and item.screening is not None
+            values.append(item.screening.question if is_condensed and item.screening else item.gate_input)
+        configs = [item.run.child("gate") for item in inputs]
+        drafts = [item.draft for item in inputs]
+        decisions: list[Decision | Exception] = yield BatchCall(judge, values, configs, drafts=drafts)
         return decisions
 
-    def begin(self, each: RouterInput) -> ArmAnswer:
+    def begin(self, item: RouterInput) -> ArmAnswer:
         """Let the direct arm begin to answer."""
-        return ArmAnswer(self._arms.direct, each.run)
+        return ArmAnswer(self._direct, item.run)
 
     def search(self, inputs: Sequence[RouterInput]) -> ArmSearch:
         """Return the step that runs the retrieve arm up to its retriever."""
-        assert self._arms.search is not None  # noqa: S101  only a strategy that searches ahead asks
+        assert self._search is not None  # noqa: S101  only a strategy that searches ahead asks
         configs = []
-        for each in inputs:
-            config = each.run.child("retrieve")
-            if self.strategy.chooses_corpus and each.decided is not None:
-                config = bind_decision(config, self.router.gate, each.run.input, each.decided)
-            each.retrievers = RetrieverRuns(config["callbacks"], self._cancelled)
+        for item in inputs:
+            config = item.run.child("retrieve")
+            if self.strategy.chooses_corpus and item.latest_decision is not None:
+                config = bind_decision(config, self.router.gate, item.run.input, item.latest_decision)
+            item.retrievers = RetrieverRuns(config["callbacks"], self._cancellation)
             configs.append(config)
-        return ArmSearch(self._arms.search[0], inputs, configs)
+        values = [item.run.input for item in inputs]
+        retrievers = [item.retrievers for item in inputs if item.retrievers is not None]
+        return ArmSearch(self._search[0], values, configs, retrievers, **inputs[0].run.options)
 
     def drop_search(self) -> None:
         """Drop a search that is not needed, and say so in its traces."""
-        self._cancelled["cancelled"] = NOT_NEEDED
+        self._cancellation["cancelled"] = CANCELLATION
         super().drop_search()
 
-    def passages(self, each: RouterInput) -> Sequence[FoundPassage]:
-        """Return what was found for an input: by retrievers, or else the documents in what the search returned."""
-        found = (each.retrievers and each.retrievers.documents) or each.found
-        return list(map(as_passage, instances_in(found, Document)))
+    def read_passages(self, item: RouterInput) -> Sequence[FoundPassage]:
+        """Return what retrievers found for an input, or else the documents in what the search returned."""
+        result = (item.retrievers and item.retrievers.documents) or item.passages
+        return list(map(as_passage, instances_in(result, Document)))
 
-    def announce(self, each: RouterInput, decision: Decision) -> Flow[None]:
-        """Emit the decision, and let what runs in an arm reuse it: nothing decides or drafts again."""
-        yield from emit_decision_event(decision, each.run.child())
-        each.run.config = bind_decision(each.run.config, self.router.gate, each.run.input, decision)
+    def emit(self, item: RouterInput, decision: Decision) -> Flow[None]:
+        """Emit the decision, and bind it to the arms' config: nothing in an arm decides or drafts again."""
+        yield from emit_decision_event(decision, item.run.child())
+        item.run.config = bind_decision(item.run.config, self.router.gate, item.run.input, decision)
 
-    def remaining_run(self, each: RouterInput, result: RouteResult) -> ArmRun | ArmAnswer:
-        """Return what is left to run for an input, with a tag, its decision, and a draft to go on with."""
-        if isinstance(result.answer, ArmAnswer):
-            return result.answer
-        decision = result.decision
+    def remaining_run(self, item: RouterInput) -> ArmRun | ArmAnswer | Exception:
+        """Return what is left to run for an input, with the decision in its config; or its exception."""
+        decision = item.outcome
+        if not isinstance(decision, Decision):
+            return decision  # type: ignore[return-value]  # after the call, it is an exception
+        if isinstance(item.answer, ArmAnswer):
+            return item.answer
         metadata: dict[str, Any] = {"rgate_retrieve": decision.retrieve, "rgate_p_known": decision.p_known}
         if decision.corpus is not None:
             metadata["rgate_corpus"] = decision.corpus
-        tag = "direct"
-        arm = self.router.direct
+        tag, arm = "direct", self.router.direct
         if decision.retrieve:
-            tag = "retrieve"
-            arm = self.router.retrieve
+            tag, arm = "retrieve", self.router.retrieve
         elif decision.draft is not None and decision.draft.source == "llm":
-            metadata["rgate_draft"] = decision.draft.text
-        config = each.run.child(tag)
+            metadata["rgate_draft"] = decision.draft.text  # for a model that can go on with it
+        config = item.run.child(tag)
         config["tags"] = [*config.get("tags", []), tag]
         config["metadata"] = {**config.get("metadata", {}), **metadata}
-        if result.searched and self._arms.search is not None:  # what searched had the options
-            return ArmRun(self._arms.search[1], result.found, config, {})
-        return ArmRun(arm, each.run.input, config, each.run.options)
-
-
-# --- searching ahead of a decision ---------------------------------------------------------------------------------
-
-
-class ArmSearch(BatchCall):
-    """The searches of a batch, one an input; each result is what the search returned, or what it raised.
-
-    Args:
-        first: What searches: the retrieve arm up to its retriever.
-        inputs: The inputs, each with the listener to its retrievers.
-        configs: The config of each.
-    """
-
-    def __init__(
-        self, first: Runnable[Any, Any], inputs: Sequence[RouterInput], configs: Sequence[RunnableConfig]
-    ) -> None:
-        self._listeners = [each.retrievers for each in inputs if each.retrievers is not None]
-        super().__init__(first, [each.run.input for each in inputs], configs, **inputs[0].run.options)
-
-    async def arun(self) -> list[Any]:
-        """Search without blocking the event loop; cancelled, it ends the runs that its retrievers leave open."""
-        try:
-            return await super().arun()
-        except asyncio.CancelledError:
-            for listener in self._listeners:
-                listener.end()
-            raise
-
-
-def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, Any]]:
-    """Split a retrieve arm into what searches, up to its retriever, and the rest.
-
-    Without a retriever among its steps, as in a chain of functions, the first step is what searches.
-
-    Raises:
-        ConfigurationError: It is a single step, and no retriever.
-    """
-    if isinstance(arm, BaseRetriever):
-        return arm, RunnablePassthrough()
-    if isinstance(arm, CorpusChain):
-        halves = {name: split_arm(part) for name, part in arm.parts.items()}
-        searches = {name: search for name, (search, _) in halves.items()}
-        return arm.with_parts(searches), arm.with_parts({name: rest for name, (_, rest) in halves.items()})
-    if isinstance(arm, RunnableBindingBase):
-        first, rest = split_arm(arm.bound)
-        # What was bound to a chain goes to its first step; its config concerns all of them.
-        return arm.model_copy(update={"bound": first}), arm.model_copy(update={"bound": rest, "kwargs": {}})
-    if not isinstance(arm, RunnableSequence):
-        raise ConfigurationError(
-            f"To search ahead, a router needs a retrieve arm of several steps; {type(arm).__name__} is one.",
-            hint="Pass the chain itself, with its retriever in one of the first steps, or guard the retriever.",
-        )
-    steps = arm.steps
-    for end, step in enumerate(steps[:-1], start=1):
-        if next(runnables_in(step, BaseRetriever), None) is not None:
-            return _sequence(steps[:end]), _sequence(steps[end:])
-    return steps[0], _sequence(steps[1:])
-
-
-def _sequence(steps: list[Runnable[Any, Any]]) -> Runnable[Any, Any]:
-    return steps[0] if len(steps) == 1 else RunnableSequence(*steps)
+        if decision.retrieve and item.searched and self._search is not None:
+            return ArmRun(self._search[1], item.passages, config, {})  # the search got the call's options
+        return ArmRun(arm, item.run.input, config, item.run.options)

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
@@ -46,11 +45,10 @@ class EngineAnswer(BufferedAnswer):
     source: EngineStream
 
     def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, llm: LLM | None = None) -> None:
-        answer = PartialAnswer()
-        self._ask = partial(EngineStream, engine, bundle, answer)
+        partial = PartialAnswer()
+        fallback = EngineStream(engine, bundle, partial) if getattr(llm, "logprobs", None) else None
+        super().__init__(partial, EngineStream(engine, bundle, partial), fallback)
         self._llm = llm
-        asks_logprobs = bool(getattr(llm, "logprobs", None))
-        super().__init__(answer, self._ask(), self._without_logprobs if asks_logprobs else None)
 
     def read(self, chunk: Any) -> bool:
         """Note the text of a chunk; returns False for a parsed object."""
@@ -80,13 +78,9 @@ class EngineAnswer(BufferedAnswer):
             return replace(response, response_gen=self.astream())
         return replace(response, response_gen=self.stream())
 
-    def _without_logprobs(self) -> EngineStream:
-        self.remember(has_logprobs=False)
-        return self._ask()
-
-    def remember(self, *, has_logprobs: bool) -> None:
-        """Let the engine's LLM be asked for log-probabilities from now on, or not."""
-        vars(self._llm)["logprobs"] = has_logprobs or None
+    def set_logprobs(self, *, wanted: bool) -> None:
+        """Ask the engine's LLM for log-probabilities from now on, or not."""
+        vars(self._llm)["logprobs"] = wanted or None
 
 
 class EngineStream(ChunkStream):
@@ -137,9 +131,7 @@ class EngineStream(ChunkStream):
         for part in (get_field(response, "message"), get_field(choice, "delta")):
             answer.has_thoughts |= read_reply(part).thoughts is not None
         answer.set_response(get_field(raw, "id"))
-        tokens, logprobs = _logprobs(response, choice)
-        answer.tokens += tokens
-        answer.logprobs += logprobs
+        answer.add_logprobs(_logprobs(response, choice))
         read = get_field(get_field(raw, "usage"), "prompt_tokens") or response.additional_kwargs.get(
             "prompt_tokens"
         )

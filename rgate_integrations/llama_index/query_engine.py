@@ -185,8 +185,6 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         """Decide, and answer in the arm that was decided for, from what was begun or found meanwhile."""
         call = EngineCall(self, bundle)
         (routed,) = yield from call.route()
-        if isinstance(routed, Exception):
-            raise routed
         decision = routed.decision
         engine = self.query_engine
         response: RESPONSE_TYPE
@@ -198,7 +196,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
                 response = yield from answer.response(streaming=self.streaming)
             elif routed.searched:
                 response = yield Call(
-                    engine.synthesize, engine.asynthesize, copy_bundle(bundle), routed.found
+                    engine.synthesize, engine.asynthesize, copy_bundle(bundle), routed.passages
                 )
             else:
                 response = yield Call(engine.query, engine.aquery, copy_bundle(bundle))
@@ -252,29 +250,29 @@ class EngineCall(QuestionCall):
         """Take the decision that came with the request, or make one."""
         return [(yield from self.engine.decider.judge(self.bundle))]
 
-    def begin(self, each: RoutedInput) -> EngineAnswer:
+    def begin(self, item: RoutedInput) -> EngineAnswer:
         """Let the direct engine begin to answer; it is asked when the first token is wanted."""
         return EngineAnswer(self.engine.direct, self.bundle, self.engine.logprobs_llm)
 
-    def announce(self, each: RoutedInput, decision: Decision) -> Flow[None]:
+    def emit(self, item: RoutedInput, decision: Decision) -> Flow[None]:
         """Emit a decision that did not come with the request to LlamaIndex's listeners."""
         yield from ()
         self.engine.decider.announce(decision, self.bundle)
 
     def search(self, inputs: Sequence[RoutedInput]) -> Gather:
         """Return the step that lets the engine retrieve."""
-        return Gather([Call(run, arun, self._retrieve(each)) for each in inputs])
+        return Gather([Call(run, arun, self._retrieve(item)) for item in inputs])
 
-    def _retrieve(self, each: RoutedInput) -> Flow[Any]:
+    def _retrieve(self, item: RoutedInput) -> Flow[Any]:
         engine: Any = self.engine.query_engine
-        where = each.decided if self.strategy.chooses_corpus else None
+        where = item.latest_decision if self.strategy.chooses_corpus else None
         with nullcontext() if where is None else self.engine.decider.bind(where, self.bundle):
             return (yield Call(engine.retrieve, getattr(engine, "aretrieve", None), copy_bundle(self.bundle)))
 
-    def passages(self, each: RoutedInput) -> Sequence[FoundPassage]:
+    def read_passages(self, item: RoutedInput) -> Sequence[FoundPassage]:
         """Return nodes as they are judged."""
         passages = []
-        for node in each.found:
+        for node in item.passages:
             title = (node.node.metadata or {}).get("title") or ""
             passages.append(FoundPassage(node.node.get_content(), str(title)))
         return passages

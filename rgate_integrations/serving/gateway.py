@@ -20,7 +20,7 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.corpora import check_corpora, chosen_corpora, fuse_corpora
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.query_plan import plan_queries_flow
-from rgate_integrations.answering.routing import QuestionCall, RoutedInput, RouteResult, Strategy
+from rgate_integrations.answering.routing import QuestionCall, RoutedInput, Strategy
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.decider import fallback_decision, read_item
 from rgate_integrations.errors import ConfigurationError
@@ -154,10 +154,10 @@ class Gateway:
                 p_known=float(wish == "direct"),
                 reason=f"The request says so ({OWN_HEADER}: {wish}).",
             )
-            return await self._answer_routed(llm_request, RouteResult(forced))
+            return await self._answer_routed(llm_request, RoutedInput(outcome=forced))
         return await self._answer_routed(llm_request, await self._route(llm_request))
 
-    async def _answer_routed(self, llm_request: LLMRequest, routed: RouteResult) -> Response:
+    async def _answer_routed(self, llm_request: LLMRequest, routed: RoutedInput) -> Response:
         """Continue a partial answer, or let the upstream answer, with passages if they are needed."""
         decision, content = routed.decision, llm_request.content
         self.service.metrics.requests.labels(route_label(decision)).inc()
@@ -165,7 +165,7 @@ class Gateway:
         if isinstance(routed.answer, UpstreamAnswer) and routed.answer.response is not None:
             return Relay(routed.answer.response, routed.answer.astream(), headers)
         if decision.retrieve and self._searches:
-            hits = routed.found if routed.searched else await self.search(llm_request, decision)
+            hits = routed.passages if routed.searched else await self.search(llm_request, decision)
             count = 0
             with suppress(RecursionError):  # it could only just be read: it goes on without passages
                 if hits:
@@ -175,20 +175,18 @@ class Gateway:
             headers[f"{OWN_HEADER}-passages"] = str(count)
         return await self.upstream.forward(llm_request.request, content, headers)
 
-    async def _route(self, llm_request: LLMRequest) -> RouteResult:
+    async def _route(self, llm_request: LLMRequest) -> RoutedInput:
         """Decide; where too many questions wait, or anything goes wrong, it retrieves."""
         try:
             with self.service.counting(1) as decisions:
                 (routed,) = await arun(GatewayCall(self, llm_request).route())
-                if isinstance(routed, Exception):
-                    raise routed
                 decisions.append(routed.decision)
         except Exception as error:  # whatever it is, the upstream is asked
             if isinstance(error, QueueFullError):
                 self.service.metrics.errors.labels(type(error).__name__).inc()
             else:
                 self._log_failure("The gateway retrieves without a decision", error, llm_request)
-            return RouteResult(fallback_decision(error, question=llm_request.turn.question))
+            return RoutedInput(outcome=fallback_decision(error, question=llm_request.turn.question))
         return routed
 
     async def search(self, llm_request: LLMRequest, decision: Decision | None = None) -> list[Hit]:
@@ -268,18 +266,19 @@ class GatewayCall(QuestionCall):
         self._gateway = gateway
         self._llm_request = llm_request
 
-    def begin(self, each: RoutedInput) -> UpstreamAnswer:
+    def begin(self, item: RoutedInput) -> UpstreamAnswer:
         """Let the upstream begin to answer."""
         return UpstreamAnswer(self._gateway.upstream, self._llm_request.request, self._llm_request.content)
 
     def search(self, inputs: Sequence[RoutedInput]) -> Step:
         """Return the step that searches for the question; its result is a list with the list of hits."""
-        where = [each.decided if self.strategy.chooses_corpus else None for each in inputs]
-        return Gather([Call(never_blocking, self._gateway.search, self._llm_request, each) for each in where])
+        decisions = [item.latest_decision if self.strategy.chooses_corpus else None for item in inputs]
+        search = self._gateway.search
+        return Gather([Call(never_blocking, search, self._llm_request, each) for each in decisions])
 
-    def passages(self, each: RoutedInput) -> Sequence[FoundPassage]:
+    def read_passages(self, item: RoutedInput) -> Sequence[FoundPassage]:
         """Return what was found, as look first judges it."""
-        return [FoundPassage(hit.passage.text, hit.passage.title) for hit in each.found]
+        return [FoundPassage(hit.passage.text, hit.passage.title) for hit in item.passages]
 
 
 def _headers_of(decision: Decision) -> dict[str, str]:

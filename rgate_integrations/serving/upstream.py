@@ -235,9 +235,7 @@ class UpstreamAnswer(BufferedAnswer):
                 self.partial.pieces.append(text)
             self.partial.model = str(event.get("model") or "")
             # Only where the client asked for them: then each token has one.
-            tokens, logprobs = read_logprobs((choice.get("logprobs") or {}).get("content"))
-            self.partial.tokens += tokens
-            self.partial.logprobs += logprobs
+            self.partial.add_logprobs(read_logprobs((choice.get("logprobs") or {}).get("content")))
         except (AttributeError, LookupError, TypeError, ValueError):
             pass  # an event of another kind
         return True

@@ -1,0 +1,128 @@
+"""The retrieve arm searches ahead of the decision: where its search ends, and what its retrievers find."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import Runnable, RunnableConfig, RunnablePassthrough, RunnableSequence
+from langchain_core.runnables.base import RunnableBindingBase
+
+from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.langchain.arm_callbacks import split_handlers
+from rgate_integrations.langchain.chat_models import runnables_in
+from rgate_integrations.langchain.corpora import CorpusChain
+from rgate_integrations.langchain.runnable import BatchCall
+
+
+class RetrieverRuns(BaseCallbackHandler):
+    """Records what retrievers find, whatever their chain makes of it.
+
+    Args:
+        manager: The callback manager of a search's run, to which this handler is added.
+        cancellation: See `CancellableTracer`.
+    """
+
+    run_inline = True  # before the caller that waits for the search goes on
+
+    def __init__(self, manager: Any, cancellation: dict[str, Any]) -> None:
+        self._tracers, listeners = split_handlers(manager, cancellation)
+        manager.set_handlers([*self._tracers, *listeners, self])
+        self._parents: dict[UUID, UUID | None] = {}
+        self._documents: dict[UUID, Any] = {}
+
+    @property
+    def documents(self) -> list[Any]:
+        """What each retriever found, in the order in which they began; one inside another does not count."""
+        outermost = [run_id for run_id, parent in self._parents.items() if parent not in self._parents]
+        return list(map(self._documents.get, outermost))
+
+    def on_retriever_start(
+        self, serialized: Any, query: str, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+    ) -> None:
+        """Record a retriever."""
+        self._parents[run_id] = parent_run_id
+
+    def on_retriever_end(self, documents: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """Record what it found."""
+        self._documents[run_id] = documents
+
+    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Record that it found nothing."""
+        self._documents[run_id] = []
+
+    def end(self) -> None:
+        """End the traces of retrievers that were cancelled: LangChain leaves them open."""
+        for run_id in self._parents.keys() - self._documents.keys():
+            for tracer in self._tracers:
+                tracer.on_retriever_end([], run_id=run_id)
+
+
+class ArmSearch(BatchCall):
+    """The searches of a batch, one an input; each result is what the search returned or raised.
+
+    Args:
+        search: What searches: the retrieve arm up to its retriever.
+        inputs: The inputs.
+        configs: The config of each.
+        retrievers: The retrievers of each.
+        **options: Further arguments of the call.
+    """
+
+    def __init__(
+        self,
+        search: Runnable[Any, Any],
+        inputs: Sequence[Any],
+        configs: Sequence[RunnableConfig],
+        retrievers: Sequence[RetrieverRuns],
+        **options: Any,
+    ) -> None:
+        self._retrievers = retrievers
+        super().__init__(search, inputs, configs, **options)
+
+    async def arun(self) -> list[Any]:
+        """Search without blocking the event loop; if cancelled, end the runs that retrievers leave open."""
+        try:
+            return await super().arun()
+        except asyncio.CancelledError:
+            for retriever in self._retrievers:
+                retriever.end()
+            raise
+
+
+def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, Any]]:
+    """Split a retrieve arm into what searches, up to its retriever, and the rest.
+
+    Without a retriever among its steps, as in a chain of functions, the first step is what searches.
+
+    Raises:
+        ConfigurationError: It is a single step, and no retriever.
+    """
+    if isinstance(arm, BaseRetriever):
+        return arm, RunnablePassthrough()
+    if isinstance(arm, CorpusChain):
+        halves = {name: split_arm(part) for name, part in arm.parts.items()}
+        searches = {name: search for name, (search, _) in halves.items()}
+        return arm.with_parts(searches), arm.with_parts({name: rest for name, (_, rest) in halves.items()})
+    if isinstance(arm, RunnableBindingBase):
+        first, rest = split_arm(arm.bound)
+        # What was bound to a chain goes to its first step; its config concerns all of them.
+        return arm.model_copy(update={"bound": first}), arm.model_copy(update={"bound": rest, "kwargs": {}})
+    if not isinstance(arm, RunnableSequence):
+        raise ConfigurationError(
+            f"To search ahead, a router needs a retrieve arm of several steps; {type(arm).__name__} is one.",
+            hint="Pass the chain itself, with its retriever in one of the first steps, or guard the retriever.",
+        )
+    steps = arm.steps
+    for end, step in enumerate(steps[:-1], start=1):
+        if next(runnables_in(step, BaseRetriever), None) is not None:
+            return _join_steps(steps[:end]), _join_steps(steps[end:])
+    return steps[0], _join_steps(steps[1:])
+
+
+def _join_steps(steps: list[Runnable[Any, Any]]) -> Runnable[Any, Any]:
+    return steps[0] if len(steps) == 1 else RunnableSequence(*steps)
