@@ -133,7 +133,8 @@ def rows_of(text):
     """The cells of every row of its tables, links read as their words."""
     rows = [line for line in text.splitlines() if line.startswith("|")]
     return [
-        [re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", cell).strip() for cell in row[1:-1].split("|")] for row in rows
+        [re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", cell).strip() for cell in row[1:-1].split("|")]
+        for row in rows
     ]
 
 
