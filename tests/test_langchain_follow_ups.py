@@ -22,7 +22,7 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.engine.follow_ups import REFERS_BACK, UNREAD
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate
-from rgate_integrations.langchain.gate import UNCONDENSED
+from rgate_integrations.langchain.gate import CONDENSE_FAILED
 from tests.begun_answers import LOOK, TurnReader
 from tests.langchain_fakes import BATCHES, INVOKES, Chat, Judge, each
 
@@ -148,7 +148,7 @@ def test_a_follow_up_that_cannot_be_condensed_is_retrieved_for(call, condense, e
     gate = RetrievalGate(judge, llm=llm, condense=RunnableLambda(condense))
     decision = call(gate, TURNS)
     assert (decision.question, decision.retrieve) == ("And when?", True)
-    assert (decision.error.type, decision.warnings) == (error, (UNCONDENSED,))
+    assert (decision.error.type, decision.warnings) == (error, (CONDENSE_FAILED,))
     judge.on_error = "raise"
     with pytest.raises((ZeroDivisionError, InvalidQuestionError)):
         call(gate, TURNS)
@@ -210,7 +210,7 @@ def test_what_cannot_be_condensed_reaches_the_arms_as_it_is_and_a_guard_takes_th
 
 
 def test_a_key_for_what_nobody_condenses_is_an_error():
-    with pytest.raises(ConfigurationError, match="condenses") as caught:
+    with pytest.raises(ConfigurationError, match="needs condense=") as caught:
         router_with_key(RetrievalGate(Judge()))
     assert "condense=" in caught.value.hint
 

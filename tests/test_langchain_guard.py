@@ -213,7 +213,7 @@ def test_any_runnable_from_question_to_decision_guards(search, gate):
 def test_what_cannot_guard_or_be_guarded(search):
     with pytest.raises(ConfigurationError, match="returned str"):
         RetrievalGate(Judge()).guard(lambda query: f"about {query}").invoke("unknown?")
-    with pytest.raises(ConfigurationError, match="returned bool and no Decision"):
+    with pytest.raises(ConfigurationError, match="returned bool instead of a Decision"):
         GatedRetriever(retriever=search, gate=RunnableLambda(lambda q: True)).invoke("b")
     assert GatedRetriever(retriever=search).gate.gate.gate == load_gate().gate
 

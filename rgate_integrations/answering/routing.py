@@ -17,12 +17,13 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from rgate_integrations.answering.answer_first import AnswerFirst, settle
-from rgate_integrations.answering.look_first import LookFirst, decide_with_passages
+from rgate_integrations.answering.look_first import decide_with_passages
 from rgate_integrations.answering.partial_answer import BufferedAnswer
+from rgate_integrations.answering.strategy import Strategy
 from rgate_integrations.decision import Cost, Decision, Draft, PartialAnswerInfo, Request
 from rgate_integrations.engine.decider import Decider, Failed
 from rgate_integrations.errors import no_answer
@@ -35,37 +36,6 @@ _log = logging.getLogger("rgate_integrations")
 _THINKS = "The LLM thinks before it answers: its first tokens are not judged, and the question decides."
 _NO_TEXT = "The direct arm calls a tool or fills in a form, so the question decides."
 _MEASURED_OFF = "The LLM thinks before it answers; it was measured with its thinking off."
-
-
-@dataclass
-class Strategy:
-    """What a router looks at before it decides; by default the question alone.
-
-    Attributes:
-        answer_first: Also at the beginning of the direct arm's answer.
-        look_first: Also at what a search finds.
-        judge: The gate that judges partial answers, as the framework has gates; None without any.
-        question_gate: The gate that screens questions before an answer is begun; None begins every answer.
-        chooses_corpus: Whether a decision says where to search, so that no search begins before there is one.
-        llm_thinks: Whether the direct arm's LLM has sent thoughts before an answer, in an earlier call with this
-            object: then none is begun any more.
-    """
-
-    answer_first: AnswerFirst | None = None
-    look_first: LookFirst | None = None
-    judge: Any = None
-    question_gate: Any = None
-    chooses_corpus: bool = False
-    llm_thinks: bool = field(default=False, compare=False)
-
-    def __bool__(self) -> bool:
-        # LangChain writes no field that is false: a plain router can be written and read.
-        return self.answer_first is not None or self.look_first is not None
-
-    @property
-    def searches_ahead(self) -> bool:
-        """Whether the retrieve arm searches before there is a decision."""
-        return self.look_first is not None or (self.answer_first is not None and self.answer_first.prefetch)
 
 
 @dataclass
@@ -310,7 +280,7 @@ class RoutedCall(ABC, Generic[_Input]):
                 decision = decision.model_copy(update={"corpora": item.screening.corpora})
         if decision.draft is None and isinstance(item.draft, Draft):
             changes["draft"] = item.draft
-        return decision.turned(decision.retrieve, **changes)
+        return decision.with_retrieve(decision.retrieve, **changes)
 
     def _finish(self, item: _Input) -> Flow[None]:
         """Emit the decision of an input; if it retrieves, wait for its search, whose error is then the outcome."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -28,6 +29,13 @@ _LENGTHS = ("max_tokens", "max_output_tokens", "num_predict")  # a chat model ha
 def length_field(llm: Any) -> str | None:
     """Return the field of a chat model that limits its answers; None if it has none."""
     return next(filter(getattr(type(llm), "model_fields", {}).__contains__, _LENGTHS), None)
+
+
+def is_decision_model(runnable: Any) -> bool:
+    """Return whether a runnable is one of LangChain's decision models, from a state to typed answers."""
+    # Older versions have none; the module of an object is imported already.
+    module = sys.modules.get("langchain_core.decisions")
+    return module is not None and isinstance(runnable, module.BaseDecisionModel)
 
 
 def parts_of(runnable: Any) -> list[Runnable[Any, Any]]:

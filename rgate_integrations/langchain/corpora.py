@@ -1,4 +1,4 @@
-"""Several corpora: the chain, or the retrievers, of those that the gate's decision names."""
+"""Several corpora: the chain, or the retrievers, of those that the decision names."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar, Self
 
-from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
-from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableLike, coerce_to_runnable
 from langchain_core.runnables.utils import ConfigurableFieldSpec, Input, Output, get_unique_config_specs
@@ -21,12 +19,12 @@ from rgate_integrations.index import BM25Index, HybridIndex, PassageIndex
 from rgate_integrations.langchain.bound_decision import read_bound
 from rgate_integrations.langchain.chat_models import parts_of, runnables_in
 from rgate_integrations.langchain.documents import fuse_documents
-from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run, run_batches
+from rgate_integrations.langchain.runnable import BatchCall, FlowRetriever, FlowRunnable, Run, run_batches
 from rgate_integrations.runtime.flow import Flow
 
 
 class PerCorpus(FlowRunnable[Input, Output]):
-    """A runnable for each corpus. The decision of the router or guard around it says which of them run.
+    """Runnables by corpus; the decision of the router or guard around it says which of them run.
 
     Args:
         parts: The runnables, by the names of their corpora.
@@ -35,8 +33,8 @@ class PerCorpus(FlowRunnable[Input, Output]):
         ConfigurationError: There are none.
     """
 
-    most: ClassVar[int | None] = None
-    """How many parts run for an input; None for all that are named."""
+    max_parts: ClassVar[int | None] = None
+    """How many parts run for an input, at most; None for no limit."""
 
     parts: dict[str, Runnable[Any, Any]]
 
@@ -48,7 +46,7 @@ class PerCorpus(FlowRunnable[Input, Output]):
     def choose(self, config: RunnableConfig) -> tuple[str, ...]:
         """Return the corpora whose parts run for an input, best first."""
         bound = read_bound(config)
-        return chosen_corpora(None if bound is None else bound.decision, list(self.parts))[: self.most]
+        return chosen_corpora(None if bound is None else bound.decision, list(self.parts))[: self.max_parts]
 
     @abstractmethod
     def merge(self, results: Mapping[str, Any]) -> Any:
@@ -61,39 +59,35 @@ class PerCorpus(FlowRunnable[Input, Output]):
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
         """The specs of all parts."""
-        specs = []
-        for part in self.parts.values():
-            specs += part.config_specs
+        specs = [spec for part in self.parts.values() for spec in part.config_specs]
         return get_unique_config_specs(specs)
 
     def flow(self, runs: list[Run]) -> Flow[list[Any]]:
         """Run each part on its share of a batch."""
-        chosen = [self.choose(each.config) for each in runs]
+        corpora = [self.choose(single.config) for single in runs]
+        results: list[dict[str, Any]] = [dict.fromkeys(names) for names in corpora]  # best first
         shares, steps = {}, []
         for name, part in self.parts.items():
-            share = [index for index, names in enumerate(chosen) if name in names]
+            share = [index for index, names in enumerate(corpora) if name in names]
             if share:
                 shares[name] = share
+                inputs = [runs[index].input for index in share]
                 configs = [runs[index].child(name) for index in share]
-                steps.append(BatchCall(part, [runs[i].input for i in share], configs, **runs[0].options))
-        results: list[dict[str, Any]] = [{} for _ in runs]
-        of_shares = yield from run_batches(steps, runs[0].config)
-        for (name, share), of_share in zip(shares.items(), of_shares, strict=True):
-            for index, result in zip(share, of_share, strict=True):
-                results[index][name] = result
-        merged = []
-        for names, of_input in zip(chosen, results, strict=True):
-            merged.append(self.merge({name: of_input[name] for name in names}))
-        return merged
+                steps.append(BatchCall(part, inputs, configs, **runs[0].options))
+        outputs = yield from run_batches(steps, runs[0].config)
+        for (name, share), share_outputs in zip(shares.items(), outputs, strict=True):
+            for index, output in zip(share, share_outputs, strict=True):
+                results[index][name] = output
+        return list(map(self.merge, results))
 
 
 class CorpusChain(PerCorpus[Input, Output]):
-    """Runs the chain of the best corpus that the gate's decision names, or its first chain if it names none.
+    """Runs the chain of the best corpus that the decision names, or its first chain if it names none.
 
-    `RetrievalGate.route` makes one of ``retrieve={"docs": chain, "hr": chain}``. It may also stand in an arm.
+    `RetrievalGate.route` makes one of ``retrieve={"docs": chain, "hr": chain}``. It may also be part of an arm.
     """
 
-    most: ClassVar[int | None] = 1
+    max_parts: ClassVar[int | None] = 1
 
     @property
     def InputType(self) -> Any:
@@ -117,8 +111,8 @@ class CorpusChain(PerCorpus[Input, Output]):
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Output]:
         """Stream the chain of the corpus."""
-        streamed: Any = self._chain(config).astream(input, config, **kwargs)
-        async with aclosing(streamed) as chunks:
+        stream: Any = self._chain(config).astream(input, config, **kwargs)
+        async with aclosing(stream) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -126,46 +120,40 @@ class CorpusChain(PerCorpus[Input, Output]):
         return self.parts[self.choose(config or {})[0]]
 
 
-class CorpusRetriever(PerCorpus[str, list[Document]], BaseRetriever):
-    """Asks the retrievers of the corpora that the gate's decision names, or all of them if it names none.
+class CorpusRetriever(PerCorpus[str, list[Document]], FlowRetriever):
+    """Asks the retrievers of the corpora that the decision names, or all of them if it names none.
 
-    What they find is fused by reciprocal rank; ``rgate_corpus`` in a document's metadata says where it is from.
-    `RetrievalGate.guard` makes one of ``{"docs": retriever, "hr": retriever}``. It may also stand in an arm.
+    Results are fused by reciprocal rank; ``rgate_corpus`` in a document's metadata is its corpus.
+    `RetrievalGate.guard` makes one of ``{"docs": retriever, "hr": retriever}``. It may also be part of an arm.
     """
 
     run_type: ClassVar[str] = "retriever"
 
     def merge(self, results: Mapping[str, Any]) -> Any:
-        """Return what was found, fused; or what one of them raised."""
+        """Return the documents, fused, or the exception of a retriever."""
         return fuse_documents([{"rgate_corpus": name} for name in results], list(results.values()))
-
-    def _get_relevant_documents(
-        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **options: Any
-    ) -> list[Document]:
-        # A retriever must have this, and old code calls it.
-        return self.invoke(query, {"callbacks": run_manager.get_child()}, **options)
 
 
 def as_searched(
-    given: Any, kind: type[Any], corpora: Sequence[str], *, by_itself: bool
+    value: Any, kind: type[Any], corpora: Sequence[str], *, any_corpora: bool
 ) -> Runnable[Any, Any]:
     """Return what is searched as a runnable.
 
     Args:
-        given: A runnable or what LangChain makes one of; or several, by the names of their corpora.
-        kind: What several become: a `CorpusChain` or a `CorpusRetriever`.
+        value: A runnable or what LangChain makes one of; or several, by the names of their corpora.
+        kind: The class for several: `CorpusChain` or `CorpusRetriever`.
         corpora: Names of the gate's corpora.
-        by_itself: Whether the gate is yet to learn of its corpora, from what is searched.
+        any_corpora: Whether the gate has no corpora yet and takes any names.
 
     Raises:
         ConfigurationError: The names are not those of the gate's corpora.
     """
-    # Without corpora a mapping is what it is everywhere in LangChain: runnables side by side.
-    if isinstance(given, Mapping) and (by_itself or len(corpora) > 1 or set(corpora) == set(given)):
-        given = kind(parts=given)
-    searched: Runnable[Any, Any] = coerce_to_runnable(given)
-    for each in runnables_in(searched, PerCorpus):
-        check_corpora(corpora, each.parts)
+    # Without corpora a mapping means what it means everywhere in LangChain: runnables side by side.
+    if isinstance(value, Mapping) and (any_corpora or len(corpora) > 1 or set(corpora) == set(value)):
+        value = kind(parts=value)
+    searched: Runnable[Any, Any] = coerce_to_runnable(value)
+    for per_corpus in runnables_in(searched, PerCorpus):
+        check_corpora(corpora, per_corpus.parts)
     return searched
 
 

@@ -1,4 +1,4 @@
-"""An index of this package as a LangChain retriever, and the queries of a question that are worth searching."""
+"""An index of this package as a LangChain retriever, and a question as search queries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from rgate_integrations.answering.rewriting import Rewriter
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.index.retriever import Retriever
-from rgate_integrations.langchain.gate import QueryPlanner, as_gate_runnable
+from rgate_integrations.langchain.gate import as_gate_runnable
+from rgate_integrations.langchain.query_planner import QueryPlanner
 from rgate_integrations.langchain.questions import QuestionInput
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run
 from rgate_integrations.runtime.flow import Flow
@@ -25,7 +26,7 @@ class IndexRetriever(BaseRetriever):
 
     Attributes:
         index: Anything with ``search(queries, k)``: a `PassageIndex`, `BM25Index`, `HybridIndex`, or your own.
-        k: Documents a query, 4 unless given; ``invoke(..., k=)`` overrides it.
+        k: Documents a query, at least 1; ``invoke(..., k=)`` overrides it.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -39,7 +40,7 @@ class IndexRetriever(BaseRetriever):
         (hits,) = self.index.search([query], self.k if k is None else k)
         documents = []
         for hit in hits:
-            # The passage's own metadata last: what it says of itself is not overwritten.
+            # The passage's own metadata come last, so they are never overwritten.
             metadata = {"title": hit.passage.title, "rgate_score": hit.score, **hit.passage.metadata}
             documents.append(Document(id=hit.passage.id, page_content=hit.passage.text, metadata=metadata))
         return documents
@@ -47,19 +48,19 @@ class IndexRetriever(BaseRetriever):
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
-        find = self._get_relevant_documents
-        return await run_in_executor(None, find, query, run_manager=run_manager.get_sync(), k=k)
+        search = self._get_relevant_documents
+        return await run_in_executor(None, search, query, run_manager=run_manager.get_sync(), k=k)
 
 
 class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
-    """A runnable from a question to search queries: the question and the claims of the draft.
+    """A runnable from a question to search queries: the question and the claims of the draft; none if it is known.
 
-    ``ClaimQueryRewriter() | retriever.map()`` searches each query. A known question has no queries. A batch makes one
-    call of the gate for the questions and, if the claims are filtered, one for all of them.
+    ``ClaimQueryRewriter() | retriever.map()`` searches each query. A batch makes one call of the gate for the
+    questions and, if the claims are filtered, one for all claims.
 
     Args:
         gate: A `RetrievalGate`, or its ``gate`` argument.
-        rewriter: Makes the claims; sentence by sentence when None.
+        rewriter: Turns drafts into claims; sentence by sentence when None.
         always_include_question: Whether the question itself is always a query.
         max_queries: Maximum number of queries a question, at least 1.
         filter_claims: Whether the gate judges each claim and drops the known ones.
@@ -93,9 +94,9 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
 
     def flow(self, runs: list[Run]) -> Flow[list[list[str] | Exception]]:
         """Decide for a batch, then plan the queries of the unknown questions."""
-        configs = [each.child("gate") for each in runs]
-        results: list[Any] = yield BatchCall(self.gate, [each.input for each in runs], configs)
+        configs = [single.child("gate") for single in runs]
+        results: list[Any] = yield BatchCall(self.gate, [single.input for single in runs], configs)
         decisions = [result for result in results if isinstance(result, Decision)]
-        plans = iter((yield from self.plans(decisions, self.rewriter)))
+        plans = iter((yield from self.plan(decisions, self.rewriter)))
         # An input without a question keeps its exception.
         return [next(plans).texts if isinstance(result, Decision) else result for result in results]

@@ -22,7 +22,8 @@ from langchain_core.runnables.utils import (
 )
 from pydantic import PrivateAttr, SkipValidation
 
-from rgate_integrations.answering.routing import RoutedCall, RoutedInput, Strategy
+from rgate_integrations.answering.routing import RoutedCall, RoutedInput
+from rgate_integrations.answering.strategy import Strategy
 from rgate_integrations.decision import Decision
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.langchain.answer_first import ArmAnswer, DirectArm

@@ -1,6 +1,6 @@
-"""`FlowRunnable`: a runnable whose logic is one flow over a batch, whichever way it is called.
+"""`FlowRunnable`: a runnable whose logic is one flow over a batch, for all call styles.
 
-`BatchCall` is the step in which such a flow runs other runnables.
+In such a flow, `BatchCall` is the step that runs other runnables.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from langchain_core.callbacks import CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableSerializable
 from langchain_core.runnables.config import get_config_list, patch_config
 from langchain_core.runnables.utils import Input, Output
@@ -20,7 +23,7 @@ from rgate_integrations.runtime.flow import Call, Flow, Gather, Step, arun, run
 
 @dataclass
 class Run:
-    """One input of a call, and its run in traces. A call is a list of these.
+    """One input of a call, and its run in traces.
 
     Attributes:
         input: The input.
@@ -35,15 +38,15 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)
 
     def child(self, tag: str | None = None) -> RunnableConfig:
-        """Return a config that makes what runs with it a child of this run, with a tag if one is given."""
+        """Return a config for a child of this run, whose callbacks have the tag."""
         return patch_config(self.config, callbacks=self.manager.get_child(tag))
 
 
 class FlowRunnable(RunnableSerializable[Input, Output]):
-    """A runnable that has one method, `flow`: invoke, batch and their async forms all drive it.
+    """A runnable with one method, `flow`, which invoke, batch and their async forms drive.
 
-    Each input has a run of its own in traces, also in a batch. Its options are fields, which
-    ``configurable_fields`` and ``dumpd`` find; a name that is not one of them is an error.
+    Each input has a run of its own in traces, also in a batch. Its options are fields, so that
+    ``configurable_fields`` and ``dumpd`` find them; unknown names are rejected.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -56,16 +59,12 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
-        """Whether ``langchain_core.load.dumpd`` writes its fields: it does."""
+        """Return True: ``langchain_core.load.dumpd`` writes its fields."""
         return True
 
     @abstractmethod
     def flow(self, runs: list[Run]) -> Flow[Sequence[Output | Exception]]:
-        """Work on a batch.
-
-        Returns:
-            One result a run, in order: the output, or the exception that concerns this input only.
-        """
+        """Return one result a run, in order: the output, or the exception that concerns this input only."""
 
     def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
         """Run on one input."""
@@ -115,9 +114,9 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
         self, config: RunnableConfig | list[RunnableConfig] | None, inputs: list[Input]
     ) -> list[RunnableConfig]:
         configs = get_config_list(config, len(inputs))
-        for each in configs:
-            each["tags"] += getattr(self, "tags", None) or []
-            each["metadata"] = {**(getattr(self, "metadata", None) or {}), **each["metadata"]}
+        for single in configs:  # retrievers have tags and metadata of their own
+            single["tags"] += getattr(self, "tags", None) or []
+            single["metadata"] = {**(getattr(self, "metadata", None) or {}), **single["metadata"]}
         return configs
 
     # LangChain passes the managers and configs to arguments of exactly these names.
@@ -136,7 +135,17 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
 def _make_runs(
     values: list[Any], configs: list[RunnableConfig], managers: list[Any], options: dict[str, Any]
 ) -> list[Run]:
-    return [Run(*each, options) for each in zip(values, configs, managers, strict=True)]
+    return [Run(*row, options) for row in zip(values, configs, managers, strict=True)]
+
+
+class FlowRetriever(BaseRetriever):
+    """What a `FlowRunnable` that is a retriever has beside it."""
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **options: Any
+    ) -> list[Document]:
+        # A retriever must have this, and old code calls it.
+        return self.invoke(query, {"callbacks": run_manager.get_child()}, **options)
 
 
 class BatchCall(Call):
@@ -170,18 +179,18 @@ class BatchCall(Call):
 
 
 def run_batches(batches: Sequence[Step], config: RunnableConfig) -> Flow[list[list[Any]]]:
-    """Run batches side by side; one after the other where ``max_concurrency`` holds for all that runs together."""
+    """Run batches side by side, or one after the other: ``max_concurrency`` limits all of them together."""
+    results: list[list[Any]] = []
     if config.get("max_concurrency") is None:
-        results: list[list[Any]] = yield Gather(batches)
+        results = yield Gather(batches)
         return results
-    results = []
     for batch in batches:
         results += yield Gather([batch])
     return results
 
 
 def _without_interrupts(results: list[Any]) -> list[Any]:
-    """Raise the cancellation or interrupt that LangChain returns as if it were the exception of an input."""
+    """Raise a cancellation or interrupt, which LangChain returns as if it were the exception of an input."""
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, Exception):
             raise result

@@ -122,7 +122,7 @@ def _queries_of(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: QueryB
     else:
         decision = yield from part.decider.decide(bundle)
     # A known question would get an empty plan, but here there is a search in any case.
-    unknown = decision.turned(True)
+    unknown = decision.with_retrieve(True)
     judge = part.decider.gate if part.filter_claims else None
     (plan,) = yield from plan_queries_flow([unknown], gate=judge, max_queries=part.max_queries)
     return plan.texts

@@ -18,10 +18,11 @@ from llama_index.core.settings import Settings
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.corpora import check_corpora
 from rgate_integrations.answering.look_first import LookFirst
-from rgate_integrations.answering.routing import QuestionCall, RoutedInput, Strategy
+from rgate_integrations.answering.routing import QuestionCall, RoutedInput
+from rgate_integrations.answering.strategy import Strategy
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.decider import read_item
-from rgate_integrations.engine.loading import GateOptions, answer_first_gates
+from rgate_integrations.engine.loading import GateOptions
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
@@ -93,27 +94,22 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         retriever: Any = getattr(query_engine, "retriever", query_engine)
         if gate_options.get("corpus") is True:
             gate_options["corpus"] = profile_searched(retriever)
-        options = AnswerFirst.coerce(answer_first)
         self.query_engine = query_engine
         self.direct = direct
-        writer = llm if tokens is not None or options is not None else None
-        self.decider = QueryDecider(gate, writer, 32 if tokens is None else tokens, llm=llm, **gate_options)
+        # Answer first has no drafts, but claims are searched for in what the LLM has written.
+        drafter = llm if tokens is not None or answer_first else None
+        self.decider = QueryDecider(gate, drafter, 32 if tokens is None else tokens, llm=llm, **gate_options)
         if isinstance(retriever, CorpusRetriever):
             check_corpora(self.decider.gate.corpora, retriever.parts)
         self.streaming = streaming
-        strategy = Strategy(
-            look_first=LookFirst.coerce(look_first),
-            question_gate=self.decider.gate,
+        name = get_llm_name(llm)
+        self.strategy = Strategy.from_options(
+            self.decider.gate,
+            lambda decider: decider.for_llm(name, LLM_NAME_SOURCE),
+            answer_first=answer_first,
+            look_first=look_first,
             chooses_corpus=isinstance(retriever, CorpusRetriever),
         )
-        if options is not None:
-            judge, question_gate = answer_first_gates(self.decider.gate, options.question_gate)
-            name = get_llm_name(llm)
-            if question_gate is not None:
-                question_gate = question_gate.for_llm(name, LLM_NAME_SOURCE)
-            judge = judge.for_llm(name, LLM_NAME_SOURCE)
-            strategy = replace(strategy, answer_first=options, judge=judge, question_gate=question_gate)
-        self.strategy = strategy
         if self.strategy.searches_ahead:
             _check_two_steps(query_engine)
         self.logprobs_llm: LLM | None = None  # the LLM of `direct`, if it is asked for log-probabilities

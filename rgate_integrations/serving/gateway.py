@@ -20,7 +20,8 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.answering.corpora import check_corpora, chosen_corpora, fuse_corpora
 from rgate_integrations.answering.look_first import LookFirst
 from rgate_integrations.answering.query_plan import plan_queries_flow
-from rgate_integrations.answering.routing import QuestionCall, RoutedInput, Strategy
+from rgate_integrations.answering.routing import QuestionCall, RoutedInput
+from rgate_integrations.answering.strategy import Strategy
 from rgate_integrations.decision import Decision
 from rgate_integrations.engine.decider import fallback_decision, read_item
 from rgate_integrations.errors import ConfigurationError

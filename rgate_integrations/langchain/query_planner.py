@@ -1,0 +1,66 @@
+"""`QueryPlanner`: the options of a query plan, for runnables that search for claims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from rgate_integrations.answering.query_plan import QueryPlan, plan_queries_flow
+from rgate_integrations.answering.rewriting import Rewriter
+from rgate_integrations.decision import Decision
+from rgate_integrations.engine.decider import Decider
+from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
+from rgate_integrations.langchain.bound_decision import emit_decision_event, read_bound
+from rgate_integrations.langchain.runnable import Run
+from rgate_integrations.runtime.flow import Flow
+
+
+class QueryPlanner(BaseModel):
+    """A gate and the options of a plan.
+
+    Attributes:
+        gate: A `RetrievalGate`, or any runnable from a question to a `Decision`.
+        always_include_question: Whether the question itself is always a query.
+        max_queries: Maximum number of queries a question, at least 1.
+        filter_claims: Whether the gate judges each claim and drops the known ones. Only a `RetrievalGate` can; with
+            any other runnable, all claims are searched.
+    """
+
+    gate: Any
+    always_include_question: bool = True
+    max_queries: int = Field(default=6, ge=1)
+    filter_claims: bool = False
+
+    def plan(self, decisions: Sequence[Decision], rewriter: Rewriter | None = None) -> Flow[list[QueryPlan]]:
+        """Plan the queries of each decision; see `plan_queries`."""
+        decider = getattr(self.gate, "gate", None)
+        return plan_queries_flow(
+            decisions,
+            gate=decider if self.filter_claims and isinstance(decider, Decider) else None,
+            rewriter=rewriter,
+            always_include_question=self.always_include_question,
+            max_queries=self.max_queries,
+        )
+
+
+def emit_searched(single: Run, decision: Any) -> Flow[Any]:
+    """Emit a decision and return it, or the exception of an input that cannot be searched for.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    if isinstance(decision, Exception):
+        return decision
+    if not isinstance(decision, Decision):
+        raise ConfigurationError(
+            f"The gate returned {type(decision).__name__} instead of a Decision.",
+            hint="Pass a RetrievalGate, or what its gate= takes.",
+        )
+    bound = read_bound(single.config)
+    if bound is None or bound.decision is not decision:  # else a router above has emitted it
+        yield from emit_decision_event(decision, single.child())
+    if decision.question.strip():
+        return decision
+    return InvalidQuestionError("The question is empty.", hint="Pass at least one word.")
