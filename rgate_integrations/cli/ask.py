@@ -187,6 +187,7 @@ def _read_requests(
 
     is_json = False
     for number, line in enumerate(lines, start=1):
+        # After one JSON line, a malformed line must not be judged as a question.
         is_json = is_json or line.lstrip().startswith("{")
         fields: Any = {"question": line}
         if is_json:

@@ -104,6 +104,7 @@ def download(
             say(f"  {item.purpose}; {item.licence}; {item.size}; {item.disk_megabytes:,} MB on disk")
         return
     failed = False
+    # Duplicates are downloaded once.
     items = list(map(entry, dict.fromkeys(names)))  # an unknown name raises before the first download
     for item in items:
         is_new = cached_path(item.name) is None

@@ -230,6 +230,7 @@ def _load_judged(
     from rgate_integrations.gates.evidence.base import expand_specs
     from rgate_integrations.gates.evidence.draft import DraftSpec
 
+    # There is a shipped gate for each kind of draft.
     if name == DEFAULT_GATE:
         name = DEFAULT_GATES[draft]
     gate = load_gate(name, proxy=proxy, corpus=corpus or None)

@@ -91,6 +91,7 @@ def _open(name: str, url: str, key: str, concurrency: int, options: RequestOptio
     if url:
         from rgate_integrations.models.served import ServedProxy
 
+        # A thinking LLM may send nothing for long, so the timeout grows with its tokens.
         api_key = os.environ.get(key) or None
         return ServedProxy(
             url,

@@ -73,6 +73,7 @@ def _show(profile: CorpusProfile, out: Path) -> None:
     words = [*profile.terms.telling, *sorted(profile.terms.names)]
     questions = [form.format(word) for word in words[: 2 * _TERMS] for form in _QUESTIONS_ABOUT_TERMS]
     questions += _OTHER_QUESTIONS
+    # Questions about the terms, and about other things, show where the boundary lies.
     covered = dict(zip(questions, profile.judge(questions).tolist(), strict=True))
     ranked = sorted(covered, key=covered.__getitem__)
     inside = [question for question in reversed(ranked) if covered[question] >= 0.5]

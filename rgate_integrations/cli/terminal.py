@@ -123,6 +123,7 @@ def say_table(names: Sequence[str], rows: Sequence[Sequence[str]], *, as_json: b
         for row in rows:
             print_json(dict(zip(names, row, strict=True)))
         return
+    # Not a table of rich, which would wrap or cut commands that are to be copied.
     widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
     for number, row in enumerate([names, *rows]):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]

@@ -281,6 +281,7 @@ def ability(
     from rgate_integrations.tuning.arms import ModelArm
 
     answering = open_llm(llm, model, concurrency, request_options(think, extra_body, thinking_tokens))
+    # The name of a model may have slashes and colons, which a folder cannot have.
     folder_name = re.sub(r"[^\w.]+", "-", answering.name).strip("-.")
     with Bar("reading questions", stopped=KEPT_ANSWERS) as bar:
         measured = measure_ability(

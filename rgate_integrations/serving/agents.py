@@ -98,6 +98,7 @@ def make_mcp_server(gate: GateLike) -> MCPServer:
 
 def serve_stdio(server: MCPServer) -> None:
     """Serve on standard input and output until the input ends."""
+    # The library reads descriptor 0: a pipe takes its place, and a thread copies what arrives into it.
     original = os.fdopen(os.dup(0), "rb")
     reading, writing = os.pipe()
     os.dup2(reading, 0)

@@ -69,6 +69,7 @@ class DecisionRoutes:
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         """Load the model in the background, and close the gateway when the server stops."""
+        # In the background: /health must answer while the model loads.
         warming = asyncio.create_task(self._warm_up())
         try:
             yield
@@ -130,6 +131,7 @@ class DecisionRoutes:
             return problem(529, kind, error.message, error.hint, headers={"retry-after": "1"})
         if isinstance(error, RGateError):
             return problem(422, kind, error.message, error.hint)
+        # Without the message, which may quote the question or a secret.
         return problem(500, "InternalError", "The server failed; its log says why.")
 
     async def _warm_up(self) -> None:

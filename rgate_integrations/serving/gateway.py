@@ -89,6 +89,7 @@ class Gateway:
         condense: bool = False,
         shadow: str | Path | None = None,
     ) -> None:
+        # A shadow changes nothing: it must not begin answers at the upstream.
         partial_answers = AnswerFirst.coerce(answer_first) if shadow is None else None
         retrievers: Mapping[str, Retriever] = {}
         if isinstance(retriever, Mapping):
@@ -113,6 +114,7 @@ class Gateway:
         }
         self._k = k
         self._condense = condense
+        # The event loop keeps weak references only: without this set, tasks could be garbage collected.
         self._logging: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -203,6 +205,7 @@ class Gateway:
             queries = [await self._search_text(llm_request)]
             if decision is not None:
                 (plan,) = await arun(plan_queries_flow([decision]))
+                # The plan has the question itself, too, which the search text replaces.
                 queries += [query.text for query in plan.queries if query.claim is not None]
             hits = await asyncio.gather(*(self._search_corpus(name, queries, llm_request) for name in names))
             return fuse_corpora(dict(zip(names, hits, strict=True)), key=passage_id, k=self._k)
@@ -257,6 +260,7 @@ class GatewayCall(QuestionCall):
     """
 
     def __init__(self, gateway: Gateway, llm_request: LLMRequest) -> None:
+        # As long as names may be, see `LLMName`.
         gates = gateway.service.gates(str(llm_request.body.get("model") or "")[:200])
         answer_first = gateway.strategy.answer_first if llm_request.can_be_judged_early else None
         strategy = replace(

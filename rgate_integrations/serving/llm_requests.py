@@ -138,6 +138,7 @@ class LLMRequest:
         Raises:
             UndecidedError: It is another kind of request, or has no question that a gate can judge.
         """
+        # Upstreams accept doubled and trailing slashes.
         path = re.sub("/+", "/", request.scope["path"]).rstrip("/")
         kind = next((end for end in _FIELDS if path.endswith(end)), None)
         if kind is None:
@@ -155,6 +156,7 @@ class LLMRequest:
             turn = parse_turn(value, index)
             if turn is not None:
                 return cls(request, content, body, field, part, index, turn)
+        # Completions take a list of prompts.
         if isinstance(value, list) and not part and len(value) == 1:
             (value,) = value
         # With a suffix, the LLM fills in the middle of a text.
@@ -222,6 +224,7 @@ def _parse_object(content: bytes) -> dict[str, Any]:
         UndecidedError: It is something else; the upstream's own error then reaches the client.
     """
     try:
+        # NaN, Infinity and numbers such as 1e400 could not be written again.
         body = json.loads(content, parse_float=_parse_finite, parse_constant=_parse_finite)
     except (ValueError, RecursionError):
         body = None

@@ -26,6 +26,7 @@ def as_retriever(source: Any) -> Retriever:
     Raises:
         ConfigurationError: The object is none of these.
     """
+    # Before `search`, which stores of LangChain have with another signature.
     if _has(source, "similarity_search"):
         return SearchFunction(lambda query, k: source.similarity_search(query, k=k))
     if _has(source, "search"):

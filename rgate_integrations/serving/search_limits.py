@@ -48,6 +48,7 @@ class LimitedSearch:
             SearchError: The search timed out, or searches are paused.
             Exception: The error of the retriever, or a `TypeError` if it returned something other than hits.
         """
+        # A retriever that hangs would use up all threads.
         if self._late >= _LATE_IN_A_ROW:
             if monotonic() < self._paused_until:
                 raise SearchError(f"Searches are paused after {_LATE_IN_A_ROW} timeouts in a row.")

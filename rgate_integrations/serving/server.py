@@ -175,6 +175,7 @@ class OriginCheck:
             await self._app(scope, receive, send)
 
     def _may_ask(self, method: str, headers: Headers) -> bool:
+        # A request may repeat the header: all of its values are checked.
         origins = headers.getlist("origin")
         if origins and all(origin in self._allowed for origin in origins):
             return True
@@ -210,6 +211,7 @@ class Guard:
         authorization = Headers(scope=scope).get("authorization", "").encode("latin-1")
         is_open = scope["method"] == "GET" and scope["path"] in _OPEN
         body: bytes | Response | None
+        # In constant time: the time must not reveal how much of a token is right.
         if self._expected and not is_open and not hmac.compare_digest(authorization, self._expected):
             message = "The bearer token is missing or wrong."
             body = problem(401, "Unauthorized", message, headers={"www-authenticate": "Bearer"})

@@ -47,6 +47,7 @@ class Metrics:
     """
 
     def __init__(self) -> None:
+        # Not the global registry: several servers may run in one process.
         registry = self._registry = CollectorRegistry()
         self._decisions = Counter(
             "rgate_decisions", "Decisions made.", ["outcome", "kind", "gate"], registry=registry
@@ -132,6 +133,7 @@ class DecisionService:
 
     def gates(self, llm: str = "", name_source: str = LLM_NAME_SOURCE) -> LLMGates:
         """Return the gates for the knowledge of an LLM, or those of the server without a name."""
+        # The last part only: a path must not name a folder of the server.
         name = llm.rpartition("/")[2].lstrip(".")
         return self._gates(name, (name_source or CLIENT) if name else "")
 

@@ -88,8 +88,10 @@ class Upstream:
 
     def __init__(self, url: str, *, key: str | None = None, keeps_key: bool = True) -> None:
         base, credentials = read_credentials(url, key)
+        # The paths of clients have it.
         self._base = httpx.URL(base.removesuffix("/v1"))
         self._own_headers = credentials.headers
+        # httpx sets the host and the length of its own request.
         self._dropped = {*_HOP_BY_HOP, "host", "content-length"}
         if self._own_headers or not keeps_key:
             self._dropped.add("authorization")
@@ -174,6 +176,7 @@ class Upstream:
         if not path.startswith(b"/") or _DOT_SEGMENT.search(decoded):
             raise httpx.InvalidURL("The target leads out of the base URL.")
         query: bytes = request.scope["query_string"]
+        # The raw path: decoding it could change which resource it names.
         below = self._base.raw_path.rstrip(b"/")
         url = self._base.copy_with(raw_path=below + path + (b"?" + query if query else b""))
         is_below = url.raw_path.startswith(below + b"/")
@@ -251,6 +254,7 @@ class EventReader:
 
     def read(self, chunk: bytes) -> Iterator[bytes]:
         """Yield the data of each event that ends in a chunk."""
+        # A line feed at the beginning belongs to the carriage return before it.
         if self._after_cr:
             chunk = chunk.removeprefix(b"\n")
         self._after_cr = chunk.endswith(b"\r")

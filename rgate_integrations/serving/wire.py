@@ -185,6 +185,7 @@ def problem(
 
 def one_line(text: str) -> str:
     """Return the beginning of a text as one line of printable ASCII, for headers and logs."""
+    # Line breaks in a header or a log line would forge the next one.
     line = " ".join(text[:_MAX_LINE].translate(_IN_ASCII).split())
     return re.sub(r"[^ -~]", "?", line)[:_MAX_LINE]
 
@@ -200,5 +201,6 @@ def likeliest_kind(decision: Decision) -> str:
     The default gate has a signal for each kind, and ``"known"`` for P(the LLM knows the fact).
     """
     kinds = dict(decision.signals)
+    # P(known) is a signal, too, and not a kind.
     kinds.pop("known", None)
     return max(kinds, key=kinds.__getitem__, default="")
