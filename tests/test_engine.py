@@ -250,10 +250,10 @@ def test_a_calibrated_gate_refuses_another_model_than_it_was_calibrated_with(inn
 def test_calibration_stores_the_model_that_made_the_evidence():
     rows = [Example(Question(f"question {i}?"), float(i % 2 == 0), True) for i in range(60)]
     questions = [DataFile("x", "0" * 64, tuple(rows))]
-    found = calibrate(load_gate("prompt", proxy=of_weights("its own")), questions, Budget(0.9), method="none")
+    found = calibrate(load_gate("prompt", proxy=of_weights("its own")), questions, Budget(0.9))
     assert found.gate.gate.fingerprint == "its own"
     assert found.gate.decide(HAMLET).error is None
-    without = calibrate(load_gate("constant:always"), questions, Budget(1.0), method="none")
+    without = calibrate(load_gate("constant:always"), questions, Budget(1.0))
     assert without.gate.gate.fingerprint == ""
 
 
