@@ -101,6 +101,7 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
     if measured is not None:
         return measured, ""
     model = parse_name(name)
+    # The same LLM under another date or server name.
     same = _same_llm(model)
     if same:
         dated = [entry for entry in same if _same_date(entry.name.date, model.date)]
@@ -158,6 +159,7 @@ def build_table(text: str) -> tuple[AbilityEntry, ...]:
     entries = [
         AbilityEntry(parse_name(name), Ability(name, **facts)) for name, facts in parse_json(text).items()
     ]
+    # "phi-4-14b" is looked up like any name with a size, so the table needs it beside "phi-4".
     for sized, usual in sizes_left_out():
         words = parse_name(usual).words
         entries += [AbilityEntry(sized, entry.ability) for entry in entries if entry.name.words == words]
@@ -166,9 +168,7 @@ def build_table(text: str) -> tuple[AbilityEntry, ...]:
 
 def _same_date(ours: str, theirs: str) -> bool:
     """Return whether two dates are the same: one may lack the year."""
-    if not ours or not theirs:
-        return ours == theirs
-    return ours.endswith(theirs) or theirs.endswith(ours)
+    return ours == theirs or bool(ours and theirs and (ours.endswith(theirs) or theirs.endswith(ours)))
 
 
 def _least_able(entries: Sequence[AbilityEntry]) -> Ability:
@@ -193,6 +193,7 @@ def _guess_by_family(model: ModelName, family: str, members: Sequence[AbilityEnt
     if model.size is None:
         return _guess_by_tier(model, family, members, of_version)
     siblings = [entry for entry in members if entry.name.unsized == model.unsized]
+    # The closest relatives with a known size first; the further away, the less certain.
     for some, sd in ((siblings, _SIBLING_SD), (of_version, _VERSION_SD), (members, _FAMILY_SD)):
         sized = [entry for entry in some if entry.name.size is not None]
         if sized:
@@ -221,6 +222,7 @@ def _guess_by_tier(
             known = _least_able(predecessors)
             sd = math.hypot(known.sd, _SIBLING_SD)
             return Ability(family, known.theta, sd, f"its latest known predecessor, {known.llm}")
+    # "gpt-bot-5" has an unknown word, and its number may be the bot's: then the version says nothing.
     if unknown and family not in model.numbered:
         of_version = []
     elif number is not None and _is_one_tier(of_version, family):
@@ -228,10 +230,12 @@ def _guess_by_tier(
         of_version = [
             entry for entry, other in zip(members, numbers, strict=True) if int(other) == int(number)
         ]
+    # A word for a small or fast LLM that no known one of this version has: the version's least able may be larger.
     smaller = tier.difference(*(entry.name.tier(family) for entry in of_version)) & (_SMALL | _FAST)
     if of_version and not _is_one_tier(of_version, family) and not smaller:
         known = _least_able(of_version)
         return Ability(family, known.theta, _VERSION_SD, f"the weakest known of its version, {known.llm}")
+    # It may be weaker than all known ones: an unknown small tier, or an older version. Then it has at most ability 0.
     known = _least_able(members)
     weaker = unknown & _SMALL or (unknown and (number is None or _is_one_tier(members, family)))
     if known.theta > 0 and (weaker or (number is not None and number < min(numbers))):
@@ -266,6 +270,7 @@ def _interpolate(size: float, entries: Sequence[AbilityEntry]) -> tuple[float, A
 
     It is interpolated between two sizes, and constant above the largest.
     """
+    # By the logarithm of the size, because each doubling is worth about the same; of equal sizes the least able.
     weakest_at: dict[float, Ability] = {}
     for entry in sorted(entries, key=lambda entry: entry.ability.theta, reverse=True):
         weakest_at[math.log2(entry.name.size or 1.0)] = entry.ability

@@ -134,12 +134,14 @@ _JOIN_RULES = (  # of words with one space between them
     (r"(?<!\S)([kr]?\d) (\d\d?)(?!\S)", r"\1.\2"),  # claude-3-5
     (r"(?<!\S)(\d+)\.0(?!\S)", r"\1"),
 )
+# Versions such as 3.1, r1, v3, k2 or 4o; sizes such as 8b, 8x7b or e4b.
 _VERSION = r"([krv]?)(\d+(?:\.\d+)?)([a-z]?)"
 _SIZE = r"e?(?:(\d{1,3})x)?(\d{1,5}(?:\.\d{1,5})?)([bmt])"
 _ACTIVE = r"a\d+(\.\d+)?b|\d+e"  # of a mixture: active parameters, number of experts
 _CONTEXT = rf"\d+k|1m|\d{{5,}}|{_DATE}"
 _BILLIONS = {"m": 0.001, "b": 1.0, "t": 1000.0}
-_SHARED = 0.83  # of a mixture's parameters, about: 8x7b has 47 billion
+# The experts of a mixture share layers, so it has about this part of their product: 8x7b has 47 billion.
+_SHARED = 0.83
 
 
 @dataclass(frozen=True)

@@ -271,6 +271,7 @@ def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
     if not request.history:
         return request
     kind = kinds.get(request.question, OTHER)
+    # A retry repeats the last question that was no retry or remark itself, wherever it is in the history.
     if kind == RETRY:
         before = request.history
         while before:
@@ -280,11 +281,13 @@ def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
                 return replace(request, question=f"{question}\n{request.question}", history=before)
     question = _question_before(request)
     is_open = kinds.get(question) == OPEN
+    # Thanks and edits need nothing before them, unless they answer an offer ("Shall I translate it?").
     if kind == REMARK and (is_open or not question):
         return replace(request, history=())
     is_question = request.question.endswith(QUESTION_MARKS) and count_words(request.question) > _SHORT
     if not question or is_question:
         return request
+    # Move the question from the end of the assistant's turn to the front of the user's reply.
     *before, last = request.history
     rest = last.removesuffix(question).strip()
     if rest != _ASSISTANT.strip():

@@ -49,6 +49,7 @@ class DraftSpec(EvidenceSpec[Draft]):
 
     def _cut(self, draft: Draft, context: Context) -> Draft:
         """Cut a caller's draft; bare text is counted in the proxy's tokens, as in training."""
+        # Text with fewer characters than that is not worth loading a tokenizer for.
         if not draft.tokens and draft.logprobs is None and len(draft.text) > self.tokens:
             # A part of it first: tokenizing a book takes minutes.
             part = draft.text[: self.tokens * MAX_TOKEN_CHARACTERS]
