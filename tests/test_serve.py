@@ -356,7 +356,7 @@ def test_an_emoji_that_javascript_has_cut_is_a_question_like_others(url, body):
 
 def test_a_server_that_ends_while_it_answers_logs_no_traceback(monkeypatch, caplog):
     """An answer of an LLM may take longer than the server waits for it."""
-    monkeypatch.setattr("rgate_integrations.serving.server._LAST_SECONDS", 0.05)
+    monkeypatch.setattr("rgate_integrations.serving.server._SHUTDOWN_SECONDS", 0.05)
     is_asked, statuses = threading.Event(), []
 
     async def answer_never(request):
