@@ -17,10 +17,11 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from rgate_integrations.answering.answer_first import AnswerFirst, settle
+from rgate_integrations.answering.drafting import attach_draft
 from rgate_integrations.answering.look_first import decide_with_passages
 from rgate_integrations.answering.partial_answer import BufferedAnswer
 from rgate_integrations.answering.strategy import Strategy
@@ -347,14 +348,8 @@ class QuestionCall(RoutedCall[RoutedInput]):
 
     def judge(self, inputs: Sequence[RoutedInput]) -> Flow[Sequence[Decision | Exception]]:
         """Ask the judge about the question and its draft."""
-        (item,) = inputs
-        request = self.request
-        if isinstance(item.draft, Exception):
-            request = Failed(item.draft, item.question, item.threshold)
-        elif isinstance(request, Request):
-            request = replace(request, draft=item.draft)
         judge: Decider = self.strategy.judge
-        return (yield from judge.flow([request]))
+        return (yield from judge.flow([attach_draft(self.request, item.draft) for item in inputs]))
 
 
 def _decide_by_question(screening: Decision, reason: str, **changes: Any) -> Decision:

@@ -35,7 +35,7 @@ def as_predicate(filter: Filter | None) -> Callable[[Document], bool]:
     A key with a value holds if the metadata has that value, with a list if it has one of the list's, and with a
     mapping if all its conditions hold: operators on the value, or keys inside it. The operators are
     ``$eq $ne $gt $gte $lt $lte $in $nin``, and ``$not``, ``$and``, ``$or`` around conditions and whole filters. A
-    comparison with a missing key, or with a value of another type, does not hold; so ``$ne``, ``$nin`` and ``$not`` do.
+    comparison with a missing key, or a value of another type, does not hold; so ``$ne``, ``$nin`` and ``$not`` do.
 
     Raises:
         ConfigurationError: An operator is unknown or has a wrong operand, a condition has no key, or the filter is

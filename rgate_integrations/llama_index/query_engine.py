@@ -253,7 +253,7 @@ class EngineCall(QuestionCall):
     def emit(self, item: RoutedInput, decision: Decision) -> Flow[None]:
         """Emit a decision that did not come with the request to LlamaIndex's listeners."""
         yield from ()
-        self.engine.decider.announce(decision, self.bundle)
+        self.engine.decider.emit(decision, self.bundle)
 
     def search(self, inputs: Sequence[RoutedInput]) -> Gather:
         """Return the step that lets the engine retrieve."""
