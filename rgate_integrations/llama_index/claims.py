@@ -71,8 +71,8 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
     """Adds the claims of a draft to the query's embedding texts, for pipelines built on query transforms.
 
     LlamaIndex averages these texts into one vector (a warning says so), and keyword retrievers ignore them.
-    `ClaimFusionRetriever` searches claims separately, which finds more. LlamaIndex's own `TransformQueryEngine` blocks
-    the event loop during a transform; `ClaimQueryEngine` does not.
+    `ClaimFusionRetriever` searches claims separately, which finds more. LlamaIndex's own `TransformQueryEngine`
+    blocks the event loop during a transform; `ClaimQueryEngine` does not.
 
     Args:
         gate: Drafts the answer; the default gate when None.

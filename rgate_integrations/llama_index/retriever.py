@@ -165,8 +165,8 @@ class GatedRetriever(Gated, FlowRetriever):
         for postprocessor in self.node_postprocessors:
             postprocessor.callback_manager = self.callback_manager  # as LlamaIndex's engines do
 
-    # LlamaIndex's own two methods emit the start of a retrieval before anything is decided. Here the guarded retriever
-    # emits it, for the questions that reach it.
+    # LlamaIndex's own two methods emit the start of a retrieval before anything is decided. Here the guarded
+    # retriever emits it, for the questions that reach it.
 
     def retrieve(self, str_or_query_bundle: QueryType) -> list[NodeWithScore]:
         """Return the passages, or the note for a known question."""
