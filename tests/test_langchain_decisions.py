@@ -69,7 +69,7 @@ def test_what_it_cannot_answer_is_retrieved_for():
     failed, other, known = RetrievalGate(Says()).batch(["RAISE 1", "CHOICE 1", "known 1.0"])
     assert [each.retrieve for each in (failed, other, known)] == [True, True, False]
     assert (failed.error.type, other.error.type) == ("ConnectionError", "EvidenceError")
-    assert "'choice' and no probability" in other.reason
+    assert "'choice' instead of a probability" in other.reason
 
 
 # What langchain-core's main branch calls them; no release has these names yet.
