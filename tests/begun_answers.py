@@ -174,7 +174,7 @@ class Librarian(Reader):
         decision = super()._decision(request, draft)
         named = sorted((n for n in self.corpora if n in request.question), key=request.question.index)
         where = {"corpora": tuple(named) or self.corpora[-1:], "p_covered": 0.9 if named else 0.1}
-        return decision.model_copy(update=where).turned(decision.retrieve)
+        return decision.model_copy(update=where).with_retrieve(decision.retrieve)
 
 
 class TurnReader(Reader):

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rgate_integrations import Decision, Draft, Request, load_gate
+from rgate_integrations.engine import batching
 from rgate_integrations.engine.batching import Batcher
 from rgate_integrations.errors import ConfigurationError, DecisionTimeoutError
 from tests.conftest import CALLS
@@ -108,16 +109,18 @@ def test_whatever_ends_a_batch_its_callers_get_an_error_and_the_next_call_goes_o
     assert batcher.submit([3])[0].result(PATIENCE) == 3
 
 
-def test_an_idle_worker_ends_and_the_next_call_starts_another():
-    batcher = Batcher(lambda items: [threading.current_thread() for _ in items], max_idle=0.01)
+def test_an_idle_worker_ends_and_the_next_call_starts_another(monkeypatch):
+    monkeypatch.setattr(batching, "MAX_IDLE", 0.01)
+    batcher = Batcher(lambda items: [threading.current_thread() for _ in items])
     worker = batcher.submit([1])[0].result(PATIENCE)
     worker.join(timeout=PATIENCE)
     assert (worker.is_alive(), worker.daemon) == (False, True)
     assert batcher.submit([2])[0].result(PATIENCE) is not worker
 
 
-def test_no_call_is_lost_while_workers_end():
-    batcher = Batcher(lambda items: list(items), max_idle=0.0)
+def test_no_call_is_lost_while_workers_end(monkeypatch):
+    monkeypatch.setattr(batching, "MAX_IDLE", 0.0)
+    batcher = Batcher(lambda items: list(items))
     for i in range(300):
         assert batcher.submit([i])[0].result(timeout=PATIENCE) == i
         time.sleep(0.0001 * (i % 3))

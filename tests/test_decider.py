@@ -99,10 +99,18 @@ def test_a_threshold_that_it_does_not_apply_is_applied_to_its_p_known(decide):
         (lambda requests: [], "ConfigurationError", "'Odd' returned 0 decisions for 2 questions"),
         (lambda requests: None, "TypeError", "len"),
         (lambda requests: iter(()), "TypeError", "len"),
-        (lambda requests: [None] * len(requests), "ConfigurationError", "NoneType and no Decision"),
-        (lambda requests: "ab", "ConfigurationError", "str and no Decision"),
-        (lambda requests: [direct(error=GONE)] * 2, "ConfigurationError", "does not retrieve, and its"),
-        (lambda requests: [direct(override=RULED)] * 2, "ConfigurationError", "does not retrieve, and its"),
+        (lambda requests: [None] * len(requests), "ConfigurationError", "NoneType, not a Decision"),
+        (lambda requests: "ab", "ConfigurationError", "str, not a Decision"),
+        (
+            lambda requests: [direct(error=GONE)] * 2,
+            "ConfigurationError",
+            "although its error or its override",
+        ),
+        (
+            lambda requests: [direct(override=RULED)] * 2,
+            "ConfigurationError",
+            "although its error or its override",
+        ),
     ],
 )
 def test_whatever_an_own_gate_does_wrong_retrieves_or_is_raised(

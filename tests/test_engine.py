@@ -50,7 +50,7 @@ HAMLET, CAPITAL = "Who wrote Hamlet?", "What is the capital of France?"
 def test_true_is_no_number(scripted):
     with pytest.raises(ConfigurationError, match="threshold"):
         load_gate("ik", threshold=True)
-    with pytest.raises(ValueError, match="a threshold is a number"):
+    with pytest.raises(ValueError, match="threshold must be a number"):
         Decision(question="who?", retrieve=True, p_known=0.2, threshold=True)
     with pytest.raises(ConfigurationError, match="not bool"):
         RetrievalGate("constant:never", threshold=True)

@@ -13,7 +13,6 @@ from rgate_integrations.tuning import Budget, MaxLoss, calibrate, evaluate, read
 from rgate_integrations.tuning.calibration import fit_map, upper_bound
 from rgate_integrations.tuning.evaluation import (
     JudgedQuestions,
-    area_between,
     auc,
     break_even,
     expected_calibration_error,
@@ -83,15 +82,16 @@ def test_every_number_by_hand():
     assert {name: found[name] for name in wanted} == wanted
     assert [found["curve"][place] for place in (0, 10, 20)] == [[0.0, 0.25], [0.5, 0.5], [1.0, 0.5]]
     one_class = measure(judged([0.9, 0.1], [F, T], [T, T], [T, T]))
-    assert (one_class["auc"], one_class["area_between"], "auc" in one_class["intervals"]) == (None, None, F)
+    assert (one_class["auc"], "auc" in one_class["intervals"]) == (None, F)
 
 
 def test_ties_are_retrieved_in_random_order():
     closed, rag = np.array([T, F, F, F]), np.array([F, T, T, F])
     curve = retrieval_curve(np.full(4, 0.5), closed, rag)
     np.testing.assert_allclose(curve, [0.25, 0.3125, 0.375, 0.4375, 0.5])
-    assert area_between(np.full(4, 0.5), closed, rag) == pytest.approx(0)
-    assert area_between(np.array([0.9, 0.1, 0.1, 0.5]), closed, rag) == pytest.approx(1)
+    # Retrieving first where only retrieval helps, and last where it hurts, is the best curve.
+    best = retrieval_curve(np.array([0.9, 0.1, 0.1, 0.5]), closed, rag)
+    np.testing.assert_allclose(best, [0.25, 0.5, 0.75, 0.75, 0.5])
 
 
 def test_calibration_error_by_hand():

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from unittest.mock import Mock, call
 
 import pytest
@@ -152,19 +153,16 @@ def test_a_trained_gate_tells_its_questions_apart(tiny, sums, tmp_path):
 
 
 @pytest.mark.model
-def test_a_boundary_gate_says_which_label_it_predicts_and_how_well(tiny, sums, tmp_path):
+def test_a_boundary_gate_says_which_label_it_predicts(tiny, sums, tmp_path):
     out = tmp_path / "g"
     options = TrainingOptions(
         draft="none",
         label="accuracy",
         labelled_by="30 answers of tiny",
-        recipe=RECIPE.with_options(epochs=1),
-        folds=2,
+        recipe=replace(RECIPE, epochs=1),
     )
-    metrics = train_adapter("boundary", read_examples([sums]), tiny, out, options)
-    assert metrics["auc"] == {"sums": metrics["auc_pooled"]}
+    train_adapter("boundary", read_examples([sums]), tiny, out, options)
     saved = json.loads((out / "gate.json").read_text())["provenance"]
-    assert (saved["metrics"], saved["folds"]) == (metrics, 2)
     assert saved["label"] == "accuracy of 30 answers of tiny"
     assert "predicts accuracy" in load_gate(str(out)).decide("Is 2 even?").reason
 

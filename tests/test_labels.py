@@ -12,7 +12,7 @@ from rgate_integrations.gates.folder import read_gate
 from rgate_integrations.models.base import TargetScores
 from rgate_integrations.tuning import collect
 from rgate_integrations.tuning.collection import Answered
-from rgate_integrations.tuning.labelling import agrees, label, verdict
+from rgate_integrations.tuning.labelling import agrees, label, parse_verdict
 from rgate_integrations.tuning.questions import Question, read_examples, read_paired, read_questions
 from rgate_integrations.tuning.self_labels import label_own_answers, needs_sampling
 from tests.commands import printed
@@ -144,7 +144,7 @@ def test_the_judge_leaves_refusals_and_nonsense_without_a_label(tmp_path):
     ],
 )
 def test_what_a_reply_of_a_judge_says(reply, said):
-    assert verdict(reply) is said
+    assert parse_verdict(reply) is said
 
 
 # --- samples while tuning ----------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_a_server_is_asked_for_samples_and_the_gate_is_fitted_to_the_share_that_
     assert found.labels.target.tolist() == [
         0.75 * known(each.question.text) for each in found.labels.answered
     ]
-    told = "up to 4 samples a question, which is neither 0 nor 1 for 50.0%"
+    told = "up to 4 samples per question, which is neither 0 nor 1 for 50.0%"
     assert told in (found.folder / "report.html").read_text()
 
 
@@ -197,9 +197,9 @@ def test_a_sample_that_fails_is_counted_and_the_others_are_read(tmp_path, prior,
 @pytest.mark.parametrize(
     ("options", "direct", "said"),
     [
-        ({"labels": "judge"}, Direct(), "A judge is needed"),
+        ({"labels": "judge"}, Direct(), "needs a judge"),
         # An object of the application cannot be made to sample.
-        ({"num_samples": 2}, pytest.fail, "at random"),
+        ({"num_samples": 2}, pytest.fail, "needs a model"),
     ],
 )
 def test_labels_that_nobody_can_make(tmp_path, prior, options, direct, said):

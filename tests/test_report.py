@@ -18,20 +18,20 @@ from tests.tuning_parts import write
 
 @pytest.mark.model
 def test_collected_data_feed_calibration_and_evaluation(smollm2, tiny, tmp_path, monkeypatch):
-    lines = [{"question": f"What is {i} plus {i}?", "gold_answers": [str(2 * i)]} for i in range(1, 25)]
+    lines = [{"question": f"What is {i} plus {i}?", "gold_answers": [str(2 * i)]} for i in range(1, 45)]
     write(tmp_path / "q.jsonl", *lines)
-    passages = [Passage(str(i), f"The sum of {i} and {i} is {2 * i}.") for i in range(1, 25)]
+    passages = [Passage(str(i), f"The sum of {i} and {i} is {2 * i}.") for i in range(1, 45)]
     PassageIndex.build(passages).save(tmp_path / "index")
     monkeypatch.chdir(tmp_path)
     for command in (
         f"collect --questions q.jsonl --index index --out paired.jsonl --llm {tiny} --answer-tokens 6",
-        "calibrate --data paired.jsonl --draft none --budget 0.9 --probability none --out g",
+        "calibrate --data paired.jsonl --draft none --budget 0.9 --out g",
         "evaluate --data paired.jsonl --draft none --gate g --out r.json --latency 20 80",
     ):
         printed(*command.split())
     written = json.loads(Path("r.json").read_text())
     assert {"gate", "threshold", "sets", "pooled", "versions", "break_even"} <= set(written)
-    assert len(read_results(["r.json"])[0].questions) == written["pooled"]["n"] == 24
+    assert len(read_results(["r.json"])[0].questions) == written["pooled"]["n"] == 44
 
 
 # --- the report --------------------------------------------------------------------------------------------

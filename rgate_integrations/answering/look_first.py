@@ -105,7 +105,7 @@ def decide_with_passages(
         override = Override(
             retrieve=True, reason=f"Judging the passages failed ({type(error).__name__}): they are read."
         )
-        return decision.turned(True, override=override, warnings=(*decision.warnings, override.reason))
+        return decision.with_retrieve(True, override=override, warnings=(*decision.warnings, override.reason))
     return compare(decision, p_helps, options, direct_threshold=direct_threshold)
 
 
@@ -162,7 +162,7 @@ def compare(
         outcome = "retrieve" if p_known < threshold else "direct"
         compared = "helps more than" if outcome == "retrieve" else "adds too little to"
         reason = f"What was found ({p_helps:.2f}) {compared} what the LLM knows ({p_known:.2f})."
-    return decision.turned(
+    return decision.with_retrieve(
         outcome == "retrieve" or (outcome == "abstain" and options.on_abstain == "retrieve"),
         threshold=threshold,
         p_helps=p_helps,

@@ -281,7 +281,7 @@ class RoutedCall(ABC, Generic[_Input]):
                 decision = decision.model_copy(update={"corpora": item.screening.corpora})
         if decision.draft is None and isinstance(item.draft, Draft):
             changes["draft"] = item.draft
-        return decision.turned(decision.retrieve, **changes)
+        return decision.with_retrieve(decision.retrieve, **changes)
 
     def _finish(self, item: _Input) -> Flow[None]:
         """Emit the decision of an input; if it retrieves, wait for its search, whose error is then the outcome."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -193,9 +193,6 @@ def calibrate(
     draft: DraftOf = "proxy",
     max_loss: MaxLossOption = None,
     budget: BudgetOption = None,
-    probability: Annotated[
-        Literal["platt", "none"], typer.Option(help="Map from scores to P(known).")
-    ] = "platt",
     proxy: ProxyName = None,
 ) -> None:
     """Choose a gate's threshold on paired data, with a guarantee, and save the gate."""
@@ -208,7 +205,7 @@ def calibrate(
     files = read_paired(data)
     loaded = _gate_for(gate, draft, proxy)
     with Bar("reading the gate", stopped=_NOT_WRITTEN) as bar:
-        calibration = run(loaded, files, policy, progress=bar.tell, draft=draft, method=probability)
+        calibration = run(loaded, files, policy, progress=bar.tell, draft=draft)
     save_gate(saved_gate(calibration.gate.gate, calibration.provenance), out)
     say(calibration.choice.guarantee, bold=True)
     facts = calibration.provenance

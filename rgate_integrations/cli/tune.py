@@ -172,10 +172,8 @@ def train(
         ),
     ] = "closed_book_correct",
     tokens: Annotated[int, typer.Option(min=1, max=128, help="Draft tokens to read.")] = 32,
-    folds: Annotated[int, typer.Option(min=0, help="Cross-validation; 0: 5 for a probe, else none.")] = 0,
+    folds: Annotated[int, typer.Option(min=2, help="Folds of a probe's cross-validation.")] = 5,
     seed: Annotated[int, typer.Option(help="Seed of folds, weights and order.")] = 0,
-    epochs: Annotated[float | None, typer.Option(help="Instead of the paper's.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Instead of the paper's.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was killed.")] = False,
     self_label: Annotated[
         bool, typer.Option("--self-label", help="Label --proxy's own answers by gold_answers.")
@@ -183,18 +181,18 @@ def train(
     system: Annotated[str | None, typer.Option(help="System prompt of your direct arm (probe).")] = None,
     llm: Annotated[str, typer.Option(help="Name of the LLM whose answers were labelled.")] = _LLM,
 ) -> None:
-    """Train a gate on labelled questions and save it; prints the cross-validated AUC of each set.
+    """Train a gate on labelled questions and save it.
 
-    A probe is fitted to hidden states in minutes, on a CPU. The others fine-tune the proxy with LoRA.
+    A probe is fitted to hidden states in minutes, on a CPU; its cross-validated AUC is printed for each set. The
+    others fine-tune the proxy with LoRA.
     """
     from rgate_integrations.runtime.files import locked
-    from rgate_integrations.tuning.training import RECIPES, TrainingOptions
+    from rgate_integrations.tuning.training import TrainingOptions
 
     if system is not None and gate != "probe":
         raise ConfigurationError("Only a probe is trained under your own system prompt.", hint="--gate probe")
     if self_label and (gate == "rewriter" or draft == "recorded"):
         raise ConfigurationError("--self-label labels and reads what the model writes.", hint="--draft proxy")
-    recipe = RECIPES.get(gate)  # a probe has none
     options = TrainingOptions(
         draft=draft,
         tokens=tokens,
@@ -203,10 +201,9 @@ def train(
         label=label,
         llm=llm,
         system=system,
-        recipe=recipe and recipe.with_options(epochs=epochs, learning_rate=learning_rate),
         resume=resume,
     )
-    with locked(out), Bar("reading questions", stopped=_REUSABLE if recipe is None else _RESUMABLE) as bar:
+    with locked(out), Bar("reading questions", stopped=_REUSABLE if gate == "probe" else _RESUMABLE) as bar:
         metrics = _train(gate, data, model, out, options, bar, self_label=self_label)
     if metrics:
         areas = {**metrics["auc"], "mean of the sets": metrics["auc_mean"], "pooled": metrics["auc_pooled"]}
@@ -256,7 +253,8 @@ def _train(
     if gate != "probe":
         from rgate_integrations.tuning.fine_tuning import train_adapter
 
-        return train_adapter(gate, files, model, out, options, progress=bar.tell)
+        train_adapter(gate, files, model, out, options, progress=bar.tell)
+        return {}
     artifact = train_probe(files, gate_proxy(model), options, progress=bar.tell)
     save_gate(artifact, out)
     metrics: dict[str, Any] = artifact.provenance["metrics"]

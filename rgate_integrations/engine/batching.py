@@ -19,135 +19,120 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _Queued: TypeAlias = tuple[_Item, Future[_Result]]
 
+# Seconds. Threads that call at once arrive within a millisecond or two; a pass of the encoder takes 5 ms.
+_MAX_WAIT = 0.003
+# Seconds without work after which the worker ends. Starting a thread takes far less, so nobody notices.
+MAX_IDLE = 1.0
+
 
 class Batcher(Generic[_Item, _Result]):
-    """One worker thread that runs a batch function over whatever has been submitted meanwhile.
+    """One worker thread that runs a function over batches of whatever was submitted in the meantime.
 
-    An idle worker starts at once on a lone item, unless other callers were seen in the last batch: then it
-    waits a moment for them. Futures that were cancelled before their batch starts are skipped, and may be cancelled
-    while it runs. A worker with nothing to do ends, and the next call starts another; after a fork the child starts
-    one of its own.
-
-    Once the process is ending, nothing is delivered to other threads. Only daemon threads are left then, and one that
-    is inside an extension when the interpreter is gone, such as pydantic's, takes the process down.
+    An idle worker starts on a lone item at once, unless the last batch had several callers: then it waits a moment
+    for them. Futures cancelled before their batch starts are skipped; they may also be cancelled while it runs.
 
     Args:
         run: Maps items to results, in order. If it raises, every item of the batch gets the exception.
-        max_size: Maximum number of items in a batch.
-        max_wait: How long to wait for others, in seconds, when there were others just before.
-        max_idle: How long a worker stays without work, in seconds.
+        max_size: Maximum number of items per batch.
     """
 
-    def __init__(
-        self,
-        run: Callable[[Sequence[_Item]], Sequence[_Result]],
-        *,
-        max_size: int = 64,
-        max_wait: float = 0.003,
-        max_idle: float = 1.0,
-    ) -> None:
+    def __init__(self, run: Callable[[Sequence[_Item]], Sequence[_Result]], *, max_size: int = 64) -> None:
         self._run = run
         self._max_size = max_size
-        self._max_wait = max_wait
-        self._max_idle = max_idle
         self.after_fork()
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """Forget the worker of another process, and what its callers wait for."""
+        """Start afresh: a forked child has neither the worker nor the callers that wait for it."""
         self._changed = threading.Condition()  # guards the three below
         self._queue: deque[_Queued[_Item, _Result]] = deque()
         self._worker: threading.Thread | None = None
         self._closed = False
 
     def submit(self, items: Iterable[_Item]) -> list[Future[_Result]]:
-        """Queue items; their futures are completed in whatever batches they end up in."""
+        """Queue items; each future completes with whatever batch its item is in."""
         queued: list[_Queued[_Item, _Result]] = [(item, Future()) for item in items]
+        futures = [future for _, future in queued]
         try:
             with self._changed:
                 if self._closed and threading.current_thread() is not threading.main_thread():
-                    return [future for _, future in queued]
-                if self._closed:  # asked by another function that runs at exit
+                    return futures
+                if self._closed:  # the main thread runs exit handlers, and must not wait forever
                     raise RuntimeError("The process is ending.")
-                # Not only None: should a worker ever die, the next call starts another.
+                # A worker that died is replaced like one that ended.
                 if self._worker is None or not self._worker.is_alive():
                     self._worker = start_thread(self._work, "rgate-batcher")
                     close_at_exit(self)
                 self._queue.extend(queued)
                 self._changed.notify()
-        except Exception as error:  # no thread could be started now; the next call tries again
-            _fail(queued, error)
-        return [future for _, future in queued]
+        except Exception as error:  # no thread could be started; the next call tries again
+            for future in futures:
+                future.set_exception(error)
+        return futures
 
     def close(self) -> None:
-        """Let the worker end after the batch that it is running."""
+        """Let the worker end after its current batch, whose results are dropped.
+
+        Only daemon threads are left when a process ends. One that runs inside an extension, such as pydantic's, while
+        the interpreter shuts down would crash the process; so they get nothing more.
+        """
         with self._changed:
             self._closed = True
             self._queue.clear()
             self._changed.notify()
 
     def _work(self) -> None:
-        """Run batches until there is nothing to do."""
-        others = False
-        while (batch := self._next_batch(others)) is not None:
+        expects_more = False
+        while (batch := self._next_batch(expects_more)) is not None:
             if batch:
                 self._run_batch(batch)
-            others = len(batch) > 1
+            expects_more = len(batch) > 1
 
-    def _next_batch(self, others: bool) -> list[_Queued[_Item, _Result]] | None:
-        """Wait for items; None when the worker is to end, after a while without work."""
+    def _next_batch(self, expects_more: bool) -> list[_Queued[_Item, _Result]] | None:
+        """Wait for items; None tells the worker to end, after a while without work."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closed, self._max_idle)
+            self._changed.wait_for(lambda: self._queue or self._closed, MAX_IDLE)
             if not self._queue:
+                # Under the lock, so that `submit` either sees this or has queued its items before.
                 self._worker = None
                 return None
-            if others:
-                self._changed.wait_for(lambda: len(self._queue) >= self._max_size, self._max_wait)
+            if expects_more:
+                self._changed.wait_for(lambda: len(self._queue) >= self._max_size, _MAX_WAIT)
             batch: list[_Queued[_Item, _Result]] = []
             while self._queue and len(batch) < self._max_size:
-                item, future = self._queue.popleft()
-                if not future.cancelled():
-                    batch.append((item, future))
+                queued = self._queue.popleft()
+                if not queued[1].cancelled():
+                    batch.append(queued)
             return batch
 
     def _run_batch(self, batch: Sequence[_Queued[_Item, _Result]]) -> None:
+        complete: Callable[[Future[Any], Any], None] = Future.set_result
         try:
-            results = self._run([item for item, _ in batch])
-            if len(results) != len(batch):
-                raise RuntimeError(f"{len(batch)} items gave {len(results)} results.")
+            outcomes = list(zip(batch, self._run([item for item, _ in batch]), strict=True))
         except BaseException as error:
-            if not self._closed:
-                # What would end a thread, such as SystemExit, must not end those of the callers.
-                ended = RuntimeError(f"The worker ended: {error!r}.")
-                _fail(batch, error if isinstance(error, Exception) else ended)
-            return
+            # SystemExit and the like end a thread; here they must not end those of the callers.
+            failure = error if isinstance(error, Exception) else RuntimeError(f"The worker ended: {error!r}.")
+            complete, outcomes = Future.set_exception, [(queued, failure) for queued in batch]  # type: ignore[misc]
         if self._closed:
             return
-        for (_, future), result in zip(batch, results, strict=True):
-            with contextlib.suppress(InvalidStateError):  # its caller has left
-                future.set_result(result)
-
-
-def _fail(batch: Iterable[_Queued[_Item, _Result]], error: Exception) -> None:
-    """Give an error to all who wait."""
-    for _, future in batch:
-        with contextlib.suppress(InvalidStateError):  # its caller has left
-            future.set_exception(error)
+        for (_, future), outcome in outcomes:
+            with contextlib.suppress(InvalidStateError):  # its caller cancelled it
+                complete(future, outcome)
 
 
 def wait_results(futures: Sequence[Future[_T]], timeout: float | None) -> list[_T | Exception]:
-    """Wait, blocking, for results or errors; what is not there when the time is up is an `DecisionTimeoutError`.
+    """Wait for results or errors, blocking; a result that is not there in time is a `DecisionTimeoutError`.
 
-    What nobody waits for any more is cancelled: it is not begun, and if it was, its result is dropped.
+    Futures that are not done by then are cancelled, so that nobody works for callers who have left.
 
     Args:
-        futures: What to wait for.
-        timeout: How long to wait for all of them together, in seconds; None as long as it takes.
+        futures: The futures.
+        timeout: Seconds to wait for all of them together; None waits forever.
     """
     try:
         wait(futures, timeout)
-        return [_outcome(future, timeout) for future in futures]
-    finally:  # after Ctrl-C too
+        return [_get_outcome(future, timeout) for future in futures]
+    finally:  # after Ctrl-C, too
         for future in futures:
             future.cancel()
 
@@ -158,15 +143,15 @@ async def await_results(futures: Sequence[Future[_T]], timeout: float | None) ->
     try:
         if waiting:
             await asyncio.wait(waiting, timeout=timeout)
-        return [_outcome(future, timeout) for future in waiting]
+        return [_get_outcome(future, timeout) for future in waiting]
     finally:
-        # Both: the event loop may end before it has told the one that the other was cancelled.
-        for future, each in zip(futures, waiting, strict=True):
+        # Both: the event loop may end before it passes the cancellation on.
+        for future, wrapped in zip(futures, waiting, strict=True):
             future.cancel()
-            cancel(each)
+            cancel(wrapped)
 
 
-def _outcome(future: Future[Any] | asyncio.Future[Any], timeout: float | None) -> Any:
+def _get_outcome(future: Future[Any] | asyncio.Future[Any], timeout: float | None) -> Any:
     if not future.done():
         return DecisionTimeoutError(
             f"There was no decision after {timeout:g} s.",

@@ -1,4 +1,4 @@
-"""`Decider`: what every adapter asks. Requests in, decisions out, whatever goes wrong on the way."""
+"""`Decider`, which every adapter asks: requests in, decisions out, whatever goes wrong."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ OnError: TypeAlias = Literal["retrieve", "raise"]
 
 @dataclass(frozen=True)
 class Failed:
-    """A question that cannot be judged, and why; it stands for a request among others.
+    """Takes the place of a request that cannot be judged.
 
     Attributes:
         error: What went wrong.
-        question: The question, as far as it is known.
-        threshold: The threshold that the caller gave; None for the gate's own.
+        question: The question, if known.
+        threshold: The caller's threshold; None for the gate's.
     """
 
     error: Exception
@@ -38,10 +38,10 @@ class Failed:
 class Decider(ABC):
     """Decides for each request whether to retrieve.
 
-    There are two: `DecisionEngine` for the gates of this package, and `OwnGate` around an object of the user's.
+    There are two: `DecisionEngine` for the gates of this package, and `OwnGate` around a user's object.
 
     Attributes:
-        on_error: ``"retrieve"``: a failure yields a decision that retrieves and says why; ``"raise"``: it is raised.
+        on_error: ``"retrieve"`` turns a failure into a decision that retrieves; ``"raise"`` raises it.
     """
 
     on_error: OnError = "retrieve"
@@ -59,53 +59,51 @@ class Decider(ABC):
     @property
     @abstractmethod
     def reads_history(self) -> bool:
-        """Whether the gate judges a question in the light of the turns before it."""
+        """Whether the gate reads the turns before a question."""
 
     @property
     def knows_follow_ups(self) -> bool:
-        """Whether the gate was trained on turns, so that its P(known) of a follow-up alone is low."""
+        """Whether the gate was trained on turns, so that it gives a follow-up without them a low P(known)."""
         return False
 
     @property
     def corpora(self) -> tuple[str, ...]:
-        """Names of the corpora that its decisions choose among, as far as they are known here."""
+        """Names of the corpora that its decisions choose among, if known."""
         return ()
 
     @abstractmethod
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
-        """Return a decision for each request, in order, or why there is none; may raise what concerns all."""
+        """Return a decision or an error for each request, in order; an error that it raises is that of all."""
 
     @abstractmethod
     def answer_gate(self) -> Decider | None:
-        """Return what judges begun answers: itself, or what belongs to it; None if it reads questions alone."""
+        """Return the decider that judges partial answers, perhaps itself; None if it only reads questions."""
 
     @abstractmethod
     def question_gate(self) -> Decider | None:
-        """Return what reads the question alone and belongs to it; None without one."""
+        """Return its decider that reads only the question; None if it has none."""
 
     @abstractmethod
     def decides_like(self, other: Decider) -> bool:
-        """Return whether another one would decide the same, so that its decision may be reused."""
+        """Return whether another decider would decide the same, so that its decisions can be reused."""
 
     def for_llm(self, name: str, name_source: str = "") -> Self:
-        """Return a copy that judges what an LLM knows; itself where that changes nothing.
+        """Return a copy that judges what an LLM knows, or itself if that changes nothing.
 
         Args:
-            name: Name of the LLM; empty for none.
-            name_source: Where the name was found; empty if the user gave it. A given name overrides a found one.
+            name: Name of the LLM; may be empty.
+            name_source: Where the name was detected; empty if the user gave it, which overrides a detected name.
         """
         return self
 
     def with_rules(self, **rules: Unpack[RuleOptions]) -> Self:
-        """Return a copy with rules in place of its own ``always=`` or ``never=``; itself without any.
+        """Return a copy with these rules instead of its ``always=`` or ``never=``; itself without any.
 
         Raises:
-            ConfigurationError: It takes no rules, or a rule is none.
+            ConfigurationError: It takes no rules, or a rule is invalid.
         """
         if Rules.coerce(**rules) != Rules():
-            raise ConfigurationError(
-                f"{self.name} takes no rules.", hint="Apply them in its own decide_batch."
-            )
+            raise ConfigurationError(f"{self.name} takes no rules.", hint="Apply them in its decide_batch.")
         return self
 
     def decide(self, question: str | Request, **fields: Unpack[RequestFields]) -> Decision:
@@ -113,11 +111,11 @@ class Decider(ABC):
 
         Args:
             question: The question, or a `Request`.
-            **fields: What is known beside the question: ``history``, ``draft``, ``metadata``, ``threshold``,
-                ``popularity`` and ``timeout``; see `Request`.
+            **fields: ``history``, ``draft``, ``metadata``, ``threshold``, ``popularity`` and ``timeout`` of the
+                `Request`.
 
         Raises:
-            InvalidQuestionError: The question is empty, not a string, or holds NUL bytes.
+            InvalidQuestionError: The question is empty, not a string, or contains NUL bytes.
             EvidenceError: A field has the wrong type.
             ConfigurationError: The threshold is not a number of at least 0, or the timeout not one above 0.
         """
@@ -130,8 +128,8 @@ class Decider(ABC):
     def decide_batch(self, requests: Iterable[str | Request]) -> list[Decision]:
         """Decide for a batch of questions.
 
-        A bad question or a failing model affects its own item alone: that decision retrieves and carries
-        the `error` (with ``on_error="raise"`` the first such error is raised).
+        A bad question or a failing model only affects its own item: that decision retrieves and has the `error`
+        (with ``on_error="raise"`` the first such error is raised).
 
         Args:
             requests: The questions, each a string or a `Request`.
@@ -139,22 +137,25 @@ class Decider(ABC):
         Returns:
             One decision a question, in order.
         """
-        return run(self.flow(_as_list(requests)))
+        return run(self.flow(requests))
 
     async def adecide_batch(self, requests: Iterable[str | Request]) -> list[Decision]:
         """Decide for a batch without blocking the event loop; see `decide_batch`."""
-        return await arun(self.flow(_as_list(requests)))
+        return await arun(self.flow(requests))
 
-    def flow(self, items: Sequence[str | Request | Failed]) -> Flow[list[Decision]]:
-        """Decide for questions of which some may have failed already.
+    def flow(self, items: Iterable[str | Request | Failed]) -> Flow[list[Decision]]:
+        """Decide for questions, some of which may have failed already.
 
-        The one place where a failure of any kind becomes a decision to retrieve.
+        This is the only place where a failure becomes a decision to retrieve.
         """
+        if isinstance(items, str | Request):
+            raise ConfigurationError("decide_batch takes a list of questions.", hint="Use decide() for one.")
         checked = [read_item(item) for item in items]
-        requests = [each for each in checked if isinstance(each, Request)]
-        outcomes: Sequence[Decision | Exception]
+        requests = [item for item in checked if isinstance(item, Request)]
+        outcomes: Sequence[Decision | Exception] = []
         try:
-            outcomes = (yield from self.judge(requests)) if requests else []
+            if requests:
+                outcomes = yield from self.judge(requests)
             if len(outcomes) != len(requests):
                 raise ConfigurationError(
                     f"The gate {self.name!r} returned {len(outcomes)} decisions for {len(requests)} questions."
@@ -163,17 +164,17 @@ class Decider(ABC):
             outcomes = [error] * len(requests)
         remaining = iter(outcomes)
         decisions, judged = [], []
-        for each in checked:
-            decision = each.error if isinstance(each, Failed) else next(remaining)
+        for item in checked:
+            decision = item.error if isinstance(item, Failed) else next(remaining)
             if isinstance(decision, Exception):
                 if self.on_error == "raise":
                     raise decision
-                threshold = self.threshold if each.threshold is None else each.threshold
+                threshold = self.threshold if item.threshold is None else item.threshold
                 decision = fallback_decision(
-                    decision, question=each.question, threshold=threshold, gate=self.name
+                    decision, question=item.question, threshold=threshold, gate=self.name
                 )
-            if isinstance(each, Request):  # what failed before is not the gate's failure
-                decision = self._check_context(each, decision)
+            if isinstance(item, Request):  # an item that failed earlier is not the gate's failure
+                decision = self._check_context(item, decision)
                 judged.append(decision)
             decisions.append(decision)
         self._log_failures(requests, judged)
@@ -182,18 +183,17 @@ class Decider(ABC):
     def _check_context(self, request: Request, decision: Decision) -> Decision:
         """Retrieve for a question that cannot be understood without turns that the gate does not read."""
         missing = missing_context(request, reads_history=self.reads_history)
-        is_retrieved = decision.override is not None and decision.override.retrieve
-        # "Thanks for that!" rests on no earlier turn; its words alone do not say so.
-        is_understood = self.knows_follow_ups and decision.override is None
-        is_understood = is_understood and decision.p_known >= MIN_P_KNOWN_IF_REFERS_BACK
-        if not missing or is_retrieved or is_understood or decision.error is not None:
+        override = decision.override
+        # "Thanks for that!" refers back, but needs no earlier turn; a gate that was trained on turns can tell.
+        is_sure = self.knows_follow_ups and decision.p_known >= MIN_P_KNOWN_IF_REFERS_BACK
+        is_settled = is_sure if override is None else override.retrieve
+        if not missing or is_settled or decision.error is not None:
             return decision
-        override = Override(retrieve=True, reason=missing)
         reason = f"{missing} {decision.reason}".strip()
-        return decision.turned(True, override=override, reason=reason)
+        return decision.with_retrieve(True, override=Override(retrieve=True, reason=missing), reason=reason)
 
     def _log_failures(self, requests: Sequence[Request], decisions: Sequence[Decision]) -> None:
-        """Log once for a call how many of its decisions failed, and the first error without the users' words."""
+        """Log once per call how many decisions failed, and the first error without the users' words."""
         failures = [each.error for each in decisions if each.error is not None]
         if not failures:
             return
@@ -215,11 +215,11 @@ class Decider(ABC):
 def fallback_decision(
     error: Exception, *, question: str = "", threshold: float = 0.5, gate: str = ""
 ) -> Decision:
-    """Return the safe decision for a question that could not be judged: to retrieve, and to say why.
+    """Return the safe decision for a question that could not be judged: retrieve, and say why.
 
     Args:
         error: What went wrong.
-        question: The question, as far as it could be read.
+        question: The question, if it could be read.
         threshold: What P(known) would have been compared with.
         gate: Name of the gate.
     """
@@ -236,32 +236,24 @@ def fallback_decision(
     )
 
 
-def _as_list(requests: Iterable[str | Request]) -> list[str | Request]:
-    if isinstance(requests, str | Request):
-        raise ConfigurationError("decide_batch takes a list of questions.", hint="Use decide() for one.")
-    return list(requests)
-
-
 def read_item(question: str | Request | Failed, **fields: Unpack[RequestFields]) -> Request | Failed:
-    """Return a question as a request; what is not one is an error of its own, not of its batch."""
-    if isinstance(question, Failed):
-        return question
+    """Return a question as a request, or as `Failed`, so that a bad question does not fail its batch."""
     try:
-        return Request.coerce(question, **fields)
+        return question if isinstance(question, Failed) else Request.coerce(question, **fields)
     except RGateError as error:
         return Failed(error)
 
 
 @dataclass(frozen=True)
 class BoundDecision:
-    """A decision that travels with a request, so that nothing in the request decides it again.
+    """A decision that travels with a request, so that no later component decides again.
 
     Attributes:
-        question: The question as the user put it; the decision has it as it was judged, perhaps condensed.
-        decision: What was decided.
+        question: The question in the user's words; the decision has it as judged, perhaps condensed.
+        decision: The decision.
         gate: What decided, as the user gave it.
-        llm: The LLM that writes drafts for that gate; None without one.
-        threshold: The threshold that the caller gave; None for the gate's own.
+        llm: The LLM that writes drafts for that gate, if any.
+        threshold: The caller's threshold; None for the gate's.
     """
 
     question: str
@@ -271,11 +263,10 @@ class BoundDecision:
     threshold: float | None = None
 
     def concerns(self, question: str, llm: Any) -> bool:
-        """Return whether it is about this question, with a draft by this LLM; by any LLM, or none, when None."""
-        if llm is not None and llm is not self.llm:
-            return False
-        return question.strip() in (self.question.strip(), self.decision.question.strip())
+        """Return whether it is about this question and, unless ``llm`` is None, a draft by this LLM."""
+        is_same_llm = llm is None or llm is self.llm
+        return is_same_llm and question.strip() in (self.question.strip(), self.decision.question.strip())
 
     def repeats(self, gate: Decider, threshold: float | None) -> bool:
-        """Return whether this gate would only repeat it, at the threshold that its caller gave."""
+        """Return whether this gate, at its caller's threshold, would only decide the same again."""
         return threshold in (None, self.threshold) and gate.decides_like(self.gate)

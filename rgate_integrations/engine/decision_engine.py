@@ -1,4 +1,4 @@
-"""The engine, which `load_gate` makes: owns models and queue, asks a gate, and turns its scores into decisions."""
+"""The engine that `load_gate` returns: it owns models and queue, and turns a gate's scores into decisions."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from rgate_integrations.models.base import Proxy
 from rgate_integrations.models.proxies import gate_proxy
 from rgate_integrations.runtime.flow import Call, Flow
 
-_LOCAL_AT_ONCE = 16  # rows that a local model reads in one pass
-_MOST_AT_ONCE = 64
-_BUSY: ContextVar[DecisionEngine | None] = ContextVar("_BUSY", default=None)
-"""The engine whose worker is busy with what this is a part of."""
+# Requests per batch. A local model reads 16 rows in one pass: larger passes are no faster, and others wait longer.
+_LOCAL_BATCH, _MAX_BATCH = 16, 64
+# The engine in whose worker this code runs, to detect a drafter that calls its own gate.
+_JUDGING: ContextVar[DecisionEngine | None] = ContextVar("_JUDGING", default=None)
 
 
 class DecisionEngine(Decider):
-    """Decides with a gate for each question whether to retrieve. Concurrent callers share model batches.
+    """Decides with a gate whether to retrieve for each question. Concurrent callers share model batches.
 
-    Making one loads nothing: weights are loaded by the first decision that needs them. It is immutable;
-    `with_options` makes a changed copy.
+    Constructing one loads nothing: the first decision loads the weights. It is immutable; `with_options` returns a
+    changed copy.
 
     Args:
         gate: Scores the evidence.
-        proxy: A loaded `Proxy`, or the name, folder or Hub id of one, in place of the gate's.
+        proxy: Replaces the gate's proxy: a loaded `Proxy`, or the name, folder or Hub id of one.
         llm: Writes the drafts of gates with ``source="llm"``.
-        on_error: ``"retrieve"``: a failure yields a decision that retrieves and says why; ``"raise"``: it is raised.
-        timeout: How long a call may take in all, in seconds. A question that has no decision by then, wherever it
-            is, fails with a `DecisionTimeoutError`, so it retrieves. By default a call takes as long as it takes. The
-            first call loads the model, which counts too: decide something beforehand.
-        always: Rules for what always retrieves: examples, patterns, and functions; see
+        on_error: ``"retrieve"`` turns a failure into a decision that retrieves; ``"raise"`` raises it.
+        timeout: Maximum time of a call in seconds, for all of its questions; None waits forever. A question without
+            a decision by then retrieves, with a `DecisionTimeoutError`. The first call also loads the model: make it
+            before you serve users.
+        always: Rules for what always retrieves: examples, patterns and functions; see
             `rgate_integrations.gates.rules`.
-        never: Rules for what never does.
+        never: Rules for what never retrieves.
 
     Raises:
-        ConfigurationError: An argument is out of its range.
+        ConfigurationError: An argument is invalid.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class DecisionEngine(Decider):
         never: RuleOrRules = (),
     ) -> None:
         if on_error not in ("retrieve", "raise"):
-            raise ConfigurationError(f"on_error cannot be {on_error!r}.", hint="retrieve or raise")
+            raise ConfigurationError(f"on_error cannot be {on_error!r}.", hint='Use "retrieve" or "raise".')
         self._proxy = proxy if isinstance(proxy, Proxy) else None
         if proxy is not None:
             gate = gate.replace(proxy=getattr(proxy, "name", proxy))
@@ -70,16 +70,16 @@ class DecisionEngine(Decider):
         self.timeout = valid_timeout(timeout)
         self.llm = llm
         self._memory: dict[Hashable, Any] = {}
-        at_once = _LOCAL_AT_ONCE
-        if llm is not None or isinstance(proxy, Proxy):
-            at_once = getattr(proxy, "max_batch_size", _MOST_AT_ONCE)
-        self._batcher: Batcher[Request, Decision | Exception] = Batcher(self._decide, max_size=at_once)
+        size = _LOCAL_BATCH
+        if llm is not None or isinstance(proxy, Proxy):  # servers take larger batches
+            size = getattr(proxy, "max_batch_size", _MAX_BATCH)
+        self._batcher: Batcher[Request, Decision | Exception] = Batcher(self._decide, max_size=size)
 
     def __repr__(self) -> str:
         return f"DecisionEngine({self.gate!r}, on_error={self.on_error!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle gate, options and a given proxy or LLM; not the worker, nor what it remembers."""
+        """Pickle the gate and the options, but neither the worker nor its memory."""
         return partial(type(self), **self._options), (self.gate,)
 
     @property
@@ -94,12 +94,12 @@ class DecisionEngine(Decider):
 
     @property
     def reads_history(self) -> bool:
-        """Whether the gate judges a question in the light of the turns before it."""
+        """Whether the gate reads the turns before a question."""
         return self.gate.reads_history
 
     @property
     def knows_follow_ups(self) -> bool:
-        """Whether the gate was trained on turns; those of this package that read them were."""
+        """Whether the gate was trained on turns: those of this package that read them were."""
         return self.reads_history
 
     @property
@@ -116,7 +116,7 @@ class DecisionEngine(Decider):
         """Return a proxy model, shared with every engine whose gate names the same one.
 
         Args:
-            name: Which of those that the gate and gates inside of it name; the gate's own unless given.
+            name: The proxy of a gate inside of the gate; empty for the gate's.
         """
         if name not in ("", self.gate.proxy):
             return gate_proxy(name)
@@ -125,7 +125,7 @@ class DecisionEngine(Decider):
         return self._proxy
 
     def with_options(self, *, gate: Gate | None = None, **changes: Any) -> Self:
-        """Return a copy with another gate, with other parameters of it, or with other options.
+        """Return a copy with another gate, other parameters of the gate, or other options.
 
         Args:
             gate: Another gate.
@@ -135,18 +135,15 @@ class DecisionEngine(Decider):
         Raises:
             ConfigurationError: The gate has no such parameter.
         """
-        if gate is self.gate and not changes:  # then callers still share its batches
+        if gate is self.gate and not changes:  # so that callers still share its batches
             return self
-        options, parameters = self._options, {}
-        for name, value in changes.items():
-            if name in options:
-                options[name] = value
-            else:
-                parameters[name] = value
-        changed = (gate or self.gate).replace(**parameters)
-        if changed.proxy != self.gate.proxy and changes.get("proxy") is None:
+        options = self._options
+        parameters = {name: value for name, value in changes.items() if name not in options}
+        new_gate = (gate or self.gate).replace(**parameters)
+        if new_gate.proxy != self.gate.proxy:  # the loaded model belongs to the old gate
             options["proxy"] = None
-        return type(self)(changed, **options)
+        options |= {name: value for name, value in changes.items() if name in options}
+        return type(self)(new_gate, **options)
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -160,12 +157,12 @@ class DecisionEngine(Decider):
         }
 
     def answer_gate(self) -> DecisionEngine | None:
-        """Return what judges begun answers; see `Decider.answer_gate`."""
+        """Return the engine that judges partial answers; see `Decider.answer_gate`."""
         gate = self.gate.answer_gate()
         return None if gate is None else self.with_options(gate=gate)
 
     def question_gate(self) -> DecisionEngine | None:
-        """Return what reads the question alone; see `Decider.question_gate`."""
+        """Return the engine that reads only the question; see `Decider.question_gate`."""
         gate = self.gate.question_gate()
         return None if gate is None else self.with_options(gate=gate)
 
@@ -175,56 +172,51 @@ class DecisionEngine(Decider):
 
     def with_rules(self, **rules: Unpack[RuleOptions]) -> Self:
         """Return a copy with other rules; see `Decider.with_rules`."""
-        given = Rules.coerce(**rules)
-        changed = Rules(given.always or self.rules.always, given.never or self.rules.never)
-        if changed == self.rules:
+        new = Rules.coerce(**rules)
+        merged = Rules(new.always or self.rules.always, new.never or self.rules.never)
+        if merged == self.rules:
             return self
-        return self.with_options(always=changed.always, never=changed.never)
+        return self.with_options(always=merged.always, never=merged.never)
 
     def decides_like(self, other: Decider) -> bool:
-        """Return whether another engine was made alike: each ``gate=None`` loads a gate of its own."""
-        if not isinstance(other, DecisionEngine):
-            return False
-        return self.config() == other.config() and self.llm is other.llm
+        """Return whether another engine has an equal gate and options; adapters load a default gate each."""
+        return isinstance(other, DecisionEngine) and self.config() == other.config() and self.llm is other.llm
 
     def config(self) -> dict[str, Any]:
-        """Return the gate's name and parameters, and the options: engines that decide alike have equal ones."""
+        """Return the gate's name and parameters, and the options; equal for engines that decide alike."""
         options = {"on_error": self.on_error, "timeout": self.timeout, "rules": self.rules}
         return {**self.gate.config(), **options}
 
-    # --- decisions -----------------------------------------------------------------------------------------
-
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
         """Queue the requests, and wait for their decisions."""
-        if _BUSY.get() is self:
+        if _JUDGING.get() is self:
             raise ConfigurationError(
-                "The gate was called while it judges, by its own drafter: it would wait for itself.",
-                hint="Give llm= the model that answers, not a chain with the gate in it.",
+                "The gate was called while it judges, by its own drafter, so it would wait for itself.",
+                hint="Give llm= the model that answers, not a chain that contains the gate.",
             )
         limits = [self.timeout if request.timeout is None else request.timeout for request in requests]
-        # They are returned together, so the most patient of them counts.
-        patience = None if None in limits else max(limits, default=None)  # type: ignore[type-var]  # no None
+        # All of them are returned together, so the longest limit counts.
+        limit = None if None in limits else max(limits, default=None)  # type: ignore[type-var]  # no None
         outcomes: list[Decision | Exception] = yield Call(
-            wait_results, await_results, self._batcher.submit(requests), patience
+            wait_results, await_results, self._batcher.submit(requests), limit
         )
         return outcomes
 
     def _decide(self, requests: Sequence[Request]) -> list[Decision | Exception]:
-        """Decide what the callers of a batch ask; runs in the worker, whose thread is this engine's own."""
-        _BUSY.set(self)
+        """Decide for a batch of all callers; runs in this engine's worker thread."""
+        _JUDGING.set(self)
         sources = Sources(self.get_proxy, self.llm, self._memory, self.timeout or math.inf)
+        scores = score_requests(self.gate, requests, sources, self.rules)
         outcomes: list[Decision | Exception] = []
-        for request, score in zip(
-            requests, score_requests(self.gate, requests, sources, self.rules), strict=True
-        ):
+        for request, score in zip(requests, scores, strict=True):
             try:
-                outcomes.append(score if isinstance(score, Exception) else self._decision(request, score))
-            except ValueError as error:  # a user's gate may give signals that are no numbers
+                outcomes.append(score if isinstance(score, Exception) else self._to_decision(request, score))
+            except ValueError as error:  # a user's gate may return signals that are not numbers
                 outcomes.append(error)
         return outcomes
 
-    def _decision(self, request: Request, score: Score) -> Decision:
-        """Apply an override, or else the threshold: that of the request, of the score, or of the gate."""
+    def _to_decision(self, request: Request, score: Score) -> Decision:
+        """Apply the override if there is one, or else the threshold of the request, the score or the gate."""
         threshold = self.threshold if score.threshold is None else score.threshold
         retrieve, reason = score.p_known < threshold, score.reason
         if score.override is not None:

@@ -1,4 +1,4 @@
-"""From what a user gives, a name, a gate or an object of their own, to what decides."""
+"""Turns what a user passes, such as a name, a gate or an object, into a `Decider`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from rgate_integrations.models.base import Proxy
 
 OneCorpus: TypeAlias = CorpusProfile | str | Path
 Corpus: TypeAlias = OneCorpus | Iterable[OneCorpus] | Mapping[str, OneCorpus]
-"""A profile or its folder, several of them, or each by the name that decisions give the corpus."""
+"""A profile or its folder, several of them, or a mapping from the names that decisions use for them."""
 
 
 class GateOptions(RuleOptions, total=False):
-    """What adapters take beside a gate: rules, and what is searched; see `load_gate`.
+    """The options of adapters beside the gate: rules and corpora; see `load_gate`.
 
     Attributes:
-        corpus: Also True: the adapter makes the profile of the passages that it has at hand.
+        corpus: Also True: the adapter makes a profile of its own passages.
         prefer: See `CorpusGate`.
         when_uncovered: See `CorpusGate`.
         top: See `CorpusGate`.
@@ -64,42 +64,41 @@ def load_gate(
     corpus: Corpus | None = None,
     **parameters: Any,
 ) -> DecisionEngine:
-    """Return a gate that decides. No model is loaded until its first decision.
+    """Return a gate that decides. Its first decision loads the models.
 
     Args:
         name: A gate's name (see ``rgate gates``), with an argument after a colon where it takes one
             (``"constant:random:0.5"``); the name of a shipped gate; the folder or Hub id of a trained one; the URL
-            of a decision server (``rgate serve``); or a gate of your own. None is ``"default"``, the shipped
-            default gate.
+            of a decision server (``rgate serve``); or a `Gate`. None is ``"default"``, the shipped default gate.
         proxy: Catalogue name, folder or Hub id of the proxy model, or a `Proxy` object.
-        llm: Writes the drafts of gates with ``source="llm"``. If it has a name, its knowledge is judged.
+        llm: Writes the drafts of gates with ``source="llm"``. If it has a name, the gate judges its knowledge.
         on_error: What a failure does: ``"retrieve"`` or ``"raise"``; see `DecisionEngine`.
-        timeout: How long a decision may take, in seconds, before it retrieves; see `DecisionEngine`.
-        llm_name: Name of the LLM that answers, or folder of ``rgate ability``: what it knows is judged. It goes
-            before a name that is found, as of ``llm``; a gate that was tuned on an LLM goes before both.
+        timeout: Maximum time of a decision in seconds, after which it retrieves; see `DecisionEngine`.
+        llm_name: The LLM whose knowledge the gate judges: a name, or a folder of ``rgate ability``. Overrides a name
+            detected from ``llm``. A tuned gate ignores both.
         always: Rules for what always retrieves: examples ("questions like these"), patterns, and functions of the
             question and its metadata; one or several.
-        never: Rules for what never does.
-        corpus: What is searched, see `Corpus`: what it covers decides, too.
+        never: Rules for what never retrieves.
+        corpus: The corpora to search, see `Corpus`; what they cover counts, too.
         **parameters: Parameters of the gate, such as ``threshold``; with a corpus also those of `CorpusGate`.
 
     Raises:
         UnknownNameError: No gate has that name; the hint suggests the nearest.
         ProfileError: A profile cannot be read.
-        ConfigurationError: A parameter is unknown or out of its range, or the gate judges no LLM by its name.
+        ConfigurationError: A parameter is unknown or out of range, or the gate does not judge an LLM by its name.
         ModelLoadError: A trained gate or a measured ability cannot be read.
     """
-    own = CorpusGate.own_parameters if corpus is not None else ()
-    corpus_parameters = {each: parameters.pop(each) for each in own if each in parameters}
+    names = CorpusGate.own_parameters if corpus is not None else ()
+    corpus_parameters = {name: parameters.pop(name) for name in names if name in parameters}
     if isinstance(name, Gate):
         gate = name.replace(**parameters)
     else:
-        if isinstance(proxy, str):  # also for what reads it while it is made, such as gates of gates
+        if isinstance(proxy, str):  # a gate inside of the gate may read it at construction
             parameters["proxy"] = proxy
         gate = make_gate(DEFAULT_GATE if name is None else str(name), **parameters)
-    served = getattr(llm, "name", "")
-    if isinstance(served, str):
-        gate = gate.for_llm(served, "the model that drafts")
+    drafter = getattr(llm, "name", "")
+    if isinstance(drafter, str):  # an object of the user's may have any attribute of that name
+        gate = gate.for_llm(drafter, "the model that drafts")
     if llm_name:
         gate = set_llm(gate, llm_name)
     if corpus is not None:
@@ -109,100 +108,83 @@ def load_gate(
     )
 
 
-def read_profiles(corpus: Corpus) -> tuple[CorpusProfile, ...]:
-    """Return the profiles that ``corpus=`` stands for.
-
-    Raises:
-        ProfileError: One cannot be read.
-        ConfigurationError: It is something else.
-    """
-    if isinstance(corpus, CorpusProfile | str | Path) or not isinstance(corpus, Iterable):
-        corpus = [corpus]
-    named: list[tuple[str, Any]] = (
-        list(corpus.items()) if isinstance(corpus, Mapping) else [("", each) for each in corpus]
-    )
-    profiles = []
-    for name, given in named:
-        profile = CorpusProfile.load(given) if isinstance(given, str | Path) else given
-        if not isinstance(profile, CorpusProfile):
-            raise ConfigurationError(
-                f"A corpus must be a CorpusProfile or its folder, not {type(profile).__name__}.",
-                hint="CorpusProfile.from_texts(texts), or rgate profile",
-            )
-        profiles.append(replace(profile, name=name) if name else profile)
-    return tuple(profiles)
-
-
 def set_corpora(gate: Gate, corpus: Corpus, **parameters: Any) -> CorpusGate:
-    """Return a gate that also knows what corpora cover, in place of those that it knew.
+    """Return a gate that also knows what these corpora cover, instead of those that it knew.
 
     Raises:
         ProfileError: A profile cannot be read.
-        ConfigurationError: A parameter is out of its range, or two corpora have one name.
+        ConfigurationError: A parameter or the corpus is invalid, or two corpora have the same name.
     """
+    if isinstance(corpus, CorpusProfile | str | Path) or not isinstance(corpus, Iterable):
+        corpus = [corpus]
+    named = corpus.items() if isinstance(corpus, Mapping) else [("", item) for item in corpus]
+    profiles = []
+    for name, item in named:
+        profile: Any = CorpusProfile.load(item) if isinstance(item, str | Path) else item
+        if not isinstance(profile, CorpusProfile):
+            raise ConfigurationError(
+                f"A corpus must be a CorpusProfile or its folder, not {type(profile).__name__}.",
+                hint="Use CorpusProfile.from_texts(texts), or rgate profile.",
+            )
+        profiles.append(replace(profile, name=name) if name else profile)
     inner = gate.inner if isinstance(gate, CorpusGate) else gate
-    return CorpusGate.of({"inner": inner, "profiles": read_profiles(corpus), **parameters})
+    return CorpusGate.of({"inner": inner, "profiles": profiles, **parameters})
 
 
 def set_llm(gate: Gate, llm_name: str) -> Gate:
-    """Return a gate that judges what an LLM knows, or one that was fitted to an LLM as it is.
+    """Return a gate that judges what an LLM knows, or the gate itself if it was fitted to an LLM.
 
     Raises:
-        ConfigurationError: It judges no LLM by its name.
+        ConfigurationError: It does not judge an LLM by its name.
     """
     if not gate.judges_llm:
         raise ConfigurationError(
             f"The gate {gate.name!r} judges no LLM by its name, but llm_name={llm_name!r} was given.",
-            hint="Gates with heads do, such as the default one.",
+            hint="Use the default gate, or another one with heads.",
         )
     return gate.for_llm(llm_name)
 
 
 def resolve_gate(gate: Any = None, llm_name: str = "", **options: Unpack[GateOptions]) -> Decider:
-    """Return what an adapter's ``gate=`` argument and its further options stand for.
+    """Return the decider for an adapter's ``gate=`` argument and its further options.
 
     Args:
         gate: A gate, `load_gate`'s argument, an object with `decide_batch` and `adecide_batch`, or None.
         llm_name: The LLM whose knowledge is judged; see `load_gate`.
-        **options: Rules, and what is searched. ``corpus=True`` is left to the adapter.
+        **options: Rules and corpora. ``corpus=True`` is left to the adapter.
 
     Raises:
-        ConfigurationError: It is none of these, it judges no LLM by its name, or it cannot take an option.
+        ConfigurationError: The gate is none of these, or it cannot take an option.
         ProfileError: The profile of a corpus cannot be read.
         UnknownNameError: No gate has that name.
     """
-    decider = _resolve(gate, llm_name)
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    corpus = given.pop("corpus", None)
-    corpus_parameters = {name: given.pop(name) for name in CorpusGate.own_parameters if name in given}
-    if corpus_parameters and corpus is None:
-        raise ConfigurationError(
-            f"{min(corpus_parameters)}= needs a corpus.", hint="corpus=CorpusProfile.from_texts(texts)"
-        )
-    if corpus is not None and not isinstance(decider, DecisionEngine):
-        raise ConfigurationError(
-            f"{decider.name} takes no corpus.", hint="Choose among corpora in its own decide_batch."
-        )
-    if isinstance(decider, DecisionEngine) and not isinstance(corpus, bool | None):
-        decider = decider.with_options(gate=set_corpora(decider.gate, corpus, **corpus_parameters))
-    return decider.with_rules(**given)
-
-
-def _resolve(gate: Any, llm_name: str) -> Decider:
-    """Return what ``gate=`` stands for, about what the LLM of a name knows."""
     if gate is None or isinstance(gate, str | Gate):
-        return load_gate(gate, llm_name=llm_name)
-    if not isinstance(gate, GateLike):
+        gate = load_gate(gate, llm_name=llm_name)
+    elif not isinstance(gate, GateLike):
         raise ConfigurationError(
             f"A gate needs the methods decide_batch and adecide_batch; {type(gate).__name__} lacks one of them.",
             hint='Pass a name such as "ik", a folder, a Gate, or an object with both methods.',
         )
-    decider = gate if isinstance(gate, Decider) else OwnGate(gate)
-    if not llm_name:
-        return decider
-    if not isinstance(decider, DecisionEngine):
+    elif llm_name and isinstance(gate, DecisionEngine):
+        gate = gate.with_options(gate=set_llm(gate.gate, llm_name))
+    decider: Decider = gate if isinstance(gate, Decider) else OwnGate(gate)
+    rules: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    corpus = rules.pop("corpus", None)
+    parameters = {name: rules.pop(name) for name in CorpusGate.own_parameters if name in rules}
+    if parameters and corpus is None:
+        raise ConfigurationError(
+            f"{min(parameters)}= needs a corpus.", hint="Use corpus=CorpusProfile.from_texts(texts)."
+        )
+    if isinstance(decider, DecisionEngine):
+        if not isinstance(corpus, bool | None):
+            decider = decider.with_options(gate=set_corpora(decider.gate, corpus, **parameters))
+    elif corpus is not None:
+        raise ConfigurationError(
+            f"{decider.name} takes no corpus.", hint="Choose among corpora in its decide_batch."
+        )
+    elif llm_name:
         raise ConfigurationError(f"{decider.name} judges no LLM by its name.", hint="Omit llm_name=.")
-    return decider.with_options(gate=set_llm(decider.gate, llm_name))
+    return decider.with_rules(**rules)
 
 
 OWN = "own"
@@ -212,35 +194,30 @@ OWN = "own"
 def answer_first_gates(
     gate: Decider, question_gate: Decider | GateLike | str | None = OWN
 ) -> tuple[Decider, Decider | None]:
-    """Return what judges begun answers, and what takes the first look at questions.
+    """Return the gate that judges partial answers, and the gate that reads the question before.
 
     Args:
-        gate: What an adapter was given. If it reads the question alone, the gate for begun answers that belongs to
-            it judges.
-        question_gate: Takes the first look: a gate, or what `load_gate` takes; None for no first look; `OWN` for the
-            one that belongs to the gate, if there is one. Another gate would overrule a gate of the user's own.
+        gate: The adapter's gate. If it only reads questions, its gate for partial answers judges.
+        question_gate: A gate, or what `load_gate` takes; None to skip this step; `OWN` for the question gate that
+            belongs to the gate, if there is one.
 
     Raises:
-        ConfigurationError: The gate cannot see an answer, and no gate for begun answers belongs to it.
+        ConfigurationError: The gate cannot judge partial answers, and has no gate that can.
     """
     judge = gate.answer_gate()
     if judge is None:
         raise ConfigurationError(
-            f"The gate {gate.name!r} reads the question alone: it cannot judge an answer that was begun.",
-            hint="Leave the judging to the default gate, and let yours take the first look: "
-            "AnswerFirst(question_gate=...). A gate of your own that judges says reads_drafts = True.",
+            f"The gate {gate.name!r} only reads the question, so it cannot judge a partial answer.",
+            hint="Use it to read the question first, and let the default gate judge: AnswerFirst(question_gate=...). "
+            "A gate object that can judge answers declares reads_drafts = True.",
         )
     if question_gate is None:
         return judge, None
     if question_gate == OWN:
         return judge, gate.question_gate()
     question = resolve_gate(question_gate)
-    if (
-        isinstance(gate, DecisionEngine)
-        and isinstance(gate.gate, CorpusGate)
-        and isinstance(question, DecisionEngine)
-        and not question.corpora
-    ):
-        # What is covered decides there, too.
-        question = question.with_options(gate=gate.gate.around(question.gate))
+    corpora = gate.gate if isinstance(gate, DecisionEngine) else None
+    if isinstance(question, DecisionEngine) and isinstance(corpora, CorpusGate) and not question.corpora:
+        # The corpora of the gate count for the question, too.
+        question = question.with_options(gate=corpora.around(question.gate))
     return judge, question

@@ -1,4 +1,4 @@
-"""A gate of the user's own: any object with `decide_batch` and `adecide_batch`."""
+"""A gate of the user's: any object with `decide_batch` and `adecide_batch`."""
 
 from __future__ import annotations
 
@@ -16,25 +16,23 @@ from rgate_integrations.runtime.flow import Call, Flow
 class GateLike(Protocol):
     """A gate as adapters accept it. These two methods are enough.
 
-    What else it can do, it declares by attributes. ``reads_history = True``: it reads `Request.history`; without it,
-    a question that follows earlier turns retrieves. ``reads_drafts = True``: it reads `Request.draft`, so it can
-    judge an answer that was begun. ``corpora = ("docs", "hr")``: its decisions say which of these to search.
-    ``on_error = "raise"``: its failures are raised; without it they retrieve.
+    Attributes declare what else it can do:
+
+    - ``reads_history = True``: it reads `Request.history`. Otherwise a question that follows earlier turns retrieves.
+    - ``reads_drafts = True``: it reads `Request.draft`, so it can judge a partial answer.
+    - ``corpora = ("docs", "hr")``: its decisions say which of these to search.
+    - ``on_error = "raise"``: its failures are raised. Otherwise they retrieve.
     """
 
     def decide_batch(self, requests: Sequence[Request], /) -> list[Decision]:
         """Return a decision for each request, in order."""
 
     def adecide_batch(self, requests: Sequence[Request], /) -> Awaitable[list[Decision]]:
-        """Return the same, to be awaited."""
+        """Return the same as an awaitable."""
 
 
 class OwnGate(Decider):
-    """Decides with a gate of the user's own.
-
-    Args:
-        gate: The object.
-    """
+    """Decides with a `GateLike` object of the user's, whose attributes are read on every call: they may change."""
 
     def __init__(self, gate: Any) -> None:
         self.gate = gate
@@ -43,60 +41,59 @@ class OwnGate(Decider):
         return f"OwnGate({self.gate!r})"
 
     @property
-    def on_error(self) -> OnError:  # type: ignore[override]  # read where it is, since it may change
-        """What its failures do; they retrieve unless it says ``"raise"``."""
+    def on_error(self) -> OnError:  # type: ignore[override]  # read-only here
+        """What a failure does; it retrieves unless the object says ``"raise"``."""
         return "raise" if getattr(self.gate, "on_error", "retrieve") == "raise" else "retrieve"
 
     @property
     def name(self) -> str:
-        """Name of its class."""
+        """Name of the object's class."""
         return type(self.gate).__name__
 
     @property
     def threshold(self) -> float:
-        """Its threshold, if it has one."""
-        given = getattr(self.gate, "threshold", None)
-        with suppress(ConfigurationError):  # what is called so may be anything
-            return valid_threshold(given)
+        """The object's threshold, or 0.5 if it has none."""
+        with suppress(ConfigurationError):  # an attribute of that name may be anything
+            return valid_threshold(getattr(self.gate, "threshold", None))
         return 0.5
 
     @property
     def reads_history(self) -> bool:
-        """Whether it says that it reads the turns before a question."""
+        """Whether the object declares that it reads the turns before a question."""
         return bool(getattr(self.gate, "reads_history", False))
 
     @property
     def corpora(self) -> tuple[str, ...]:
-        """Names of corpora that it says it chooses among."""
+        """The corpora that the object declares."""
         return tuple(getattr(self.gate, "corpora", ()))
 
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
-        """Ask it for all decisions at once; a threshold that it did not apply is applied here."""
+        """Ask the object for all decisions at once; a threshold that it ignored is applied here."""
         decisions = yield Call(self.gate.decide_batch, self.gate.adecide_batch, list(requests))
-        if len(decisions) != len(requests):  # said where the gate is asked
+        if len(decisions) != len(requests):  # `Decider.flow` reports it
             return list(decisions)
-        return [self._check(*each) for each in zip(requests, decisions, strict=True)]
+        return [self._check(*pair) for pair in zip(requests, decisions, strict=True)]
 
     def _check(self, request: Request, decision: Any) -> Decision | Exception:
         if not isinstance(decision, Decision):
             return ConfigurationError(
-                f"The gate {self.name!r} returned {type(decision).__name__} and no Decision."
+                f"The gate {self.name!r} returned {type(decision).__name__}, not a Decision."
             )
-        overridden = decision.override is not None and decision.override.retrieve
-        if not decision.retrieve and (overridden or decision.error is not None):
+        must_retrieve = decision.error is not None or (decision.override and decision.override.retrieve)
+        if must_retrieve and not decision.retrieve:
             return ConfigurationError(
-                f"The gate {self.name!r} does not retrieve, and its decision has an error or an override that does."
+                f"A decision of {self.name!r} does not retrieve, although its error or its override does."
             )
-        if request.threshold is None or request.threshold == decision.threshold:
+        if request.threshold in (None, decision.threshold):
             return decision
         return decision.with_threshold(request.threshold)
 
     def answer_gate(self) -> Decider | None:
-        """Return this gate, if it says that it reads drafts."""
+        """Return this gate if the object declares that it reads drafts."""
         return self if getattr(self.gate, "reads_drafts", False) else None
 
     def question_gate(self) -> Decider | None:
-        """Return None: no other gate overrules one of the user's own."""
+        """Return None: no other gate overrules the user's."""
         return None
 
     def decides_like(self, other: Decider) -> bool:

@@ -1,4 +1,4 @@
-"""How a batch of questions is scored: by the user's rules, and by a gate; of requests that are too long, a part."""
+"""Scores a batch of requests: by the user's rules, then by a gate; of very long requests only a part is read."""
 
 from __future__ import annotations
 
@@ -17,69 +17,71 @@ from rgate_integrations.runtime.letters import detect_encoding, plain_text
 from rgate_integrations.runtime.segments import BLANK_LINE, QUESTION_MARKS, segments
 
 MAX_REQUEST_TOKENS = 2_048
-"""A request is read whole up to this length; of longer ones the beginning, the end, and what asks between them."""
+"""Maximum length of a request that is read completely."""
 MIN_P_KNOWN_IF_TRUNCATED = 0.9
-"""A request that was not read whole retrieves below this P(known), and always if what may ask was left out."""
-_MOST_CHARACTERS = 200_000  # of the middle of a request that are looked through for what asks
-_AT_EACH_END, _BETWEEN = 0.45, 0.1  # shares of the tokens that are read of a longer request
+"""A truncated request retrieves below this P(known), because what was left out may ask for more."""
+# Shares of a truncated request that its beginning, its end (0.45 each) and the sentences between them may take.
+# People put their question at either end of a pasted text.
+_END_SHARE, _MIDDLE_SHARE = 0.45, 0.1
+_MAX_MIDDLE_CHARACTERS = (
+    200_000  # that are searched for questions: splitting a book into sentences takes seconds
+)
+# How sentences begin that ask for something. They are only read, not judged, by this.
 _ASKS = re.compile(
     r"(?:who|whom|whose|what|when|where|which|why|how|is|are|was|were|do|does|did|can|could|has|have|had|will|would"
     r"|tell|name|give|list|find|explain|describe|define|write|draft|make|create|turn|summari[sz]e|translate|rewrite"
     r"|show|check|compare|book|send|please|i want|i need)\b",
     re.IGNORECASE,
 )
-"""How sentences begin that ask. It only picks what is read; what is read decides."""
 
 
 def score_requests(
     gate: Gate, requests: Sequence[Request], sources: Sources, rules: Rules
 ) -> list[Score | Exception]:
-    """Score a batch; returns a score for each request, in order, or why there is none.
-
-    Rules that read nothing go first, patterns and functions; then examples. The gate is asked about the rest.
-    """
-    began = time.perf_counter()
+    """Return a score or an error for each request of a batch, in order."""
+    start = time.perf_counter()
     verdict = ScoreSpec(gate)
     likeness = rules.likeness_for(gate)
     planned = expand_specs((*likeness, verdict))
     reads_model = any(spec.reads_model for spec in planned)
-    evidence = []
     resolved = resolve_turns(gate, requests, sources) if gate.reads_history else requests
+    evidence = []
+    # The cheapest rules decide first: patterns and functions, then examples, then the gate.
     for request, whole in zip(requests, resolved, strict=True):
-        ruled = rules.match(request)
-        each = Evidence(request)
-        if ruled is not None:
-            each.pieces[verdict] = Piece(ruled)
+        ruling = rules.match(request)
+        item = Evidence(request)
+        if ruling is not None:
+            item.pieces[verdict] = Piece(ruling)
         elif isinstance(whole, Exception):
-            each.pieces[verdict] = whole
+            item.pieces[verdict] = whole
         elif reads_model:
-            each = read_request(whole, sources)
-        evidence.append(each)
+            item = read_request(whole, sources)
+        evidence.append(item)
     context = Context(evidence, sources, planned)
     for spec in likeness:
         undecided = context.without(verdict)
-        for each, alike in zip(undecided.evidence, undecided.find(spec), strict=True):
-            if isinstance(alike, Exception):
-                each.pieces[verdict] = alike
-            elif alike.value is not None:
-                each.pieces[verdict] = Piece(alike.value)
+        for item, match in zip(undecided.evidence, undecided.find(spec), strict=True):
+            if isinstance(match, Exception):
+                item.pieces[verdict] = match
+            elif match.value is not None:
+                item.pieces[verdict] = Piece(match.value)
     context.find(verdict)
     if len(gate.corpora) > 1:
         _add_corpora(verdict, context)
-    pieces = context.find(verdict)
-    milliseconds = (time.perf_counter() - began) * 1e3 / len(requests)
+    milliseconds = (time.perf_counter() - start) * 1e3 / len(requests)
     scores: list[Score | Exception] = []
-    for request, each, piece in zip(requests, evidence, pieces, strict=True):
+    for request, item in zip(requests, evidence, strict=True):
+        piece = item.pieces[verdict]
         if isinstance(piece, Exception):
             scores.append(piece)
             continue
-        score = replace(piece.value, cost=each.cost + Cost(milliseconds=milliseconds))
-        if each.truncated:
-            warning = f"Of {len(request.question):,} characters {len(each.question):,} were read."
+        score: Score = replace(piece.value, cost=item.cost + Cost(milliseconds=milliseconds))
+        if item.truncated:
+            warning = f"Of {len(request.question):,} characters {len(item.question):,} were read."
             score = replace(score, warnings=(warning, *score.warnings))
-            if each.leaves_out or score.p_known < MIN_P_KNOWN_IF_TRUNCATED:
-                score = score.overridden("Too long to be read whole, and not clearly needless.")
-        encoding = detect_encoding(each.question) if reads_model else ""
+            if item.leaves_out or score.p_known < MIN_P_KNOWN_IF_TRUNCATED:
+                score = score.overridden("Too long to be read completely, so it may ask for more.")
+        encoding = detect_encoding(item.question) if reads_model else ""
         if encoding:
             score = score.overridden(f"Written in {encoding}, which the gate does not read.")
         scores.append(score)
@@ -87,55 +89,53 @@ def score_requests(
 
 
 def _add_corpora(verdict: ScoreSpec, context: Context) -> None:
-    """Let the gate say where to search for what a rule retrieves: the rule says only whether."""
-    ruled = []
-    for each in context.evidence:
-        score = getattr(each.pieces[verdict], "value", None)
-        if score is not None and not score.corpora and score.override is not None and score.override.retrieve:
-            ruled.append(each)
-    asked = [Evidence(each.request) for each in ruled]
-    for each, evidence, piece in zip(ruled, asked, context.part(asked).find(verdict), strict=True):
+    """Ask the gate where to search for what a rule retrieves; the rule only says whether to search."""
+    for item in context.evidence:
+        score = getattr(item.pieces[verdict], "value", None)
+        if score is None or score.corpora or score.override is None or not score.override.retrieve:
+            continue
+        asked = Evidence(item.request)
+        (piece,) = context.part([asked]).find(verdict)
         if isinstance(piece, Piece):
-            score = replace(each[verdict], p_covered=piece.value.p_covered, corpora=piece.value.corpora)
-            each.pieces[verdict] = Piece(score, evidence.cost)
+            score = replace(score, p_covered=piece.value.p_covered, corpora=piece.value.corpora)
+            item.pieces[verdict] = Piece(score, asked.cost)
 
 
 def read_request(request: Request, sources: Sources) -> Evidence:
-    """Return a request as a model reads it: in plain letters, and of a very long one only a part.
+    """Return a request as a model reads it: in plain letters and, if very long, truncated.
 
-    That is the beginning, the end and what asks between them.
+    The beginning, the end, and the sentences between them that ask for something are kept.
     """
     question, original = plain_text(request.question), ""
     if question != request.question:
         request, original = replace(request, question=question), request.question
     if len(question.encode()) <= MAX_REQUEST_TOKENS:  # a token has at least one byte
         return Evidence(request, original=original)
-    readable = question[: 8 * MAX_REQUEST_TOKENS]  # so many tokens rarely have more characters
-    # Without a model nothing counts its tokens; the evidence that needs one will fail for that reason.
+    head = question[: 8 * MAX_REQUEST_TOKENS]  # a token rarely has more than 8 characters
+    # Counting tokens needs a model. If there is none, the gate's evidence fails for that reason.
     with suppress(Exception):
-        readable = sources.proxy("").truncate(readable, MAX_REQUEST_TOKENS) or readable
-    if len(readable) == len(question):
+        head = sources.proxy("").truncate(head, MAX_REQUEST_TOKENS) or head
+    if len(head) == len(question):
         return Evidence(request, original=original)
-    at_end, left = int(_AT_EACH_END * len(readable)), int(_BETWEEN * len(readable))
-    between = question[at_end:-at_end]
-    asking = _asking(between[:_MOST_CHARACTERS])
-    parts = [question[:at_end]]
+    end, room = int(_END_SHARE * len(head)), int(_MIDDLE_SHARE * len(head))
+    middle = question[end:-end]
+    asking = _asking_sentences(middle[:_MAX_MIDDLE_CHARACTERS])
+    parts = [question[:end]]
     for sentence in asking:
-        if len(sentence) <= left:
+        if len(sentence) <= room:
             parts.append(sentence)
-            left -= len(sentence)
-    leaves_out = len(between) > _MOST_CHARACTERS or len(parts) <= len(asking)
-    parts.append(question[-at_end:])
-    shortened = replace(request, question="\n".join(parts))
-    return Evidence(shortened, truncated=True, leaves_out=leaves_out, original=original)
+            room -= len(sentence)
+    leaves_out = len(middle) > _MAX_MIDDLE_CHARACTERS or len(parts) <= len(asking)
+    truncated = replace(request, question="\n".join([*parts, question[-end:]]))
+    return Evidence(truncated, truncated=True, leaves_out=leaves_out, original=original)
 
 
-def _asking(text: str) -> list[str]:
-    """Return the sentences of a text that may ask for something: by their words, or as each stands by itself."""
-    found = []
+def _asking_sentences(text: str) -> list[str]:
+    """Return the sentences that may ask for something: by their words, or because they are a paragraph."""
+    asking = []
     for paragraph in BLANK_LINE.split(text):
         sentences = segments(paragraph)
         for sentence in sentences:
             if len(sentences) == 1 or sentence.endswith(QUESTION_MARKS) or _ASKS.match(sentence):
-                found.append(sentence)
-    return found
+                asking.append(sentence)
+    return asking

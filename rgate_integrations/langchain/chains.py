@@ -93,7 +93,7 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
 
     def flow(self, runs: list[Run]) -> Flow[list[dict[str, Any] | Exception]]:
         """Read a batch; the follow-ups among its questions are condensed as one batch."""
-        calls = [GateCall.read(each, self.input_key) for each in runs]
+        calls = [GateCall.read(single, self.input_key) for single in runs]
         yield from condense_follow_ups(self.condense, calls)
         for call in calls:
             if call.result is None:

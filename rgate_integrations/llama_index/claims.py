@@ -122,5 +122,7 @@ def _plan_queries(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: Quer
         decision = yield from part.decider.decide(bundle)
     judge = part.decider.gate if part.filter_claims else None
     # The plan of a known question would be empty, but here there is always a search.
-    (plan,) = yield from plan_queries_flow([decision.turned(True)], gate=judge, max_queries=part.max_queries)
+    (plan,) = yield from plan_queries_flow(
+        [decision.with_retrieve(True)], gate=judge, max_queries=part.max_queries
+    )
     return plan.texts

@@ -1,4 +1,4 @@
-"""How much an LLM knows, measured: closed-book answers to the anchor questions that ship with the package."""
+"""Measures how much an LLM knows by its closed-book answers to the anchor questions that ship with the package."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from rgate_integrations.tuning.collection import Answers, Progress, answers_file
 from rgate_integrations.tuning.fitting import ridge_logistic
 from rgate_integrations.tuning.questions import Question
 
-LEAST_ANSWERS = 20
-"""With fewer answers nothing is measured."""
+MIN_ANSWERS = 20
+"""Minimum number of answers for an estimate."""
 
-_LEAST_SD = 0.5  # of the prior: the copy on a server may be quantised, or tuned further
+_MIN_SD = 0.5  # of the prior: a copy on a server may be quantised or fine-tuned
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class AbilityEstimate:
 
     Attributes:
         ability: The ability.
-        prior: What was known of it before.
-        failed: How many calls failed; the same call asks them again.
-        folder: Where the ability is: ``llm_name=`` takes it.
+        prior: The ability that the name of the LLM suggests.
+        failed: Number of failed calls; the same `measure_ability` call repeats them.
+        folder: Folder with the ability, for ``llm_name=``.
     """
 
     ability: Ability
@@ -48,7 +48,7 @@ class AbilityEstimate:
 
 
 def read_anchors() -> list[Question]:
-    """Return the anchor questions of the package, of all kinds in turn. They are CC0, and of no benchmark.
+    """Return the anchor questions of the package, which are CC0 and from no benchmark; the kinds alternate.
 
     The ``dataset`` of each is its kind: ``"well-known"``, ``"middling"``, ``"obscure"`` or ``"multi-step"``.
     """
@@ -59,23 +59,22 @@ def read_anchors() -> list[Question]:
 def measure_ability(
     arm: Arm, out: str | Path, *, concurrency: int = 4, progress: Progress = no_progress
 ) -> AbilityEstimate:
-    """Ask an LLM the anchor questions without passages, and estimate its ability from which answers are right.
+    """Ask an LLM the anchor questions without passages, and estimate its ability from the right answers.
 
-    Answers are kept as they come, in ``out`` with ``.answers.jsonl`` behind it. Run again after a kill, it goes on:
-    no call that was answered is made again. An answer is right if it contains a gold answer, word by word. The
-    estimate is the likeliest ability (maximum a posteriori): the prior is what the name says, and the difficulty of a
-    question what the default gate says.
+    Each answer is written at once, to ``out`` plus ``.answers.jsonl``. Run again after a kill, it resumes, and
+    repeats no call that was answered. An answer is right if it contains a gold answer, word by word. The estimate
+    is the maximum a posteriori: the LLM's name gives the prior, and the default gate the difficulty of each question.
 
     Args:
-        arm: What answers, such as `rgate_integrations.tuning.arms.ModelArm`; its name gives the prior.
-        out: Folder for the ability; one that was measured before is replaced.
+        arm: The answering arm, such as `rgate_integrations.tuning.arms.ModelArm`; its name gives the prior.
+        out: Folder for the ability; an earlier ability is replaced.
         concurrency: Calls at a time.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: ``out`` is something else than a measured ability, or the answers are from elsewhere.
+        ConfigurationError: ``out`` holds something other than an ability, or earlier answers are of another LLM.
         DataFormatError: Too few questions were answered.
-        ServerError: The LLM could not be asked.
+        ServerError: The LLM could not be reached.
         NoAnswerError: Its answers were cut off while it thought.
         LockedError: Another process is measuring there.
     """
@@ -86,65 +85,65 @@ def measure_ability(
     with locked(answers_path):
         answers = Answers(answers_path, {"direct": arm})
         failed = answers.ask(read_anchors(), concurrency=concurrency, progress=progress)
-        answered = answers.complete()
-        if len(answered) < LEAST_ANSWERS:
+        complete = answers.complete()
+        if len(complete) < MIN_ANSWERS:
             raise DataFormatError(
-                f"{len(answered)} of {len(answered) + failed} questions were answered; {LEAST_ANSWERS} are needed.",
-                hint="Run the same again: only what failed is asked.",
+                f"{len(complete)} of {len(complete) + failed} questions were answered; {MIN_ANSWERS} are needed.",
+                hint="Run the same again: it repeats only the calls that failed.",
             )
-        right = np.array([is_correct(each.direct.text, each.question.gold) for each in answered])
-        easiness, slope = anchor_logits(load_gate(), [each.question.text for each in answered])
+        right = np.array([is_correct(answered.direct.text, answered.question.gold) for answered in complete])
+        easiness, slope = anchor_logits(load_gate(), [answered.question.text for answered in complete])
         asks_fact = ~np.isnan(easiness)
         prior, _ = resolve_ability(arm.name)
-        prior = replace(prior, llm=arm.name, sd=max(prior.sd, _LEAST_SD))
-        thinking = describe_thinking(arm, [each.direct for each in answered])
+        prior = replace(prior, llm=arm.name, sd=max(prior.sd, _MIN_SD))
+        thinking = describe_thinking(arm, [answered.direct for answered in complete])
         ability = replace(
             estimate_ability(prior, easiness[asks_fact], slope, right[asks_fact].astype(np.float64)),
-            source=f"measured: {sum(right)} of {len(answered)} anchor questions answered rightly{thinking}",
+            source=f"measured: {sum(right)} of {len(complete)} anchor questions answered rightly{thinking}",
         )
         return AbilityEstimate(ability, prior, failed, save_measured(ability, folder))
 
 
 def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float64Array, float]:
-    """Return how the default gate's P(known) of questions depends on the ability of the LLM.
+    """Return how a gate's P(known) of questions depends on the ability of the LLM.
 
     Args:
         gate: A gate with heads, such as the default one.
         questions: The questions.
 
     Returns:
-        The logit that an LLM of ability 0 knows the answer, shape (n,), NaN of what asks for no fact, and how much
-        it grows with each unit.
+        The logit that an LLM of ability 0 knows the answer, shape (n,), NaN for a request that asks for no fact, and
+        its slope: the increase per unit of ability.
 
     Raises:
         RGateError: The gate could not judge a question.
     """
-    at = []
+    rows = []
     for theta in (0.0, 1.0):
-        ability = Ability("", theta, 0.0, "")
-        certain = gate.with_options(ability=ability, margin=ALWAYS_READ, on_error="raise")
+        certain = gate.with_options(ability=Ability("", theta, 0.0, ""), margin=ALWAYS_READ, on_error="raise")
         decisions = certain.decide_batch(questions)
-        known = [decision.signals.get("known", math.nan) for decision in decisions]
-        at.append(logits(np.array(known)))
-    # The slope is the same for all, but where a probability is nearly 0 or 1.
-    return at[0], float(np.nanmedian(at[1] - at[0]))
+        rows.append([decision.signals.get("known", math.nan) for decision in decisions])
+    at_zero, at_one = logits(np.array(rows))
+    # The median, since the clipping of probabilities near 0 or 1 changes single slopes.
+    return at_zero, float(np.nanmedian(at_one - at_zero))
 
 
 def estimate_ability(prior: Ability, easiness: Float64Array, slope: float, right: Float64Array) -> Ability:
-    """Return the likeliest ability of an LLM by its answers, and how unsure it is (Laplace's approximation).
+    """Return the most likely ability given the answers, and its standard deviation (Laplace's approximation).
 
     The model is P(right) = sigmoid(easiness + slope * theta), with theta ~ N(prior.theta, prior.sd).
 
     Args:
-        prior: What is known before; its ``sd`` is above 0.
+        prior: The prior; its ``sd`` is above 0.
         easiness: The logit that an LLM of ability 0 is right, shape (n,).
-        slope: How much the logit grows with each unit of ability, above 0.
+        slope: Increase of the logit per unit of ability, above 0.
         right: Whether each answer is right, shape (n,).
     """
     precision = prior.sd**-2
-    at_prior = easiness + slope * prior.theta
-    (moved,) = ridge_logistic(np.full((len(right), 1), slope), right, [precision], at_prior)
-    theta = prior.theta + float(moved)
+    (shift,) = ridge_logistic(
+        np.full((len(right), 1), slope), right, [precision], easiness + slope * prior.theta
+    )
+    theta = prior.theta + float(shift)
     p = sigmoids(easiness + slope * theta)
     curvature = slope**2 * float((p * (1 - p)).sum()) + precision
     return Ability(prior.llm, theta, curvature**-0.5, prior.source)

@@ -1,8 +1,9 @@
-"""What answers questions: a model without or with passages, or an object of the application."""
+"""Arms: a model without or with passages, or an object of the application, that answers questions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -25,23 +26,23 @@ SAMPLE = "sample"
 """The first word of the names of arms that sample."""
 
 _METHODS = ("invoke", "query", "complete")  # LangChain's runnables, LlamaIndex's query engines and LLMs
-_TEXTS = ("answer", "result", "output", "text", "response", "content")
+_TEXT_FIELDS = ("answer", "result", "output", "text", "response", "content")
 
 
 @dataclass(frozen=True)
 class ModelArm:
-    """A model, local or on a server, with passages from an index if there is one.
+    """A model, local or on a server, that answers without passages or with those of an index.
 
-    ``batch`` is how many questions it takes at once. ``facts`` are JSON values that decide its answers: a run with
-    others does not continue an earlier one. Where a server listens is not among them: the same model may move.
+    ``batch`` is how many questions it takes at a time. ``facts`` are the JSON values on which its answers depend: a
+    run with other facts does not continue an earlier one. The address of a server is not a fact: it may move.
 
     Attributes:
-        llm: Answers.
-        index: Finds passages; None answers without. Where it finds none the answer is without, too.
-        k: Passages a question.
+        llm: The answering LLM.
+        index: Searched for passages; None answers closed book, as does a search without hits.
+        k: Passages per question.
         tokens: Maximum length of an answer.
-        seed: Answers are sampled with it, at `TEMPERATURE`; None for the likeliest answer.
-        prompt: What the model is asked without passages; it has the field ``question``.
+        seed: Seed of answers sampled at `TEMPERATURE`; None for the most likely answer.
+        prompt: Prompt without passages; it has the field ``question``.
     """
 
     llm: LanguageModel
@@ -58,19 +59,19 @@ class ModelArm:
 
     @property
     def batch(self) -> int:
-        """A server makes its own batches."""
+        """Questions per call: 1 for a server, which makes its own batches."""
         return 1 if self.llm.is_remote else 16
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Model, prompt and lengths."""
+        """Model, prompt and lengths, as JSON values."""
         facts: dict[str, Any] = {
             "llm": self.llm.name,
             "weights": self.llm.fingerprint,
             "prompt": self.prompt.hash,
             "tokens": self.tokens,
+            **self.llm.options.facts,
         }
-        facts |= self.llm.options.facts
         if self.index is not None:
             facts |= {"k": self.k, "prompt": ANSWER_WITH_PASSAGES.hash, "index": describe_index(self.index)}
         if self.seed is not None:
@@ -78,29 +79,26 @@ class ModelArm:
         return facts
 
     def answer(self, questions: Sequence[Question]) -> list[Draft]:
-        """Search, if there is an index, and answer."""
-        values = [{"question": question.text} for question in questions]
+        """Answer questions, after a search if there is an index."""
+        texts = [question.text for question in questions]
         if self.seed is not None:
-            drawn = self.llm.sample(
+            values = [{"question": text} for text in texts]
+            samples = self.llm.sample(
                 self.prompt, values, n=1, tokens=self.tokens, temperature=TEMPERATURE, seed=self.seed
             )
-            return [drafts[0] for drafts in drawn]
-        if self.index is None:
-            return self.llm.generate(self.prompt, values, tokens=self.tokens)
-        texts = [question.text for question in questions]
-        passages = []
-        for hits in self.index.search(texts, self.k):
-            passages.append([hit.passage for hit in hits])
+            return [drafts[0] for drafts in samples]
+        rankings = [[] for _ in texts] if self.index is None else self.index.search(texts, self.k)
+        passages = [[hit.passage for hit in hits] for hits in rankings]
         return write_answers(self.llm, texts, passages, tokens=self.tokens, prompt=self.prompt)
 
 
 @dataclass(frozen=True)
 class ObjectArm:
-    """An object of an application: it is given the question, and what it returns is read. See `ModelArm`.
+    """A callable of the application that takes one question; `read_answer` reads what it returns.
 
     Attributes:
         call: Answers one question.
-        name: What is called.
+        name: Name of the object, for records and errors.
     """
 
     call: Callable[[str], Any]
@@ -109,28 +107,28 @@ class ObjectArm:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Its name, which is all that is known of it."""
+        """The name: nothing else is known about the object."""
         return {"object": self.name}
 
     def answer(self, questions: Sequence[Question]) -> list[Draft]:
-        """Ask one question after the other."""
+        """Answer questions one by one."""
         return [read_answer(self.call(question.text)) for question in questions]
 
 
 Arm: TypeAlias = ModelArm | ObjectArm
-"""Answers questions."""
+"""One of the ways to answer; ``batch``, ``facts`` and ``answer`` are as of `ModelArm`."""
 
 
-def as_arm(source: Any, what: str) -> Arm:
-    """Return what answers as an arm.
+def as_arm(source: Any, argument: str) -> Arm:
+    """Return an arm that answers with a model or an object of the application.
 
     Args:
         source: An `Arm`; a `LanguageModel`; a LangChain runnable that takes the question; a
             LlamaIndex query engine or LLM; or a callable from question to answer.
-        what: Name of the argument, for the error.
+        argument: Name of the argument, for the error.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: ``source`` is none of these.
     """
     if isinstance(source, LanguageModel):
         return ModelArm(source)
@@ -140,66 +138,55 @@ def as_arm(source: Any, what: str) -> Arm:
     call = next(filter(callable, [*methods, source]), None)
     if call is None:
         raise ConfigurationError(
-            f"{what}= cannot answer questions: it is a {type(source).__name__}.",
-            hint="Give a LangChain runnable, a LlamaIndex query engine, a proxy, or a function of the question.",
+            f"{argument}= cannot answer questions: it is a {type(source).__name__}.",
+            hint="Pass a LangChain runnable, a LlamaIndex query engine, a model, or a function of the question.",
         )
     name = str(getattr(source, "model_name", "") or getattr(source, "__name__", "") or type(source).__name__)
     return ObjectArm(call, name)
 
 
 def sampling_arms(direct: Arm, n: int, seed: int = 0) -> dict[str, Arm]:
-    """Return arms that sample answers without retrieval, one answer a question each, by their names.
+    """Return arms that each sample one answer per question without retrieval, by name.
 
     Args:
         direct: The arm that answers without retrieval.
-        n: How many.
-        seed: Another one draws other answers.
+        n: Number of arms.
+        seed: Seed; a different one draws different answers.
 
     Raises:
-        ConfigurationError: ``direct`` is an object of the application, which only the application can make sample.
+        ConfigurationError: ``direct`` is an object of the application: only a model can be asked to sample.
     """
-    arms: dict[str, Arm] = {}
-    for number in range(n):
-        if not isinstance(direct, ModelArm):
-            raise ConfigurationError(
-                "num_samples= needs an LLM that answers at random, and direct= is an object of yours.",
-                hint="Give a model, such as ServedProxy(URL, MODEL).",
-            )
-        arms[f"{SAMPLE} {number + 1}"] = replace(direct, index=None, seed=seed * n + number)
-    return arms
+    if n == 0:
+        return {}
+    if not isinstance(direct, ModelArm):
+        raise ConfigurationError(
+            "num_samples= needs a model, and direct= is an object whose temperature cannot be set.",
+            hint="Pass a model as direct=, such as ServedProxy(URL, MODEL).",
+        )
+    return {f"{SAMPLE} {i + 1}": replace(direct, index=None, seed=seed * n + i) for i in range(n)}
 
 
 def read_answer(answer: Any) -> Draft:
-    """Return what an application's object gave as an answer, with OpenAI's log-probabilities if they are with it.
+    """Return the answer of an application's object as a draft, with its log-probabilities if there are any.
 
     Raises:
-        EvidenceError: There is no text in it.
+        EvidenceError: ``answer`` has no text.
     """
     if isinstance(answer, Draft):
         return answer
-    reply = _find_reply(answer)
-    if reply is None:
-        raise EvidenceError(f"An answer of type {type(answer).__name__} has no text.")
-    return Draft(text=reply.strip(), source="llm") if isinstance(reply, str) else read_message(reply)
-
-
-def _find_reply(answer: Any) -> Any:
-    """Return the text of an answer, or the message of a chat model, wherever frameworks put it; None without any."""
-    if (
-        answer is None
-        or isinstance(answer, str)
-        or isinstance(get_field(answer, "response_metadata"), Mapping)
-    ):
-        return answer
-    for name in _TEXTS:
-        reply = _find_reply(get_field(answer, name))
-        if reply is not None:
-            return reply
-    return None
+    if isinstance(answer, str):
+        return Draft(text=answer.strip(), source="llm")
+    if isinstance(get_field(answer, "response_metadata"), Mapping):  # a message of LangChain
+        return read_message(answer)
+    for name in _TEXT_FIELDS if answer is not None else ():
+        # A field of that name may hold something else, such as a number or a method.
+        with suppress(EvidenceError):
+            return read_answer(get_field(answer, name))
+    raise EvidenceError(f"An answer of type {type(answer).__name__} has no text.")
 
 
 def describe_thinking(arm: Arm, drafts: Sequence[Draft]) -> str:
-    """Return how much an LLM thought before its answers, to stand behind its name; empty where it is as ever."""
+    """Return a suffix for the name of an LLM: how much it thought; empty if it thinks as it does by default."""
     tokens = [draft.thinking_tokens for draft in drafts]
     if any(tokens):
         return f", thinking first ({np.median(tokens):.0f} tokens)"

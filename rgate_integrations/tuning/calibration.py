@@ -1,6 +1,6 @@
 """Thresholds with a guarantee: policies that choose one on held-out questions, and the calibration of a gate.
 
-The guarantee of `Budget` and of `MaxLoss` holds with the given confidence over the draw of the calibration
+The guarantee of `Budget` and of `MaxLoss` holds with the stated confidence over the draw of the calibration
 questions, for new questions from the same source. Both test the thresholds in a fixed order and stop at the first
 that fails (fixed sequence testing), which needs no correction for the number of thresholds: Angelopoulos et al. 2021,
 "Learn then Test", proposition 3 and section 2.3.
@@ -21,7 +21,7 @@ from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import ConfigurationError, DataFormatError, missing_dependency
 from rgate_integrations.gates.calibrated import CalibratedGate
 from rgate_integrations.gates.evidence.base import expand_specs
-from rgate_integrations.gates.probability import Method, ProbabilityMap, logits, sigmoids
+from rgate_integrations.gates.probability import ProbabilityMap, logits, sigmoids
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array
 from rgate_integrations.tuning.collection import Progress, no_progress
 from rgate_integrations.tuning.evaluation import expected_calibration_error, judge
@@ -31,10 +31,10 @@ ALWAYS = 1.01
 """A threshold above every probability: always retrieve."""
 
 LEAST = 20
-"""With fewer labelled questions no threshold is chosen."""
+"""Minimum number of labelled questions to choose a threshold on."""
 
 GRID = np.unique(np.concatenate([np.linspace(0, 1, 401), sigmoids(np.linspace(-12, 12, 97))]))
-"""The thresholds that are tried, in ascending order. Fixed sequence testing requires that no data are seen first."""
+"""The candidate thresholds, in ascending order. Fixed sequence testing requires that they do not depend on data."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class ThresholdChoice:
 
     Attributes:
         threshold: Retrieve iff p_known is below it.
-        guarantee: One sentence: what is guaranteed, or why nothing can be.
-        guaranteed: Whether it is.
-        facts: Numbers behind it, as JSON values.
+        guarantee: What is guaranteed, or why nothing can be, in a sentence.
+        guaranteed: Whether anything is guaranteed.
+        facts: The numbers behind the choice, as JSON values.
     """
 
     threshold: float
@@ -62,8 +62,8 @@ class Budget:
     confidence bound (Clopper and Pearson 1934) of the rate stays within the budget.
 
     Attributes:
-        rate: The greatest retrieval rate, in [0, 1].
-        confidence: Of the guarantee, in (0, 1).
+        rate: Maximum retrieval rate, in [0, 1].
+        confidence: Confidence of the guarantee, in (0, 1).
 
     Raises:
         ConfigurationError: A number is out of its range.
@@ -79,9 +79,9 @@ class Budget:
         _check_fractions(confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Choose the greatest threshold whose retrieval rate is surely within the budget."""
+        """Return the highest threshold whose retrieval rate is within the budget, with confidence."""
         n = len(p)
-        # P(known) is never below 0, so that threshold never retrieves.
+        # P(known) is never below 0: this threshold never retrieves.
         threshold, bound = 0.0, 0.0
         for candidate in [*GRID[1:], ALWAYS]:
             upper = upper_bound(int((p < candidate).sum()), n, self.confidence)
@@ -115,8 +115,8 @@ class MaxLoss:
     the arms differ.
 
     Attributes:
-        loss: The greatest loss of in-accuracy, in (0, 1).
-        confidence: Of the guarantee, in (0, 1).
+        loss: Maximum loss of in-accuracy, in (0, 1).
+        confidence: Confidence of the guarantee, in (0, 1).
 
     Raises:
         ConfigurationError: A number is out of its range.
@@ -130,9 +130,9 @@ class MaxLoss:
         _check_fractions(loss=self.loss, confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Choose the least threshold whose loss is surely within the bound."""
+        """Return the lowest threshold whose loss is within the bound, with confidence."""
         n, level = len(p), 1 - self.confidence
-        # The test wants its questions in random order, whatever the order of the file.
+        # Betting needs the questions in random order, whatever the order of the file.
         order = np.random.default_rng(0).permutation(n)
         p = p[order]
         gain = rag[order].astype(float) - closed_book[order]
@@ -171,7 +171,7 @@ def _check_fractions(**values: float) -> None:
 
 
 Policy: TypeAlias = Budget | MaxLoss
-"""Chooses a threshold from P(known) and the correctness of both arms, each of shape (n,)."""
+"""A way to choose a threshold from P(known) and the correctness of both arms, each of shape (n,)."""
 
 
 def upper_bound(successes: int, n: int, confidence: float) -> float:
@@ -186,15 +186,15 @@ def upper_bound(successes: int, n: int, confidence: float) -> float:
 
 
 def betting_p_value(losses: Float64Array, bound: float, level: float) -> float:
-    """Return a valid p-value of "the mean of the losses is above ``bound``".
+    """Return a valid p-value for "the mean of the losses is above ``bound``".
 
     The capital of a gambler who bets against the hypothesis is a non-negative supermartingale under it, so its
     inverse maximum is a p-value (Ville's inequality). The bets are the predictable plug-in of the paper.
 
     Args:
         losses: In [-1, 1], in random order, shape (n,).
-        bound: The mean that is tested, below 1.
-        level: Level at which the test will be used; tunes the bets, not their validity.
+        bound: The mean under the hypothesis, below 1.
+        level: Significance level of the test; it tunes the bets, and validity does not depend on it.
     """
     x, m = (losses + 1) / 2, (bound + 1) / 2
     n = len(x)
@@ -207,11 +207,11 @@ def betting_p_value(losses: Float64Array, bound: float, level: float) -> float:
     return math.exp(-max(float(capital.max()), 0.0))
 
 
-def provenance_of(policy: Policy, choice: ThresholdChoice, p: Float64Array) -> dict[str, Any]:
-    """Return where a threshold comes from, as JSON values.
+def describe_choice(policy: Policy, choice: ThresholdChoice, p: Float64Array) -> dict[str, Any]:
+    """Return the provenance of a threshold, as JSON values.
 
-    ``scores`` are the quantiles of `p`, P(known) of the gate that is saved, which
-    `rgate_integrations.tuning.evaluation.measure_drift` compares with.
+    ``scores`` are the quantiles of ``p``, P(known) of the saved gate: the baseline of
+    `rgate_integrations.tuning.evaluation.measure_drift`.
     """
     return {
         "policy": {"name": policy.name, **vars(policy)},
@@ -225,11 +225,11 @@ def provenance_of(policy: Policy, choice: ThresholdChoice, p: Float64Array) -> d
 
 @dataclass(frozen=True)
 class Calibration:
-    """A calibrated gate and how it came about.
+    """A calibrated gate and its provenance.
 
     Attributes:
         gate: The gate, with its threshold.
-        choice: What the policy chose and guarantees.
+        choice: The choice of the policy, with its guarantee.
         provenance: Policy, number of questions, seed, data, quality and date, as JSON values.
     """
 
@@ -243,22 +243,20 @@ def calibrate(
     files: Sequence[DataFile],
     policy: Policy,
     *,
-    method: Method = "platt",
     draft: DraftKind = "proxy",
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> Calibration:
     """Calibrate a gate on paired data.
 
-    The questions are split in half: on one the probability map is fitted, on the other the threshold is chosen, so
-    that the policy's guarantee is about scores that have not seen its questions. Without a map all choose.
+    The questions are split in half. Platt scaling is fitted on one half, and the threshold is chosen on the other, so
+    that the guarantee is about scores of questions that the fit has not seen.
 
     Args:
         gate: The gate.
-        files: Paired data, from the traffic the gate will see.
+        files: Paired data, from the same traffic that the gate will see.
         policy: Chooses the threshold.
-        method: The probability map.
-        draft: What the gate reads, see `rgate_integrations.tuning.evaluation.judge`.
+        draft: The drafts that the gate reads, see `rgate_integrations.tuning.evaluation.judge`.
         seed: Seed of the split.
         progress: Progress callback: ``(label, done, total)``.
 
@@ -266,26 +264,25 @@ def calibrate(
         DataFormatError: There are fewer than 20 questions for the threshold.
     """
     examples = all_examples(files)
-    fitting = 0 if method == "none" else len(examples) // 2
-    if len(examples) - fitting < LEAST:
+    fit, choose = np.split(np.random.default_rng(seed).permutation(len(examples)), [len(examples) // 2])
+    if len(choose) < LEAST:
         raise DataFormatError(
-            f"{len(examples) - fitting} of {len(examples)} questions are left to choose a threshold on.",
-            hint=f"At least {LEAST} are needed, and hundreds for a guarantee worth having.",
+            f"Only {len(choose)} of {len(examples)} questions are left to choose a threshold on.",
+            hint=f"Use at least {LEAST} for the threshold, and hundreds for a useful guarantee.",
         )
     judged = judge(gate, examples, draft=draft, progress=progress)
-    fit, choose = np.split(np.random.default_rng(seed).permutation(len(examples)), [fitting])
-    known = np.array([decision.p_known for decision in judged.decisions])
-    fitted = fit_map(known[fit], judged.closed_book[fit], method)
+    p_known = np.array([decision.p_known for decision in judged.decisions])
+    fitted = fit_map(p_known[fit], judged.closed_book[fit])
     held_out = judged.part(choose)
-    probabilities = np.array(list(map(fitted, known[choose])))
+    probabilities = np.array(list(map(fitted, p_known[choose])))
+    # An override decides at every threshold: the map must not touch its p.
     is_overridden = np.array([decision.override is not None for decision in held_out.decisions])
-    # An override decides at every threshold, whatever is mapped to what.
     p = np.where(is_overridden, held_out.p, probabilities)
     choice = policy.choose(p, held_out.closed_book, held_out.rag)
-    provenance = provenance_of(policy, choice, p) | {
+    provenance = describe_choice(policy, choice, p) | {
         "seed": seed,
         "probability": fitted.method,
-        "ece_before": round(expected_calibration_error(known[choose], held_out.closed_book), 4),
+        "ece_before": round(expected_calibration_error(p_known[choose], held_out.closed_book), 4),
         "ece": round(expected_calibration_error(probabilities, held_out.closed_book), 4),
         "draft": draft,
         "data": list(map(DataFile.as_provenance, files)),
@@ -301,25 +298,24 @@ def calibrate(
 
 
 def _read_fingerprint(gate: DecisionEngine, decisions: Iterable[Decision]) -> str:
-    """Return the fingerprint of the model that read the questions; empty, and none is loaded, if none did."""
+    """Return the fingerprint of the model that read the questions; empty if none did, and then none is loaded."""
     may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
     if may_read and any(decision.cost.model_calls for decision in decisions):
         return gate.get_proxy().fingerprint
     return ""
 
 
-def fit_map(p: Float64Array, known: BoolArray, method: Method = "platt") -> ProbabilityMap:
-    """Fit a map of P(known) that makes it a probability; it never turns the order of scores around.
+def fit_map(p: Float64Array, known: BoolArray) -> ProbabilityMap:
+    """Fit Platt scaling, which makes a score a probability and never reverses the order of scores.
 
     Args:
         p: Scores in [0, 1], shape (n,).
-        known: Labels, shape (n,). With one class only nothing can be fitted, and the scores stay as they are.
-        method: Which map: Platt scaling, or none.
+        known: Labels, shape (n,). If all are the same, the map is the identity.
 
     Raises:
         MissingDependencyError: scikit-learn is not installed.
     """
-    if method == "none" or known.all() or not known.any():
+    if known.all() or not known.any():
         return ProbabilityMap()
     try:
         from sklearn.linear_model import LogisticRegression

@@ -1,4 +1,4 @@
-"""Evaluates a gate on paired data: what it knows, what it saves and costs, and what has changed since."""
+"""Evaluates a gate on paired data: how good P(known) is, what the gate saves and costs, and how traffic drifts."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from rgate_integrations.tuning.collection import Progress, no_progress
 from rgate_integrations.tuning.questions import DraftKind, Example, recorded_drafts
 
 _CHUNK = 64
-_WITH_INTERVAL = ("auc", "auc_utility", "accuracy", "retrieval_rate", "containment_accuracy", "area_between")
-_LEAST_LOGGED = 50
-_MOST_SCORES = 1_000_000  # of a calibration, whose file may come from anybody
-_SOMEWHAT, _MUCH = 0.1, 0.25  # population stability index, by the usual rule of thumb
+_WITH_INTERVAL = ("auc", "auc_utility", "accuracy", "retrieval_rate", "containment_accuracy")
+_MIN_LOGGED = 50
+_MAX_SCORES = 1_000_000  # of a calibration: its file may come from an untrusted source
+_SMALL_DRIFT, _LARGE_DRIFT = 0.1, 0.25  # population stability index, by the usual rule of thumb
 
 
 @dataclass(frozen=True)
 class JudgedQuestions:
-    """P(known) of a gate for paired questions, with the labels; all of shape (n,).
+    """The decisions of a gate for paired questions, with the labels; all of shape (n,).
 
     Attributes:
-        p: P(known); failures count as 0, for they retrieve, and so do overrides that retrieve.
+        p: P(known); 0 for failures and for overrides that retrieve.
         retrieve: Whether the gate retrieves.
         closed_book: Whether the answer without retrieval is right.
         rag: Whether the answer with retrieval is right.
@@ -66,17 +66,17 @@ def judge(
     draft: DraftKind = "proxy",
     progress: Progress = no_progress,
 ) -> JudgedQuestions:
-    """Let a gate decide for paired questions.
+    """Let a gate decide about paired questions.
 
     Args:
         gate: The gate.
         examples: The questions.
-        draft: ``"recorded"`` gives it what the LLM wrote without retrieval, ``"proxy"`` and ``"none"`` nothing.
+        draft: ``"recorded"`` passes the recorded answer without retrieval as the draft; other kinds pass none.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
         ConfigurationError: ``draft`` is not one of `DraftKind`.
-        DataFormatError: Recorded drafts are asked for, and a question has none.
+        DataFormatError: ``draft`` is ``"recorded"``, and a question has no recorded answer.
     """
     questions = [example.question for example in examples]
     requests = []
@@ -94,36 +94,30 @@ def judge(
 
 
 def measure(judged: JudgedQuestions) -> dict[str, Any]:
-    """Return every number about one set of decisions; shares and probabilities are in [0, 1].
+    """Return the metrics of decisions; shares and probabilities are in [0, 1].
 
     ``auc`` is of P(known) for "right without retrieval", ``auc_utility`` of 1 - P(known) for "retrieval helps"
     against "hurts"; ``accuracy`` the share of right decisions; ``helped`` and ``harmed`` count the skipped
-    questions that only the answer without, or only the one with retrieval gets right; ``area_between`` see
-    `rgate_integrations.tuning.evaluation.area_between`; ``curve`` is (retrieval rate, in-accuracy) at
-    0, 5, ..., 100 %. ``intervals`` holds 95 % bootstrap intervals. What cannot be computed is None.
+    questions that only the answer without retrieval, or only the one with retrieval, gets right; ``curve`` is
+    (retrieval rate, in-accuracy) at 0, 5, ..., 100 %. ``intervals`` holds 95 % bootstrap intervals. A metric that is
+    undefined is None.
     """
-    numbers = _numbers(judged)
+    metrics = _compute_metrics(judged)
     n = len(judged.p)
-    sampled = itemgetter(*_WITH_INTERVAL)
-    draws = []
+    select = itemgetter(*_WITH_INTERVAL)
     rng = np.random.default_rng(0)
-    for _ in range(1_000):  # a bootstrap
-        draws.append(sampled(_numbers(judged.part(rng.integers(0, n, n)))))
+    draws = [select(_compute_metrics(judged.part(rng.integers(0, n, n)))) for _ in range(1_000)]
     rates = np.linspace(0, 1, 21)
-    accuracies = np.interp(
-        rates * n, np.arange(n + 1), retrieval_curve(judged.p, judged.closed_book, judged.rag)
-    )
+    curve = retrieval_curve(judged.p, judged.closed_book, judged.rag)
+    accuracies = np.interp(rates * n, np.arange(n + 1), curve)
     intervals = {}
     for name, values in zip(_WITH_INTERVAL, np.transpose(draws), strict=True):
-        if not math.isnan(numbers[name]):
-            # A draw of one class has no AUC, and is left out.
+        if not math.isnan(metrics[name]):
+            # A draw with one class only has no AUC: nanquantile ignores it.
             intervals[name] = np.nanquantile(values, [0.025, 0.975]).round(4).tolist()
-    rounded = {}
-    for name, value in numbers.items():
-        # JSON has no NaN. The sum turns -0.0 into 0.0.
-        rounded[name] = None if math.isnan(value) else round(value, 4) + 0.0
     return {
-        **rounded,
+        # JSON has no NaN. Adding 0.0 turns -0.0 into 0.0.
+        **{name: None if math.isnan(value) else round(value, 4) + 0.0 for name, value in metrics.items()},
         "n": n,
         "failed": sum(decision.error is not None for decision in judged.decisions),
         "curve": np.stack([rates, accuracies], axis=1).round(4).tolist(),
@@ -131,7 +125,7 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
     }
 
 
-def _numbers(judged: JudgedQuestions) -> dict[str, float]:
+def _compute_metrics(judged: JudgedQuestions) -> dict[str, float]:
     p, retrieve, closed, rag = judged.p, judged.retrieve, judged.closed_book, judged.rag
     rate = float(retrieve.mean())
     never, always = float(closed.mean()), float(rag.mean())
@@ -150,7 +144,6 @@ def _numbers(judged: JudgedQuestions) -> dict[str, float]:
         "random_same_rate": never + rate * (always - never),
         "helped": int((~retrieve & closed & ~rag).sum()),
         "harmed": int((~retrieve & ~closed & rag).sum()),
-        "area_between": area_between(p, closed, rag),
     }
 
 
@@ -167,16 +160,18 @@ def evaluate(
     Args:
         gate: The gate.
         examples: The questions.
-        name: What the gate is called in the result.
+        name: Name of the gate in the result.
         draft: See `judge`.
         progress: See `judge`.
 
     Returns:
-        The result, as JSON values: ``gate, threshold, draft, sets, pooled, covered, gate_ms, versions``; and what
-        the gate made of each question. ``covered`` is the share of the questions that each corpus covers best.
+        The result, as JSON values: ``gate, threshold, draft, sets, pooled, covered, gate_ms, versions``; and the
+        decisions. ``covered`` is the share of the questions that each corpus covers best.
     """
     judged = judge(gate, examples, draft=draft, progress=progress)
-    covering = Counter(each.corpora[0] for each in judged.decisions if (each.p_covered or 0.0) >= COVERED)
+    best = Counter(
+        decision.corpora[0] for decision in judged.decisions if (decision.p_covered or 0.0) >= COVERED
+    )
     thresholds = {decision.threshold for decision in judged.decisions}
     datasets = np.array([example.question.dataset for example in examples])
     sets = {}
@@ -188,8 +183,8 @@ def evaluate(
         "draft": draft,
         "sets": sets,
         "pooled": measure(judged),
-        "covered": {name: round(count / len(examples), 4) for name, count in covering.most_common()},
-        "gate_ms": round(float(np.mean([d.cost.milliseconds for d in judged.decisions])), 2),
+        "covered": {corpus: round(count / len(examples), 4) for corpus, count in best.most_common()},
+        "gate_ms": round(float(np.mean([decision.cost.milliseconds for decision in judged.decisions])), 2),
         "versions": {
             "rgate-integrations": version("rgate-integrations"),
             "python": platform.python_version(),
@@ -200,23 +195,22 @@ def evaluate(
 
 
 def break_even(rate: float, *, gate: float, direct: float, rag: float) -> dict[str, float]:
-    """Return what a gate saves: mean times a question, and the retrieval rate from which on it no longer pays.
+    """Return the mean time per question, and the retrieval rate above which a gate no longer saves time.
 
     The IK paper's stage times (table 6: 3.7 ms for the score, 8.3 for 32 tokens, 18.2 without and 78.4 with
     retrieval) give 0.80 when the score reads 32 tokens and 0.94 when it reads the question alone.
 
     Args:
-        rate: The share of questions that is retrieved for, in [0, 1].
-        gate: Milliseconds of the decision, with all evidence.
-        direct: Those of an answer without retrieval.
-        rag: Those of a search, and of an answer with passages.
+        rate: Retrieval rate, in [0, 1].
+        gate: Milliseconds of a decision, with all evidence.
+        direct: Milliseconds of an answer without retrieval.
+        rag: Milliseconds of a search and an answer with passages.
 
     Returns:
-        ``always_ms`` where every question is retrieved for, ``gated_ms`` with the gate, and ``break_even``, clipped
-        to [0, 1].
+        ``always_ms`` without a gate, ``gated_ms`` with the gate, and ``break_even``, clipped to [0, 1].
     """
     saved = rag - gate - direct
-    even = float(saved >= 0)  # where more retrieval does not cost more, it pays everywhere or nowhere
+    even = float(saved >= 0)  # if retrieval costs nothing extra, the gate pays at every rate or at none
     if rag > direct:
         even = min(max(saved / (rag - direct), 0.0), 1.0)
     gated = gate + rate * rag + (1 - rate) * direct
@@ -225,12 +219,12 @@ def break_even(rate: float, *, gate: float, direct: float, rag: float) -> dict[s
 
 @dataclass(frozen=True)
 class Drift:
-    """How far logged scores are from those of the calibration.
+    """The difference between logged scores and those of the calibration.
 
     Attributes:
         n: Number of logged scores.
-        psi: Population stability index over the deciles of the calibration, without the part that few scores alone
-            would give; below 0.1 nothing changed, from 0.25 a lot did (the usual rule of thumb).
+        psi: Population stability index over the deciles of the calibration, corrected for its bias in small samples;
+            below 0.1 is no change, from 0.25 a large one (the usual rule of thumb).
         interval: 95 % interval of `psi`.
         retrieval_rate: Retrieval rate in the log.
         expected_rate: Retrieval rate at calibration.
@@ -244,13 +238,13 @@ class Drift:
 
     @property
     def advice(self) -> str:
-        """One sentence: whether to calibrate again. Only a change that the interval excludes chance for counts."""
+        """Whether to calibrate again, in a sentence; it counts only a change that the whole interval shows."""
         low, high = self.interval
-        if low >= _MUCH:
+        if low >= _LARGE_DRIFT:
             return "The traffic has changed: calibrate again."
-        if low >= _SOMEWHAT:
+        if low >= _SMALL_DRIFT:
             return "The traffic has changed somewhat: calibrate again soon."
-        if high < _MUCH:
+        if high < _LARGE_DRIFT:
             return "The traffic is like that of the calibration."
         return (
             "Too few decisions, or too few questions at calibration, to tell whether the traffic has changed."
@@ -258,60 +252,51 @@ class Drift:
 
 
 def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float], threshold: float) -> Drift:
-    """Compare logged P(known) with the calibration's.
+    """Compare logged P(known) with that of the calibration.
 
-    The interval is a basic bootstrap over both samples, which also removes the bias of the plain index: two samples
-    of 50 scores from the same traffic have one of 0.3.
+    The interval is a basic bootstrap over both samples. It also removes the bias of the plain index: two samples
+    of 50 scores from the same traffic have an index of 0.3.
 
     Args:
-        quantiles: Evenly spaced quantiles of P(known) at calibration, from the least to the greatest.
-        n: How many questions they are of.
+        quantiles: Evenly spaced quantiles of P(known) at calibration, in ascending order.
+        n: Number of calibration questions.
         logged: P(known) of logged decisions, at least 50.
         threshold: The gate's threshold.
 
     Raises:
         DataFormatError: There are fewer than 50 logged decisions.
     """
-    if len(logged) < _LEAST_LOGGED:
+    if len(logged) < _MIN_LOGGED:
         raise DataFormatError(
-            f"{len(logged)} logged decisions are too few.", hint=f"At least {_LEAST_LOGGED} are needed."
+            f"{len(logged)} logged decisions are too few.", hint=f"Log at least {_MIN_LOGGED} decisions."
         )
     before, now = np.asarray(quantiles, dtype=float), np.asarray(logged, dtype=float)
     edges = np.unique(np.quantile(before, np.linspace(0, 1, 11)))[1:-1]
-    shares, drawn = [], []
+    samples = []
     rng = np.random.default_rng(0)
-    for scores, size in ((before, int(np.clip(n, 1, _MOST_SCORES))), (now, len(now))):
-        # Equal scores share a bin, so the calibration's own share of each bin is counted and not one tenth.
+    for scores, size in ((before, int(np.clip(n, 1, _MAX_SCORES))), (now, len(now))):
+        # Equal scores share a bin, so the shares of the calibration are counted: they need not be one tenth each.
         counts = np.bincount(np.searchsorted(edges, scores, side="right"), minlength=len(edges) + 1)
-        shares.append(_smoothed(counts * size / len(scores)))
-        drawn.append(_smoothed(rng.multinomial(size, shares[-1], 1_000).astype(np.float64)))
-    plain, bootstrap = _stability_index(*shares), _stability_index(*drawn)
-    low, psi, high = np.maximum(2 * plain - np.quantile(bootstrap, [0.975, 0.5, 0.025]), 0.0).tolist()
+        plain = counts * size / len(scores) + 0.5  # half a count more, so that no share is 0
+        resampled = rng.multinomial(size, plain / plain.sum(), 1_000) + 0.5
+        rows = np.vstack([plain, resampled])
+        samples.append(rows / rows.sum(axis=1, keepdims=True))
+    index = ((samples[1] - samples[0]) * np.log(samples[1] / samples[0])).sum(axis=1)
+    low, psi, high = np.maximum(2 * index[0] - np.quantile(index[1:], [0.975, 0.5, 0.025]), 0.0).tolist()
     return Drift(
         len(now), psi, (low, high), float((now < threshold).mean()), float((before < threshold).mean())
     )
 
 
-def _smoothed(counts: Float64Array) -> Float64Array:
-    """Return the shares of counts, along the last axis; half a count more each, so that none is 0."""
-    shares: Float64Array = (counts + 0.5) / (counts + 0.5).sum(axis=-1, keepdims=True)
-    return shares
-
-
-def _stability_index(before: Float64Array, now: Float64Array) -> Float64Array:
-    index: Float64Array = ((now - before) * np.log(now / before)).sum(axis=-1)
-    return index
-
-
 def auc(scores: Sequence[float] | Float64Array, labels: Sequence[bool] | BoolArray) -> float:
     """Return the area under the ROC curve: the probability that a positive scores above a negative.
 
-    Ties count one half (the Mann-Whitney statistic with mid-ranks). It needs NumPy alone, and is quick enough to be
-    computed for each sample of a bootstrap.
+    Ties count one half (the Mann-Whitney statistic with mid-ranks). scikit-learn is not needed to evaluate, and would
+    be too slow for the bootstrap.
 
     Args:
-        scores: One score an item; higher should mean positive.
-        labels: Whether each item is positive. NaN is returned where all are the same.
+        scores: One score per item; higher should mean positive.
+        labels: Whether each item is positive. The result is NaN if all labels are the same.
     """
     positive = np.asarray(labels, dtype=bool)
     n = int(positive.sum())
@@ -326,14 +311,14 @@ def auc(scores: Sequence[float] | Float64Array, labels: Sequence[bool] | BoolArr
 
 
 def expected_calibration_error(p: Float64Array, labels: BoolArray, bins: int = 10) -> float:
-    """Return the mean distance between probability and share of positives over equally wide bins, in [0, 1]."""
+    """Return the mean distance between probability and share of positives over bins of equal width, in [0, 1]."""
     bin_index = np.minimum((p * bins).astype(int), bins - 1)
     distances = np.bincount(bin_index, weights=p - labels, minlength=bins)
     return float(np.abs(distances).sum() / len(p))
 
 
 def retrieval_curve(p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> Float64Array:
-    """Return the expected in-accuracy when the n questions with the lowest P(known) are retrieved, n = 0 ... N.
+    """Return the expected in-accuracy if the gate retrieves for the n questions of lowest P(known), n = 0 ... N.
 
     Questions with equal P(known) are retrieved in random order, so a constant gate gives the random line.
 
@@ -353,21 +338,8 @@ def retrieval_curve(p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> 
     return curve
 
 
-def area_between(p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> float:
-    """Return the area between a gate's accuracy-retrieval curve and the random line, over that of the oracle.
-
-    1.0 is the oracle, 0.0 a random gate; NaN when both arms are equally right everywhere.
-    """
-    gain = rag.astype(float) - closed_book
-    line = np.linspace(closed_book.mean(), rag.mean(), len(p) + 1)
-    # Both curves meet the line at its ends, so the sum of the distances is the area under them.
-    mine = float((retrieval_curve(p, closed_book, rag) - line).sum())
-    best = float((retrieval_curve(-gain, closed_book, rag) - line).sum())
-    return mine / best if best > 1e-12 else math.nan
-
-
 def question_folds(n: int, folds: int, seed: int) -> Iterator[tuple[PositionArray, PositionArray]]:
-    """Yield (training positions, test positions) of each fold; a position is a question.
+    """Yield the training indices and the test indices of each fold.
 
     Raises:
         MissingDependencyError: scikit-learn is not installed.
@@ -380,11 +352,8 @@ def question_folds(n: int, folds: int, seed: int) -> Iterator[tuple[PositionArra
 
 
 def fold_metrics(scores: Float64Array, known: BoolArray, sets: Sequence[str]) -> dict[str, Any]:
-    """Return the AUC of held-out scores as a model card shows it: of each set, their mean, and pooled."""
+    """Return the AUC of held-out scores, for a model card: of each set, the mean of these, and pooled."""
     names = np.asarray(sets)
-    areas = {}
-    for name in dict.fromkeys(sets):
-        area = auc(scores[names == name], known[names == name])
-        if not math.isnan(area):
-            areas[name] = area
+    areas = {name: auc(scores[names == name], known[names == name]) for name in dict.fromkeys(sets)}
+    areas = {name: area for name, area in areas.items() if not math.isnan(area)}
     return {"auc": areas, "auc_mean": float(np.mean(list(areas.values()))), "auc_pooled": auc(scores, known)}

@@ -8,31 +8,23 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
-
-from rgate_integrations.decision import Draft, Request
-from rgate_integrations.engine.decision_engine import DecisionEngine
-from rgate_integrations.engine.loading import load_gate
+from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, missing_dependency
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import ADAPTER, save_adapter
 from rgate_integrations.models.download import resolve_model
 from rgate_integrations.models.local import TransformersProxy, shared_proxy
 from rgate_integrations.models.pretrained import quiet
-from rgate_integrations.runtime.arrays import BoolArray
 from rgate_integrations.runtime.files import check_replaceable, rename_folder, write_atomically
 from rgate_integrations.tuning.collection import Progress, no_progress
-from rgate_integrations.tuning.evaluation import fold_metrics, question_folds
-from rgate_integrations.tuning.questions import DataFile, Example, all_examples, check_labels
+from rgate_integrations.tuning.questions import DataFile, all_examples, check_labels
 from rgate_integrations.tuning.self_labels import SampledLabel
 from rgate_integrations.tuning.training import (
     PROMPTS,
@@ -66,27 +58,27 @@ def train_adapter(
     options: TrainingOptions,
     *,
     progress: Progress = no_progress,
-) -> dict[str, Any]:
-    """Fine-tune a gate on labelled questions, and save it. Returns the metrics of the cross-validation, if any.
+) -> None:
+    """Fine-tune a gate on labelled questions, and save it.
 
     Args:
         gate: One of `rgate_integrations.tuning.training.PROMPTS`.
         files: The labelled questions.
         model: Base model: catalogue name, folder or Hub id.
         out: Folder for the trained gate; `load_gate` takes it.
-        options: What is read, how it is trained and described; drafts are for `ik` and `slimplm` only.
+        options: Options; drafts are for ``"ik"`` and ``"slimplm"`` only.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: The gate is not trained so, or not with these options.
-        DataFormatError: All labels are the same, or there are fewer questions than folds.
+        ConfigurationError: The gate cannot be fine-tuned, or not with these options.
+        DataFormatError: All labels are the same.
     """
     if gate not in PROMPTS:
         raise ConfigurationError(f"{gate!r} is not trained by fine-tuning.", hint=", ".join(PROMPTS))
     if gate == "slimplm" and options.draft == "none":
         raise ConfigurationError("The slimplm gate judges a draft.", hint='draft="proxy" or "recorded"')
     examples = all_examples(files)
-    known = check_labels(examples, options.folds)
+    check_labels(examples, folds=0)
     drafts: Sequence[Draft | None] = [None] * len(examples)
     parameters: dict[str, Any] = {}
     if gate in ("ik", "slimplm"):
@@ -95,16 +87,11 @@ def train_adapter(
         parameters = options.reads
     if gate == "boundary" and options.label in get_args(SampledLabel):
         parameters["label"] = options.label
-    pairs = []
+    pairs: list[Pair] = []
     for example, draft in zip(examples, drafts, strict=True):
-        pairs.append(pairs_for(gate, example, draft))
+        pairs += pairs_for(gate, example, draft)
     recipe = options.recipe or RECIPES[gate]
-    fit = partial(fine_tune, model=model, recipe=recipe, seed=options.seed, progress=progress)
-    load = partial(load_gate, gate, proxy=model, **parameters)
-    metrics: dict[str, Any] = {}
-    if options.folds:
-        metrics = _cross_validate(fit, load, pairs, examples, drafts, known, options)
-    fit(list(chain.from_iterable(pairs)), out=out, resume=options.resume)
+    fine_tune(pairs, model, out, recipe, seed=options.seed, resume=options.resume, progress=progress)
     prompt = verdict_prompt(gate, drafts[0] is not None)
     saved = SavedGate(
         method=gate,
@@ -113,32 +100,9 @@ def train_adapter(
         base_model=model,
         fingerprint=shared_proxy(model).fingerprint,
         llm=options.llm,
-        provenance=options.provenance(files, json.dumps(asdict(recipe)), metrics),
+        provenance=options.provenance(files, json.dumps(asdict(recipe)), {}),
     )
     save_adapter(saved, out)
-    return metrics
-
-
-def _cross_validate(
-    fit: Callable[..., None],
-    load: Callable[..., DecisionEngine],
-    pairs: Sequence[Sequence[Pair]],
-    examples: Sequence[Example],
-    drafts: Sequence[Draft | None],
-    known: BoolArray,
-    options: TrainingOptions,
-) -> dict[str, Any]:
-    """Judge each question by an adapter that was trained without its fold."""
-    p = np.zeros(len(examples))
-    for train, test in question_folds(len(examples), options.folds, options.seed):
-        with tempfile.TemporaryDirectory(prefix="rgate-fold-", ignore_cleanup_errors=True) as folder:
-            # Each fold has a folder of its own: an adapter that is loaded is known by its path.
-            adapter = Path(folder) / "gate"
-            fit(list(chain.from_iterable(pairs[index] for index in train)), out=adapter)
-            requests = [Request(examples[index].question.text, draft=drafts[index]) for index in test]
-            decisions = load(adapter=str(adapter)).decide_batch(requests)
-            p[test] = [decision.p_known for decision in decisions]
-    return fold_metrics(p, known, [example.question.dataset for example in examples])
 
 
 def train_rewriter(
@@ -152,10 +116,10 @@ def train_rewriter(
     """Fine-tune the claim rewriter on annotated claims, and save its adapter.
 
     Args:
-        paths: What `rgate_integrations.tuning.training.rewriter_pairs` reads.
+        paths: Files for `rgate_integrations.tuning.training.rewriter_pairs`.
         model: Base model: catalogue name, folder or Hub id.
         out: Folder for the adapter.
-        options: Of these, recipe, seed and resume.
+        options: Options, of which ``recipe``, ``seed`` and ``resume`` are used.
         progress: Progress callback: ``(label, done, total)``.
     """
     fine_tune(
@@ -181,31 +145,31 @@ def fine_tune(
 ) -> None:
     """Train a LoRA adapter and save it; only the logits of the targets are computed.
 
-    Checkpoints lie beside ``out`` until it is finished. The same seed gives the same weights on a CPU, also when
-    the run was killed and resumed.
+    Checkpoints are kept beside ``out`` until the run ends. The same seed gives the same weights on a CPU, even if the
+    run was killed and resumed.
 
     Args:
-        pairs: What to learn.
+        pairs: Training pairs.
         model: Base model: catalogue name, folder or Hub id.
         out: Folder for the adapter.
-        recipe: How.
+        recipe: Hyperparameters.
         seed: Seed of the adapter's weights, the order and the dropout.
-        resume: Continue from the last checkpoint of this very run, if there is one.
+        resume: Whether to continue from the last checkpoint of this run, if there is one.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: There is nothing to train on, ``out`` is something else than an adapter, or the run that
-            is to be resumed was another one.
+        ConfigurationError: There are no pairs, ``out`` holds something other than an adapter, or the checkpoints are
+            of another run.
     """
     if not pairs:
-        raise ConfigurationError("There is nothing to train on.")
+        raise ConfigurationError("There are no pairs to train on.", hint="Check that the data have claims.")
     check_replaceable(out, (ADAPTER,))
     proxy = TransformersProxy(model)
     rows = []
     for pair in pairs:
         prompt, target = proxy.encoder.training_pair(pair.prompt, pair.values, pair.target, ends=pair.ends)
         rows.append({"prompt": prompt, "target": target, "weight": pair.weight})
-    # The rows are in it: other labels for the same questions are another run.
+    # The identity covers the rows: other labels for the same questions are another run.
     contents = hashlib.sha256(repr(rows).encode()).hexdigest()
     identity = json.dumps([asdict(recipe), seed, model, proxy.fingerprint, contents])
     checkpoints = out.parent / f".{out.name}-checkpoints"
@@ -232,28 +196,25 @@ def fine_tune(
 
 
 def last_checkpoint(checkpoints: Path, identity: str) -> str | None:
-    """Return the last whole checkpoint of a run, or None if there is none.
+    """Return the last complete checkpoint of a run, or None if there is none.
 
     Raises:
         ConfigurationError: The checkpoints are of a run with other data, options or weights.
     """
-    whole = {}
-    for folder in checkpoints.glob("checkpoint-*"):
-        # The trainer writes its state last: a checkpoint without it was being written when the run was killed.
-        if (folder / "trainer_state.json").is_file():
-            whole[int(folder.name.removeprefix("checkpoint-"))] = str(folder)
-    if not whole:
+    # The trainer writes its state last: a checkpoint without it was incomplete when the run was killed.
+    complete = [file.parent for file in checkpoints.glob("checkpoint-*/trainer_state.json")]
+    if not complete:
         return None
     if (checkpoints / _RUN).read_text(encoding="utf-8") != identity:
         raise ConfigurationError(
-            "The run that was stopped had other data, options or another base model.",
+            "The stopped run had other data, options or another base model.",
             hint="Omit resume (--resume) to start again, or train into another folder.",
         )
-    return whole[max(whole)]
+    return str(max(complete, key=lambda folder: int(folder.name.removeprefix("checkpoint-"))))
 
 
 def _model_to_tune(model: str, recipe: Recipe, seed: int) -> Any:
-    """Load the base model, and put a fresh adapter into it."""
+    """Return the base model with a new adapter."""
     transformers.set_seed(seed)
     with quiet():
         base = transformers.AutoModelForCausalLM.from_pretrained(
@@ -271,7 +232,7 @@ def _model_to_tune(model: str, recipe: Recipe, seed: int) -> Any:
         task_type="CAUSAL_LM",
     )
     with warnings.catch_warnings():
-        # peft asks transformers by a name that is going away
+        # peft calls transformers by a deprecated name.
         warnings.simplefilter("ignore", FutureWarning)
         return get_peft_model(base, lora)
 
@@ -291,7 +252,7 @@ def _arguments(recipe: Recipe, rows: int, seed: int, checkpoints: Path) -> trans
         per_device_train_batch_size=per_pass,
         gradient_accumulation_steps=passes,
         bf16=cuda,
-        auto_find_batch_size=cuda,  # halves the batch when memory runs out
+        auto_find_batch_size=cuda,  # halves the batch if memory runs out
         save_strategy="steps",
         save_steps=max(1, steps // 10),
         save_total_limit=2,
@@ -306,13 +267,13 @@ def _arguments(recipe: Recipe, rows: int, seed: int, checkpoints: Path) -> trans
 
 
 class TargetTrainer(transformers.Trainer):  # type: ignore[misc]  # transformers has no types here
-    """Minimises the mean negative log-probability of the target tokens, each with its row's weight."""
+    """Minimises the mean negative log-probability of the target tokens, weighted by row."""
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], **kwargs: Any) -> Any:
         """Return the loss."""
         labels, weights = inputs.pop("labels"), inputs.pop("weights")
-        # All targets end at the end of their row (see `collate`), so the last logits are enough; the logit that
-        # predicts a token stands one before it.
+        # All targets end at the end of their row (see `collate`), so the last logits suffice. The logit that predicts
+        # a token is one position before it.
         logits = model(**inputs, logits_to_keep=labels.shape[1] + 1, use_cache=False).logits
         logprobs = torch.log_softmax(logits[:, :-1].float(), dim=-1)
         is_target = labels >= 0  # and not padding
@@ -323,11 +284,7 @@ class TargetTrainer(transformers.Trainer):  # type: ignore[misc]  # transformers
 
 @dataclass
 class ReportProgress(transformers.TrainerCallback):  # type: ignore[misc]  # transformers has no types here
-    """Reports the number of finished steps.
-
-    Attributes:
-        progress: Progress callback.
-    """
+    """Reports finished steps to a progress callback."""
 
     progress: Progress
 
@@ -337,14 +294,14 @@ class ReportProgress(transformers.TrainerCallback):  # type: ignore[misc]  # tra
 
 
 def collate(rows: Sequence[dict[str, Any]], pad: int) -> dict[str, torch.Tensor]:
-    """Make a batch of rows, padded on the left, so that all targets end in the last position.
+    """Return a batch of rows, padded on the left so that all targets end in the last position.
 
     Args:
-        rows: Token ids of a ``prompt`` and of the ``target`` that should continue it, and its ``weight`` in the loss.
+        rows: Token ids of a ``prompt`` and of its ``target``, and the ``weight`` of the row in the loss.
         pad: Token id of the padding.
 
     Returns:
-        What the model and the loss take; positions count from the first token that is no padding.
+        The inputs of model and loss; positions count from the first token after the padding.
     """
     ids, mask = pad_left([row["prompt"] + row["target"] for row in rows], pad, torch.device("cpu"))
     labels, _ = pad_left([row["target"] for row in rows], -100, torch.device("cpu"))

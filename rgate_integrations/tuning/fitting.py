@@ -1,4 +1,4 @@
-"""From labelled answers to the two gates: what they read, how they are fitted, and what they guarantee."""
+"""Fits the two gates of an LLM, for the question alone and for a partial answer, to labelled answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.models.proxies import read_states, require_states
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array, PositionArray
-from rgate_integrations.tuning.calibration import LEAST, Policy, ThresholdChoice, provenance_of
+from rgate_integrations.tuning.calibration import LEAST, Policy, ThresholdChoice, describe_choice
 from rgate_integrations.tuning.collection import Progress
 from rgate_integrations.tuning.evaluation import auc, expected_calibration_error, question_folds
 from rgate_integrations.tuning.labelling import Labels
@@ -30,13 +30,13 @@ _CHUNK = 64
 
 @dataclass(frozen=True)
 class Readings:
-    """What the proxy read of the questions; one row a question.
+    """The decisions of the prior gate and the hidden states of the proxy, one row per question.
 
     Attributes:
-        decisions: Those of the gate that is corrected.
+        decisions: Decisions of the prior: the gate that is corrected.
         states: Hidden states, shape (n, layers, hidden size).
-        layers: Which states.
-        proxy: The model that read them.
+        layers: The layers of these states, and how they are pooled.
+        proxy: The model that read the questions.
     """
 
     decisions: tuple[Decision, ...]
@@ -46,21 +46,21 @@ class Readings:
 
     @property
     def prior(self) -> Float64Array:
-        """Logit of the gate that is corrected, shape (n,)."""
+        """Logit of the prior, shape (n,)."""
         return logits(np.array([decision.p_known for decision in self.decisions]))
 
 
 @dataclass(frozen=True)
 class FittedGate:
-    """A gate that was fitted, and what it does on questions that its fit has not seen.
+    """A fitted gate, and its cross-fitted scores.
 
     Attributes:
         artifact: The gate.
         choice: Its threshold and guarantee.
-        indices: Which of the labelled questions it was fitted to, shape (n,).
-        p: P(known) of these, held out, shape (n,).
-        auc: Of `p` for "right without retrieval".
-        auc_before: Of the gate that was corrected, on the same questions.
+        indices: Indices of the labelled questions that it was fitted to, shape (n,).
+        p: P(known) of these questions, each from a fit without the question, shape (n,).
+        auc: AUC of `p` for "right without retrieval".
+        auc_before: AUC of the prior on the same questions.
     """
 
     artifact: TunedArtifact
@@ -72,15 +72,15 @@ class FittedGate:
 
     @property
     def retrieves(self) -> BoolArray:
-        """For which of its questions it retrieves, shape (n,)."""
+        """Whether the gate retrieves, for each of its questions, shape (n,)."""
         return self.p < self.choice.threshold
 
 
 def read_questions_with(gate: DecisionEngine, questions: Sequence[str], progress: Progress) -> Readings:
-    """Ask the gate that is to be corrected, and read the states that probes of a question read best.
+    """Let the prior decide about questions, and read their hidden states from the layers that suit probes.
 
     Raises:
-        RGateError: The gate failed; here nothing is gained by going on.
+        RGateError: The gate failed: a fit to fewer questions would be another gate.
     """
     strict, proxy = gate.with_options(on_error="raise"), require_states(gate.get_proxy())
     layers = tuple(PooledLayer(depth, "question", "mean") for depth in proxy.question_layers)
@@ -88,31 +88,30 @@ def read_questions_with(gate: DecisionEngine, questions: Sequence[str], progress
     states: list[Float32Array] = []
     for start in range(0, len(questions), _CHUNK):
         chunk = questions[start : start + _CHUNK]
-        read = read_states(proxy, ANSWER, [{"question": question} for question in chunk], None, layers)
-        for decision, hidden in zip(strict.decide_batch(chunk), read, strict=True):
-            decisions.append(decision)
-            states.append(hidden.states)
+        values = [{"question": question} for question in chunk]
+        decisions += strict.decide_batch(chunk)
+        states += [hidden.states for hidden in read_states(proxy, ANSWER, values, None, layers)]
         progress("reading the questions", len(states), len(questions))
     return Readings(tuple(decisions), np.stack(states), layers, proxy)
 
 
 def check_learnable(labels: Labels) -> None:
-    """Refuse labels that nothing can be learned from.
+    """Raise an error for labels from which no gate can be learned.
 
     Raises:
-        DataFormatError: There are fewer than 20, or all are the same.
+        DataFormatError: There are fewer than 20 labels, or all are the same.
     """
     n, right = len(labels.known), int(labels.known.sum())
     if n < LEAST:
         raise DataFormatError(
             f"Only {n} questions have answers of both arms and a label.",
-            hint=f"At least {LEAST} are needed, and hundreds for a guarantee worth having.",
+            hint=f"Ask at least {LEAST}, and hundreds for a useful guarantee.",
         )
     if right in (0, n):
         what, gate = ("wrong", "constant:always") if right == 0 else ("right", "constant:never")
         raise DataFormatError(
             f"All {n} answers without retrieval are {what}: there is nothing to tell apart.",
-            hint=f"load_gate({gate!r}) fits these questions; check the labels, or give other questions.",
+            hint=f"load_gate({gate!r}) suits these questions; check the labels, or use other questions.",
         )
 
 
@@ -126,23 +125,24 @@ def fit_gate(
     facts: dict[str, Any] | None = None,
     llm: str = "",
 ) -> FittedGate | None:
-    """Fit a gate, and choose its threshold on scores that come from fits without the question.
+    """Fit a gate, and choose its threshold on cross-fitted scores.
+
+    It is None if it reads partial answers, and too few have log-probabilities or all of them have the same label.
 
     Args:
         labels: The labelled answers.
-        readings: What the proxy read of their questions.
+        readings: The readings of their questions.
         policy: Chooses the threshold.
-        tokens: How many tokens of the partial answer are read; 0 for the question alone.
-        seed: Seed of everything.
-        facts: What else the gate's file says of its origin; JSON values.
+        tokens: Tokens of the partial answer to read; 0 for the question alone.
+        seed: Seed of all random choices.
+        facts: Further provenance for the gate's file, as JSON values.
         llm: Name of the LLM.
-
-    Returns:
-        The gate; None if it reads partial answers, and too few have log-probabilities or all of those are alike.
     """
-    indices, features = np.arange(len(labels.answered)), np.zeros((len(labels.answered), 0))
+    answers = [answered.direct for answered in labels.answered]
+    indices = np.flatnonzero([not tokens or answer.logprobs is not None for answer in answers])
+    features = np.zeros((len(indices), 0))
     if tokens:
-        indices, features = _read_beginnings(labels, tokens)
+        features = np.array([features_of(answers[index].head(tokens)) for index in indices])
     known, rag = labels.known[indices], labels.rag[indices]
     if len(known) < LEAST or known.all() or not known.any():
         return None
@@ -152,14 +152,13 @@ def fit_gate(
     )
     held_out = crossfit(table, seed)
     p = sigmoids(held_out)
-    # Thresholds come from a fixed grid, not from these scores: the guarantee needs that.
     choice = policy.choose(p, known, rag)
     if not choice.guaranteed:
         choice = replace(choice, guarantee=f"{choice.guarantee} {_required_questions(policy, p, known, rag)}")
     correction = fit_correction(table, seed)
     before, after = auc(table.prior, known), auc(held_out, known)
-    # Logged decisions are compared with what this very gate gives, not with what those of the folds gave.
-    provenance = provenance_of(policy, choice, sigmoids(correction(table))) | {
+    # Drift is measured against the scores of the final gate, not of the folds: its decisions are what is logged.
+    provenance = describe_choice(policy, choice, sigmoids(correction(table))) | {
         "seed": seed,
         "labels": labels.kind,
         "samples": labels.samples,
@@ -179,9 +178,9 @@ def fit_gate(
 
 
 def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **facts: Any) -> TunedArtifact:
-    """Fold the basis into weight and bias, so that the gate multiplies the states once."""
-    many = basis.projection.shape[1]
-    (slope,), states, head, (bias,) = np.split(correction.weights, [1, 1 + many, -1])
+    """Return the gate with the basis folded into weight and bias: it then multiplies the states only once."""
+    components = basis.projection.shape[1]
+    (slope,), states, head, (bias,) = np.split(correction.weights, [1, 1 + components, -1])
     weight = basis.projection @ states
     return TunedArtifact(
         slope=1.0 + float(slope),
@@ -195,44 +194,37 @@ def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **fac
     )
 
 
-def _read_beginnings(labels: Labels, tokens: int) -> tuple[PositionArray, Float64Array]:
-    """Return which answers came with the LLM's own log-probabilities, and the features of their first tokens."""
-    indices = np.flatnonzero([each.direct.logprobs is not None for each in labels.answered])
-    features = [features_of(labels.answered[index].direct.head(tokens)) for index in indices]
-    return indices, np.array(features)
-
-
 def _required_questions(policy: Policy, p: Float64Array, known: BoolArray, rag: BoolArray) -> str:
-    """Say how many questions like these would do: they are drawn with replacement, and the policy chooses on them."""
+    """Return a sentence on how many such questions the guarantee needs, estimated on draws with replacement."""
     rng = np.random.default_rng(0)
-    for times in (2, 4, 8, 16, 32):
-        n = times * len(p)
-        drawn = rng.integers(0, len(p), n)
-        if policy.choose(p[drawn], known[drawn], rag[drawn]).guaranteed:
+    for factor in (2, 4, 8, 16, 32):
+        n = factor * len(p)
+        sample = rng.integers(0, len(p), n)
+        if policy.choose(p[sample], known[sample], rag[sample]).guaranteed:
             return f"About {n} questions like these would do."
-    return f"{n} questions like these would not do either: allow for more."
+    return f"{n} questions like these would not do either: allow a larger loss, or a higher rate."
 
 
 COMPONENTS = 64
-"""Principal components of the hidden states that are kept."""
+"""Principal components of the hidden states to keep."""
 
 STRENGTHS = (10.0, 1_000.0, 100.0, 30.0, 3.0, 1.0)
-"""Shrinkage of the states' weights that is tried; the states' components have a total variance of 1. The first is
-taken unless another is clearly better: it was near the best for every recorded LLM, from 50 to 1,000 questions."""
+"""Candidate shrinkages of the states' weights; the states' components have a total variance of 1. The first is used
+unless another is clearly better: it was near the best for every recorded LLM, from 50 to 1,000 questions."""
 
 HEAD_STRENGTHS = (0.3, 3.0, 30.0)
-"""Shrinkage of the weights of a partial answer's features, likewise; each has a variance of 1."""
+"""Candidate shrinkages of the weights of a partial answer's features, each of which has a variance of 1."""
 
 FOLDS = 5
-"""Of the cross-fitting, and of the choice of the shrinkage."""
+"""Folds of the cross-fitting, and of the choice of the shrinkage."""
 
-_SLOPE = 20.0  # shrinkage of the prior's slope towards 1: few questions must not turn its order around
-_INTERCEPT = 1e-3  # keeps the intercept finite where all labels are the same
-_BASIS = 2_000  # questions that the principal components are computed from
+_SLOPE = 20.0  # shrinkage of the prior's slope towards 1: few questions must not reverse its order
+_INTERCEPT = 1e-3  # keeps the intercept finite if all labels are the same
+_BASIS = 2_000  # questions from which the principal components are computed
 _TINY = 1e-6
 _NEWTON_STEPS = 30
 _CONVERGED = 1e-4
-_FLATTEST = 1e-4  # curvature that a row has at least: where all is certain, a step would be endless
+_MIN_CURVATURE = 1e-4  # of a row: with certain predictions alone a Newton step would be infinite
 
 
 @dataclass(frozen=True)
@@ -240,8 +232,8 @@ class Basis:
     """Principal components of standardised hidden states, scaled to a total variance of 1.
 
     Attributes:
-        mean: Of the states, shape (layers * hidden size,).
-        projection: Of what is left without the mean, shape (layers * hidden size, components).
+        mean: Mean of the states, shape (layers * hidden size,).
+        projection: Projection of centred states, shape (layers * hidden size, components).
     """
 
     mean: Float64Array
@@ -249,13 +241,13 @@ class Basis:
 
     @classmethod
     def fit(cls, states: Float32Array, seed: int = 0) -> Basis:
-        """Compute it from states, shape (n, layers, hidden size). No label is looked at."""
+        """Compute a basis from states, shape (n, layers, hidden size), without labels."""
         flat = states.reshape(len(states), -1).astype(np.float64)
         if len(flat) > _BASIS:
             flat = flat[np.random.default_rng(seed).choice(len(flat), _BASIS, replace=False)]
         mean, scale = flat.mean(axis=0), flat.std(axis=0) + _TINY
         standard = (flat - mean) / scale
-        # Of the small matrix of questions by questions: there are more dimensions than questions.
+        # Eigenvectors of the matrix of questions by questions: it is smaller than that of dimensions by dimensions.
         values, vectors = np.linalg.eigh(standard @ standard.T)
         largest = np.argsort(values)[::-1][: min(COMPONENTS, max(len(flat) - 1, 1))]
         directions = standard.T @ vectors[:, largest] / np.sqrt(np.maximum(values[largest], _TINY))
@@ -270,14 +262,14 @@ class Basis:
 
 @dataclass(frozen=True)
 class Table:
-    """What a correction is fitted to; all arrays have one row a question.
+    """The data of a fit, one row per question.
 
     Attributes:
-        prior: Logit of the gate that is corrected, shape (n,).
+        prior: Logit of the prior, shape (n,).
         states: Components of the hidden states, shape (n, components).
-        features: Of the partial answers, shape (n, features); no columns for the question alone.
+        features: Features of the partial answers, shape (n, features); no columns for the question alone.
         known: Whether the answer is right, shape (n,).
-        target: What is fitted to, in [0, 1], shape (n,): `known`, or the share of right samples.
+        target: Target of the fit, in [0, 1], shape (n,): `known`, or the share of right samples.
     """
 
     prior: Float64Array
@@ -291,24 +283,24 @@ class Table:
         """The prior, the components, the features, and a one; shape (n, 1 + components + features + 1)."""
         return np.column_stack([self.prior, self.states, self.features, np.ones(len(self.prior))])
 
-    def part(self, positions: PositionArray) -> Table:
+    def part(self, indices: PositionArray) -> Table:
         """Return some of the questions."""
         return Table(
-            self.prior[positions],
-            self.states[positions],
-            self.features[positions],
-            self.known[positions],
-            self.target[positions],
+            self.prior[indices],
+            self.states[indices],
+            self.features[indices],
+            self.known[indices],
+            self.target[indices],
         )
 
 
 @dataclass(frozen=True)
 class Correction:
-    """A fitted correction of a logit.
+    """A fitted correction of the prior's logit.
 
     Attributes:
-        weights: Of the columns of a table, shape (1 + components + features + 1,).
-        strength: The shrinkage of the components' weights that was chosen.
+        weights: Weights of the columns of a table, shape (1 + components + features + 1,).
+        strength: The chosen shrinkage of the components' weights.
     """
 
     weights: Float64Array
@@ -321,39 +313,37 @@ class Correction:
 
 
 def fit_correction(table: Table, seed: int = 0) -> Correction:
-    """Fit a correction, with the shrinkage that predicts held-out labels best.
+    """Fit a correction, with the shrinkage that best predicts held-out labels.
 
     Args:
         table: The questions.
         seed: Seed of the folds.
     """
     head_strengths = HEAD_STRENGTHS if table.features.shape[1] else HEAD_STRENGTHS[:1]
-    tried = list(product(head_strengths, STRENGTHS))
+    candidates = list(product(head_strengths, STRENGTHS))
     n = len(table.known)
-    losses = np.zeros((len(tried), n))
+    losses = np.zeros((len(candidates), n))
     for train, test in question_folds(n, FOLDS, seed):
-        fitted_to, held_out = table.part(train), table.part(test)
-        for row, (head_strength, strength) in enumerate(tried):
-            logits = _fit(fitted_to, strength, head_strength)(held_out)
+        fit_part, held_out = table.part(train), table.part(test)
+        for row, (head_strength, strength) in enumerate(candidates):
+            logits = _fit(fit_part, strength, head_strength)(held_out)
             losses[row, test] = np.logaddexp(0.0, logits) - held_out.target * logits
-    # The first, unless another is better by one standard error.
+    # The first candidate, unless another is better by more than one standard error.
     best = int(losses.mean(axis=1).argmin())
     difference = losses[0] - losses[best]
-    if difference.mean() <= difference.std() / np.sqrt(n):
-        best = 0
-    head_strength, strength = tried[best]
+    is_better = difference.mean() > difference.std() / np.sqrt(n)
+    head_strength, strength = candidates[best if is_better else 0]
     correction = _fit(table, strength, head_strength)
-    if np.array_equal(table.target, table.known):
-        return correction
-    # The intercept must fit the answers themselves: samples are right less often than they are.
-    (moved,) = ridge_logistic(np.ones((n, 1)), table.known, [_INTERCEPT], correction(table))
-    correction.weights[-1] += moved
+    if not np.array_equal(table.target, table.known):
+        # Samples are right less often than the answers themselves: the intercept is fitted to the answers.
+        (shift,) = ridge_logistic(np.ones((n, 1)), table.known, [_INTERCEPT], correction(table))
+        correction.weights[-1] += shift
     return correction
 
 
 def crossfit(table: Table, seed: int) -> Float64Array:
-    """Return for each question the logit of a correction that was fitted without its fold, shape (n,)."""
-    # The shrinkage is chosen anew within each fold: chosen once on everything, it would have seen the test part.
+    """Return the logit of each question from a correction that was fitted without its fold, shape (n,)."""
+    # Each fold chooses its own shrinkage: one that was chosen on all questions would have seen the test part.
     logits = np.zeros(len(table.known))
     for train, test in question_folds(len(table.known), FOLDS, seed):
         logits[test] = fit_correction(table.part(train), seed)(table.part(test))
@@ -361,12 +351,12 @@ def crossfit(table: Table, seed: int) -> Float64Array:
 
 
 def _fit(table: Table, strength: float, head_strength: float) -> Correction:
-    """Fit with given shrinkage; the features are standardised for it."""
-    many, few = table.states.shape[1], table.features.shape[1]
-    penalty = np.array([_SLOPE, *[strength] * many, *[head_strength] * few, _INTERCEPT])
+    """Fit with one shrinkage; the features are standardised for the fit."""
+    components, features = table.states.shape[1], table.features.shape[1]
+    penalty = np.array([_SLOPE, *[strength] * components, *[head_strength] * features, _INTERCEPT])
     mean, scale = np.zeros(len(penalty)), np.ones(len(penalty))
-    mean[1 + many : -1] = table.features.mean(axis=0)
-    scale[1 + many : -1] = table.features.std(axis=0) + _TINY
+    mean[1 + components : -1] = table.features.mean(axis=0)
+    scale[1 + components : -1] = table.features.std(axis=0) + _TINY
     weights = ridge_logistic((table.columns - mean) / scale, table.target, penalty, table.prior) / scale
     weights[-1] -= weights @ mean
     return Correction(weights, strength)
@@ -381,14 +371,14 @@ def ridge_logistic(
 ) -> Float64Array:
     """Minimise the log loss of ``offset + columns @ w`` plus ``penalty @ w² / 2`` by Newton's method.
 
-    scikit-learn's logistic regression has neither an offset nor a penalty for each column.
+    scikit-learn's logistic regression has neither an offset nor one penalty per column.
 
     Args:
         columns: Shape (n, d).
         target: Probabilities in [0, 1], shape (n,).
         penalty: Shape (d,).
         offset: Shape (n,).
-        weights: How much each row counts, shape (n,); alike when None.
+        weights: Weights of the rows, shape (n,); equal when None.
 
     Returns:
         The weights of the columns, shape (d,).
@@ -406,9 +396,9 @@ def ridge_logistic(
     for _ in range(_NEWTON_STEPS):
         p = sigmoids(np.clip(offset + columns @ fitted, -30, 30))
         gradient = columns.T @ (weights * (p - target)) + ridge * fitted
-        curvature = weights * np.maximum(p * (1 - p), _FLATTEST)
+        curvature = weights * np.maximum(p * (1 - p), _MIN_CURVATURE)
         step = np.linalg.solve((columns * curvature[:, None]).T @ columns + np.diag(ridge), gradient)
-        # A full step may overshoot where labels are separable.
+        # A full step may overshoot if the labels are separable.
         loss = loss_at(fitted)
         while loss_at(fitted - step) > loss and np.abs(step).max() > _CONVERGED:
             step = step / 2

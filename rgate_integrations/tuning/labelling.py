@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,33 +45,33 @@ JUDGE = PromptTemplate(
 """The teacher's question of the IK paper (section 3.1), for a judge that is given question, gold and answer."""
 
 LabelKind: TypeAlias = Literal["auto", "gold", "judge", "agreement"]
-"""How answers are labelled; ``"auto"`` is by the judge if there is one, gold where every question has a gold answer,
-else agreement."""
+"""How answers are labelled. ``"auto"`` is the judge if there is one, gold if every question has a gold answer, and
+otherwise agreement."""
 
 Verdicts: TypeAlias = Mapping[tuple[ArmName, str], bool | None]
-"""What a judge says of the answer of an arm to a question, by `Question.key`; None if it does not say."""
+"""A judge's verdict on the answer of an arm to a question, by `Question.key`; None if it gave none."""
 
 SAME_MEANING = 0.96
-"""Cosine similarity from which on two answers say the same."""
+"""Cosine similarity from which two answers mean the same."""
 
-_VERDICT = re.compile(r"^\W*(yes|no)\b", re.IGNORECASE)
+_VERDICT = re.compile(r"\W*(yes|no)\b", re.IGNORECASE)
 
-_SHORT = 12  # words: a text that is no longer is compared as an answer, not as a paragraph
+_MAX_SHORT_WORDS = 12  # a longer text is a paragraph: finding it in another is no agreement on an answer
 
 
 @dataclass(frozen=True)
 class Labels:
-    """What the answers are worth; those without a label are left out.
+    """The labels of answers; questions without a label are left out.
 
     Attributes:
-        kind: How they were made.
-        answered: The questions that have labels.
+        kind: How the labels were made.
+        answered: The labelled questions.
         known: Whether the answer without retrieval is right, shape (n,).
         rag: Whether the answer with retrieval is right, shape (n,).
-        target: What gates are fitted to, in [0, 1], shape (n,): which share of a question's samples is right (KBM,
-            section 2.2). A question without a sample that has a label counts as its answer does.
-        unlabelled: How many questions have no label.
-        judge: Name of the model that judges, if there is one.
+        target: What gates are fitted to, in [0, 1], shape (n,): the share of a question's samples that is right (KBM,
+            section 2.2), or `known` if no sample has a label.
+        unlabelled: Number of questions without a label.
+        judge: Name of the judge, if there is one.
     """
 
     kind: str
@@ -83,12 +84,12 @@ class Labels:
 
     @property
     def samples(self) -> int:
-        """The most samples that a question has, beside its two answers."""
-        return max((len(each.answers) - 2 for each in self.answered), default=0)
+        """The largest number of samples of a question."""
+        return max((len(answered.answers) - 2 for answered in self.answered), default=0)
 
     @property
     def description(self) -> str:
-        """What the labels are, and what they are not."""
+        """What the labels mean, and what they do not."""
         text = {
             "gold": "An answer is right if it contains a gold answer, word by word.",
             "judge": f"The model {self.judge} judged each answer against the gold ones.",
@@ -99,7 +100,7 @@ class Labels:
             return text
         between = ((self.target > 0) & (self.target < 1)).mean()
         return (
-            f"{text} The gates were fitted to the share of right answers among up to {self.samples} samples a "
+            f"{text} The gates were fitted to the share of right answers among up to {self.samples} samples per "
             f"question, which is neither 0 nor 1 for {between:.1%} of the questions. Threshold, guarantee and all "
             "figures here are about the answer itself."
         )
@@ -117,44 +118,43 @@ def label(
     """Label the answers of all arms.
 
     Args:
-        answers: The answers; what a judge says is kept with them, see `ask_judge`.
-        kind: How.
-        judge: Judges them, for ``"judge"``.
-        embedder: Finds answers that say the same in other words, for agreement; the words alone count when None.
+        answers: The answers; verdicts of a judge are kept with them, see `ask_judge`.
+        kind: How to label.
+        judge: The model that judges, for ``"judge"``.
+        embedder: Finds answers that mean the same, for agreement; only words are compared when None.
         concurrency: Calls of the judge at a time.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: There is no judge.
-        DataFormatError: Gold answers are needed, and no question has some.
-        ServerError: The judge could not be asked.
+        ConfigurationError: ``kind`` is ``"judge"``, and there is no judge.
+        DataFormatError: Gold answers are needed, and no question has any.
+        ServerError: The judge could not be reached.
     """
-    answered = answers.complete()
-    with_gold = [each for each in answered if each.question.gold]
+    complete = answers.complete()
+    with_gold = [answered for answered in complete if answered.question.gold]
+    if kind == "auto" and judge is not None:
+        kind = "judge"
     if kind == "auto":
-        kind = "agreement"
-        if judge is not None:
-            kind = "judge"
-        elif len(with_gold) == len(answered):
-            kind = "gold"
-    usable = answered if kind == "agreement" else with_gold
+        kind = "gold" if len(with_gold) == len(complete) else "agreement"
+    usable = complete if kind == "agreement" else with_gold
     verdicts: Verdicts = {}
     if kind == "judge":
         if judge is None:
-            raise ConfigurationError("A judge is needed for labels by a judge.", hint="judge=, or --judge")
+            raise ConfigurationError('labels="judge" needs a judge.', hint="judge=, or --judge")
         verdicts = ask_judge(answers, judge, concurrency=concurrency, progress=progress)
-    if not usable and answered:
-        raise DataFormatError("No question has a gold answer.", hint="Give some, or label by agreement.")
+    if complete and not usable:
+        raise DataFormatError(
+            "No question has a gold answer.", hint="Add gold answers, or label by agreement."
+        )
     labelled, labels = [], []
-    for each in usable:
-        right = _right(each, kind, verdicts, embedder)
+    for answered in usable:
+        right = _label_answers(answered, kind, verdicts, embedder)
         direct, retrieve = right.pop("direct"), right.pop("retrieve")
-        # A question counts only with both labels: thresholds are chosen on pairs.
-        if direct is None or retrieve is None:
-            continue
-        samples = [is_right for is_right in right.values() if is_right is not None] or [direct]
-        labelled.append(each)
-        labels.append((direct, retrieve, sum(samples) / len(samples)))
+        # A question needs both labels: thresholds are chosen on pairs.
+        if direct is not None and retrieve is not None:
+            samples = [is_right for is_right in right.values() if is_right is not None] or [direct]
+            labelled.append(answered)
+            labels.append((direct, retrieve, sum(samples) / len(samples)))
     known, rag, target = np.array(labels, dtype=np.float64).reshape(-1, 3).T
     return Labels(
         kind=kind,
@@ -162,49 +162,48 @@ def label(
         known=known.astype(bool),
         rag=rag.astype(bool),
         target=target,
-        unlabelled=len(answered) - len(labelled),
+        unlabelled=len(complete) - len(labelled),
         judge="" if judge is None else judge.name,
     )
 
 
-def _right(
-    each: Answered, kind: LabelKind, verdicts: Verdicts, embedder: Embedder | None
+def _label_answers(
+    answered: Answered, kind: LabelKind, verdicts: Verdicts, embedder: Embedder | None
 ) -> dict[ArmName, bool | None]:
-    """Return which answers to a question are right, by arm."""
+    """Return whether each answer to a question is right, by arm; None without a label."""
     right: dict[ArmName, bool | None] = {}
-    for arm, answer in each.answers.items():
+    for arm, answer in answered.answers.items():
         if kind == "judge":
-            right[arm] = verdicts[arm, each.question.key]
+            right[arm] = verdicts[arm, answered.question.key]
         elif kind == "gold":
-            right[arm] = is_correct(answer.text, each.question.gold)
-        else:  # the answer with retrieval is what the others agree with
-            right[arm] = arm == "retrieve" or agrees(answer.text, each.retrieve.text, embedder)
+            right[arm] = is_correct(answer.text, answered.question.gold)
+        else:  # the answer with retrieval is the reference for the others
+            right[arm] = arm == "retrieve" or agrees(answer.text, answered.retrieve.text, embedder)
     return right
 
 
 def agrees(text: str, other: str, embedder: Embedder | None) -> bool:
     """Return whether two answers say the same.
 
-    They do if one contains the other, both normalised and word by word, or if their embeddings are near. What is no
-    answer agrees with none.
+    They do if one contains the other, both normalised and word by word, or if their embeddings are similar. A
+    refusal or an empty text agrees with nothing.
     """
     short, long = sorted((normalise(text), normalise(other)), key=len)
     if not short or describe_non_answer(text) or describe_non_answer(other):
         return False
-    if len(short.split()) <= _SHORT and contains_answer(long, short):
+    if len(short.split()) <= _MAX_SHORT_WORDS and contains_answer(long, short):
         return True
     if embedder is None:
         return False
     first, second = embedder.embed([text, other])
-    length = np.linalg.norm(first) * np.linalg.norm(second)
-    return bool(first @ second >= SAME_MEANING * length)
+    return bool(first @ second >= SAME_MEANING * np.linalg.norm(first) * np.linalg.norm(second))
 
 
 @dataclass(frozen=True)
 class JudgeArm(ModelArm):
-    """A judge as an arm, so that its verdicts are kept as answers are (IK, section 3.1).
+    """A judge as an arm, so that its verdicts are kept like answers (IK, section 3.1).
 
-    A local model judges by its Yes and No logits, binarised at 0.5; a remote one by what it writes.
+    A local model judges by its Yes and No logits, binarised at 0.5; a remote one by the text that it writes.
 
     Attributes:
         judged: The answer to each question, by `Question.key`.
@@ -213,32 +212,28 @@ class JudgeArm(ModelArm):
     judged: Mapping[str, str] = field(default_factory=dict)
 
     def answer(self, questions: Sequence[Question]) -> list[Draft]:
-        """Judge the answers to some questions."""
+        """Judge the answers to questions."""
         values = []
         for question in questions:
             gold = "; ".join(question.gold)
             values.append({"question": question.text, "gold": gold, "answer": self.judged[question.key]})
         if self.llm.is_remote:
             return self.llm.generate(self.prompt, values, tokens=self.tokens)
-        found = []
+        drafts = []
         for scores in self.llm.score(self.prompt, values, ("Yes", "No")):
             p = ik_score(*scores.logprobs)
-            text = ""
-            if p >= 0.5:
-                text = "Yes"
-            elif p < 0.5:  # NaN is neither
-                text = "No"
-            found.append(Draft(text=text))
-        return found
+            text = "Yes" if p >= 0.5 else "No"
+            drafts.append(Draft(text="" if math.isnan(p) else text))
+        return drafts
 
 
 def ask_judge(
     answers: Answers, judge: LanguageModel, *, concurrency: int = 4, progress: Progress = no_progress
 ) -> Verdicts:
-    """Let a model judge every answer to a question with gold answers, and keep what it says.
+    """Let a model judge every answer to a question with gold answers, and keep its verdicts.
 
-    Refusals ("I do not know"), nothing at all and calls of tools count as wrong and are not sent to the judge. A
-    reply that is neither Yes nor No, and a request that fails, gives no verdict.
+    Refusals ("I do not know"), empty answers and tool calls count as wrong and are not sent to the judge. There is
+    no verdict if the reply is neither Yes nor No, or if the call fails.
 
     Args:
         answers: The answers; verdicts are kept in the same file.
@@ -247,36 +242,37 @@ def ask_judge(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ServerError: The judge could not be asked.
+        ServerError: The judge could not be reached.
     """
-    answered = [each for each in answers.complete() if each.question.gold]
+    with_gold = [answered for answered in answers.complete() if answered.question.gold]
     verdicts: dict[tuple[ArmName, str], bool | None] = {}
     for arm in list(answers.arms):
         judged = {}
-        for each in answered:
-            if arm in each.answers:
-                judged[each.question.key] = each.answers[arm].text.strip()
-        name = f"judge {judge.name} of {arm}"
-        # It is asked for a word, and may say a few.
-        answers.add({name: JudgeArm(judge, tokens=8, prompt=JUDGE, judged=judged)})
-        asked = [
-            each.question for each in answered if not describe_non_answer(judged.get(each.question.key, ""))
+        for answered in with_gold:
+            if arm in answered.answers:
+                judged[answered.question.key] = answered.answers[arm].text.strip()
+        verdicts |= {(arm, key): False for key in judged}
+        questions = [
+            answered.question
+            for answered in with_gold
+            if not describe_non_answer(judged.get(answered.question.key, ""))
         ]
-        answers.ask(asked, arms=[name], concurrency=concurrency, what=f"judging {arm}", progress=progress)
-        for key in judged:
-            verdicts[arm, key] = False
-        for question in asked:
-            reply = answers.answer_of(question, name)
-            verdicts[arm, question.key] = None if reply is None else verdict(reply.text)
+        name = f"judge {judge.name} of {arm}"
+        # The prompt asks for one word, but some models write a few more.
+        answers.add({name: JudgeArm(judge, tokens=8, prompt=JUDGE, judged=judged)})
+        answers.ask(
+            questions, arms=[name], concurrency=concurrency, label=f"judging {arm}", progress=progress
+        )
+        for question in questions:
+            reply = answers.get(question, name)
+            verdicts[arm, question.key] = None if reply is None else parse_verdict(reply.text)
     return verdicts
 
 
-def verdict(reply: str) -> bool | None:
-    """Return what a judge's reply says: whether its first word is Yes or No; None for anything else."""
+def parse_verdict(reply: str) -> bool | None:
+    """Return whether the first word of a judge's reply is Yes; None if it is neither Yes nor No."""
     match = _VERDICT.match(reply)
-    if match is None:
-        return None
-    return match[1].lower() == "yes"
+    return None if match is None else match[1].lower() == "yes"
 
 
 def collect(
@@ -290,32 +286,32 @@ def collect(
     judge: LanguageModel | None = None,
     progress: Progress = no_progress,
 ) -> Path:
-    """Ask an LLM questions without and with retrieval, and write paired data, one JSON record a line.
+    """Ask an LLM questions without and with retrieval, and write paired data, one JSON record per line.
 
-    Answers are kept as they come, in a file beside ``out``; run again, it goes on, and no call that was answered is
-    made again. ``out`` is written at the end, whole, with all questions that were answered so far.
+    Each answer is written at once to a file beside ``out``. Run again, it resumes, and repeats no call that was
+    answered. ``out`` is written at the end, in one step, with all questions that were answered so far.
 
     Args:
-        questions: What `rgate_integrations.tuning.questions.read_questions` reads; each with gold answers.
-        llm: Answers.
-        out: The file.
-        index: Finds passages; None asks without retrieval only.
-        k: Passages a question.
+        questions: Questions with gold answers, as `rgate_integrations.tuning.questions.read_questions` reads them.
+        llm: The answering LLM.
+        out: The file to write.
+        index: Searched for passages; None asks without retrieval only.
+        k: Passages per question.
         tokens: Maximum length of an answer.
-        judge: A model that judges answers against the gold ones; what it does not say, and everything without a
-            judge, is judged by containment (`rgate_integrations.runtime.text.is_correct`).
+        judge: A model that judges answers against the gold ones. Answers without a verdict are right if they contain
+            a gold answer (`rgate_integrations.runtime.text.is_correct`).
         progress: Progress callback: ``(label, done, total)``.
 
     Returns:
         ``out``; `rgate_integrations.tuning.questions.read_paired` reads it.
 
     Raises:
-        ConfigurationError: Earlier answers were made otherwise, such as by another LLM.
+        ConfigurationError: Earlier answers were made with other settings, such as another LLM.
         DataFormatError: A question has no gold answers, or ``out`` holds something else.
-        ServerError: The LLM could not be asked.
-        NoAnswerError: Its answers were cut off while it thought.
+        ServerError: The LLM could not be reached.
+        NoAnswerError: The LLM's answers were cut off while it thought.
         LockedError: Another process is writing to the file.
-        WriteError: A file could not be written, such as on a full disk; what was answered is kept.
+        WriteError: A file could not be written, such as on a full disk; the answers are kept.
     """
     out = Path(out)
     answers_path = answers_file(out)
@@ -324,21 +320,21 @@ def collect(
         arms["retrieve"] = ModelArm(llm, index, k=k, tokens=tokens)
     # The answers lie beside the file, so that one lock serves for both.
     with locked(out):
-        asked = read_questions(questions, gold=True)
+        to_ask = read_questions(questions, gold=True)
         if out.exists() and not answers_path.exists():
             raise DataFormatError(
-                f"{str(out)!r} holds something else than what is collected now.", hint="Name another file."
+                f"{str(out)!r} holds something else: it has no answers beside it.",
+                hint="Choose another file.",
             )
         answers = Answers(answers_path, arms)
-        answers.ask(asked, progress=progress)
+        answers.ask(to_ask, progress=progress)
         verdicts = {} if judge is None else ask_judge(answers, judge, progress=progress)
-        write_atomically(
-            out, "".join(json_line(_record(each, llm.name, verdicts)) for each in answers.complete())
-        )
+        records = [_as_record(answered, llm.name, verdicts) for answered in answers.complete()]
+        write_atomically(out, "".join(map(json_line, records)))
     return out
 
 
-def _record(answered: Answered, llm: str, verdicts: Verdicts) -> dict[str, Any]:
+def _as_record(answered: Answered, llm: str, verdicts: Verdicts) -> dict[str, Any]:
     """Return a question with its answers and whether they are right, as `read_paired` reads it."""
     question = answered.question
     record: dict[str, Any] = {

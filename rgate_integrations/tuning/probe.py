@@ -1,9 +1,8 @@
-"""Linear probes on the proxy's hidden states: read, fitted, cross-validated, and weighted against each other."""
+"""Trains linear probes on the hidden states of a proxy, cross-validated and weighted against each other."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -19,13 +18,13 @@ from rgate_integrations.tuning.questions import DataFile, DraftKind, Question, a
 from rgate_integrations.tuning.training import TrainingOptions, drafts_for
 
 COMPONENTS = 128
-"""Principal components that are kept of a layer."""
+"""Principal components to keep of each layer."""
 
 REGULARISATION = 0.005
 """scikit-learn's C: the inverse of the strength."""
 
-_HARDLY_REGULARISED = 100.0  # as large a feature gets a small weight, which costs little
-_TINY = 1e-6  # keeps a constant feature from dividing by zero
+_UNREGULARISED = 100.0  # a feature of this size gets a small weight, which regularisation hardly shrinks
+_TINY = 1e-6  # avoids a division by zero for constant features
 _CHUNK = 256
 _RECIPE = (
     f"per layer: standardised, {COMPONENTS} principal components and logistic regression with C={REGULARISATION}, "
@@ -35,10 +34,10 @@ _RECIPE = (
 _VIEWS: dict[DraftKind, tuple[tuple[Span, Pooling], ...]] = {
     "none": (("question", "mean"),),
     "proxy": (("draft", "mean"), ("question", "mean")),
-    # a recorded answer is often whole: its last token sums it up
+    # A recorded answer is often complete: its last token sums it up.
     "recorded": (("draft", "mean"), ("draft", "last"), ("question", "mean")),
 }
-"""What each kind of draft is read by: a probe a view."""
+"""The views of each kind of draft; each view has its own probe."""
 
 
 def train_probe(
@@ -48,19 +47,19 @@ def train_probe(
     *,
     progress: Progress = no_progress,
 ) -> ProbeArtifact:
-    """Train a probe: read the questions with the proxy, cross-validate, then fit on everything.
+    """Train a probe: read the questions with the proxy, cross-validate, then fit on all questions.
 
     Args:
         files: The examples.
         proxy: The model whose hidden states are read.
-        options: What is read, and how the result is described.
+        options: Drafts to read, folds, and description.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        DataFormatError: All labels are the same, or there are fewer questions than folds.
+        DataFormatError: All labels are the same, or a label has fewer questions than there are folds.
+        MissingDependencyError: scikit-learn is not installed.
     """
-    folds = options.folds or 5
-    options = replace(options, folds=folds)
+    folds = options.folds
     examples = all_examples(files)
     known = check_labels(examples, folds)
     questions = [example.question for example in examples]
@@ -70,17 +69,21 @@ def train_probe(
         views.append([PooledLayer(depth, span, pooling) for depth in middle_layers(proxy.num_layers, span)])
     states = _read_states(proxy, questions, views, options, progress)
     held_out = np.stack([cross_validate(view, known, folds, options.seed, sets) for view in states], axis=1)
-    # The views are weighted by a second cross-validation, so that no question weights itself.
-    logits = np.zeros(len(known))
-    for train, test in question_folds(len(known), folds, options.seed):
-        weights, bias = _combine(held_out[train], known[train])
-        logits[test] = held_out[test] @ weights + bias
-    weights, bias = _combine(held_out, known)
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import cross_val_predict
+
+    # A logistic regression on the held-out logits weights and calibrates the views. It is cross-validated again, so
+    # that no question weights itself.
+    combination = LogisticRegression(C=1e6)
+    splits = list(question_folds(len(known), folds, options.seed))
+    logits = cross_val_predict(combination, held_out, known, cv=splits, method="decision_function")
+    combination.fit(held_out, known)
+    bias = float(combination.intercept_[0])
     weighted = []
-    for view, share in zip(states, weights, strict=True):
-        weight, own_bias = fit_probe(view, known, options.seed, sets)
+    for view, share in zip(states, combination.coef_[0], strict=True):
+        weight, view_bias = fit_probe(view, known, options.seed, sets)
         weighted.append(weight * share)
-        bias += own_bias * float(share)
+        bias += view_bias * float(share)
     return ProbeArtifact(
         weight=np.concatenate(weighted).astype(np.float32),
         bias=bias,
@@ -102,28 +105,17 @@ def _read_states(
     options: TrainingOptions,
     progress: Progress,
 ) -> list[Float32Array]:
-    """Read the questions chunk by chunk, exactly as a gate would; for each view (n, layers, hidden size)."""
+    """Return the states of each view, shape (n, layers, hidden size), read as a gate reads them."""
     drafts = drafts_for(proxy, questions, options, progress)
     layers = list(chain.from_iterable(views))
     states: list[Float32Array] = []
     for start in range(0, len(questions), _CHUNK):
         values = [{"question": question.text} for question in questions[start : start + _CHUNK]]
         chunk_drafts = drafts and drafts[start : start + _CHUNK]
-        states += [each.states for each in read_states(proxy, options.prompt, values, chunk_drafts, layers)]
+        states += [read.states for read in read_states(proxy, options.prompt, values, chunk_drafts, layers)]
         progress("reading hidden states", len(states), len(questions))
     ends = np.cumsum(list(map(len, views)))
     return np.split(np.stack(states), ends[:-1], axis=1)
-
-
-def _combine(logits: Float64Array, known: BoolArray) -> tuple[Float64Array, float]:
-    """Fit the weights of several probes' held-out logits, shape (n, probes), and so calibrate them.
-
-    P(known) is the sigmoid of ``logits @ weights + bias``.
-    """
-    from sklearn.linear_model import LogisticRegression
-
-    model = LogisticRegression(C=1e6).fit(logits, known)
-    return model.coef_[0], float(model.intercept_[0])
 
 
 def fit_probe(
@@ -132,8 +124,8 @@ def fit_probe(
     """Fit one regularised logistic regression a layer, on standardised principal components, and average them.
 
     With several data sets each layer is fitted twice and averaged: once as it is, and once with a free intercept
-    a set. The latter learns what tells known from unknown within a set, not which set a question is from.
-    Standardisation, projection and averaging are linear, so the result folds into one weight vector a layer.
+    per set. The latter learns what separates known from unknown within a set, not which set a question is from.
+    Standardisation, projection and averaging are linear, so the result folds into one weight vector per layer.
 
     Args:
         states: Shape (n, layers, hidden size).
@@ -165,7 +157,7 @@ def _fit_layer(
     model = LogisticRegression(C=REGULARISATION, max_iter=2_000, random_state=seed).fit(components, known)
     coefficients, intercept = model.coef_[0], float(model.intercept_[0])
     if in_set.shape[1] > 1:
-        model.fit(np.hstack([components, _HARDLY_REGULARISED * in_set]), known)
+        model.fit(np.hstack([components, _UNREGULARISED * in_set]), known)
         coefficients = (coefficients + model.coef_[0, : components.shape[1]]) / 2
     # Back from components to states: x -> coefficients @ components_ @ ((x - mean) / scale - pca.mean_) + intercept
     projected = pca.components_.T @ coefficients
@@ -176,7 +168,7 @@ def _fit_layer(
 def cross_validate(
     states: Float32Array, known: BoolArray, folds: int, seed: int, sets: Sequence[str]
 ) -> Float64Array:
-    """Return for each question the logit of a probe that was fitted without its fold."""
+    """Return the logit of each question from a probe that was fitted without its fold, shape (n,)."""
     logits = np.zeros(len(known))
     names = np.asarray(sets)
     for train, test in question_folds(len(known), folds, seed):

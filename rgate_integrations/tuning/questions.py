@@ -1,4 +1,4 @@
-"""Questions and what is known of them: read from logs, and from files of recorded and labelled answers."""
+"""Questions with their gold answers, drafts and labels: read from logs, and from files of answers."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from rgate_integrations.runtime.arrays import BoolArray
 from rgate_integrations.runtime.records import Record, read_records
 from rgate_integrations.runtime.text import is_correct, matching_ratio, normalise
 
-_HINT = 'Each line is {"question": "…"}, with "gold_answers": ["…"] where they are known.'
+_HINT = 'Each line is {"question": "…"}, with "gold_answers": ["…"] where you know them.'
 
 LABEL = "closed_book_correct"
+"""Default key of the label."""
 
 DraftKind = Literal["proxy", "recorded", "none"]
-"""Whose drafts are read: the proxy's own, what the LLM is recorded to have written, or none: the question alone."""
+"""Which drafts are read: the proxy's own, the recorded ones of the LLM, or none: the question alone."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question, and what is known of it.
+    """A question with its gold answers and other fields of its record.
 
     Attributes:
-        text: The question, without the white space around it.
-        gold: Its right answers; none where they are not known.
-        id: What a file calls it; empty if it has no name.
-        dataset: Which set it is from; may be empty.
-        popularity: Popularity of its entity, if it is known.
-        context: A passage that answers it; empty where none is given.
-        draft: What the LLM is recorded to have written without retrieval, or None.
+        text: The question, without surrounding white space.
+        gold: Gold answers; may be empty.
+        id: Identifier in its file; may be empty.
+        dataset: Name of its data set; may be empty.
+        popularity: Popularity of its entity, or None.
+        context: A passage that answers it; may be empty.
+        draft: The recorded answer of the LLM without retrieval, or None.
     """
 
     text: str
@@ -50,25 +51,24 @@ class Question:
 
     @property
     def key(self) -> str:
-        """Identifies the question: the same one is asked once, however often it occurs."""
+        """Hash of the text, whatever its case: a repeated question is asked once."""
         return hashlib.sha256(self.text.casefold().encode(errors="replace")).hexdigest()[:16]
 
     @classmethod
     def from_record(cls, record: Record, dataset: str = "") -> Question:
-        """Read a question from a record; ``dataset`` is used where the record names none.
+        """Read a question from a record; ``dataset`` is the default for records without one.
 
         Raises:
-            DataFormatError: The record has no question, or a field of another kind than it must be.
+            DataFormatError: The record has no question, or a field has the wrong type.
         """
         key = "gold_answers" if "gold_answers" in record.fields else "answer"
-        gold = [answer for answer in record.texts(key) if answer.strip()]
         draft = None
         text = record.optional_text("closed_book_text") or record.optional_text("closed_book_answer")
         if text:
             draft = Draft(text=text, logprobs=record.logprobs("closed_book_logprobs"), source="recorded")
         return cls(
             text=record.text("question"),
-            gold=tuple(gold),
+            gold=tuple(filter(None, record.texts(key))),  # the texts are stripped
             id=record.optional_text("id"),
             dataset=record.optional_text("dataset") or dataset,
             popularity=record.optional_number("popularity"),
@@ -82,18 +82,18 @@ Questions = str | Path | Iterable[str | Mapping[str, Any] | Question]
 
 
 def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
-    """Return questions, each once, in order.
+    """Return questions in order, without repetitions.
 
     Args:
-        source: A JSONL file, also gzipped, with ``question`` and, where known, ``gold_answers`` (or ``answer``),
-            ``id``, ``dataset`` and ``popularity`` a line; or texts and such objects.
+        source: A JSONL file, also gzipped, with ``question`` and optionally ``gold_answers`` (or ``answer``),
+            ``id``, ``dataset`` and ``popularity`` per line; or texts and such objects.
         gold: Whether each question must have gold answers.
 
     Raises:
-        DataFormatError: A line cannot be used, or there is no question; the message names file and line.
+        DataFormatError: A line cannot be read, or there is no question; the message names file and line.
     """
     if isinstance(source, str | Path):
-        read = partial(Question.from_record, dataset=_dataset(Path(source)))
+        read = partial(Question.from_record, dataset=_dataset_name(Path(source)))
         questions = map(read, read_records(source, hint=_HINT))
     else:
         questions = map(_as_question, source, count(1))
@@ -101,7 +101,7 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
     for question in questions:
         if gold and not question.gold:
             raise DataFormatError(f"{question.text[:60]!r} has no gold_answers.", hint=_HINT)
-        # A later line may know the answers that an earlier one left out.
+        # A repetition may have the gold answers that the first occurrence lacks.
         if question.key not in by_key or not by_key[question.key].gold:
             by_key[question.key] = question
     if not by_key:
@@ -112,24 +112,22 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
 def _as_question(source: Any, number: int) -> Question:
     if isinstance(source, Question):
         return source
-    if isinstance(source, str):
-        source = {"question": source}
-    fields = dict(source) if isinstance(source, Mapping) else {}
+    fields = dict(source) if isinstance(source, Mapping) else {"question": source}
     return Question.from_record(Record(f"question {number}", fields, _HINT))
 
 
-def _dataset(path: Path) -> str:
+def _dataset_name(path: Path) -> str:
     return path.name.split(".")[0]
 
 
 @dataclass(frozen=True)
 class Example:
-    """A question, and which of an LLM's answers to it are right.
+    """A question with the labels of an LLM's answers.
 
     Attributes:
-        question: The question, with the answer that was recorded.
-        target: The label of the answer without retrieval, in [0, 1]; soft labels lie between.
-        rag_correct: Whether the answer with retrieval is right; None where none was recorded.
+        question: The question, with the recorded answer.
+        target: Label of the answer without retrieval, in [0, 1]; soft labels lie in between.
+        rag_correct: Whether the answer with retrieval is right; None if there is none.
     """
 
     question: Question
@@ -138,18 +136,18 @@ class Example:
 
     @property
     def known(self) -> bool:
-        """Whether the LLM answered rightly without retrieval."""
+        """Whether the answer without retrieval counts as right."""
         return self.target >= 0.5
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of examples, for the provenance of what is made from it.
+    """A file of examples.
 
     Attributes:
         name: Name of the file, without folders.
-        sha256: Its checksum.
-        examples: What it holds.
+        sha256: Checksum of the file.
+        examples: The examples in it.
     """
 
     name: str
@@ -158,17 +156,17 @@ class DataFile:
 
     @classmethod
     def from_examples(cls, path: Path, examples: Sequence[Example]) -> DataFile:
-        """Describe the file that examples were read from.
+        """Return the file that examples were read from.
 
         Raises:
-            DataFormatError: There are none.
+            DataFormatError: There are no examples.
         """
         if not examples:
             raise DataFormatError(f"{path} holds no questions that are not in the files before it.")
         return cls(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), tuple(examples))
 
     def as_provenance(self) -> dict[str, Any]:
-        """Return name, checksum, number of questions and share of known ones."""
+        """Return name, checksum, number of questions and share of known ones, as JSON values."""
         known = sum(example.known for example in self.examples) / len(self.examples)
         return {"name": self.name, "sha256": self.sha256, "n": len(self.examples), "known": known}
 
@@ -181,7 +179,7 @@ def all_examples(files: Sequence[DataFile]) -> list[Example]:
 def read_examples(
     paths: Sequence[str | Path], label: str = LABEL, targets: Mapping[str, float] | None = None
 ) -> list[DataFile]:
-    """Read files of labelled questions; a question that occurred before, in any file, is left out.
+    """Read files of labelled questions; repetitions, also across files, are left out.
 
     Each line needs ``question`` and the label; ``closed_book_text``, ``gold_answers``, ``context`` and ``dataset``
     are optional.
@@ -190,7 +188,7 @@ def read_examples(
         paths: JSONL files, also gzipped.
         label: Key of the label, a boolean or a number in [0, 1]; or ``"match_ratio"``: the label of SlimPLM,
             computed from ``gold_answers`` and ``closed_book_text``.
-        targets: Labels by question, instead of those in the files.
+        targets: Labels by question, which replace those in the files.
 
     Raises:
         DataFormatError: A file cannot be read or is empty, a line lacks a key, or a question has both labels;
@@ -201,8 +199,8 @@ def read_examples(
     for path in map(Path, paths):
         examples = []
         for record in read_records(path, hint=f'Each line needs "question" and "{label}".'):
-            question = Question.from_record(record, _dataset(path))
-            target = _target(record, question, label) if targets is None else targets[question.text]
+            question = Question.from_record(record, _dataset_name(path))
+            target = _read_target(record, question, label) if targets is None else targets[question.text]
             example = Example(question, target)
             key = normalise(question.text) or question.text
             if key not in seen:
@@ -215,13 +213,11 @@ def read_examples(
     return files
 
 
-def _target(record: Record, question: Question, label: str) -> float:
+def _read_target(record: Record, question: Question, label: str) -> float:
     """Return the label of a record, in [0, 1]."""
     if label == "match_ratio":
-        if not question.gold:
-            raise record.wrong("no gold_answers")
-        if question.draft is None:
-            raise record.wrong("no closed_book_text")
+        if not question.gold or question.draft is None:
+            raise record.wrong("no gold_answers, or no closed_book_text")
         # SlimPLM, section 3.2: known if more than half of the gold answers are contained.
         return float(matching_ratio(question.draft.text, question.gold) > 0.5)
     target = record.fields.get(label)
@@ -231,7 +227,7 @@ def _target(record: Record, question: Question, label: str) -> float:
 
 
 def read_paired(paths: Sequence[str | Path]) -> list[DataFile]:
-    """Read paired data: questions with both of the LLM's answers, one JSON record a line.
+    """Read paired data: questions with the labels of both arms, one JSON record per line.
 
     A record needs ``question`` and, for each arm, ``closed_book_correct`` and ``rag_correct``, or the answer
     (``closed_book_answer``, ``rag_answer``) with ``gold_answers``. Optional: ``dataset``, ``closed_book_text``,
@@ -241,14 +237,13 @@ def read_paired(paths: Sequence[str | Path]) -> list[DataFile]:
         paths: JSONL files, also gzipped.
 
     Raises:
-        DataFormatError: A file cannot be read or is empty, or a record lacks what is needed; the message names
-            file and line.
+        DataFormatError: A file cannot be read or is empty, or a record lacks a key; the message names file and line.
     """
     files = []
     for path in map(Path, paths):
         examples = []
         for record in read_records(path, hint='Each line is {"question": "…", …}.'):
-            question = Question.from_record(record, _dataset(path))
+            question = Question.from_record(record, _dataset_name(path))
             known = _is_right(record, question, "closed_book")
             examples.append(Example(question, float(known), _is_right(record, question, "rag")))
         files.append(DataFile.from_examples(path, examples))
@@ -256,7 +251,7 @@ def read_paired(paths: Sequence[str | Path]) -> list[DataFile]:
 
 
 def _is_right(record: Record, question: Question, arm: str) -> bool:
-    """Return what a record says of an arm's answer, or what its gold answers say."""
+    """Return the label of an arm's answer, or whether the answer contains a gold answer."""
     label = record.fields.get(f"{arm}_correct")
     if isinstance(label, bool):
         return label
@@ -267,47 +262,45 @@ def _is_right(record: Record, question: Question, arm: str) -> bool:
 
 
 def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
-    """Return the labels, shape (n,), if they can be learned.
+    """Return the labels, shape (n,), after a check that they can be learned.
 
     Args:
         examples: The questions.
         folds: Folds of the cross-validation, or 0 for none.
 
     Raises:
-        DataFormatError: All labels are the same, or there are fewer questions of a label than folds.
+        DataFormatError: All labels are the same, or a label has fewer questions than there are folds.
     """
     known = np.array([example.known for example in examples])
     right = int(known.sum())
     wrong = len(known) - right
     if not right or not wrong:
         raise DataFormatError(
-            f"All {len(known)} questions have the same label.", hint="Both known and unknown ones are needed."
+            f"All {len(known)} questions have the same label.", hint="Add questions with the other label."
         )
     if folds and not 2 <= folds <= min(right, wrong):
         raise DataFormatError(
             f"{folds} folds need at least {folds} questions of each label; there are {right} known and {wrong} "
             "unknown.",
-            hint="Give more data or fewer folds.",
+            hint="Use more data or fewer folds.",
         )
     return known
 
 
 def recorded_drafts(questions: Sequence[Question], kind: DraftKind) -> Sequence[Draft | None]:
-    """Return what the LLM is recorded to have written, one draft a question; None each for another kind of draft.
+    """Return the recorded draft of each question, or None for each if ``kind`` is not ``"recorded"``.
 
     Raises:
-        ConfigurationError: ``draft`` is not one of `DraftKind`.
-        DataFormatError: Recorded drafts are asked for, and a question has none.
+        ConfigurationError: ``kind`` is not one of `DraftKind`.
+        DataFormatError: A question has no recorded draft.
     """
     if kind not in get_args(DraftKind):
         raise ConfigurationError(f"draft must be proxy, recorded or none, not {kind!r}.")
     if kind != "recorded":
         return [None] * len(questions)
-    drafts: list[Draft | None] = []
     for question in questions:
         if question.draft is None:
             raise DataFormatError(
                 f"{question.text[:60]!r} has no closed_book_text.", hint='Use draft="proxy" or "none".'
             )
-        drafts.append(question.draft)
-    return drafts
+    return [question.draft for question in questions]

@@ -1,4 +1,4 @@
-"""Reports of a tuned gate or an evaluation: in sentences, as a card, and as a page."""
+"""Reports on a tuned gate or an evaluation: sentences, a Markdown card, and an HTML page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import DataFormatError
@@ -23,15 +23,11 @@ from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.fitting import FittedGate, Readings
 from rgate_integrations.tuning.labelling import Labels
 
-_LARGEST_RESULT = 1 << 28  # bytes
+_MAX_RESULT_BYTES = 1 << 28
 
 
-class _Shown(BaseModel):
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
-
-
-class JudgedQuestion(_Shown):
-    """A question of an evaluation: P(known), P(covered), what overrides them, and which answers to it are right."""
+class JudgedQuestion(BaseModel, frozen=True, allow_inf_nan=False):
+    """A question of an evaluation: its decision, and which answers to it are right."""
 
     question: str
     dataset: str = ""
@@ -44,8 +40,8 @@ class JudgedQuestion(_Shown):
     rag_correct: bool
 
 
-class Result(_Shown):
-    """What the page shows of one gate."""
+class Result(BaseModel, frozen=True, allow_inf_nan=False):
+    """The part of an evaluation that the page shows."""
 
     gate: str
     draft: str = ""
@@ -56,15 +52,15 @@ class Result(_Shown):
 
 
 def read_results(paths: Sequence[str | Path]) -> list[Result]:
-    """Read what ``rgate evaluate --out`` wrote.
+    """Read results of ``rgate evaluate --out``.
 
     Raises:
-        DataFormatError: A file cannot be read, or is something else; the message names it.
+        DataFormatError: A file cannot be read, or is not such a result; the message names it.
     """
     results = []
     for path in map(Path, paths):
         try:
-            results.append(Result.model_validate(parse_json(read_file(path, _LARGEST_RESULT))))
+            results.append(Result.model_validate(parse_json(read_file(path, _MAX_RESULT_BYTES))))
         except (OSError, ValueError) as error:
             raise DataFormatError(
                 f"{str(path)!r} is not a result of an evaluation: {error}.",
@@ -74,118 +70,112 @@ def read_results(paths: Sequence[str | Path]) -> list[Result]:
 
 
 def report_page(results: Sequence[Result]) -> str:
-    """Return the page: one HTML document without any reference to the network.
+    """Return the page: one HTML document that needs no network.
 
     Args:
         results: Results of evaluations; the page shows one at a time.
     """
-    # "<" would end the script element, whatever a model wrote
-    data = (
-        json_line([result.model_dump() for result in results])
-        .replace("<", "\\u003c")
-        .replace("\u2028", "\\u2028")
-    )
+    # Text of a model must not end the script element ("<"), or the line of JavaScript.
+    data = json_line([result.model_dump() for result in results])
+    data = data.replace("<", "\\u003c").replace("\u2028", "\\u2028")
     template = files("rgate_integrations.tuning").joinpath("report.html").read_text(encoding="utf-8")
     return template.replace("/*DATA*/[]", data)
 
 
 Notes: TypeAlias = dict[str, list[str]]
-"""What is said of each gate, ``"question alone"`` and ``"answer first"``, in sentences."""
+"""Sentences about each gate, ``"question alone"`` and ``"answer first"``; the first is its guarantee."""
 
 
-def write_notes(labels: Labels, question: FittedGate, begun: FittedGate | None) -> Notes:
-    """Say what each gate guarantees, how good it is, and what it saves; why one is not there, if it is not."""
-    notes = {"question alone": _notes_of(labels, question)}
-    if begun is not None:
-        return notes | {"answer first": _notes_of(labels, begun)}
-    n = sum(each.direct.logprobs is not None for each in labels.answered)
-    why = (
+def write_notes(labels: Labels, question: FittedGate, answer_first: FittedGate | None) -> Notes:
+    """Return what each gate guarantees, how good it is and what it saves, or why there is no answer-first gate."""
+    n = sum(answered.direct.logprobs is not None for answered in labels.answered)
+    partial_notes = [
         f"There is no gate for partial answers: {n} of {len(labels.answered)} answers came with log-probabilities, "
         f"which not every server gives. {LEAST} are needed, and not all of them right, or all wrong."
-    )
-    return notes | {"answer first": [why]}
+    ]
+    if answer_first is not None:
+        partial_notes = _write_gate_notes(labels, answer_first)
+    return {"question alone": _write_gate_notes(labels, question), "answer first": partial_notes}
 
 
-def _notes_of(labels: Labels, gate: FittedGate) -> list[str]:
-    """Say in sentences what a gate guarantees, how good it is, and what it spends."""
+def _write_gate_notes(labels: Labels, gate: FittedGate) -> list[str]:
     rate = float(gate.retrieves.mean())
     answered = [labels.answered[index] for index in gate.indices]
-    direct, rag = np.median([(each.seconds["direct"], each.seconds["retrieve"]) for each in answered], axis=0)
+    seconds = [(each.seconds["direct"], each.seconds["retrieve"]) for each in answered]
+    direct, rag = np.median(seconds, axis=0)
     notes = [
         gate.choice.guarantee,
         f"Threshold {gate.choice.threshold:.3f}: retrieves for {rate:.1%}.",
         f"AUC of P(known) on held-out questions: {gate.auc:.3f}; of the shipped gate: {gate.auc_before:.3f} "
         f"(n = {len(gate.p)}).",
-        f"Takes {rate * rag + (1 - rate) * direct:.3g} s a question (median, as measured) instead of {rag:.3g} with "
-        "retrieval always, without the gate's own work.",
+        f"Takes {rate * rag + (1 - rate) * direct:.3g} s per question (median, as measured) instead of {rag:.3g} "
+        "with retrieval always, without the gate's own work.",
     ]
-    spent = mean_tokens(answered, gate.retrieves, gate.artifact.tokens)
+    gated = mean_tokens(answered, gate.retrieves, gate.artifact.tokens)
     always = mean_tokens(answered, np.ones(len(answered), dtype=bool))
-    if spent is not None and always is not None:  # where the server says how long prompts are
+    if gated is not None and always is not None:  # the server reports the length of prompts
         notes.append(
-            f"Tokens of the LLM a question: {spent[0]:.0f} read and {spent[1]:.0f} written, instead of "
+            f"Tokens of the LLM per question: {gated[0]:.0f} read and {gated[1]:.0f} written, instead of "
             f"{always[0]:.0f} and {always[1]:.0f} with retrieval always."
         )
     return notes
 
 
-def mean_tokens(answered: Sequence[Answered], retrieved: BoolArray, begun: int = 0) -> Float64Array | None:
-    """Return the tokens of prompts and of answers that a question takes on average, shape (2,).
+def mean_tokens(answered: Sequence[Answered], retrieves: BoolArray, cut: int = 0) -> Float64Array | None:
+    """Return the mean number of tokens read and written per question, shape (2,).
 
     Args:
         answered: The questions, with the answers of both arms.
-        retrieved: Which of them are answered with retrieval, shape (n,).
-        begun: For these the answer without retrieval is begun, and dropped after so many tokens; 0 if it is not.
+        retrieves: Which of them are answered with retrieval, shape (n,).
+        cut: Tokens after which these answers without retrieval are stopped; 0 if none is begun.
 
     Returns:
-        The tokens; None if the length of a prompt is not known.
+        The tokens; None if the length of a prompt is unknown.
     """
     total = np.zeros(2)
-    for each, with_retrieval in zip(answered, retrieved, strict=True):
+    for each, with_retrieval in zip(answered, retrieves, strict=True):
         if 0 in (each.direct.prompt_tokens, each.retrieve.prompt_tokens):
             return None
         if with_retrieval:
-            total += (each.retrieve.prompt_tokens, _length(each.retrieve))
-            if begun:
-                total += (each.direct.prompt_tokens, min(_length(each.direct), begun))
-        else:
-            total += (each.direct.prompt_tokens, _length(each.direct))
+            total += (each.retrieve.prompt_tokens, _count_tokens(each.retrieve))
+        if cut or not with_retrieval:
+            written = _count_tokens(each.direct)
+            total += (each.direct.prompt_tokens, min(written, cut) if with_retrieval else written)
     return total / len(answered)
 
 
-def _length(answer: Draft) -> float:
-    """Return how many tokens an answer has, with its thoughts; about that, where the server lists none."""
-    return answer.thinking_tokens + (len(answer.tokens) or len(answer.text) / 4)  # characters a token
+def _count_tokens(answer: Draft) -> float:
+    """Return the tokens of an answer and its thoughts; estimated if the server does not list tokens."""
+    return answer.thinking_tokens + (len(answer.tokens) or len(answer.text) / 4)  # 4 characters per token
 
 
 def write_page(
-    labels: Labels, question: FittedGate, begun: FittedGate | None, readings: Readings, notes: Notes
+    labels: Labels, question: FittedGate, answer_first: FittedGate | None, readings: Readings, notes: Notes
 ) -> str:
-    """Return the report: one HTML document without any reference to the network.
+    """Return the report: one HTML document that needs no network.
 
-    All scores in it are of fits that have not seen the question; those of the shipped gate are its own.
+    The scores of the tuned gates are from fits without the question.
 
     Args:
         labels: The labelled answers.
         question: The gate for the question alone.
-        begun: The gate for partial answers, if there is one.
-        readings: What the gate that was corrected says of the questions.
-        notes: What is said of the gates.
+        answer_first: The gate for partial answers, if there is one.
+        readings: The readings of the questions, with the decisions of the prior.
+        notes: The sentences about the gates.
     """
-    about, about_begun = notes.values()
-    if begun is None:
-        results = [_result("tuned, question alone", labels, readings, question, about + about_begun)]
-    else:
-        results = [
-            _result("tuned, question alone", labels, readings, question, about),
-            _result("tuned, answer first", labels, readings, begun, about_begun),
-        ]
+    question_notes, partial_notes = notes.values()
     shipped = replace(question, choice=replace(question.choice, threshold=0.5), p=sigmoids(readings.prior))
-    results.append(_result("shipped", labels, readings, shipped, []))
-    return report_page(results)
+    gates = [("tuned, question alone", question, question_notes), ("shipped", shipped, [])]
+    if answer_first is None:
+        gates[0] = ("tuned, question alone", question, question_notes + partial_notes)
+    else:
+        gates.insert(1, ("tuned, answer first", answer_first, partial_notes))
+    return report_page([_as_result(name, labels, readings, gate, lines) for name, gate, lines in gates])
 
 
-def _result(name: str, labels: Labels, readings: Readings, gate: FittedGate, notes: Sequence[str]) -> Result:
+def _as_result(
+    name: str, labels: Labels, readings: Readings, gate: FittedGate, notes: Sequence[str]
+) -> Result:
     rows = []
     for index, p in zip(gate.indices, gate.p, strict=True):
         answered, decision = labels.answered[index], readings.decisions[index]
@@ -221,10 +211,10 @@ def write_card(name: str, labels: Labels, llm: str, notes: Notes, failed: int) -
         f"- **Right without retrieval**: {np.mean(labels.known):.1%}; with retrieval: {np.mean(labels.rag):.1%}.",
         "",
     ]
-    for name_of_gate, sentences in notes.items():
-        lines += [f"## {name_of_gate.capitalize()}", "", *(f"- {note}" for note in sentences), ""]
+    for gate, sentences in notes.items():
+        lines += [f"## {gate.capitalize()}", "", *(f"- {note}" for note in sentences), ""]
     lines.append(
-        f'Use it as `load_gate("{loadable(name)}")`; where there is an answer-first gate, '
+        f'Use it as `load_gate("{loadable(name)}")`; if there is an answer-first gate, '
         f'`load_gate("{name}/answer-first")` judges a partial answer.'
     )
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Labels of a model's own answers: right or wrong, or the share or the agreement of sampled ones."""
+"""Labels made from a model's own answers: whether they are right, or how far sampled answers are right or agree."""
 
 from __future__ import annotations
 
@@ -19,21 +19,19 @@ from rgate_integrations.tuning.collection import Progress, cached_answers, no_pr
 from rgate_integrations.tuning.questions import DataFile, Question, read_examples
 
 SampledLabel = Literal["accuracy", "certainty"]
-"""``accuracy``: the share of right answers, which needs gold answers; ``certainty``: their agreement."""
+"""``accuracy``: the share of right answers, which needs gold answers; ``certainty``: how far they agree."""
 
 SELF_LABEL = "own_answer_correct"
-"""Whether the likeliest answer holds a gold one."""
+"""Name of the label "the most likely answer contains a gold answer"."""
 
 SAMPLES = 30
-"""Sampled answers to each question, at temperature 1: KBM's numbers (section 2.2)."""
+"""Sampled answers per question, at temperature 1, as in KBM (section 2.2)."""
 
 
 def needs_sampling(paths: Sequence[Path], label: str) -> bool:
-    """Whether a label is one of sampled answers, and the files do not hold it."""
-    if label not in get_args(SampledLabel):
-        return False
+    """Return whether a label is made from sampled answers, and missing in the files."""
     records = chain.from_iterable(map(read_records, paths))
-    return not any(label in record.fields for record in records)
+    return label in get_args(SampledLabel) and not any(label in record.fields for record in records)
 
 
 def label_own_answers(
@@ -45,16 +43,16 @@ def label_own_answers(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> list[DataFile]:
-    """Read questions, let the model answer them, and label each by its answers.
+    """Read questions, let a model answer them, and label each by the answers.
 
-    The answers are kept in a file of the cache: a restart continues where it was. Samples are drawn with the prompt,
-    the temperature and the length with which the ``boundary`` gate samples.
+    The answers are kept in the cache: a restart resumes. Samples have the prompt, the temperature and the length of
+    those of the ``boundary`` gate.
 
     Args:
-        paths: JSONL files, also gzipped, with ``question`` and, unless the label is the certainty, ``gold_answers``.
+        paths: JSONL files, also gzipped, with ``question`` and, except for certainty, ``gold_answers``.
         proxy: The model whose knowledge is labelled.
         label: `SELF_LABEL`, or a `SampledLabel`.
-        prompt: What it is asked for its likeliest answer.
+        prompt: Prompt for its most likely answer.
         seed: Seed of the samples.
         progress: Progress callback: ``(label, done, total)``.
 
@@ -65,7 +63,7 @@ def label_own_answers(
     for record in chain.from_iterable(map(read_records, paths)):
         question = Question.from_record(record)
         if not question.gold and label != "certainty":
-            raise record.wrong("no gold_answers, which the model's own answers are compared with")
+            raise record.wrong("no gold_answers to compare the model's own answers with")
         questions.append(question)
     if label == SELF_LABEL:
         answers = cached_answers("answers", {"direct": ModelArm(proxy, prompt=prompt)}, questions, progress)
@@ -75,10 +73,10 @@ def label_own_answers(
     targets = {}
     for question, drafts in zip(questions, answers, strict=True):
         texts = [draft.text for draft in drafts.values()]
-        if label == "certainty":
-            targets[question.text] = sampled_certainty(texts)
-        else:
-            targets[question.text] = sampled_accuracy(texts, question.gold)
+        is_certainty = label == "certainty"
+        targets[question.text] = (
+            sampled_certainty(texts) if is_certainty else sampled_accuracy(texts, question.gold)
+        )
     return read_examples(paths, label, targets)
 
 
@@ -90,7 +88,7 @@ def sampled_accuracy(samples: Sequence[str], gold: Sequence[str]) -> float:
 def sampled_certainty(samples: Sequence[str]) -> float:
     """Return C = 1 - H / H_max of sampled answers (KBM, equations 1 and 2): the certainty label, in [0, 1].
 
-    Where none is an answer, nothing is known: 0.
+    It is 0 if none of the samples is an answer.
     """
     try:
         texts = normalise_answers(samples)

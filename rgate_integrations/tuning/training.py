@@ -1,13 +1,13 @@
-"""How gates are trained: options, the papers' recipes, drafts to read, and what LoRA adapters learn to write."""
+"""Training options, the papers' recipes, and the training pairs of gates that are LoRA adapters."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from rgate_integrations.answering.claims import Claim, parse_claims, print_claims
 from rgate_integrations.answering.rewriting import REWRITE
@@ -34,18 +34,18 @@ from rgate_integrations.tuning.questions import LABEL, DataFile, DraftKind, Exam
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to fine-tune.
+    """Hyperparameters of a fine-tuning.
 
     Attributes:
         epochs: Passes over the pairs.
         learning_rate: Peak learning rate.
-        batch_size: Pairs an optimizer step.
+        batch_size: Pairs per optimizer step.
         rank: LoRA rank.
         alpha: LoRA scaling.
         dropout: LoRA dropout.
         schedule: Learning rate schedule of transformers.
-        warmup: Share of the steps that warm up.
-        per_device: Pairs a forward pass; several passes make a step.
+        warmup: Share of the steps for warm-up, in [0, 1].
+        per_device: Pairs per forward pass; a step may take several passes.
     """
 
     epochs: float
@@ -58,10 +58,6 @@ class Recipe:
     warmup: float = 0.0
     per_device: int = 8
 
-    def with_options(self, **options: Any) -> Self:
-        """Return a copy with the options that are not None."""
-        return replace(self, **{name: value for name, value in options.items() if value is not None})
-
 
 RECIPES: dict[str, Recipe] = {
     "slimplm": Recipe(epochs=2, learning_rate=1e-4),
@@ -70,32 +66,31 @@ RECIPES: dict[str, Recipe] = {
     "boundary": Recipe(epochs=3, learning_rate=1e-5, batch_size=4, schedule="cosine", warmup=0.02),
     "rewriter": Recipe(epochs=2, learning_rate=1e-4),
 }
-"""The papers' settings: SlimPLM section 4.4, IK section 3.1, ADAPT-LLM section 4.3, KBM appendix; where a paper
-fine-tunes all weights or names no batch size, LoRA of rank 8 and 16 pairs a step."""
+"""The papers' settings: SlimPLM section 4.4, IK section 3.1, ADAPT-LLM section 4.3, KBM appendix. If a paper
+fine-tunes all weights or names no batch size, LoRA of rank 8 and 16 pairs per step."""
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """What a gate is trained to read, how it is trained and tested, and how it is described.
+    """Options for training a gate, and its description.
 
     Attributes:
-        draft: ``"proxy"`` reads the proxy's own drafts, ``"recorded"`` what the LLM wrote, ``"none"`` the question
+        draft: ``"proxy"`` reads the proxy's own drafts, ``"recorded"`` those of the LLM, ``"none"`` the question
             alone.
         tokens: Draft tokens to read.
-        folds: Folds of the cross-validation. 0 is 5 for a probe, which is calibrated on them, and no cross-validation
-            for a gate that is fine-tuned.
-        seed: Seed of everything.
+        folds: Folds of a probe's cross-validation, on which it is calibrated; at least 2.
+        seed: Seed of all random choices.
         label: Name of the label.
-        labelled_by: What made the labels, for the model card; empty if the data came with them.
+        labelled_by: Source of the labels, for the model card; empty if they came with the data.
         llm: Name of the LLM whose answers were labelled.
-        system: System turn of the prompt that the answers are written under (probes only); None is that of `ANSWER`.
-        recipe: How to fine-tune; the paper's settings when None.
-        resume: Continue a fine-tuning that was killed.
+        system: System turn of the prompt for the answers (probes only); that of `ANSWER` when None.
+        recipe: Hyperparameters of a fine-tuning; the paper's when None.
+        resume: Whether to continue a fine-tuning that was killed.
     """
 
     draft: DraftKind = "proxy"
     tokens: int = 32
-    folds: int = 0
+    folds: int = 5
     seed: int = 0
     label: str = LABEL
     labelled_by: str = ""
@@ -106,23 +101,23 @@ class TrainingOptions:
 
     @property
     def prompt(self) -> PromptTemplate:
-        """The prompt that the question stands in, and that drafts are written for."""
+        """The prompt for the question, under which drafts are written."""
         return answer_prompt(self.system)
 
     @property
     def reads(self) -> dict[str, Any]:
-        """Which drafts the trained gate reads, as parameters of a gate."""
+        """The parameters of the trained gate that say which drafts it reads."""
         if self.draft == "none":
             return {"tokens": 0, "source": "proxy"}
         return {"tokens": self.tokens, "source": self.draft}
 
     def provenance(self, files: Sequence[DataFile], recipe: str, metrics: dict[str, Any]) -> dict[str, Any]:
-        """Return where a trained gate comes from, as JSON values.
+        """Return the provenance of a trained gate, as JSON values.
 
         Args:
-            files: What it was trained on.
+            files: The training data.
             recipe: How it was trained, in words or JSON.
-            metrics: What the cross-validation found.
+            metrics: Metrics of the cross-validation; empty without one.
         """
         versions = {"python": platform.python_version()}
         for name in ("torch", "transformers", "peft", "scikit-learn", "numpy"):
@@ -130,7 +125,7 @@ class TrainingOptions:
         return {
             "label": f"{self.label} of {self.labelled_by}" if self.labelled_by else self.label,
             "seed": self.seed,
-            "folds": self.folds,
+            "folds": self.folds if metrics else 0,
             "recipe": recipe,
             "data": list(map(DataFile.as_provenance, files)),
             "metrics": metrics,
@@ -142,12 +137,12 @@ class TrainingOptions:
 def drafts_for(
     proxy: Proxy, questions: Sequence[Question], options: TrainingOptions, progress: Progress = no_progress
 ) -> list[Draft] | None:
-    """Return a draft a question as the options ask for, or None for the question alone.
+    """Return one draft per question, or None if the options read the question alone.
 
-    The proxy's drafts are kept in a file of the cache: a restart continues where it was.
+    The proxy's drafts are kept in the cache: a restart resumes.
 
     Raises:
-        DataFormatError: Recorded drafts are asked for, and some questions have none.
+        DataFormatError: The options read recorded drafts, and a question has none.
     """
     recorded = recorded_drafts(questions, options.draft)
     if options.draft == "none":
@@ -169,10 +164,10 @@ class Pair:
 
     Attributes:
         prompt: The template.
-        values: Its fields.
-        target: What the model should write.
+        values: Values of its fields.
+        target: The text that the model should write.
         weight: Weight of the pair in the loss; a soft label is two pairs.
-        ends: Whether the end of the turn follows the target; verdicts are only ever scored.
+        ends: Whether the end of the turn follows the target. It does not follow verdicts that are only scored.
     """
 
     prompt: PromptTemplate
@@ -187,7 +182,7 @@ _VERDICTS = {
     "slimplm": TARGETS,
     "boundary": ("known", "unknown"),
 }
-"""What a gate writes for a known question, and for an unknown one."""
+"""What each gate writes for a known question, and for an unknown one."""
 
 PROMPTS = {
     "ik": IK_QUESTION,
@@ -195,21 +190,19 @@ PROMPTS = {
     "adapt": PARAMETRIC_PROMPT,
     "boundary": BOUNDARY_QUESTION,
 }
-"""The prompt of each gate that is trained by fine-tuning, before a draft is read."""
+"""The prompt of each gate that is trained by fine-tuning, without a draft."""
 
 
 def verdict_prompt(gate: str, drafted: bool) -> PromptTemplate:
     """Return the prompt under which a trained gate gives its verdict."""
-    if gate == "ik" and drafted:
-        return IK_DRAFT
-    return PROMPTS[gate]
+    return IK_DRAFT if gate == "ik" and drafted else PROMPTS[gate]
 
 
 def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
-    """Turn a labelled question into what a gate learns to write.
+    """Return the training pairs of a labelled question.
 
     A soft label becomes two weighted pairs. ADAPT-LLM's two-prompt set (section 3.1, algorithm 1): the gold
-    answer where the LLM was right; ``<RET>``, and the gold answer given the context, where it was wrong.
+    answer if the LLM was right; ``<RET>``, and the gold answer given the context, if it was wrong.
 
     Args:
         gate: ``"ik"``, ``"slimplm"``, ``"adapt"`` or ``"boundary"``.
@@ -223,18 +216,17 @@ def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
     values = {"question": question.text}
     if gate != "adapt":
         prompt = verdict_prompt(gate, draft is not None)
-        known, unknown = _VERDICTS[gate]
         if draft is not None:
             values["draft"] = draft.text
-        ends = gate == "slimplm"
-        pairs = [
-            Pair(prompt, values, known, example.target, ends),
-            Pair(prompt, values, unknown, 1 - example.target, ends),
+        weights = (example.target, 1 - example.target)
+        verdicts = zip(_VERDICTS[gate], weights, strict=True)
+        return [
+            Pair(prompt, values, text, weight, gate == "slimplm") for text, weight in verdicts if weight > 0
         ]
-        return [pair for pair in pairs if pair.weight > 0]
     if not question.gold:
         raise DataFormatError(
-            f"{question.text[:60]!r} has no gold_answers.", hint="ADAPT-LLM learns to answer: give them."
+            f"{question.text[:60]!r} has no gold_answers.",
+            hint="ADAPT-LLM learns to answer: add gold answers.",
         )
     if example.known:
         return [Pair(PARAMETRIC_PROMPT, values, question.gold[0])]
@@ -248,36 +240,36 @@ def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
     """Read annotated claims (SlimPLM, section 3.3) as pairs for the claim rewriter.
 
     Each line needs ``question``, ``closed_book_text`` (the heuristic answer) and ``claims``: a list of objects
-    with ``claim``, ``query`` and ``needs_search``; or ``rewritten``: the tagged text itself.
+    with ``claim``, ``query`` and ``needs_search``.
+
+    Raises:
+        DataFormatError: A line has no claims, or one of the wrong type; the message names file and line.
     """
     pairs = []
     for path in paths:
         for record in read_records(path, hint='Each line needs "question", "closed_book_text", "claims".'):
             values = {"question": record.text("question"), "draft": record.optional_text("closed_book_text")}
-            tagged = record.optional_text("rewritten") or _tagged(record)
+            tagged = _print_claims(record)
             if tagged:
                 pairs.append(Pair(REWRITE, values, tagged))
     return pairs
 
 
-def _tagged(record: Record) -> str:
-    """Return claims as the rewriter should write them; empty where that text could not be read back."""
+def _print_claims(record: Record) -> str:
+    """Return claims as the rewriter should write them; empty if that text could not be parsed again."""
     annotated = record.fields.get("claims")
     if not isinstance(annotated, list):
         raise record.wrong("no claims")
     claims = []
     for fields in annotated:
-        each = Record(record.where, fields if isinstance(fields, dict) else {}, record.hint)
-        text, needs_search = each.optional_text("claim"), each.fields.get("needs_search")
-        if not text:
-            continue
-        if needs_search is not None and not isinstance(needs_search, bool):
-            raise each.wrong("needs_search is neither true nor false")
-        query = each.optional_text("query") or text
-        claims.append(
-            Claim(text=" ".join(text.split()), query=" ".join(query.split()), needs_search=needs_search)
-        )
+        annotation = Record(record.where, fields if isinstance(fields, dict) else {}, record.hint)
+        text, needs_search = annotation.optional_text("claim"), annotation.fields.get("needs_search")
+        if text and not isinstance(needs_search, bool | None):
+            raise record.wrong("needs_search is neither true nor false")
+        query = annotation.optional_text("query") or text
+        if text:
+            claims.append(
+                Claim(text=" ".join(text.split()), query=" ".join(query.split()), needs_search=needs_search)
+            )
     printed = print_claims(claims)
-    if len(parse_claims(printed)) != len(claims):
-        return ""
-    return printed
+    return printed if len(parse_claims(printed)) == len(claims) else ""

@@ -1,4 +1,4 @@
-"""`tune`: from the questions of a log to a gate for one's own LLM, in one call that can be stopped and run again."""
+"""`tune`: makes a gate for your LLM from the questions of a log, in one call that can be stopped and resumed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from rgate_integrations.models.base import LanguageModel, Proxy
 from rgate_integrations.runtime.files import find_folder, locked, write_folder
 from rgate_integrations.tuning.arms import Arm, as_arm, describe_thinking, sampling_arms
 from rgate_integrations.tuning.calibration import MaxLoss, Policy
-from rgate_integrations.tuning.collection import Answers, ArmName, Progress, answers_file, no_progress
+from rgate_integrations.tuning.collection import (
+    Answers,
+    ArmName,
+    Progress,
+    answers_file,
+    no_progress,
+)
 from rgate_integrations.tuning.fitting import (
     FittedGate,
     check_learnable,
@@ -35,26 +41,26 @@ REPORT = "report.html"
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """How a gate is tuned.
+    """Options of `tune`.
 
     Attributes:
         policy: Chooses the threshold: `MaxLoss` or `Budget`.
-        labels: What the labels are made from; ``"auto"`` is the judge if there is one.
+        labels: How to label, see `rgate_integrations.tuning.labelling.LabelKind`.
         judge: A model that judges answers against gold ones.
-        max_questions: How many questions are asked, drawn at random; all when None.
-        embedder: Finds answers that say the same in other words, for agreement; the words alone count when None.
-        concurrency: Calls at a time, at least 1; the user's own objects are called from threads.
-        tokens: How many tokens of a partial answer the answer-first gate reads, at least 1.
-        num_samples: Further answers without retrieval to each question, drawn at temperature 1, at least 0. The gates
-            are fitted to the share of them that is right (KBM, section 2.2). ``direct`` must be a model then.
-        seed: Seed of everything.
-        init_from: The gate that is corrected, heads or a probe: the name of a shipped one, or a folder.
-        proxy: The proxy model, instead of the shipped gate's own.
-        corpus: What is searched, as of `load_gate`: then the report says what it covers. The gates are fitted as
-            without; give it to `load_gate` with them.
+        max_questions: Number of questions to ask, drawn at random; all when None.
+        embedder: Finds answers that mean the same, for agreement; only words are compared when None.
+        concurrency: Calls at a time, at least 1; objects of the application are called from threads.
+        tokens: Tokens of a partial answer that the answer-first gate reads, at least 1.
+        num_samples: Further answers without retrieval per question, sampled at temperature 1, at least 0. The gates
+            are fitted to the share of them that is right (KBM, section 2.2). It needs a model as ``direct``.
+        seed: Seed of all random choices.
+        init_from: The prior, heads or a probe, that is corrected: the name of a shipped gate, or a folder.
+        proxy: The proxy model, instead of that of the prior.
+        corpus: The corpora that are searched, see `load_gate`. The report then shows coverage; the fit does not
+            depend on it, so pass the same corpora to `load_gate` later.
 
     Raises:
-        ConfigurationError: A number is out of its range, or the kind of labels is not known.
+        ConfigurationError: A number is out of range, or ``labels`` is unknown.
     """
 
     policy: Policy = MaxLoss(0.02)  # noqa: RUF009  it is frozen
@@ -73,10 +79,10 @@ class TuneOptions:
     def __post_init__(self) -> None:
         if self.labels not in get_args(LabelKind):
             raise ConfigurationError(
-                f"Labels {self.labels!r} are not known.", hint=", ".join(get_args(LabelKind))
+                f"Unknown labels {self.labels!r}.", hint=f"Choose one of {', '.join(get_args(LabelKind))}."
             )
-        least = {"max_questions": 1, "concurrency": 1, "tokens": 1, "num_samples": 0}
-        for name, minimum in least.items():
+        minima = {"max_questions": 1, "concurrency": 1, "tokens": 1, "num_samples": 0}
+        for name, minimum in minima.items():
             value = getattr(self, name)
             if value is not None and value < minimum:
                 raise ConfigurationError(f"{name} must be at least {minimum}, not {value}.")
@@ -84,15 +90,15 @@ class TuneOptions:
 
 @dataclass(frozen=True, repr=False)
 class TuneResult:
-    """A tuned gate, and how it came about.
+    """The result of `tune`.
 
     Attributes:
-        folder: The gate for the question alone: ``load_gate(folder)``. Its sub-folder ``answer-first`` has the other.
+        folder: Folder of the gate for the question alone; its subfolder ``answer-first`` has the other gate.
         question: The gate for the question alone.
         answer_first: The gate that judges a partial answer; None if the LLM gives no log-probabilities.
-        labels: What it was fitted to.
-        failed: How many calls failed; the same call asks them again.
-        notes: What the report says of both gates.
+        labels: The labels that both were fitted to.
+        failed: Number of failed calls; the same `tune` call repeats them.
+        notes: The report on both gates, in sentences.
     """
 
     folder: Path
@@ -107,7 +113,7 @@ class TuneResult:
             [
                 f"{self.folder}: tuned on {len(self.labels.known)} questions ({self.labels.kind}); "
                 f"{self.labels.unlabelled} have no label, {self.failed} calls failed.",
-                *(f"{gate}: {said[0]}" for gate, said in self.notes.items()),
+                *(f"{gate}: {guarantee}" for gate, (guarantee, *_) in self.notes.items()),
                 f"More is in {self.folder / REPORT}.",
             ]
         )
@@ -124,11 +130,11 @@ def tune(
     before: Callable[[int, Mapping[str, int]], None] | None = None,
     progress: Progress = no_progress,
 ) -> TuneResult:
-    """Ask an LLM the questions of a log without and with retrieval, and fit a gate to what came out.
+    """Ask an LLM the questions of a log without and with retrieval, and fit gates to the answers.
 
-    Answers are kept as they come. Run again after a kill, it goes on: no call that was answered is made again. The
-    gate is written at the end, whole. It starts from a shipped gate and leaves it only as far as held-out questions
-    say so; its threshold is chosen on scores from fits that have not seen the question.
+    Each answer is written at once. Run again after a kill, it resumes, and repeats no call that was answered. The
+    gates are written at the end, in one step. The fit starts from a shipped gate and departs from it only where that
+    predicts held-out questions better; the threshold is chosen on scores from fits without the question.
 
     Args:
         questions: The log: a JSONL file, or texts and objects; see
@@ -137,65 +143,62 @@ def tune(
             `rgate_integrations.models.base.LanguageModel`, or a function of the question.
         retrieve: Answers with retrieval, likewise.
         out: Folder for the gate.
-        options: How; the defaults when None.
-        update: Whether ``out`` may exist: it is replaced by a gate that is fitted to old and new questions.
-        before: Called with the number of questions and of LLM calls that are left to make: ``"direct"``,
-            ``"retrieve"`` and, if there are any, ``"sample"``. What it raises ends the run.
+        options: Options; the defaults when None.
+        update: Whether ``out`` may exist. It is replaced by gates that are fitted to old and new questions.
+        before: Called with the number of questions, and with the number of LLM calls to make by kind: ``"direct"``,
+            ``"retrieve"``, ``"sample"``. An exception that it raises ends the run.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: ``out`` exists, an arm cannot answer, or the answers are from elsewhere.
-        DataFormatError: There is no question, or too few or too equal labels.
+        ConfigurationError: ``out`` exists, an arm cannot answer, or earlier answers were made with other settings.
+        DataFormatError: There are no questions, too few labels, or all labels are the same.
         ModelLoadError: The prior is neither heads nor a probe, or cannot be read.
-        ServerError: An LLM could not be asked.
+        ServerError: An LLM could not be reached.
         NoAnswerError: Answers were cut off while the LLM thought.
-        WriteError: A disk is full; what was answered is kept.
+        WriteError: A file could not be written, such as on a full disk; the answers are kept.
         LockedError: Another process is tuning there.
     """
     options = options or TuneOptions()
     folder = Path(out)
     read_prior(options.init_from)
-    _check_out(folder, update)
-    answers_path = answers_file(folder)
+    _check_replaceable(folder, update)
     arms: dict[ArmName, Arm] = {
         "direct": as_arm(direct, "direct"),
         "retrieve": as_arm(retrieve, "retrieve"),
     }
     arms |= sampling_arms(arms["direct"], options.num_samples)
-    asked = read_questions(questions)
-    if options.max_questions is not None:
-        drawn = np.random.default_rng(options.seed).permutation(len(asked))[: options.max_questions]
-        asked = [asked[index] for index in np.sort(drawn)]
-    with locked(answers_path):
-        answers = Answers(answers_path, arms)
+    to_ask = read_questions(questions)
+    order = np.random.default_rng(options.seed).permutation(len(to_ask))
+    to_ask = [to_ask[index] for index in np.sort(order[: options.max_questions])]
+    # The answers are locked and not the folder, which is replaced in one step at the end.
+    with locked(answers_file(folder)):
+        answers = Answers(answers_file(folder), arms)
         if before is not None:
-            before(len(asked), answers.count_missing(asked))
-        failed = answers.ask(asked, concurrency=options.concurrency, progress=progress)
+            before(len(to_ask), answers.count_missing(to_ask))
+        failed = answers.ask(to_ask, concurrency=options.concurrency, progress=progress)
         return _fit_and_write(answers, folder, failed, options, progress)
 
 
-def _check_out(folder: Path, update: bool) -> None:
-    """Refuse before anything is asked what could not be written afterwards.
+def _check_replaceable(folder: Path, update: bool) -> None:
+    """Check, before anything is asked, that the gate can be written.
 
     Raises:
-        ConfigurationError: The folder exists and is not to be updated, or is something else than a tuned gate.
+        ConfigurationError: The folder exists, and ``update`` is false or it holds something other than a tuned gate.
     """
-    there = find_folder(folder)
-    if not there.exists():
-        return
-    if not update:
+    existing = find_folder(folder)
+    if existing.exists() and not update:
         raise ConfigurationError(
             f"{str(folder)!r} exists.",
-            hint="update=True (--update) adds questions to it; or name another folder.",
+            hint="update=True (--update) adds questions to it; or choose another folder.",
         )
-    if not there.is_dir() or read_gate(folder).method != "tuned":
-        raise ConfigurationError(f"{str(folder)!r} is not a tuned gate.", hint="Name another folder.")
+    if existing.exists() and not (existing.is_dir() and read_gate(folder).method == "tuned"):
+        raise ConfigurationError(f"{str(folder)!r} is not a tuned gate.", hint="Choose another folder.")
 
 
 def _fit_and_write(
     answers: Answers, folder: Path, failed: int, options: TuneOptions, progress: Progress
 ) -> TuneResult:
-    """Label the answers, read the questions, fit both gates, and write them."""
+    """Label the answers, read the questions, and fit and write both gates."""
     labels = label(
         answers,
         options.labels,
@@ -206,9 +209,9 @@ def _fit_and_write(
     )
     check_learnable(labels)
     direct = answers.arms["direct"]
-    llm = direct.name + describe_thinking(direct, [each.direct for each in labels.answered])
+    llm = direct.name + describe_thinking(direct, [answered.direct for answered in labels.answered])
     gate = load_gate(options.init_from, proxy=options.proxy, corpus=options.corpus)
-    readings = read_questions_with(gate, [each.question.text for each in labels.answered], progress)
+    readings = read_questions_with(gate, [answered.question.text for answered in labels.answered], progress)
     facts: dict[str, Any] = {"prior": options.init_from, "failed": failed}
     if labels.kind == "judge":
         facts["judge"] = {"name": labels.judge, "prompt": JUDGE.hash}
@@ -216,14 +219,14 @@ def _fit_and_write(
     progress("fitting", 0, 2)
     question = fit()
     progress("fitting", 1, 2)
-    begun = fit(tokens=options.tokens)
-    assert question is not None  # noqa: S101  labels were checked
-    notes = write_notes(labels, question, begun)
+    answer_first = fit(tokens=options.tokens)
+    assert question is not None  # noqa: S101  the labels were checked
+    notes = write_notes(labels, question, answer_first)
     files = tuned_files(question.artifact, options.init_from)
-    if begun is not None:
-        for name, content in tuned_files(begun.artifact, options.init_from).items():
+    if answer_first is not None:
+        for name, content in tuned_files(answer_first.artifact, options.init_from).items():
             files[f"{ANSWER_FIRST}/{name}"] = content
-    files[REPORT] = write_page(labels, question, begun, readings, notes)
+    files[REPORT] = write_page(labels, question, answer_first, readings, notes)
     files[CARD] = write_card(folder.name, labels, llm, notes, failed)
     write_folder(folder, files)
-    return TuneResult(folder, question, begun, labels, failed, notes)
+    return TuneResult(folder, question, answer_first, labels, failed, notes)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rgate_integrations.decision import LONGEST_TOKEN, Cost, Draft, DraftSource
+from rgate_integrations.decision import MAX_TOKEN_CHARACTERS, Cost, Draft, DraftSource
 from rgate_integrations.errors import EvidenceError
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.models.proxies import language_model
@@ -53,7 +53,7 @@ class DraftSpec(EvidenceSpec[Draft]):
         if given.tokens or given.logprobs is not None or len(given.text) <= self.tokens:
             return given.head(self.tokens)
         # A part of it first: counting the tokens of a whole book takes minutes.
-        part = given.text[: self.tokens * LONGEST_TOKEN]
+        part = given.text[: self.tokens * MAX_TOKEN_CHARACTERS]
         text = context.sources.proxy(self.model).truncate(part, self.tokens) or part
         if text != given.text:
             given = given.model_copy(update={"text": text.strip(), "finished": False})
