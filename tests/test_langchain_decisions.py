@@ -49,7 +49,7 @@ def test_a_gate_is_a_decision_model(call):
     turns = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare."), HumanMessage("And when?")]
     assert ask("RAISE") == ask(turns) == (0.0, "retrieve")
     bug = KNOWS.model_copy(update={"instructions": "A bug?"})
-    with pytest.raises(ConfigurationError, match="'bug' is not one"):
+    with pytest.raises(ConfigurationError, match="cannot answer the question 'bug'"):
         call(model, {"state": "x?", "questions": {"bug": bug}})
 
 

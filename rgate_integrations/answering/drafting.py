@@ -75,7 +75,7 @@ class Drafter(ABC, Generic[_Prompt]):
         return drafts
 
     def _ask_in_form(self, prompts: Sequence[_Prompt], forms: list[dict[str, Any]]) -> Flow[Sequence[Any]]:
-        """Ask in the first of these forms; where it is refused, in the next."""
+        """Ask in the first of these forms; questions for which it is refused, in the next."""
         options, *simpler = forms
         answers = yield from self.ask(prompts, options)
         works = any(not isinstance(answer, Exception) for answer in answers)

@@ -133,7 +133,7 @@ class ChatDrafter(Drafter[GateCall]):
             self.forms = [{"logprobs": True}, {}] if "logprobs" in type(llm).model_fields else [{}]
 
     def write_for(self, calls: Sequence[GateCall]) -> Flow[None]:
-        """Write the draft of each call; if that raises, the error is in place of all drafts."""
+        """Write the draft of each call; if that raises, all of them get the error instead."""
         calls = [call for call in calls if call.condense_error is None]
         drafts: Sequence[Draft | Exception | None]
         try:

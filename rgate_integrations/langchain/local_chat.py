@@ -26,7 +26,7 @@ class LocalChat(BaseChatModel, GenerationOptions):
 
     As the direct arm of ``route(..., answer_first=True)`` it keeps the hidden states of what it writes. A probe of
     the same model, trained under the arm's prompt, then judges the partial answer without reading it again, and a
-    known answer goes on where it was held: no token is computed twice.
+    known answer continues from there: no token is computed twice.
 
     Generation is lazy, so a stream that is closed costs nothing more. Between two tokens others may use the model.
 

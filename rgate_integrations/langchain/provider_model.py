@@ -149,6 +149,6 @@ class ProviderModel(LanguageModel):
                 # The field that the error names, or else the one that fewest models take.
                 named = [name for name in names if name.removesuffix("s") in str(error)]
                 names.remove((named or names)[0])
-        # Only now: a field that was refused for another reason is no habit.
+        # Only after an answer: an error about something else must not be remembered.
         self.habits.refused += [name for name in self._settable if name not in (*names, *self.habits.refused)]
         return draft

@@ -42,7 +42,7 @@ class LocalLLM(LLM, GenerationOptions):
 
     As the LLM of ``GatedQueryEngine(..., answer_first=True)`` it keeps the hidden states of what it writes. A probe
     of the same model, trained under the same prompt, then judges the partial answer without reading it again, and a
-    known answer goes on where it was held: no token is computed twice.
+    known answer continues from there: no token is computed twice.
 
     Generation is lazy, so a stream that is closed costs nothing more. Between two tokens others may use the model.
 

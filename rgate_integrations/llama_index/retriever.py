@@ -85,10 +85,10 @@ class CorpusRetriever(FlowRetriever):
 
 
 def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
-    """Return the profile of what a retriever searches, by the names of corpora where there are several.
+    """Return the profiles of what a retriever searches, by the names of the corpora.
 
     Raises:
-        ConfigurationError: Its passages are not at hand: it is no `IndexRetriever`, nor one over an index in memory.
+        ConfigurationError: The passages are not at hand, as with a database.
         ProfileError: There are none.
     """
     parts = retriever.parts if isinstance(retriever, CorpusRetriever) else {"corpus": retriever}
@@ -99,7 +99,7 @@ def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
             continue
         index: Any = getattr(part, "_index", None)
         ids = list(getattr(getattr(index, "index_struct", None), "nodes_dict", {}).values())
-        if not ids:  # a database has the texts, or it is no retriever of an index
+        if not ids:  # the texts are in a database, or the retriever has no index
             raise no_passages(type(part).__name__)
         nodes = index.docstore.get_nodes(ids)
         profiles[name] = profile_texts([node.get_content() for node in nodes], name)
