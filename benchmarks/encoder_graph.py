@@ -16,7 +16,7 @@ from base import argument_parser
 from onnx import TensorProto, helper
 from onnx_graph import MICROSOFT, Int8Builder
 
-from rgate_integrations.models.encoder import SELF_TEST, STAGES, Encoder, graph_file
+from rgate_integrations.models.encoder import STAGES, Encoder, graph_file
 from rgate_integrations.models.encoder_file import (
     HEADS,
     HIDDEN,
@@ -26,6 +26,7 @@ from rgate_integrations.models.encoder_file import (
     make_encoder,
     read_weights,
 )
+from rgate_integrations.models.onnx_model import SELF_TEST
 
 OUT = Path(__file__).parent.parent / "rgate_integrations" / "weights" / "encoder"
 MASKED = -1e30

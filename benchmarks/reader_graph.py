@@ -22,7 +22,8 @@ from onnx_graph import MICROSOFT, Int8Builder
 from rgate_integrations.models.catalog import DEFAULT_MODEL
 from rgate_integrations.models.download import download_gguf
 from rgate_integrations.models.local import TransformersProxy
-from rgate_integrations.models.reader import GRAPH, SELF_TEST, STATES, Reader
+from rgate_integrations.models.onnx_model import SELF_TEST
+from rgate_integrations.models.reader import GRAPH, STATES, Reader
 from rgate_integrations.models.reader_file import (
     HEAD_SIZE,
     HEADS,

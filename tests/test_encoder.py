@@ -20,13 +20,13 @@ from rgate_integrations.cli.doctor import _examine
 from rgate_integrations.errors import DownloadError, ModelLoadError
 from rgate_integrations.models import encoder as encoder_module
 from rgate_integrations.models.catalog import entry
-from rgate_integrations.models.download import _fetch_files, cached_path, download
+from rgate_integrations.models.download import cached_path, download
 from rgate_integrations.models.encoder import (
     ENCODER,
     FINGERPRINT,
     STATES,
     Encoder,
-    _Row,
+    _Tokens,
     _windows,
     join_segments,
     shared_encoder,
@@ -44,6 +44,7 @@ from rgate_integrations.models.encoder_file import (
     read_weights,
     sentencepiece_model,
 )
+from rgate_integrations.models.sources import fetch_files
 from rgate_integrations.runtime.files import write_folder
 from tests.damaged import with_damage
 
@@ -122,7 +123,7 @@ def source(request):
     """The files that the encoder is made of; kept from one run of the tests to the next."""
     folder = Path(request.config.cache.mkdir("encoder-source"))
     if not list(folder.rglob(FOUR_BIT)):
-        _fetch_files(entry(ENCODER), "index", folder)
+        fetch_files(entry(ENCODER), "index", folder)
     return folder
 
 
@@ -346,7 +347,7 @@ def test_segments_mean_much_the_same_across_windows(encoder):
 def test_every_token_counts_in_one_window(count, cuts, before):
     ids = [0] * before + list(range(1, count + 1)) + [2]
     borders = sorted({min(cut, count) + before for cut in cuts})
-    row = _Row(ids, [(0, len(ids)), *pairwise(borders)])
+    row = _Tokens(ids, [(0, len(ids)), *pairwise(borders)])
     counted = [[] for _ in row.ranges]
     for window in _windows(row, before):
         assert len(window.ids) <= 512
@@ -409,9 +410,9 @@ def zeroed(content, at):
         # Twentieths: the table ends at 14.
         (WEIGHTS, lambda content: content[: len(content) // 2], "could not be loaded"),
         (WEIGHTS, lambda content: content[: 19 * len(content) // 20], "could not be loaded"),
-        (WEIGHTS, lambda content: zeroed(content, 15), "does not give the states"),
-        (WEIGHTS, lambda content: zeroed(content, 19), "does not give the states"),
-        (WEIGHTS, lambda content: bytes(len(content)), "does not give the states"),
+        (WEIGHTS, lambda content: zeroed(content, 15), "states are wrong"),
+        (WEIGHTS, lambda content: zeroed(content, 19), "states are wrong"),
+        (WEIGHTS, lambda content: bytes(len(content)), "states are wrong"),
     ],
 )
 def test_missing_and_damaged_files_are_noticed(encoder, tmp_path, name, damage, says):

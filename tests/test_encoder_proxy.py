@@ -54,7 +54,7 @@ def test_it_gives_means_over_the_question_alone(layer):
 
 
 def test_it_reads_no_begun_answer():
-    with pytest.raises(EvidenceError, match="no begun answers") as caught:
+    with pytest.raises(EvidenceError, match="no partial answers") as caught:
         EncoderProxy().hidden(ANSWER, [{"question": "Who?"}], [Draft(text="Bo")], LAYERS)
     assert "answer" in caught.value.hint
 

@@ -22,14 +22,13 @@ from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.segments import Segmented
 
-_MAX_HISTORY = 768
-"""Tokens of what was said before; of more the end is read."""
+_MAX_HISTORY = 768  # tokens of the earlier turns; of longer ones the end is read
 
 
 class EncoderProxy(HasStates):
-    """multilingual-e5-small as far as gates read it: `Encoder`, loaded when it is first used.
+    """multilingual-e5-small as far as gates read it: `Encoder`, loaded on first use.
 
-    It reads requests by themselves, without a prompt, and no begun answers. It neither writes nor scores.
+    It reads requests by themselves, without a prompt, and no partial answers. It neither writes nor scores.
 
     Attributes:
         max_batch_size: How many requests share a pass.
@@ -46,7 +45,8 @@ class EncoderProxy(HasStates):
         """The encoder, shared in the process.
 
         Raises:
-            ModelLoadError: It is not downloaded, or cannot be loaded.
+            ModelLoadError: It is missing and may not be downloaded here, or it cannot be loaded.
+            DownloadError: It is missing, and could not be downloaded.
         """
         return shared_encoder(fetch_path(ENCODER, "gate's model"))
 
@@ -64,51 +64,47 @@ class EncoderProxy(HasStates):
         """
         if drafts is not None:
             raise EvidenceError(
-                f"{ENCODER} reads questions, and no begun answers.",
-                hint="Use a gate for begun answers, such as answer, or proxy='smollm2-135m-instruct'.",
+                f"{ENCODER} reads questions, and no partial answers.",
+                hint="Use a gate for partial answers, such as answer, or proxy='smollm2-135m-instruct'.",
             )
-        numbers = _means(layers)
-        read = self.encoder.encode([" ".join(each["question"].split()) for each in values], layers=numbers)
-        return [HiddenStates(_in_order(each.whole, layers, numbers), each.tokens) for each in read]
+        numbers = _check_layers(layers)
+        questions = [" ".join(fields["question"].split()) for fields in values]
+        encoded = self.encoder.encode(questions, layers=numbers)
+        return [HiddenStates(_select(text.whole, layers, numbers), text.tokens) for text in encoded]
 
     def request_states(
         self, prompt: PromptTemplate, texts: Sequence[Segmented], layers: RequestLayers
     ) -> list[RequestStates]:
         """Pool hidden states of requests and of their segments in one pass; see `HasStates.request_states`."""
-        numbers = _means(layers.every)
-        encoder = self.encoder
-        read_texts, parts = [], []
+        numbers = _check_layers(layers.every)
+        inputs, parts = [], []
         for text in texts:
-            before = encoder.keep_end(text.history, _MAX_HISTORY)
+            history = self.encoder.keep_end(text.history, _MAX_HISTORY)
             request, ranges = join_segments(text.lines)
-            moved = [(begin + len(before), end + len(before)) for begin, end in ranges]
-            read_texts.append(before + request)
-            # What was said before counts through the attention of what was said last.
-            parts.append([(len(before), len(before) + len(request)), *moved] if before else moved)
+            inputs.append(history + request)
+            # The history counts only through attention, so the whole is pooled over the request alone.
+            every = [(0, len(request)), *ranges] if history else ranges
+            parts.append([(len(history) + begin, len(history) + end) for begin, end in every])
         results = []
-        for text, each in zip(texts, encoder.encode(read_texts, parts, layers=numbers), strict=True):
-            whole, segments = each.whole, each.parts
+        for text, encoded in zip(texts, self.encoder.encode(inputs, parts, layers=numbers), strict=True):
+            whole, segments = encoded.whole, encoded.parts
             if len(segments) > len(text.segments):
                 whole, segments = segments[0], segments[1:]
-            results.append(
-                RequestStates(
-                    _in_order(whole, layers.whole, numbers),
-                    _in_order(segments, layers.segments, numbers),
-                    each.tokens,
-                )
-            )
+            whole = _select(whole, layers.whole, numbers)
+            segments = _select(segments, layers.segments, numbers)
+            results.append(RequestStates(whole, segments, encoded.tokens))
         return results
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` cut to a number of tokens, or None when it is not longer."""
+        """Return ``text`` cut to a number of tokens, or None if it is not longer."""
         return self.encoder.truncate(text, tokens)
 
 
-def _means(layers: Sequence[PooledLayer]) -> list[int]:
-    """Return the numbers of the layers that are pooled, in order.
+def _check_layers(layers: Sequence[PooledLayer]) -> list[int]:
+    """Return the numbers of the layers that are pooled, ascending.
 
     Raises:
-        EvidenceError: Something else than means over a question is asked for.
+        EvidenceError: Something else than means over a question is requested.
     """
     for layer, span, pooling in layers:
         if not 0 < layer <= LAYERS or (span, pooling) != ("question", "mean"):
@@ -118,7 +114,7 @@ def _means(layers: Sequence[PooledLayer]) -> list[int]:
     return layer_numbers(layers)
 
 
-def _in_order(pooled: Float32Array, layers: Sequence[PooledLayer], numbers: Sequence[int]) -> Float32Array:
-    """Return the layers that are asked for of what was pooled, whose next to last axis is the layer."""
-    chosen: Float32Array = pooled[..., [numbers.index(layer) for layer, _, _ in layers], :]
-    return chosen
+def _select(pooled: Float32Array, layers: Sequence[PooledLayer], numbers: Sequence[int]) -> Float32Array:
+    """Return the requested layers, in their order, of pooled states whose next to last axis is the layer."""
+    selected: Float32Array = pooled[..., [numbers.index(layer) for layer, _, _ in layers], :]
+    return selected
