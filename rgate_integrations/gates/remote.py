@@ -180,7 +180,7 @@ class DecisionClient:
         try:
             return run_requests(self._request(method, path, seconds, body))
         except TimeoutError:
-            trouble = f"there was no whole answer within {seconds:g} s"
+            trouble = f"no complete answer within {seconds:g} s"
         except httpx.RequestError as error:
             trouble = self._credentials.redact(f"{type(error).__name__}: {error}")
         self._is_broken = True
