@@ -10,6 +10,7 @@ With ``--measure``: how near the shipped gate comes to what LLMs know, by their 
 """
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,12 +176,15 @@ def build_table(answers: Answers, published: Published) -> dict[str, dict]:
 
 
 def write_page(table: dict[str, dict]) -> None:
-    """Write the table into the documentation, below what the page says of it."""
-    text, head, _ = PAGE.read_text(encoding="utf-8").partition("|---|---|---|\n")
-    rows = [
-        f"| {name} | {line['theta']:+.2f} ± {line['sd']:.2f} | {line['source'].partition(': ')[0]} |\n"
-        for name, line in table.items()
-    ]
+    """Write the table into the documentation: a row a family, its ablest LLM first."""
+    families: dict[str, list[tuple[float, str]]] = {}
+    for name, line in table.items():
+        families.setdefault(re.split("[^a-z]", name)[0], []).append((-line["theta"], name))
+    rows = []
+    for family, llms in families.items():
+        listed = ", ".join(f"`{name}` {-theta:+.1f}" for theta, name in sorted(llms))
+        rows.append(f"| {family} | {listed} |\n")
+    text, head, _ = PAGE.read_text(encoding="utf-8").partition("|---|---|\n")
     PAGE.write_text(text + head + "".join(rows), encoding="utf-8")
 
 

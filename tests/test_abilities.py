@@ -205,11 +205,8 @@ def test_the_shipped_table_is_one():
 
 def test_the_documentation_has_every_line_of_the_table():
     page = (Path(__file__).parents[1] / "docs" / "reference" / "abilities.md").read_text(encoding="utf-8")
-    rows = [
-        f"| {name} | {facts['theta']:+.2f} ± {facts['sd']:.2f} | {facts['source'].partition(': ')[0]} |"
-        for name, facts in facts_of_the_table().items()
-    ]
-    assert page.partition("|---|---|---|\n")[2].splitlines() == rows
+    listed = re.findall(r"`([^`]+)` ([+-][\d.]+)", page.partition("|---|---|\n")[2])
+    assert dict(listed) == {name: f"{facts['theta']:+.1f}" for name, facts in facts_of_the_table().items()}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
-"""Every Python block of README and docs runs alone, as a reader copies it, on the real default gate."""
+"""README and docs: every Python block runs alone, as a reader copies it; every figure is one that was measured."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,14 @@ BLOCKS = [
     for name, blocks in WITH_CODE.items()
     for number, block in enumerate(blocks, start=1)
 ]
+
+SHOWN = re.compile(r"```python\n([^`]*)```\n\nIt prints:\n\n```text\n(.*?)```", re.DOTALL)
+PROGRAMS = [
+    pytest.param(program, output, id=f"{page.stem}-{number}")
+    for page in PAGES
+    for number, (program, output) in enumerate(SHOWN.findall(page.read_text(encoding="utf-8")), start=1)
+]
+MEASURED = ROOT / "docs" / "benchmarks" / "index.md"
 
 
 def test_the_pages_are_found():
@@ -98,6 +108,61 @@ def test_a_block_runs_alone(page, block, smollm2, embedder_model, capsys, tmp_pa
         assert question in str(names["engine"].query(question))
     if "print" in block:
         assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("program", "output"), PROGRAMS)
+def test_a_program_prints_what_its_page_shows(program, output, smollm2, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == output
+
+
+def test_the_tutorial_shows_what_its_program_prints():
+    assert len(SHOWN.findall((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"))) == 1
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_no_block_scrolls_sideways(page):
+    blocks = re.findall(r"^```\w+\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 80] == []
+
+
+def rows_of(text):
+    """The cells of every row of its tables, links read as their words."""
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    return [
+        [re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", cell).strip() for cell in row[1:-1].split("|")]
+        for row in rows
+    ]
+
+
+def test_every_figure_of_the_readme_is_one_that_was_measured():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    measured = rows_of(MEASURED.read_text(encoding="utf-8"))
+    figures = [row for row in rows_of(readme) if re.search(r"\d", "".join(row))]
+    assert len(figures) >= 15
+    assert [row for row in figures if row not in [found[: len(row)] for found in measured]] == []
+    prose = re.sub(r"```.*?```", "", readme, flags=re.DOTALL)
+    prose = "\n".join(line for line in prose.splitlines() if not line.startswith("|"))
+    assert re.findall(r"\d[\d.,]* (?:%|ms|points|s)\b", prose) == []
+
+
+def test_what_was_measured_is_on_the_page_and_printed_by_the_command_that_it_names():
+    page = ""
+    text = MEASURED.read_text(encoding="utf-8").partition("## All claims")[2].partition("\n##")[0]
+    lines = [line for line in text.splitlines() if re.match(r"\| .*`\w+\.py`", line)]
+    assert len(lines) >= 25
+    for line in lines:
+        claim, figure, _, command, _ = (cell.strip() for cell in line[1:-1].split("|"))
+        if link := re.search(r"\((\w+\.md)\)", claim):
+            page = (MEASURED.parent / link[1]).read_text(encoding="utf-8")
+        assert (ROOT / "benchmarks" / command.strip("`")).exists()
+        assert command.strip("`") in page
+        for number in re.findall(r"\d[\d.]*", figure):
+            # What is skipped is the rest of what is retrieved.
+            assert number in page or f"{100 - float(number):.1f}" in page, (claim, number)
 
 
 def test_the_gate_of_the_contributing_guide_works():
