@@ -66,6 +66,7 @@ class SentenceEmbedder:
         if not folder.is_dir():
             return self.name
         refuse_special_files(str(folder))
+        # Contents, not names or dates: a copied folder is the same embedder, a changed one another.
         digest = hashlib.sha256()
         for path in sorted(folder.rglob("*")):
             if path.suffix in _HASHED and path.name != "rgate.json":

@@ -51,6 +51,7 @@ class BM25Index:
             if not known:  # bm25s cannot score a query without a single word that it knows
                 continue
             scores = self._bm25.get_scores(known)
+            # Stable, so that ties come in the order of the passages.
             for row in np.argsort(-scores, kind="stable")[:k]:
                 if scores[row] > 0:
                     hits.append(Hit(self.passages[row], float(scores[row]), query))
@@ -135,5 +136,6 @@ def fuse(
             scores[name] = scores.get(name, 0.0) + 1 / (constant + rank)
             if name not in best or rank < best[name][0]:
                 best[name] = (rank, item)
+    # Dictionaries keep the order of insertion and `sorted` is stable, so ties keep the order of first appearance.
     ordered = sorted(scores, key=lambda name: -scores[name])
     return [best[name][1] for name in ordered[:k]]

@@ -89,7 +89,8 @@ class PassageIndex:
         self.embedder: Embedder = embedder or SentenceEmbedder()
         self.folder: Path | None = None
         self._state = _State.from_passages((), np.zeros((0, 0), np.float32))
-        self._lock = ForkSafeLock()  # for writers: readers take the state as it is
+        # Only writers take the lock. A reader takes one reference to the state, which never changes.
+        self._lock = ForkSafeLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without the spare rows, which only one index may fill.
@@ -208,6 +209,7 @@ class PassageIndex:
         count = len(rest) + len(passages)
         buffer = old.buffer
         if gone or count > len(buffer):
+            # Twice as large as needed, so that many small additions take linear time.
             buffer = np.empty((2 * count, vectors.shape[1]), np.float32)
             if rest:  # an empty index does not know the dimension
                 buffer[: len(rest)] = np.delete(old.vectors, [old.row_of[name] for name in gone], axis=0)
@@ -380,6 +382,7 @@ def check_vectors(vectors: Any, count: int, dimension: int = 0) -> Float32Array:
             f"Vectors of shape {array.shape} do not match {count} texts and dimension {dimension or '(any)'}.",
             hint="An embedder returns shape (texts, dimension). An index takes the vectors of one embedder only.",
         )
+    # NaN is near to nothing, and FAISS would return arbitrary rows for it.
     if not np.isfinite(array).all():
         raise ConfigurationError(
             "Vectors must be finite, but one holds NaN or infinity.", hint="Check the embedder."
@@ -390,4 +393,5 @@ def check_vectors(vectors: Any, count: int, dimension: int = 0) -> Float32Array:
 def normalise_vectors(vectors: Float32Array) -> Float32Array:
     """Return vectors of length 1; those of length 0 stay so."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    # A zero vector stays zero, so that its cosine to everything is 0 and not NaN.
     return np.ascontiguousarray(vectors / np.maximum(norms, 1e-12), dtype=np.float32)

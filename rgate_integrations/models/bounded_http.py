@@ -66,6 +66,7 @@ def make_client(
     try:
         return httpx.AsyncClient(
             headers={"Accept-Encoding": "identity", **headers},
+            # A jar that accepts no domain: a cookie would link one user's request to another's.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
             timeout=timeout,
             # The callers limit the number of requests.

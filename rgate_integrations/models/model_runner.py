@@ -104,12 +104,13 @@ class ModelRunner:
             tokens: Maximum number of new tokens, at least 1.
             temperature: 0 is greedy; samples depend on a row's seed, never on the batch.
         """
-        at_newline = rows[0].template.stop_at_newline
+        at_newline = rows[0].template.stop_at_newline  # a batch has one template
         steps = self.steps([row.ids for row in rows], temperature, [row.seed for row in rows])
         written: list[list[tuple[int, float]]] = [[] for _ in rows]
         ended = [False] * len(rows)
         for step in islice(steps, tokens):
             for i, (token, logprob) in enumerate(zip(step.ids, step.logprobs, strict=True)):
+                # An ended row is still computed with the batch; its tokens are dropped.
                 ended[i] = ended[i] or self.ends(token, at_newline)
                 if not ended[i]:
                     written[i].append((token, logprob))
@@ -175,6 +176,7 @@ class ModelRunner:
             # Prompts of a template end alike, so one stands for all.
             target = self.encoder.continuation(rows[0], text)
             logprobs = first
+            # The prompt's pass gives the first token's distribution; the others need a pass over the target.
             if len(target) > 1:
                 beginning = torch.tensor([target[:-1]] * len(rows), device=ids.device)
                 longer = torch.cat([mask, torch.ones_like(beginning)], dim=1)

@@ -40,7 +40,7 @@ def load_pretrained(name: str, device: str = "auto", dtype: str = "auto") -> Any
     if dtype == "auto":
         dtype = "bfloat16" if device.startswith("cuda") else "float32"
     with _load_errors(name), quiet():
-        refuse_pickles(where)
+        refuse_pickles(where)  # before transformers opens a file
         model = transformers.AutoModelForCausalLM.from_pretrained(
             where,
             dtype=getattr(torch, dtype),
@@ -64,7 +64,7 @@ def load_tokenizer(name: str) -> Any:
     with _load_errors(name), quiet():
         refuse_special_files(where)
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
-    if tokenizer.pad_token_id is None:
+    if tokenizer.pad_token_id is None:  # any will do: padding is masked out
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 

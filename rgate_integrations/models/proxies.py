@@ -107,6 +107,7 @@ def read_states(
     results: dict[int, HiddenStates] = {}
     unread: dict[HasStates, list[int]] = {}
     for i, draft in enumerate(drafts):
+        # States that the LLM kept cost nothing, and are exact.
         kept = recall_states(draft, proxy.fingerprint, prompt, values[i], layers)
         if kept is not None:
             results[i] = HiddenStates(kept, prompt_tokens=0)

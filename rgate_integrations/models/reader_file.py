@@ -60,6 +60,8 @@ def reader_tensors(file: Any) -> dict[str, np.ndarray[Any, Any]]:
         return np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
 
     blocks = stored["token_embd.weight"].data.reshape(-1, HEADS * HEAD_SIZE // _BLOCK, 2 + _BLOCK)
+    # In the order of the file, which the graph's offsets rest on. The embedding stays in Q8_0: int8 with float16
+    # scales.
     tensors: dict[str, np.ndarray[Any, Any]] = {
         "embedding.weight": np.ascontiguousarray(blocks[..., 2:]).view(np.int8),
         "embedding.scale": np.ascontiguousarray(blocks[..., :2]).view(np.float16),

@@ -117,6 +117,7 @@ class ServerHabits:
             sent["max_tokens"] += self.options.thinking_tokens
         for name in without:
             value = sent.pop(name, None)
+            # A refused field is left out, unless the API has another name or value for it.
             if name == "max_tokens" and value is not None:
                 sent["max_completion_tokens"] = value
             elif name == "reasoning_effort" and value in _MORE_EFFORT:

@@ -228,6 +228,8 @@ class ServedProxy(LanguageModel):
         outcomes = run_requests(self._ask_all(requests, needs_logprobs))
         completions = [outcome for outcome in outcomes if isinstance(outcome, tuple)]
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        # One bad question must not cost the others their decisions, and a server that is gone is not asked again
+        # for each.
         if completions and errors:
             raise EvidenceError(f"{len(errors)} of {len(requests)} requests failed; the first: {errors[0]}")
         if errors:
@@ -252,6 +254,7 @@ class ServedProxy(LanguageModel):
     ) -> Completion:
         """Send a request; repeat it with more tokens if the answer was cut off while the model thought."""
         async with slots:
+            # A score needs the first token alone, so it never waits for thoughts.
             longer = bool(self.habits.thinks) and not needs_logprobs
             ask = partial(self._adapt, client, path, body, needs_logprobs)
             completion = await ask(self.retries, longer=longer)

@@ -194,6 +194,7 @@ class StreamedAnswer:
 
     def _next(self) -> GeneratedToken | None:
         """Write a token; None at the end of the answer."""
+        # Held for one token, so that concurrent answers of one model advance in turns.
         with self._use_model() as runner:
             if len(self.ids) >= self._limit:
                 self.finish_reason = "length"
@@ -238,6 +239,7 @@ def recall_states(
     answer = find_answer(draft.response_id)
     if answer is None or answer.fingerprint != fingerprint:
         return None
+    # The gate's prompt must be, token by token, what the LLM was asked: states depend on everything before them.
     row = answer.encoder.encode(prompt, values)
     is_written = 0 < len(draft.tokens) <= len(answer.ids)
     if not is_written or answer.prompt != row.ids or not set(layer_numbers(layers)) <= set(answer.layers):

@@ -84,6 +84,7 @@ def rename_folder(folder: Path, target: Path) -> None:
     """
     check_replaceable(target, os.listdir(folder))
     backup = _beside(target, "before")
+    # Two renames, each atomic: at any moment either the old folder or the new one can be found.
     if target.exists():
         _remove(backup)  # left by a process that was killed after its second step
         target.rename(backup)
@@ -219,6 +220,7 @@ def read_jsonl(path: str | Path, *, hint: str = "") -> Iterator[tuple[int, Any]]
     path = Path(path)
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+            # By bounded reads: a file without line feeds would otherwise fill the memory.
             lines = iter(partial(file.readline, _LONGEST_LINE), b"")
             yield from _parse_lines(lines, path, hint)
     except (OSError, EOFError, zlib.error) as error:

@@ -119,6 +119,7 @@ class Gather(Step):
 
     def run(self) -> list[Any]:
         """Run the last step in this thread and each other one in its own."""
+        # The caller's thread would only wait, so it runs one step itself.
         jobs = [_run_in_thread(step) for step in self.steps[:-1]]
         try:
             last = [step.run() for step in self.steps[-1:]]
@@ -182,7 +183,7 @@ def _run_in_thread(step: Step) -> Task:
     Not in a pool: dropped jobs that cannot be interrupted would occupy its threads, and block all later jobs.
     """
     job: Future[Any] = Future()
-    context = contextvars.copy_context()
+    context = contextvars.copy_context()  # tracing and callbacks of frameworks live there
 
     def work() -> None:
         if not job.set_running_or_notify_cancel():

@@ -40,6 +40,7 @@ def plain_text(text: str) -> str:
     """
     if text.isascii():
         return text
+    # NFKC would turn full-width punctuation, which ends Chinese sentences, into ASCII: it is left as it is.
     parts = _MARKS.split(_INVISIBLE.sub("", text))
     parts[::2] = [unicodedata.normalize("NFKC", part) for part in parts[::2]]
     return _EMOJI_RUN.sub(" ", "".join(parts)).strip() or text
@@ -72,7 +73,7 @@ def detect_encoding(text: str) -> str:
     >>> detect_encoding("Please answer: V2hlbiBpcyBteSBiaWxsIGR1ZT8=")
     'base64'
     """
-    text = _ADDRESS.sub(" ", text)
+    text = _ADDRESS.sub(" ", text)  # an address is full of escapes, and hides nothing
     for name, pattern in _ENCODED.items():
         for match in pattern.finditer(text):
             hidden = _decode(name, match.group())

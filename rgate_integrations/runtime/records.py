@@ -99,6 +99,7 @@ class Record:
         try:
             return kind.validate_python(self.fields.get(key))
         except ValidationError as error:
+            # Not chained: pydantic's message has a page of its own.
             raise self.wrong(f"{wanted} ({error.errors()[0]['msg']})") from None
 
 

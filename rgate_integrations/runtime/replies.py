@@ -71,6 +71,7 @@ def split_thoughts(text: str) -> Reply:
     """
     thoughts: list[str] = []
     end = 0
+    # An LLM may think several times before it answers: each opening tag directly behind a closing one counts.
     while (opening := _OPENING.match(text, end)) or not end:
         start = opening.end() if opening else 0
         closing = (_CLOSING if opening else _CLOSING_ALONE).search(text, start)
@@ -160,6 +161,7 @@ def describe_non_answer(text: str) -> str:
         return "nothing"
     if _TOOL_CALL.match(text):
         return "a call of a tool"
+    # Refusals begin with their reason; anchored at the start, the pattern cannot match within an answer.
     return "a refusal" if _REFUSAL.match(text[:_READ].lower().replace("’", "'")) else ""
 
 

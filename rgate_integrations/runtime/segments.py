@@ -88,7 +88,7 @@ def _ends(word: str, following: str, abbreviation: re.Pattern[str]) -> bool:
     if not bare.endswith(_STOPS) or abbreviation.match(bare.lstrip(_OPENERS)):
         return False
     first = following.lstrip(_OPENERS)[:1]
-    # Many scripts have no capitals.
+    # Not lower case, instead of upper case: many scripts have no capitals.
     return first.isalnum() and not first.islower()
 
 
