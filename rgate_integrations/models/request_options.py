@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.runtime.files import json_line
+from rgate_integrations.runtime.flow import Flow, Step
 
 Think: TypeAlias = Literal["off", "low", "as-is"]
 """How much an LLM thinks before it answers; ``"as-is"`` asks for nothing."""
@@ -135,14 +136,30 @@ class ServerHabits:
                 return name
         return ""
 
-    def is_cut_off(self, draft: Draft, *, longer: bool) -> bool:
-        """Return whether an answer was, or may have been, cut off during thoughts, so that more tokens would help."""
-        if longer or not self.options.thinking_tokens or draft.finished:
-            return False
-        # If the prompt opens the thoughts, only their end shows; so the first cut-off answer is requested again.
-        return draft.is_cut_off or self.thinks is None
+    def complete(self, ask: Callable[[bool, bool], Step]) -> Flow[Draft]:
+        """Request an answer, and repeat the request with more tokens if it was cut off during thoughts.
 
-    def read(self, draft: Draft, *, longer: bool) -> Draft:
+        Args:
+            ask: Returns the step of one request, from two flags: whether to add the tokens for thoughts, and whether
+                the answer is required or an earlier one is good enough.
+        """
+        longer = bool(self.thinks)
+        draft: Draft = yield ask(longer, True)
+        # If the prompt opens the thoughts, only their end shows; so the first cut-off answer is requested again.
+        may_be_thoughts = draft.is_cut_off or self.thinks is None
+        if not longer and self.options.thinking_tokens and not draft.finished and may_be_thoughts:
+            is_required = draft.is_cut_off
+            try:
+                again: Draft = yield ask(True, is_required)
+            except Exception:  # such as a slow server, or a short context
+                if is_required:
+                    raise
+                again = draft
+            if again.thinking_tokens or is_required:
+                draft, longer = again, True
+        return self._read(draft, longer=longer)
+
+    def _read(self, draft: Draft, *, longer: bool) -> Draft:
         """Remember whether the model thought, and return its answer, without text if it was all thoughts."""
         # Thoughts may be neither shown nor counted: an answer that came only with more tokens follows thoughts.
         self.thinks = bool(self.thinks or draft.thinking_tokens or (longer and draft.text))
