@@ -12,6 +12,8 @@ from unittest.mock import patch
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
 
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.errors import ConfigurationError
@@ -350,6 +352,24 @@ def test_an_emoji_that_javascript_has_cut_is_a_question_like_others(url, body):
     choice = b'{"\\ud83d": {"type": "choice", "criteria": {"retrieve": "", "direct": ""}}}'
     named = post(url, "/v1/systemone", b'{"state": "known", "questions": ' + choice + b"}")
     assert list(json.loads(named.content)["answers"]) == ["?"]
+
+
+def test_a_server_that_ends_while_it_answers_logs_no_traceback(monkeypatch, caplog):
+    """An answer of an LLM may take longer than the server waits for it."""
+    monkeypatch.setattr("rgate_integrations.serving.server._SHUTDOWN_SECONDS", 0.05)
+    is_asked, statuses = threading.Event(), []
+
+    async def answer_never(request):
+        is_asked.set()
+        await asyncio.Event().wait()
+
+    with listening(Starlette(routes=[Route("/", answer_never)])) as url:
+        client = threading.Thread(target=lambda: statuses.append(CLIENT.get(url).status_code))
+        client.start()
+        is_asked.wait()
+    client.join()
+    assert statuses == [500]
+    assert [record.message for record in caplog.records if record.exc_info] == []
 
 
 def test_openapi_names_every_route(url):

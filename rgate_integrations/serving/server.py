@@ -256,6 +256,8 @@ class Guard:
         leaving = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            pass  # the server ends and waits no longer; raised, uvicorn would log a traceback
         finally:
             leaving.cancel()
             # A client may disconnect after its answer: sessions of MCP go on after that.
