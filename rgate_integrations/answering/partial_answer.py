@@ -24,7 +24,7 @@ from rgate_integrations.runtime.replies import split_thoughts
 _log = logging.getLogger("rgate_integrations")
 
 MAX_SILENT_CHUNKS = 32
-"""An LLM that has sent so many chunks without text thinks, and its client hides that."""
+"""After this many chunks without text, the LLM counts as one whose client hides its thoughts."""
 END: Final = object()
 """What a `ChunkStream` returns after the last chunk."""
 
@@ -211,7 +211,7 @@ class BufferedAnswer(ABC):
                 )
 
     def draft(self) -> Draft | None:
-        """Return the answer so far; None where there is no text to judge, or the LLM thinks first.
+        """Return the answer so far; None if there is no text to judge, or the LLM thinks first.
 
         Raises:
             Exception: The exception that the arm raised.

@@ -128,7 +128,7 @@ def set_corpora(gate: Gate, corpus: Corpus, **parameters: Any) -> CorpusGate:
             )
         profiles.append(replace(profile, name=name) if name else profile)
     inner = gate.inner if isinstance(gate, CorpusGate) else gate
-    return CorpusGate.of({"inner": inner, "profiles": profiles, **parameters})
+    return CorpusGate.from_parameters({"inner": inner, "profiles": profiles, **parameters})
 
 
 def set_llm(gate: Gate, llm_name: str) -> Gate:

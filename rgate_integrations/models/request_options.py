@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.runtime.files import json_line
+from rgate_integrations.runtime.flow import Flow, Step
 
 Think: TypeAlias = Literal["off", "low", "as-is"]
 """How much an LLM thinks before it answers; ``"as-is"`` asks for nothing."""
@@ -134,14 +135,30 @@ class ServerHabits:
                 return name
         return ""
 
-    def is_cut_off(self, draft: Draft, *, longer: bool) -> bool:
-        """Whether an answer was, or may have been, cut off while the model thought, and more tokens would help."""
-        if longer or not self.options.thinking_tokens or draft.finished:
-            return False
-        # Thoughts that the prompt opens show only at their end: the first answer is asked for again.
-        return draft.is_cut_off or self.thinks is None
+    def complete(self, ask: Callable[[bool, bool], Step]) -> Flow[Draft]:
+        """Ask for an answer; again, with more tokens, if it was cut off while the model thought.
 
-    def read(self, draft: Draft, *, longer: bool) -> Draft:
+        Args:
+            ask: Returns the step that asks once, from two flags: whether the model may think first, and whether the
+                answer is required, or an earlier one will do.
+        """
+        longer = bool(self.thinks)
+        draft: Draft = yield ask(longer, True)
+        # Thoughts that the prompt opens show only at their end: the first answer is asked for again.
+        may_be_thoughts = draft.is_cut_off or self.thinks is None
+        if not longer and self.options.thinking_tokens and not draft.finished and may_be_thoughts:
+            is_required = draft.is_cut_off
+            try:
+                again: Draft = yield ask(True, is_required)
+            except Exception:  # such as a slow server, or a short context
+                if is_required:
+                    raise
+                again = draft
+            if again.thinking_tokens or is_required:
+                draft, longer = again, True
+        return self._read(draft, longer=longer)
+
+    def _read(self, draft: Draft, *, longer: bool) -> Draft:
         """Note whether the model thought, and return its answer: empty if that was all thoughts."""
         # Thoughts may be neither shown nor counted: then there was no answer until it was asked for a longer one.
         self.thinks = bool(self.thinks or draft.thinking_tokens or (longer and draft.text))

@@ -8,7 +8,6 @@ import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from pydantic import SecretStr
@@ -21,6 +20,7 @@ from rgate_integrations.models.completion import Completion, read_completion
 from rgate_integrations.models.credentials import read_credentials
 from rgate_integrations.models.request_options import RequestOptions, ServerHabits
 from rgate_integrations.prompts import PromptTemplate, strip_control_tokens
+from rgate_integrations.runtime.flow import Call, arun
 
 if TYPE_CHECKING:
     import httpx
@@ -250,24 +250,18 @@ class ServedProxy(LanguageModel):
         body: dict[str, Any],
         needs_logprobs: bool,
     ) -> Completion:
-        """Send a request; again, with more tokens, if the answer was cut off while the model thought."""
+        """Send a request, as often as `ServerHabits.complete` asks for it."""
         async with slots:
-            longer = bool(self.habits.thinks) and not needs_logprobs
-            ask = partial(self._adapt, client, path, body, needs_logprobs)
-            completion = await ask(self.retries, longer=longer)
             if needs_logprobs:
-                return completion
-            if self.habits.is_cut_off(completion[0], longer=longer):
-                is_needed = completion[0].is_cut_off
-                try:
-                    again = await ask(self.retries if is_needed else 0, longer=True)
-                except (ServerError, EvidenceError):  # such as a slow server, or a short context
-                    if is_needed:
-                        raise
-                    again = completion
-                if again[0].thinking_tokens or is_needed:
-                    completion, longer = again, True
-            return self.habits.read(completion[0], longer=longer), completion[1]
+                return await self._adapt(client, path, body, True, self.retries, longer=False)
+
+            async def ask(longer: bool, is_required: bool) -> Draft:
+                retries = self.retries if is_required else 0
+                return (await self._adapt(client, path, body, False, retries, longer=longer))[0]
+
+            # Both forms are the same: it is only awaited.
+            draft = await arun(self.habits.complete(lambda *flags: Call(ask, ask, *flags)))
+            return draft, {}
 
     async def _adapt(
         self,
