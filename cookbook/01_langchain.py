@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Gate an existing LangChain RAG chain
 #
-# At the end you have a RAG chain that retrieves only for the questions its LLM probably does not know, by one added
-# line, and you have seen each decision. It runs offline on two small models:
+# You end up with a RAG chain that retrieves only for questions that its LLM may not know. It takes one added
+# line, and you see each decision. It runs offline on two small models:
 # `rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small`.
 
 # %%
@@ -58,7 +58,7 @@ for question, decision, answer in zip(questions, gate.batch(questions), chain.ba
     print(f"{decision.p_known:.2f} {way:9}  {question}\n{'':16}{answer}")
 
 # %% [markdown]
-# The batch was decided in one call of the gate, and each arm ran as one batch. Streams stay streams:
+# The gate was called once for the batch, and each arm ran as one batch. Streaming still works:
 
 # %%
 for chunk in chain.stream(questions[0]):
@@ -76,7 +76,7 @@ print(gate.invoke(questions[0], always).retrieve)
 # %% [markdown]
 # ## Only the retriever
 #
-# `guard` leaves the chain as it is: the retriever returns no documents for known questions. For the others it
+# `guard` leaves the chain unchanged: the retriever returns no documents for known questions. For the others it
 # searches for the question, and for the claims of a draft if there is one, and says which query found what.
 
 # %%

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Gate an existing LlamaIndex engine
 #
-# At the end you have a quick-start engine that searches only when its LLM does not know, a `RouterQueryEngine` that
+# You end up with a quick-start engine that searches only when its LLM does not know, a `RouterQueryEngine` that
 # does the same, and a chat engine that never says "Empty Response". It runs offline on two small models:
 # `rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small`.
 
@@ -62,7 +62,7 @@ for question in (known, unknown):
 # ## In a chat engine
 #
 # Chat engines cannot be wrapped, and answer "Empty Response" when a retriever finds nothing. `GatedRetriever` finds a
-# note in that case, which the LLM reads, and which is no source.
+# note for the LLM in that case. The note is not a source.
 
 # %%
 chat = ContextChatEngine.from_defaults(GatedRetriever(index.as_retriever(similarity_top_k=1)), llm=llm)

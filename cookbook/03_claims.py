@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Claims: what to retrieve
 #
-# At the end you have seen a draft cut into claims, known claims dropped, and the others searched separately, with
+# You will see a draft cut into claims, known claims dropped, and the others searched separately, with
 # more of the needed passages found than by the question alone. It runs offline: `rgate download
 # smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small`.
 
@@ -27,7 +27,7 @@ print(decision.retrieve, decision.reason)
 # %% [markdown]
 # ## The plan
 #
-# Each claim is judged like a question of its own. What the gate takes for known is not searched, nor what says
+# Each claim is judged like a question. Claims that the gate considers known are not searched, nor any that say
 # the same as another query.
 
 # %%
@@ -40,7 +40,7 @@ print([query.text for query in plan.queries])
 # %% [markdown]
 # ## Searching
 #
-# Dense and BM25 side by side. Each query is searched by itself, and the results are fused by reciprocal rank.
+# Dense search and BM25, side by side. Each query is searched separately; results are fused by reciprocal rank.
 
 # %%
 passages = [

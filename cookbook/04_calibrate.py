@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Calibrate a gate on your own data
 #
-# At the end you have a gate whose threshold has a guarantee on your own questions, and plots that show what it does.
+# You end up with a gate whose threshold has a guarantee on your own questions, and plots that show what it does.
 # The LLM is SmolLM2-135M here, so that everything runs offline in a minute:
 # `rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small`.
 
@@ -52,7 +52,7 @@ print(len(questions), "questions,", len(index), "passages")
 # %% [markdown]
 # ## 2. Both arms
 #
-# What `rgate collect` does: each question without and with retrieval. Started again it continues.
+# As `rgate collect` does: each question without and with retrieval. It resumes after an interruption.
 
 # %%
 llm = shared_proxy("smollm2-135m-instruct")

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A gate for your own LLM
 #
-# At the end you have asked an LLM the questions of a log, without and with retrieval, and one command has made two
-# gates of its answers. The LLM is SmolLM2-135M on a llama.cpp server, so that everything runs offline in a minute:
+# You ask an LLM the questions of a log, without and with retrieval, and one command makes two
+# gates from its answers. The LLM is SmolLM2-135M on a llama.cpp server, so that everything runs offline in a minute:
 # `pip install xllamacpp` and `rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small`.
 
 # %%
@@ -23,8 +23,8 @@ os.chdir(tempfile.mkdtemp())
 # %% [markdown]
 # ## 1. A log, and what can be searched
 #
-# Capitals: some everybody knows, some hardly anybody. A line of a log is a question and, where you know them, its
-# right answers. The passages are those of your own search; here a sentence each.
+# Capitals, well-known and obscure ones. A line of a log is a question and, if you know them, its
+# right answers. The passages come from your own search; here each is one sentence.
 
 # %%
 CAPITALS = """France Paris|Italy Rome|Japan Tokyo|Egypt Cairo|Spain Madrid|Germany Berlin|Greece Athens|Norway Oslo
@@ -58,9 +58,9 @@ rgate("index", "build", "--corpus", "corpus.jsonl", "--out", "index")
 # %% [markdown]
 # ## 2. One command
 #
-# It asks the LLM each question twice and keeps every answer: killed and started again, it goes on where it was. With
-# `--yes` it does not wait for your word. The guarantee is a retrieval rate here; `--max-loss 0.02`, which is the
-# default, takes some hundred questions.
+# It asks the LLM each question twice and keeps every answer, so an interrupted run resumes. With
+# `--yes` it does not ask for confirmation. Here the guarantee is a retrieval rate; `--max-loss 0.02`, which is the
+# default, takes a few hundred questions.
 
 # %%
 with serving(gguf("smollm2-135m-instruct"), slots=2, threads=1) as url:
@@ -72,9 +72,9 @@ with serving(gguf("smollm2-135m-instruct"), slots=2, threads=1) as url:
     )
 
 # %% [markdown]
-# Forty questions are a toy, and the command says what follows from that. The held-out AUC is what to believe, not the
-# retrieval rate alone. A passage is one sentence here, so reading it costs next to nothing, and an answer that is
-# begun and dropped may cost more than it spares. With passages of hundreds of tokens it is the other way round.
+# Forty questions are a toy, and the command says so. Trust the held-out AUC, not the
+# retrieval rate alone. A passage is one sentence here, so reading it costs next to nothing, and a partial answer that
+# is dropped may cost more than it saves. With passages of hundreds of tokens it is the other way round.
 
 # %% [markdown]
 # ## 3. Use it

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Agents: search only when it is needed
 #
-# At the end you have an agent whose search tool is hidden while its LLM knows the answer, and a LangGraph graph that
+# You end up with an agent whose search tool is hidden while its LLM knows the answer, and a LangGraph graph that
 # branches on the gate. The agent's LLM is scripted here, so that the notebook runs offline; the gate is real:
 # `rgate download multilingual-e5-small smollm2-135m-reader smollm2-135m-instruct`.
 
@@ -62,7 +62,7 @@ for question in ("What is the capital of France?", "Where was the historian Aarn
     print(f"  p_known {state['retrieval_decision'].p_known:.2f}: {state['messages'][-1].text}")
 
 # %% [markdown]
-# The gate decides once a user turn. For a known question the model does not even see the tool.
+# The gate decides once for each user turn. For a known question the model does not even see the tool.
 #
 # ## A LangGraph graph
 #

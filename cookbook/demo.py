@@ -78,7 +78,7 @@ class Shown(BaseCallbackHandler):
         say(f"  {word}: {data['reason']}")
         dropped = data.get("partial_answer", {}).get("tokens_dropped")
         if dropped:
-            say(f"  (the {dropped} tokens that the LLM had begun with are dropped)")
+            say(f"  (the LLM began to answer: {dropped} tokens are dropped)")
 
 
 @dataclass

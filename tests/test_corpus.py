@@ -459,13 +459,9 @@ def test_the_command_says_what_it_understood(tmp_path):
     shown = printed("profile", "--corpus", corpus, "--out", tmp_path / "logger", "--name", "manual")
     assert "manual: 6 of 6 passages" in shown
     assert "logger" in shown
-    facts = json.loads(
-        printed(
-            "profile", "--description", "Manual of the X200 data logger", "--out", tmp_path / "d", "--json"
-        )
-    )
-    assert facts["name"] == "d"
-    assert "Who won the election?" in facts["not_covered"] or len(facts["not_covered"]) == 5
+    shown = printed("profile", "--description", "Manual of the X200 data logger", "--out", tmp_path / "d")
+    assert shown.startswith("d: ")
+    assert "not there " in shown
     decided = json.loads(printed("decide", "--corpus", tmp_path / "logger", "--json", "What does E-41 mean?"))
     assert (decided["corpus"], decided["retrieve"]) == ("manual", True)
 

@@ -1,4 +1,4 @@
-"""What `deploy/` holds is what its tools take, and starts what it says: image, Kubernetes, Ray Serve."""
+"""What `deploy/` holds is what its tools take, and starts what it says: image, Kubernetes, Ray Serve, workflows."""
 
 import importlib
 import inspect
@@ -101,3 +101,19 @@ def test_a_wrong_option_is_an_error_before_a_replica_starts():
 
     with pytest.raises(ValidationError, match="gat\n"):
         application({"gat": "default"})
+
+
+WORKFLOWS = {
+    path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / ".github/workflows").glob("*.yml")
+}
+
+
+def test_workflows_run_what_contributors_run():
+    assert ".ci/run" in [step.get("run") for step in WORKFLOWS["ci"]["jobs"]["run"]["steps"]]
+    jobs = WORKFLOWS["release"]["jobs"]
+    assert jobs["test"]["uses"] == "./.github/workflows/ci.yml"
+    assert jobs["publish"]["needs"] == ["test", "build"]
+    allowed = [name for name, job in jobs.items() if "id-token" in job.get("permissions", {})]
+    assert allowed == ["publish"]
+    text = "".join(path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml"))
+    assert re.findall(r"uses: (?!\./)(\S+@(?![0-9a-f]{40}\b).*)", text) == []

@@ -145,12 +145,12 @@ def hanging():
 @pytest.mark.parametrize(
     "options", [{}, {"look_first": True}, {"answer_first": True, "look_first": True}], ids=str
 )
-def test_a_search_that_hangs_is_given_up_and_the_upstream_is_asked(hanging, options):
+def test_a_search_that_hangs_is_given_up_and_the_upstream_is_asked(hanging, options, monkeypatch):
+    monkeypatch.setattr("rgate_integrations.serving.search_limits.monotonic", Clock())
     upstream = ScriptedUpstream()
     service = DecisionService(Unsure() if "answer_first" in options else Words(), timeout=0.2)
     with listening(upstream.app) as behind:
         between = Gateway(service, Upstream(behind), hanging, **options)
-        between._searches[""]._clock = Clock()
         with listening(make_app(service, between)) as url:
             body = {"messages": [{"role": "user", "content": HAMLET}], "stream": True}
             for _ in range(20):  # more than an executor of this machine has threads
@@ -174,9 +174,10 @@ async def failing(search):
     return "paused" if "paused" in str(error.value) else "late"
 
 
-async def test_a_search_is_paused_after_three_late_ones_and_goes_on_when_one_is_in_time(hanging):
+async def test_a_search_is_paused_after_three_late_ones_and_goes_on_when_one_is_in_time(hanging, monkeypatch):
     clock = Clock()
-    search = LimitedSearch(hanging, k=1, timeout=0.01, clock=clock)
+    monkeypatch.setattr("rgate_integrations.serving.search_limits.monotonic", clock)
+    search = LimitedSearch(hanging, k=1, timeout=0.01)
     assert [await failing(search) for _ in range(5)] == ["late"] * 3 + ["paused"] * 2
     clock.now += 9.9
     assert await failing(search) == "paused"
@@ -191,8 +192,9 @@ async def test_a_search_is_paused_after_three_late_ones_and_goes_on_when_one_is_
     assert [await search.search(["?"]) for _ in range(3)] == [[FOUND]] * 3
 
 
-async def test_no_more_threads_search_than_may_and_the_others_wait(hanging):
-    search = LimitedSearch(hanging, k=1, timeout=60, threads=2)
+async def test_no_more_threads_search_than_may_and_the_others_wait(hanging, monkeypatch):
+    monkeypatch.setattr("rgate_integrations.serving.search_limits._THREADS", 2)
+    search = LimitedSearch(hanging, k=1, timeout=60)
     waiting = [asyncio.ensure_future(search.search(["?"])) for _ in range(5)]
     while hanging.threads < 2:
         await asyncio.sleep(0)
@@ -205,8 +207,9 @@ async def test_no_more_threads_search_than_may_and_the_others_wait(hanging):
     assert hanging.threads == 4
 
 
-async def test_a_client_that_leaves_frees_no_thread_that_still_searches(hanging):
-    search = LimitedSearch(hanging, k=1, timeout=60, threads=1)
+async def test_a_client_that_leaves_frees_no_thread_that_still_searches(hanging, monkeypatch):
+    monkeypatch.setattr("rgate_integrations.serving.search_limits._THREADS", 1)
+    search = LimitedSearch(hanging, k=1, timeout=60)
     left = asyncio.ensure_future(search.search(["?"]))
     while hanging.threads < 1:
         await asyncio.sleep(0)
@@ -243,6 +246,9 @@ def turns(*texts):
 
 LEAVE = "How many days of leave do we get?"
 SIGNS = "And who signs that off?"
+STORY = "It rained all day, and we stayed at home. " * 20
+FILE = "These are the files of the chat.\n```\n" + "limit = 4\n" * 2_000 + "```"
+"""As coding clients hand files over, in a turn of their own; the embedder would read nothing after it."""
 
 
 @pytest.mark.parametrize(
@@ -253,6 +259,8 @@ SIGNS = "And who signs that off?"
         (turns(LEAVE, "28.", "Thanks!", "You are welcome!", SIGNS), f"{LEAVE}\n{SIGNS}"),
         (turns(LEAVE, "No idea.", "Try again."), f"{LEAVE}\nTry again."),
         (turns("Leave?", "28.", SIGNS), f"Leave?\n{SIGNS}"),
+        (turns(f"{STORY}{LEAVE} {STORY}", "28.", SIGNS), f"{LEAVE}\n{SIGNS}"),
+        (turns(FILE, "Ok.", SIGNS), f"{FILE[:400]}\n{SIGNS}"),
         (turns(f"USER: {LEAVE}\nASSISTANT: 28.\nUSER: {SIGNS}\nASSISTANT:"), f"{LEAVE}\n{SIGNS}"),
     ],
 )

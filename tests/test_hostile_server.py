@@ -221,7 +221,7 @@ def test_a_host_name_that_cannot_be_looked_up_in_time_holds_no_question_up(monke
     is_over = threading.Event()
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: is_over.wait())
     decision = load_gate("http://gate.test", request_seconds=0.1).decide("who?")
-    assert "no whole answer within 0.1 s" in decision.error.message
+    assert "no complete answer within 0.1 s" in decision.error.message
     with pytest.raises(ServerError, match=r"no whole answer within 0\.1 s"):
         ServedProxy("http://model.test", "m", timeout=0.1, retries=1).generate(ANSWER, VALUES, tokens=3)
     is_over.set()

@@ -27,10 +27,10 @@ def test_a_data_set_gets_columns(gate, smollm2):
 
     DataContext.get_current().enable_progress_bars = False
     rows = from_items([{"question": f"What is {number} + 1?", "n": number} for number in range(20)])
-    found = gate_dataset(rows, gate, concurrency=2, batch_size=5, prefix="g_").take_all()
+    found = gate_dataset(rows, gate, concurrency=2, batch_size=5).take_all()
     assert sorted(row["n"] for row in found) == list(range(20))
     here = load_gate(gate).decide_batch([row["question"] for row in found])
     for row, decision in zip(found, here, strict=True):
-        assert row["g_retrieve"] == decision.retrieve
-        assert row["g_p_known"] == pytest.approx(decision.p_known, abs=1e-3)
-        assert row["g_error"] == ("" if decision.error is None else decision.error.message)
+        assert row["retrieve"] == decision.retrieve
+        assert row["p_known"] == pytest.approx(decision.p_known, abs=1e-3)
+        assert row["error"] == ("" if decision.error is None else decision.error.message)

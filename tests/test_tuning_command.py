@@ -15,7 +15,7 @@ from tests.tuning_parts import N, Reader, by_number, questions, shipped, write
 def command(tmp_path, fake, monkeypatch):
     """Run ``rgate tune`` against a server: ``command(reply, *options)``."""
     monkeypatch.setattr("rgate_integrations.cli.tune.open_index", lambda folder: BM25Index([]))
-    monkeypatch.setattr("rgate_integrations.cli.tune._embedder", lambda: None)
+    monkeypatch.setattr("rgate_integrations.cli.tune._find_embedder", lambda: None)
     monkeypatch.setattr("rgate_integrations.models.local.shared_proxy", lambda name: Reader())
     log = write(tmp_path / "log.jsonl", *questions())
     fixed = ["tune", "--questions", log, "--init-from", shipped(tmp_path), "--out", tmp_path / "my-gate"]
@@ -82,7 +82,7 @@ PASSAGES = ["--index", "passages"]
     ("options", "said"),
     [
         ([*PASSAGES, "--yes"], "--model is required"),
-        ([*PASSAGES, "--model", "m", "--yes", "--max-loss", "0.1", "--budget", "0.4"], "one guarantee"),
+        ([*PASSAGES, "--model", "m", "--yes", "--max-loss", "0.1", "--budget", "0.4"], "exclude each other"),
         # It compared answers without retrieval with answers read from the demo's encyclopedia.
         (["--model", "m", "--yes"], "--index"),
         ([*PASSAGES, "--model", "m"], "Go on (--yes does not ask)?"),

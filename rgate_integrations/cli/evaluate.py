@@ -36,7 +36,7 @@ from rgate_integrations.cli.terminal import (
     MaxLossOption,
     PassageCount,
     ProxyName,
-    chosen_policy,
+    make_policy,
     say,
     say_saved,
     say_table,
@@ -47,12 +47,14 @@ if TYPE_CHECKING:
     from rgate_integrations.engine.decision_engine import DecisionEngine
 
 _SHOWN_GAPS = 20  # questions that no corpus covers
-_CONCURRENCY = 4  # what `collect` asks at a time
+_CONCURRENCY = 4  # LLM calls at a time of `collect`
 _NOT_WRITTEN = "Nothing was written. Run the same command to start again."
 
 
 def collect(
-    questions: Annotated[Path, typer.Option(help="JSONL with question and gold_answers (or answer) a line.")],
+    questions: Annotated[
+        Path, typer.Option(help="JSONL with question and gold_answers (or answer) per line.")
+    ],
     out: Annotated[Path, typer.Option(help="Paired JSONL to write; an existing one is continued.")],
     llm: AnsweringLLM = DEFAULT_LLM,
     model: ModelOnServer = None,
@@ -67,26 +69,26 @@ def collect(
     thinking_tokens: ThinkingTokens = 2048,
     extra_body: ExtraBody = "{}",
 ) -> None:
-    """Make paired data: your LLM's answers with and without retrieval. Run again, it goes on where it stopped."""
+    """Make paired data: your LLM's answers with and without retrieval. Run again, it resumes."""
     from rgate_integrations.tuning import collect as run
     from rgate_integrations.tuning.questions import read_questions
 
-    asked = read_questions(questions, gold=True)
-    searched = None if closed_book else open_index(index)
+    to_ask = read_questions(questions, gold=True)
+    passages = None if closed_book else open_index(index)
     answering = open_llm(llm, model, _CONCURRENCY, request_options(think, extra_body, thinking_tokens))
     with Bar(f"asking {llm}", stopped=KEPT_ANSWERS) as bar:
         run(
-            asked,
+            to_ask,
             answering,
             out,
-            index=searched,
+            index=passages,
             k=k,
             tokens=answer_tokens,
             judge=open_judge(judge, _CONCURRENCY, thinking_tokens),
-            progress=bar.tell,
+            progress=bar.report,
         )
     say_habits(answering)
-    say(f"{len(asked)} questions were asked. Their answers are in {out}: rgate evaluate --data {out}")
+    say(f"Asked {len(to_ask)} questions. The answers are in {out}: rgate evaluate --data {out}")
 
 
 def evaluate(
@@ -97,7 +99,7 @@ def evaluate(
     corpus: CorpusFolders = None,
     latency: Annotated[
         tuple[float, float] | None,
-        typer.Option(help="Milliseconds of an answer without and with retrieval, for the break-even."),
+        typer.Option(help="Milliseconds of an answer without and with retrieval, for the break-even rate."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the result here, as JSON.")] = None,
 ) -> None:
@@ -109,9 +111,9 @@ def evaluate(
     from rgate_integrations.tuning.questions import all_examples
 
     examples = all_examples(read_paired(data))
-    loaded = _gate_for(gate, draft, proxy, corpus)
+    loaded = _load_judged(gate, draft, proxy, corpus)
     with Bar("reading the gate", stopped=_NOT_WRITTEN) as bar:
-        result, judged = run(loaded, examples, name=gate, draft=draft, progress=bar.tell)
+        result, judged = run(loaded, examples, name=gate, draft=draft, progress=bar.report)
     measured = {**result["sets"], "pooled": result["pooled"]}
     say_table(_COLUMNS, [_row(name, numbers) for name, numbers in measured.items()])
     if corpus:
@@ -122,11 +124,11 @@ def evaluate(
         rate, gate_ms = result["pooled"]["retrieval_rate"], result["gate_ms"]
         saving = result["break_even"] = break_even(rate, gate=gate_ms, direct=direct, rag=rag)
         say(
-            f"mean time a question: always {saving['always_ms']} ms, gated {saving['gated_ms']} ms; the gate "
+            f"mean time per question: always {saving['always_ms']} ms, gated {saving['gated_ms']} ms; the gate "
             f"({gate_ms:.1f} ms) pays below a retrieval rate of {saving['break_even']:.1%}"
         )
     if out is not None:
-        result["questions"] = []  # what `rgate report` shows of each
+        result["questions"] = []  # for `rgate report`
         for example, decision in zip(examples, judged.decisions, strict=True):
             result["questions"].append(
                 {
@@ -165,7 +167,7 @@ _COLUMNS = (
 
 def _row(name: str, measured: dict[str, Any]) -> list[str]:
     """Return the cells of `_COLUMNS`."""
-    # Where all labels are the same there is no AUC.
+    # There is no AUC if all labels are the same.
     ends = [f"{end:.2f}" for end in measured["intervals"].get("auc", ())]
     low, high = measured["intervals"]["containment_accuracy"]
     return [
@@ -201,11 +203,11 @@ def calibrate(
     from rgate_integrations.tuning import calibrate as run
     from rgate_integrations.tuning import read_paired
 
-    policy = chosen_policy(max_loss, budget)
+    policy = make_policy(max_loss, budget)
     files = read_paired(data)
-    loaded = _gate_for(gate, draft, proxy)
+    loaded = _load_judged(gate, draft, proxy)
     with Bar("reading the gate", stopped=_NOT_WRITTEN) as bar:
-        calibration = run(loaded, files, policy, progress=bar.tell, draft=draft)
+        calibration = run(loaded, files, policy, progress=bar.report, draft=draft)
     save_gate(saved_gate(calibration.gate.gate, calibration.provenance), out)
     say(calibration.choice.guarantee, bold=True)
     facts = calibration.provenance
@@ -216,18 +218,19 @@ def calibrate(
     say_saved(out)
 
 
-def _gate_for(
+def _load_judged(
     name: str, draft: str, proxy: str | None, corpus: Sequence[Path] | None = None
 ) -> DecisionEngine:
-    """Load a gate to be evaluated; the shipped default is the one for the kind of draft.
+    """Return the gate to evaluate; for the default gate, the shipped one for that kind of draft.
 
     Raises:
-        ConfigurationError: The gate reads a draft, and there is to be none.
+        ConfigurationError: The gate reads a draft, and ``draft`` is ``"none"``.
     """
     from rgate_integrations.engine.loading import DEFAULT_GATES, load_gate
     from rgate_integrations.gates.evidence.base import expand_specs
     from rgate_integrations.gates.evidence.draft import DraftSpec
 
+    # There is a shipped gate for each kind of draft.
     if name == DEFAULT_GATE:
         name = DEFAULT_GATES[draft]
     gate = load_gate(name, proxy=proxy, corpus=corpus or None)
@@ -238,16 +241,16 @@ def _gate_for(
     if any(isinstance(spec, DraftSpec) for spec in expand_specs(gate.gate.specs)):
         raise ConfigurationError(
             f"The gate {name!r} reads a draft.",
-            hint=f"--draft proxy or recorded; or --gate {DEFAULT_GATE} or ik.",
+            hint=f"Use --draft proxy or recorded, or --gate {DEFAULT_GATE} or ik.",
         )
     return gate
 
 
 def report(
-    results: Annotated[list[Path], typer.Argument(help="What rgate evaluate --out wrote.")],
+    results: Annotated[list[Path], typer.Argument(help="Results of rgate evaluate --out.")],
     html: Annotated[Path, typer.Option(help="Page to write.")] = Path("report.html"),
 ) -> None:
-    """Write a self-contained page: curves, reliability, examples, and a threshold that can be moved."""
+    """Write a self-contained page: curves, reliability, examples, and a threshold to move."""
     from rgate_integrations.runtime.files import write_atomically
     from rgate_integrations.tuning.report import read_results, report_page
 
@@ -256,10 +259,12 @@ def report(
 
 
 def monitor(
-    log: Annotated[Path, typer.Argument(help="Logged decisions, JSONL, as rgate decide --json prints them.")],
+    log: Annotated[
+        Path, typer.Argument(help="JSONL of logged decisions, as rgate decide --json prints them.")
+    ],
     gate: Annotated[Path, typer.Option(help="Folder of the tuned or calibrated gate.")],
 ) -> None:
-    """Compare logged decisions with the calibration, and say what they asked for that no corpus has."""
+    """Compare logged decisions with the calibration, and list the questions that no corpus covers."""
     from rgate_integrations.gates.corpus import COVERED
     from rgate_integrations.gates.folder import read_gate
     from rgate_integrations.runtime.records import Record, read_records
@@ -269,7 +274,7 @@ def monitor(
     calibration = Record(
         f"the calibration of {str(gate)!r}",
         saved.provenance,
-        hint="rgate tune … or rgate calibrate … --out DIR makes a gate with one.",
+        hint="Make the gate with rgate tune or rgate calibrate.",
     )
     logged, covered, gaps = [], [], []
     for record in read_records(log):
@@ -278,7 +283,7 @@ def monitor(
             covered.append(p_covered >= COVERED)
             if p_covered < COVERED and p_known < saved.threshold:
                 gaps.append(str(record.fields.get("question")))
-        # Of a decision that failed or was overridden, as by a rule, it may not be the gate's.
+        # P(known) of a failed or overridden decision, as by a rule, need not be the gate's.
         if p_known is not None and not record.fields.get("error") and not record.fields.get("override"):
             logged.append(p_known)
     if covered:

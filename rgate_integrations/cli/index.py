@@ -1,4 +1,4 @@
-"""``rgate index``: build an index of your own passages, and search it; and the index of the demo's corpus."""
+"""``rgate index``: builds and searches an index of your passages; and the index of the demo's corpus."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rgate_integrations.cli.terminal import AsJson, Bar, hit_as_json, print_json, say
+from rgate_integrations.cli.terminal import Bar, say
 from rgate_integrations.errors import DataFormatError, IndexMismatchError, IndexNotFoundError
 
 if TYPE_CHECKING:
@@ -28,13 +28,15 @@ def build(
         str, typer.Option(help="Catalogue name, folder or Hub id.")
     ] = "multilingual-e5-small",
 ) -> None:
-    """Embed the passages of a corpus and save the index; one that is there is kept until the new one is whole."""
+    """Embed the passages of a corpus and save the index; an earlier one is replaced once the new one is complete."""
     from rgate_integrations.index import PassageIndex, read_passages
     from rgate_integrations.index.embedder import SentenceEmbedder
 
     total = sum(1 for _ in read_passages(corpus))
     if not total:
-        raise DataFormatError(f"The corpus {str(corpus)!r} holds no passages.")
+        raise DataFormatError(
+            f"The corpus {str(corpus)!r} has no passages.", hint="Add one JSON object per line."
+        )
     with Bar("embedding", total, stopped=_NOT_WRITTEN) as bar:
         index = PassageIndex.build(read_passages(corpus), SentenceEmbedder(embedder), report=bar.count)
     index.save(out)
@@ -46,20 +48,16 @@ def search(
     folder: Annotated[Path, typer.Argument(help="Folder of the index.")],
     queries: Annotated[list[str], typer.Argument(help="What to search for.")],
     k: Annotated[int, typer.Option("-k", min=1, help="Passages a query.")] = 5,
-    as_json: AsJson = False,
 ) -> None:
     """Print the passages nearest to each query."""
     for query, hits in zip(queries, open_index(folder).search(queries, k), strict=True):
-        if as_json:
-            print_json({"query": query, "passages": list(map(hit_as_json, hits))})
-            continue
         say(query, bold=True)
         for hit in hits:
             say(f"  {hit.score:.2f}  {hit.passage.title}: {hit.passage.text[:160]}")
 
 
 def open_index(folder: Path | None) -> PassageIndex:
-    """Load an index; without a folder that of the demo's corpus, which is built on first use."""
+    """Load an index; without a folder, the index of the demo's corpus, which is built on first use."""
     from rgate_integrations.index import PassageIndex, read_passages
     from rgate_integrations.models.download import cache_dir, corpus_path
     from rgate_integrations.runtime.files import locked
@@ -69,7 +67,7 @@ def open_index(folder: Path | None) -> PassageIndex:
     home = cache_dir() / f"index-{DEMO_CORPUS}"
     try:
         return PassageIndex.load(home)
-    except (IndexNotFoundError, IndexMismatchError):  # it is of an earlier version or of another embedder
+    except (IndexNotFoundError, IndexMismatchError):  # missing, or of an earlier version or another embedder
         passages = list(read_passages(corpus_path(DEMO_CORPUS)))
         with locked(home), Bar("building the index, once", len(passages), stopped=_NOT_WRITTEN) as bar:
             PassageIndex.build(passages, report=bar.count).save(home)

@@ -1,4 +1,4 @@
-"""The LLMs that commands ask: how they are named, opened, and asked as the application asks them."""
+"""The LLMs that commands ask: their options, and how they are opened."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ AnsweringLLM = Annotated[
     str,
     typer.Option(
         "--llm",
-        help=f"URL of an OpenAI-compatible server (its key in {KEY}); a provider's, such as openai:gpt-5 or "
-        "anthropic:NAME, by LangChain; or a local model.",
+        help=f"URL of an OpenAI-compatible server (key: {KEY}); PROVIDER:NAME, such as openai:gpt-5, through "
+        "LangChain; or a local model.",
     ),
 ]
 ModelOnServer = Annotated[str | None, typer.Option("--model", help="Name of the model on the server.")]
@@ -32,48 +32,49 @@ Judge = Annotated[
     typer.Option(help=f"Model that judges: NAME, PROVIDER:NAME, or NAME@URL on a server (key: {JUDGE_KEY})."),
 ]
 Think = Annotated[
-    Literal["off", "low", "as-is"], typer.Option(help="How much an LLM thinks before it answers, if it can.")
+    Literal["off", "low", "as-is"], typer.Option(help="How much the LLM thinks before it answers, if it can.")
 ]
 ExtraBody = Annotated[
     str,
-    typer.Option(help="JSON object: more fields of each request, as your application sends them."),
+    typer.Option(help="JSON object: further fields of each request, as your application sends them."),
 ]
 ThinkingTokens = Annotated[
-    int, typer.Option(min=0, help="How much longer an answer may be if the LLM thinks before it.")
+    int, typer.Option(min=0, help="Further tokens of an answer if the LLM thinks first.")
 ]
 
-_TOKENS_PER_SECOND = 10  # of the slowest LLM that is waited for
+_TOKENS_PER_SECOND = 10  # of the slowest LLM for which the timeout allows
 _PROVIDER = re.compile(r"([a-z][a-z_]+):(.+)")
 
 
 def request_options(think: Literal["off", "low", "as-is"], extra_body: str, tokens: int) -> RequestOptions:
-    """Return how an LLM is asked.
+    """Return the options of requests to an LLM.
 
     Raises:
-        ConfigurationError: ``extra_body`` is no JSON object.
+        ConfigurationError: ``extra_body`` is not a JSON object.
     """
     from rgate_integrations.models.request_options import RequestOptions
 
     try:
-        return RequestOptions(think, tokens, json.loads(extra_body))
-    except ValueError as error:
-        if isinstance(error, ConfigurationError):
-            raise
-        raise ConfigurationError("--extra-body is no JSON.", hint='{"top_p": 0.9}') from None
+        body = json.loads(extra_body)
+    except ValueError:
+        raise ConfigurationError(
+            f"Invalid JSON in --extra-body: {extra_body!r}", hint='{"top_p": 0.9}'
+        ) from None
+    return RequestOptions(think, tokens, body)
 
 
 def open_llm(llm: str, model: str | None, concurrency: int, options: RequestOptions) -> LanguageModel:
     """Return the LLM of an application: on a server, at a provider, or a local one.
 
     Raises:
-        ConfigurationError: The name of the model on the server is missing, or a local model is asked to think less.
+        ConfigurationError: The model on the server has no name, or a local model has request options.
     """
     if llm.startswith(("http://", "https://")):
         if model is None:
             raise ConfigurationError("--model is required with a server URL.", hint="--model NAME")
         return _open(model, llm, KEY, concurrency, options)
     if options.facts and not _PROVIDER.fullmatch(llm):
-        raise ConfigurationError("A local model takes neither --think nor --extra-body.", hint="--llm URL")
+        raise ConfigurationError("A local model accepts neither --think nor --extra-body.", hint="--llm URL")
     return _open(llm, "", KEY, concurrency, options)
 
 
@@ -90,6 +91,7 @@ def _open(name: str, url: str, key: str, concurrency: int, options: RequestOptio
     if url:
         from rgate_integrations.models.served import ServedProxy
 
+        # A thinking LLM may send nothing for long, so the timeout grows with its tokens.
         api_key = os.environ.get(key) or None
         return ServedProxy(
             url,
@@ -110,6 +112,6 @@ def _open(name: str, url: str, key: str, concurrency: int, options: RequestOptio
 
 
 def say_habits(llm: LanguageModel) -> None:
-    """Say what was found out about an LLM by asking, if that is anything."""
+    """Print what the answers showed about an LLM, such as that it thinks first."""
     if llm.habits is not None and str(llm.habits):
         say(f"{llm.name} {llm.habits}.")

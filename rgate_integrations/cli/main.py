@@ -1,4 +1,4 @@
-"""Entry point of ``rgate``: registers the commands, and turns typed errors into a message with a hint."""
+"""Entry point of ``rgate``: registers the commands, and prints typed errors with their hint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Print the version if it is asked for; without arguments the help is printed."""
+    """Print the version, with ``--version``."""
     if version:
         typer.echo(f"rgate {__version__}")
         raise typer.Exit
@@ -73,6 +73,6 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
-        # All is printed: a Ctrl-C while threads are waited for ends that, and is no traceback.
+        # All output is printed: Ctrl-C while Python waits for threads ends the process without a traceback.
         sys.stdout.flush()
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))

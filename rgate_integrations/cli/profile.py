@@ -1,4 +1,4 @@
-"""``rgate profile``: what a corpus is about, for gates that decide by it; and what they would make of it."""
+"""``rgate profile``: makes the profile of a corpus, and shows what gates would understand of it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rgate_integrations.cli.terminal import AsJson, load_object, print_json, say
+from rgate_integrations.cli.terminal import load_object, say
 from rgate_integrations.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rgate_integrations.corpus import CorpusProfile
 
 _TERMS, _QUESTIONS = 10, 5
-_ABOUT_TERMS = ("What is {}?", "How does {} work?")
-_ABOUT_OTHER_THINGS = (
+_QUESTIONS_ABOUT_TERMS = ("What is {}?", "How does {} work?")
+_OTHER_QUESTIONS = (
     "Who won the election?",
     "What is the capital of France?",
     "How do I boil an egg?",
@@ -41,57 +41,50 @@ def profile(
     description: Annotated[str, typer.Option(help="Or what it is about, in a sentence: weaker.")] = "",
     name: Annotated[str, typer.Option(help="Name of the corpus; by default that of the folder.")] = "",
     searches: Annotated[int, typer.Option(min=1, help="Searches at most.")] = 100,
-    as_json: AsJson = False,
 ) -> None:
-    """Make the profile of a corpus, by which gates tell what it covers, and say what was understood."""
+    """Make the profile of a corpus, from which gates estimate what it covers, and show what was understood."""
     from rgate_integrations.corpus import CorpusProfile
     from rgate_integrations.index import PassageIndex, read_passages
 
     if sum(map(bool, (corpus, index, retriever, description))) != 1:
         raise ConfigurationError(
-            "Give one thing to make the profile of.", hint="--corpus, --index, --retriever or --description"
+            "A profile needs one source.", hint="--corpus, --index, --retriever or --description"
         )
     name = name or out.resolve().name
     if corpus is not None:
-        made = CorpusProfile.from_texts((each.searchable for each in read_passages(corpus)), name)
+        corpus_profile = CorpusProfile.from_texts(
+            (passage.searchable for passage in read_passages(corpus)), name
+        )
     elif index is not None:
-        made = CorpusProfile.from_texts((each.searchable for each in PassageIndex.load(index)), name)
+        corpus_profile = CorpusProfile.from_texts(
+            (passage.searchable for passage in PassageIndex.load(index)), name
+        )
     elif retriever:
         say(f"Searching at most {searches} times.", err=True)
-        made = CorpusProfile.from_retriever(load_object(retriever), name, searches)
+        corpus_profile = CorpusProfile.from_retriever(load_object(retriever), name, searches)
     else:
-        made = CorpusProfile.from_description(description, name)
-    made.save(out)
-    _show(made, out, as_json=as_json)
+        corpus_profile = CorpusProfile.from_description(description, name)
+    corpus_profile.save(out)
+    _show(corpus_profile, out)
 
 
-def _show(made: CorpusProfile, out: Path, *, as_json: bool) -> None:
-    """Print the telling words, and questions that are about the corpus and that are not."""
-    words = [*made.terms.telling, *sorted(made.terms.names)]
-    asked = [form.format(word) for word in words[: 2 * _TERMS] for form in _ABOUT_TERMS]
-    questions = [*asked, *_ABOUT_OTHER_THINGS]
-    covered = dict(zip(questions, made.judge(questions).tolist(), strict=True))
+def _show(profile: CorpusProfile, out: Path) -> None:
+    """Print the most telling words, and examples of questions that the corpus covers, and does not cover."""
+    words = [*profile.terms.telling, *sorted(profile.terms.names)]
+    questions = [form.format(word) for word in words[: 2 * _TERMS] for form in _QUESTIONS_ABOUT_TERMS]
+    questions += _OTHER_QUESTIONS
+    # Questions about the terms, and about other things, show where the boundary lies.
+    covered = dict(zip(questions, profile.judge(questions).tolist(), strict=True))
     ranked = sorted(covered, key=covered.__getitem__)
-    there = [each for each in reversed(ranked) if covered[each] >= 0.5][:_QUESTIONS]
-    elsewhere = [each for each in ranked if covered[each] < 0.5][:_QUESTIONS]
-    if as_json:
-        print_json(
-            {
-                "name": made.name,
-                "folder": str(out),
-                "seen": made.seen,
-                "about_something": made.about_something,
-                "terms": words[:_TERMS],
-                "covered": {each: round(covered[each], 3) for each in there},
-                "not_covered": {each: round(covered[each], 3) for each in elsewhere},
-            }
-        )
-        return
-    say(f"{made.name}: {len(made.codes):,} of {made.seen:,} passages, in {out}", bold=True)
+    inside = [question for question in reversed(ranked) if covered[question] >= 0.5]
+    outside = [question for question in ranked if covered[question] < 0.5]
+    say(f"{profile.name}: {len(profile.codes):,} of {profile.seen:,} passages, in {out}", bold=True)
     say(f"telling words  {', '.join(words[:_TERMS])}")
-    if not made.about_something:
-        say("Nothing sets it apart: what the LLM knows is not searched for. prefer='corpus' changes that.")
-    for title, some in (("searched there", there), ("not there", elsewhere)):
-        for question in some:
+    if not profile.about_something:
+        say(
+            "The corpus has no topic: questions that the LLM knows are not searched. prefer='corpus' changes that."
+        )
+    for title, examples in (("searched there", inside), ("not there", outside)):
+        for question in examples[:_QUESTIONS]:
             say(f"{title:14} {covered[question]:.2f}  {question}")
             title = ""

@@ -1,4 +1,4 @@
-"""What the commands have in common at the terminal: options, text that others wrote, JSON, tables and progress."""
+"""Shared by the commands: options, and printing of untrusted text, JSON, tables, logs and progress."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ import typer
 
 if TYPE_CHECKING:
     from rgate_integrations.errors import RGateError
-    from rgate_integrations.index.retriever import Hit
     from rgate_integrations.tuning.calibration import Policy
 
 DEFAULT_GATE = "default"  # as in loading.py, which imports too much for a quick --help
 DEFAULT_LLM = "qwen2.5-coder-0.5b-instruct"
 KEY = "RGATE_API_KEY"
-"""The environment variable that has the key of the LLM's server."""
+"""Environment variable with the key of the LLM's server."""
 KEPT_ANSWERS = "What was answered is kept. Run the same command to resume."
-"""What Ctrl-C says of commands that ask an LLM."""
+"""Message of commands that ask an LLM, after Ctrl-C."""
 TOKEN = "RGATE_TOKEN"  # noqa: S105  its name, not itself; as in gates/remote.py
 
 # --- options -----------------------------------------------------------------------------------------------------
@@ -66,11 +65,11 @@ BudgetOption = Annotated[
 ]
 
 
-def chosen_policy(max_loss: float | None, budget: float | None) -> Policy:
-    """Return the guarantee that was asked for.
+def make_policy(max_loss: float | None, budget: float | None) -> Policy:
+    """Return the policy for the options ``--max-loss`` and ``--budget``.
 
     Raises:
-        ConfigurationError: Both were asked for.
+        ConfigurationError: Both options are set.
     """
     from rgate_integrations.errors import ConfigurationError
     from rgate_integrations.tuning import Budget, MaxLoss
@@ -78,40 +77,42 @@ def chosen_policy(max_loss: float | None, budget: float | None) -> Policy:
     if budget is None:
         return MaxLoss(0.02 if max_loss is None else max_loss)
     if max_loss is not None:
-        raise ConfigurationError("Give one guarantee.", hint="--max-loss or --budget")
+        raise ConfigurationError("--max-loss and --budget exclude each other.", hint="Omit one of them.")
     return Budget(budget)
 
 
 def load_object(name: str) -> Any:
-    """Return an object of the user's that is named as MODULE:OBJECT.
+    """Import an object that is named as MODULE:OBJECT.
 
     Raises:
-        ConfigurationError: It cannot be imported.
+        ConfigurationError: The object cannot be imported.
     """
     from rgate_integrations.errors import ConfigurationError
 
     module, _, attribute = name.partition(":")
-    sys.path.insert(0, os.getcwd())  # as for other commands that take a module, such as uvicorn
+    sys.path.insert(0, os.getcwd())  # as uvicorn does
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigurationError(f"{name!r} cannot be imported: {error}", hint="MODULE:OBJECT") from error
+        raise ConfigurationError(
+            f"{name!r} cannot be imported: {error}", hint="Name it as MODULE:OBJECT."
+        ) from error
 
 
 # --- text --------------------------------------------------------------------------------------------------------
 
-# Control characters, of which ESC and CSI begin sequences that terminals obey; line separators; what turns the
-# direction of writing around; halves of pairs, which cannot be written.
+# Control characters, of which ESC and CSI begin commands to the terminal; line separators; marks that reverse the
+# direction of text; lone surrogates, which cannot be encoded.
 _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def say(text: str = "", *, err: bool = False, **style: Any) -> None:
-    """Print text of whatever origin: nothing in it commands the terminal.
+    """Print text of any origin, without the characters that command the terminal.
 
     Args:
         text: The text.
-        err: Whether it goes to standard error, as all but results do.
-        **style: As ``typer.secho`` takes it, such as ``bold=True``.
+        err: Whether to print to standard error, as for all but results.
+        **style: Style for ``typer.secho``, such as ``bold=True``.
     """
     typer.secho(_COMMANDS.sub("", text), err=err, **style)
 
@@ -122,6 +123,7 @@ def say_table(names: Sequence[str], rows: Sequence[Sequence[str]], *, as_json: b
         for row in rows:
             print_json(dict(zip(names, row, strict=True)))
         return
+    # Not a table of rich, which would wrap or cut commands that are to be copied.
     widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
     for number, row in enumerate([names, *rows]):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
@@ -129,7 +131,7 @@ def say_table(names: Sequence[str], rows: Sequence[Sequence[str]], *, as_json: b
 
 
 def say_saved(folder: Path) -> None:
-    """Say how a gate that was saved is used."""
+    """Print how to use a saved gate."""
     from rgate_integrations.gates.registry import loadable
 
     say(f'Saved. Use it as load_gate("{loadable(folder)}") or --gate {loadable(folder)}.')
@@ -143,14 +145,8 @@ def say_error(error: RGateError) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print JSON values on one line, in ASCII: what terminals would obey is escaped, and the value stays the same."""
+    """Print a JSON value on one line, in ASCII, with all control characters escaped."""
     typer.echo(json.dumps(value).replace("\x7f", "\\u007f"))
-
-
-def hit_as_json(hit: Hit) -> dict[str, Any]:
-    """Return a passage that was found as JSON values."""
-    passage = hit.passage
-    return {"id": passage.id, "title": passage.title, "text": passage.text, "score": round(hit.score, 4)}
 
 
 class _PlainFormatter(logging.Formatter):
@@ -159,11 +155,11 @@ class _PlainFormatter(logging.Formatter):
 
 
 def print_log(level: int, form: str = "%(message)s") -> None:
-    """Print what is logged from a level on to standard error, as text."""
+    """Print log messages from a level on to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(_PlainFormatter(form))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    for library in ("httpx", "httpcore"):  # they log a line a request, with its URL
+    for library in ("httpx", "httpcore"):  # they log the URL of every request
         logging.getLogger(library).setLevel(logging.WARNING)
 
 
@@ -171,17 +167,17 @@ class Bar:
     """A progress bar on standard error, shown inside a ``with`` statement.
 
     Args:
-        what: What is done, in words.
-        total: How much there is to do; None if it is not known yet.
-        stopped: What Ctrl-C says: what is kept, and how to go on.
+        label: What is being done.
+        total: Number of steps; None if unknown.
+        stopped: Message after Ctrl-C: what is kept, and how to resume.
     """
 
-    def __init__(self, what: str, total: int | None = None, *, stopped: str) -> None:
+    def __init__(self, label: str, total: int | None = None, *, stopped: str) -> None:
         from rich.console import Console
         from rich.progress import Progress
 
         self._bar = Progress(console=Console(stderr=True), transient=True)
-        self._task = self._bar.add_task(what, total=total)
+        self._task = self._bar.add_task(label, total=total)
         self._stopped = stopped
 
     def __enter__(self) -> Self:
@@ -195,15 +191,15 @@ class Bar:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Make room for a question: the bar would run over it."""
+        """Hide the bar while the terminal asks something."""
         self._bar.stop()
         yield
         self._bar.start()
 
-    def count(self, done: int, total: int | None = None) -> None:
-        """Show how much is done, and of how much."""
-        self._bar.update(self._task, completed=done, total=total)
+    def count(self, done: int) -> None:
+        """Show the number of finished steps."""
+        self._bar.update(self._task, completed=done)
 
-    def tell(self, what: str, done: int, total: int) -> None:
-        """Show what is being done, how far it is, and how far it goes."""
-        self._bar.update(self._task, description=what, completed=done, total=total)
+    def report(self, label: str, done: int, total: int) -> None:
+        """Show a label, the number of finished steps and that of all steps."""
+        self._bar.update(self._task, description=label, completed=done, total=total)

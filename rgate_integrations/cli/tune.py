@@ -35,7 +35,7 @@ from rgate_integrations.cli.terminal import (
     DraftOf,
     MaxLossOption,
     PassageCount,
-    chosen_policy,
+    make_policy,
     say,
     say_saved,
     say_table,
@@ -53,7 +53,7 @@ _RESUMABLE = "The last complete checkpoint, if any, is kept. Run the same comman
 
 Labelling = Annotated[
     Literal["auto", "gold", "judge", "agreement"],
-    typer.Option(help="auto: judge with --judge, gold if all have it."),
+    typer.Option(help="auto: judge with --judge, gold if all questions have gold answers, else agreement."),
 ]
 Concurrency = Annotated[int, typer.Option(min=1, help="LLM calls at a time.")]
 
@@ -73,27 +73,29 @@ def tune(
         int | None, typer.Option(min=1, help="Ask only this many, drawn at random.")
     ] = None,
     concurrency: Concurrency = 4,
-    num_samples: Annotated[int, typer.Option(min=0, help="Answers to draw, for soft labels.")] = 0,
+    num_samples: Annotated[
+        int, typer.Option(min=0, help="Sampled answers per question, for soft labels.")
+    ] = 0,
     answer_tokens: AnswerTokens = 64,
     think: Think = "as-is",
     thinking_tokens: ThinkingTokens = 2048,
     extra_body: ExtraBody = "{}",
     update: Annotated[bool, typer.Option("--update", help="Add questions to the gate in --out.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before the LLM is called.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Call the LLM without confirmation.")] = False,
     init_from: Annotated[str, typer.Option(help="Gate to start from.")] = DEFAULT_GATE,
     corpus: CorpusFolders = None,
 ) -> None:
-    """Ask your LLM with and without retrieval, and make a gate for it. Run again, it goes on where it stopped."""
+    """Ask your LLM with and without retrieval, and make a gate for it. Run again, it resumes."""
     from rgate_integrations.tuning import TuneOptions
     from rgate_integrations.tuning import tune as run
     from rgate_integrations.tuning.arms import ModelArm
 
     options = TuneOptions(
-        policy=chosen_policy(max_loss, budget),
+        policy=make_policy(max_loss, budget),
         labels=labels,
         judge=open_judge(judge, concurrency, thinking_tokens),
         max_questions=max_questions,
-        embedder=_embedder(),
+        embedder=_find_embedder(),
         concurrency=concurrency,
         num_samples=num_samples,
         init_from=init_from,
@@ -110,7 +112,7 @@ def tune(
             options=options,
             update=update,
             before=partial(_confirm, bar, llm, judge, yes),
-            progress=bar.tell,
+            progress=bar.report,
         )
     say_habits(answering)
     _say_result(result)
@@ -134,24 +136,24 @@ def _say_result(result: TuneResult) -> None:
 def _confirm(
     bar: Bar, llm: str, judge: str | None, yes: bool, num_questions: int, calls: Mapping[str, int]
 ) -> None:
-    """Say what will be asked, and wait for a yes."""
+    """Print the number of calls, and ask for confirmation."""
     remaining = [f"{number} {kind}" for kind, number in calls.items() if number]
     with bar.hidden():
         say(f"{num_questions} questions: LLM calls to {llm}: {', '.join(remaining)}.", err=True)
         if judge is not None:
-            say(f"Then their answers are judged by {judge}.", err=True)
+            say(f"Then {judge} judges the answers.", err=True)
         if remaining and not yes:
             typer.confirm("Go on (--yes does not ask)?", abort=True, err=True)
 
 
-def _embedder() -> Embedder | None:
-    """Return the embedder, if its model is here."""
+def _find_embedder() -> Embedder | None:
+    """Return the embedder if its model is downloaded."""
     from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, SentenceEmbedder
     from rgate_integrations.models.download import cached_path
 
-    if cached_path(DEFAULT_EMBEDDER) is None:  # not fetched: tuning does without it, too
+    if cached_path(DEFAULT_EMBEDDER) is None:  # optional, so it is not downloaded now
         hint = f"rgate download {DEFAULT_EMBEDDER}"
-        say(f"note: without an embedder answers agree by their words; {hint}", err=True)
+        say(f"note: without an embedder, answers are compared by their words; {hint}", err=True)
         return None
     return SentenceEmbedder()
 
@@ -168,7 +170,7 @@ def train(
         str,
         typer.Option(
             help="Key of the label (a boolean, or a number in [0, 1]); match_ratio; or accuracy or certainty, which "
-            "are sampled from --proxy (30 answers a question) where the data do not hold them."
+            "are sampled from --proxy (30 answers per question) if they are not in the data."
         ),
     ] = "closed_book_correct",
     tokens: Annotated[int, typer.Option(min=1, max=128, help="Draft tokens to read.")] = 32,
@@ -190,9 +192,11 @@ def train(
     from rgate_integrations.tuning.training import TrainingOptions
 
     if system is not None and gate != "probe":
-        raise ConfigurationError("Only a probe is trained under your own system prompt.", hint="--gate probe")
+        raise ConfigurationError("Only a probe can be trained with --system.", hint="--gate probe")
     if self_label and (gate == "rewriter" or draft == "recorded"):
-        raise ConfigurationError("--self-label labels and reads what the model writes.", hint="--draft proxy")
+        raise ConfigurationError(
+            "--self-label excludes the rewriter and recorded drafts.", hint="--draft proxy"
+        )
     options = TrainingOptions(
         draft=draft,
         tokens=tokens,
@@ -224,7 +228,7 @@ def _train(
     *,
     self_label: bool,
 ) -> dict[str, Any]:
-    """Read or sample the labels, train and save; return the metrics of the cross-validation."""
+    """Read or sample the labels, train and save; return the metrics of a probe's cross-validation."""
     from rgate_integrations.gates.folder import save_gate
     from rgate_integrations.models.local import shared_proxy
     from rgate_integrations.models.proxies import gate_proxy
@@ -235,14 +239,14 @@ def _train(
     if gate == "rewriter":
         from rgate_integrations.tuning.fine_tuning import train_rewriter
 
-        train_rewriter(paths, model, out, options, progress=bar.tell)
+        train_rewriter(paths, model, out, options, progress=bar.report)
         return {}
     if self_label:
-        files = label_own_answers(paths, shared_proxy(model), prompt=options.prompt, progress=bar.tell)
+        files = label_own_answers(paths, shared_proxy(model), prompt=options.prompt, progress=bar.report)
         options = replace(options, label=SELF_LABEL, labelled_by=model, llm=model)
     elif needs_sampling(paths, options.label):
         files = label_own_answers(
-            paths, shared_proxy(model), options.label, seed=options.seed, progress=bar.tell
+            paths, shared_proxy(model), options.label, seed=options.seed, progress=bar.report
         )
         llm = model if options.llm == _LLM else options.llm
         options = replace(options, labelled_by=f"{SAMPLES} answers of {model}", llm=llm)
@@ -253,9 +257,9 @@ def _train(
     if gate != "probe":
         from rgate_integrations.tuning.fine_tuning import train_adapter
 
-        train_adapter(gate, files, model, out, options, progress=bar.tell)
+        train_adapter(gate, files, model, out, options, progress=bar.report)
         return {}
-    artifact = train_probe(files, gate_proxy(model), options, progress=bar.tell)
+    artifact = train_probe(files, gate_proxy(model), options, progress=bar.report)
     save_gate(artifact, out)
     metrics: dict[str, Any] = artifact.provenance["metrics"]
     return metrics
@@ -272,26 +276,27 @@ def ability(
     thinking_tokens: ThinkingTokens = 2048,
     extra_body: ExtraBody = "{}",
 ) -> None:
-    """Ask your LLM 100 short questions, and measure how much it knows. Run again, it goes on where it stopped."""
+    """Ask your LLM 100 short questions, and measure how much it knows. Run again, it resumes."""
     from rgate_integrations.tuning.ability import measure_ability
     from rgate_integrations.tuning.arms import ModelArm
 
     answering = open_llm(llm, model, concurrency, request_options(think, extra_body, thinking_tokens))
-    plain = re.sub(r"[^\w.]+", "-", answering.name).strip("-.")
+    # The name of a model may have slashes and colons, which a folder cannot have.
+    folder_name = re.sub(r"[^\w.]+", "-", answering.name).strip("-.")
     with Bar("reading questions", stopped=KEPT_ANSWERS) as bar:
         measured = measure_ability(
             ModelArm(answering),
-            out or Path(f"ability-{plain}"),
+            out or Path(f"ability-{folder_name}"),
             concurrency=concurrency,
-            progress=bar.tell,
+            progress=bar.report,
         )
     say_habits(answering)
     _say_failed(measured.failed)
-    found, prior = measured.ability, measured.prior
-    reach = 1.96 * found.sd
-    say(f"{found.llm}: {found.source}.")
+    estimate, prior = measured.ability, measured.prior
+    margin = 1.96 * estimate.sd
+    say(f"{estimate.llm}: {estimate.source}.")
     say(
-        f"Ability {found.theta:+.2f} (95 %: {found.theta - reach:+.2f} to {found.theta + reach:+.2f}); "
+        f"Ability {estimate.theta:+.2f} (95 %: {estimate.theta - margin:+.2f} to {estimate.theta + margin:+.2f}); "
         "Llama-3.1-8B-Instruct has 0. "
         f"Before: {prior.theta:+.2f} ± {prior.sd:.2f}, {prior.source}.",
         bold=True,
@@ -302,6 +307,6 @@ def ability(
 def _say_failed(calls: int) -> None:
     if calls:
         say(
-            f"{calls} calls failed, or were cut off before an answer; the same command asks them again.",
+            f"{calls} calls failed, or were cut off before an answer; the same command repeats them.",
             fg="yellow",
         )

@@ -1,4 +1,4 @@
-"""Advice for agents of any framework: an MCP server with two tools, ``should_retrieve`` and ``search_queries``."""
+"""An MCP server that advises agents of any framework: the tools ``should_retrieve`` and ``search_queries``."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _INSTRUCTIONS = (
 
 
 class Advice(BaseModel):
-    """Whether to retrieve.
+    """The advice of ``should_retrieve``.
 
     Attributes:
-        retrieve: Whether to.
-        p_known: Probability that the LLM answers rightly without retrieval.
-        reason: One sentence.
-        kind: The likeliest kind of request; empty if the gate has no kinds.
-        p_covered: Probability that a corpus has something on the question; None if no corpus is known.
-        corpus: Name of the corpus to search; None if it does not retrieve, or no corpus is known.
-        corpora: Names of the corpora to search if it retrieves, best first.
+        retrieve: Whether to retrieve.
+        p_known: Probability that the LLM answers correctly without retrieval.
+        reason: The reason, in one sentence.
+        kind: The most likely kind of request; empty if the gate has no kinds.
+        p_covered: Probability that a corpus has something on the question; None without profiles of corpora.
+        corpus: Name of the corpus to search; None if it does not retrieve, or without profiles.
+        corpora: Names of the corpora to search, best first.
     """
 
     retrieve: bool
@@ -50,10 +50,10 @@ class Advice(BaseModel):
 
 
 class Advisor:
-    """The tools.
+    """The tools of the MCP server.
 
     Args:
-        gate: Decides. One that fails advises to retrieve.
+        gate: The gate. If it fails, the advice is to retrieve.
     """
 
     def __init__(self, gate: GateLike) -> None:
@@ -82,7 +82,7 @@ class Advisor:
 def make_mcp_server(gate: GateLike) -> MCPServer:
     """Return the MCP server; see `serve_stdio` and `make_mcp_app`.
 
-    The process that makes it fetches no model on first use any more: download them beforehand.
+    This process no longer downloads models on first use: download them beforehand.
     """
     forbid_downloads()
     advisor = Advisor(gate)
@@ -92,12 +92,13 @@ def make_mcp_server(gate: GateLike) -> MCPServer:
     return server
 
 
-# JavaScript that cuts an emoji sends half a surrogate pair. The parser of the MCP library refuses the whole message,
-# and its server leaves such a request without an answer: halves are replaced before it reads them.
+# JavaScript that cuts an emoji sends half of a surrogate pair. The parser of the MCP library rejects such a message,
+# and its server never answers: the halves are replaced before the library reads them.
 
 
 def serve_stdio(server: MCPServer) -> None:
     """Serve on standard input and output until the input ends."""
+    # The library reads descriptor 0: a pipe takes its place, and a thread copies what arrives into it.
     original = os.fdopen(os.dup(0), "rb")
     reading, writing = os.pipe()
     os.dup2(reading, 0)
@@ -116,9 +117,9 @@ def serve_stdio(server: MCPServer) -> None:
 def make_mcp_app(server: MCPServer) -> ASGIApp:
     """Return the application that serves at ``/mcp``.
 
-    It runs behind `rgate_integrations.serving.server.make_server`, which says who may ask, and gives it whole bodies.
+    Run it behind `rgate_integrations.serving.server.make_server`, which checks clients and passes complete bodies.
     """
-    # Its own check of origins would let pages of other ports ask, and refuse those behind a proxy server.
+    # The library's own check of origins would admit pages of other ports, and reject clients behind a proxy server.
     no_second_check = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     app = server.streamable_http_app(transport_security=no_second_check)
 

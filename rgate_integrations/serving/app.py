@@ -1,4 +1,4 @@
-"""The decision server as an ASGI application: its routes, and what becomes of errors."""
+"""The decision server as an ASGI application: its routes, and its error responses."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from rgate_integrations.serving.wire import (
 
 _log = logging.getLogger("rgate_integrations.serving")
 
-_MOST_ERRORS = 5  # of one request that are listed
-_LONGEST_PAUSE = 30.0  # seconds between two attempts to load the model
+_MAX_ERRORS = 5  # validation errors in a response
+_MAX_PAUSE = 30.0  # seconds between two attempts to load the model
 
 Milliseconds = Annotated[
     float | None,
@@ -45,20 +45,20 @@ Milliseconds = Annotated[
         alias="x-rgate-timeout-ms",
         gt=0,
         allow_inf_nan=False,
-        description="A question without a decision by then retrieves.",
+        description="Timeout of a decision; after that it retrieves.",
     ),
 ]
 
 
 class DecisionRoutes:
-    """What clients ask of a server.
+    """The routes of the server.
 
     Args:
-        service: Decides.
-        gateway: Answers chat completions, and sends on what has no other route; None without an upstream.
+        service: Makes the decisions.
+        gateway: Handles all other routes; None without an upstream.
 
     Attributes:
-        is_ready: Whether the gate has decided something, so that its model is loaded.
+        is_ready: Whether the gate has made a decision, so that its model is loaded.
     """
 
     def __init__(self, service: DecisionService, gateway: Gateway | None = None) -> None:
@@ -68,7 +68,8 @@ class DecisionRoutes:
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        """Load the model beside what the server does, and be ready until the server ends."""
+        """Load the model in the background, and close the gateway when the server stops."""
+        # In the background: /health must answer while the model loads.
         warming = asyncio.create_task(self._warm_up())
         try:
             yield
@@ -85,42 +86,42 @@ class DecisionRoutes:
         return SystemOneResponse.from_decision(body, decision)
 
     async def decide(self, body: DecideRequest, timeout: Milliseconds = None) -> DecideResponse:
-        """Decide about questions, each with a draft, its history and passages if there are any."""
+        """Decide about questions, each with its draft, history and passages if there are any."""
         decisions = await self.service.decide(body.items(), body.llm, body.llm_name_source, timeout)
         return DecideResponse(decisions=decisions)
 
     async def queries(self, body: DecideRequest, timeout: Milliseconds = None) -> QueriesResponse:
-        """Say what to search for: the question and the claims of its draft; nothing if it is known."""
+        """Return search queries: the question and the claims of its draft; none if the LLM knows."""
         decisions = await self.service.decide(body.items(), body.llm, body.llm_name_source, timeout)
         return QueriesResponse(plans=await arun(plan_queries_flow(decisions)))
 
     async def health(self) -> Response:
-        """Say that the process runs."""
+        """Return 200: the process runs."""
         return PlainTextResponse("ok\n")
 
     async def ready(self) -> Response:
-        """Say whether the model is loaded."""
+        """Return 200 if the model is loaded, else 503."""
         if self.is_ready:
             return PlainTextResponse("ready\n")
         return PlainTextResponse("loading\n", 503)
 
     async def metrics(self) -> Response:
-        """Return Prometheus's counters."""
+        """Return the metrics for Prometheus."""
         text = self.service.metrics.text()
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def wrong_method(self, request: Request) -> Response:
-        """Say that a route only takes GET."""
+        """Return 405: the route accepts GET alone."""
         raise HTTPException(405)
 
     async def failed(self, request: Request, error: Exception) -> Response:
-        """Say what is wrong with a request, or that the server itself failed."""
-        if isinstance(error, HTTPException):  # there is no such route, or it is asked in another way
+        """Return the response to an invalid request, or to a failure of the server."""
+        if isinstance(error, HTTPException):  # no such route, or the wrong method
             return problem(error.status_code, "HTTPError", str(error.detail))
         if isinstance(error, RequestValidationError):
             messages = []
-            # Without the input: a question may be long, and does not belong in a log.
-            for detail in error.errors()[:_MOST_ERRORS]:
+            # The input is left out: it may be a long question, which does not belong in a log.
+            for detail in error.errors()[:_MAX_ERRORS]:
                 field = ".".join(map(str, detail["loc"][1:])) or "body"
                 messages.append(f"{field[:100]}: {detail['msg']}")
             return problem(422, "InvalidRequest", "; ".join(messages), "GET /openapi.json has the format.")
@@ -130,10 +131,11 @@ class DecisionRoutes:
             return problem(529, kind, error.message, error.hint, headers={"retry-after": "1"})
         if isinstance(error, RGateError):
             return problem(422, kind, error.message, error.hint)
+        # Without the message, which may quote the question or a secret.
         return problem(500, "InternalError", "The server failed; its log says why.")
 
     async def _warm_up(self) -> None:
-        """Let the gate decide something; one that fails is asked again."""
+        """Let the gate decide until it succeeds, which loads its model."""
         pause = 1.0
         while not self.is_ready:
             (decision,) = await self.service.decide([DecideItem(question="Is this a question?")])
@@ -142,18 +144,18 @@ class DecisionRoutes:
                 hint = f" Hint: {redact(decision.error.hint)}" if decision.error.hint else ""
                 _log.warning("The gate does not decide yet: %s%s", redact(decision.error.message), hint)
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                pause = min(2 * pause, _MAX_PAUSE)
 
 
 def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAPI:
-    """Return the application that decides with a service, and answers with a gateway if there is one.
+    """Return the application of the decision server, with a gateway if there is one.
 
-    It lets everybody ask everything: it runs behind `rgate_integrations.serving.server.protect`. The process that
-    makes it fetches no model on first use any more: download them beforehand.
+    It has no access control: run it behind `rgate_integrations.serving.server.protect`. This process no longer
+    downloads models on first use: download them beforehand.
 
     Args:
-        service: Decides.
-        gateway: Answers what has no other route; None for a server of decisions alone.
+        service: Makes the decisions.
+        gateway: Handles all other routes; None for decisions alone.
     """
     forbid_downloads()
     routes = DecisionRoutes(service, gateway)
@@ -161,10 +163,10 @@ def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAP
     app = FastAPI(
         title="rgate",
         version=__version__,
-        summary="Does the LLM know the answer, or is it to be retrieved?",
+        summary="Does the LLM know the answer, or does it need retrieval?",
         lifespan=routes.lifespan,
         exception_handlers=dict.fromkeys(failures, routes.failed),
-        docs_url=None,  # its page loads scripts from elsewhere
+        docs_url=None,  # that page loads scripts from a CDN
         redoc_url=None,
         responses={422: {"model": ProblemResponse}, 529: {"model": ProblemResponse}},
     )
@@ -173,7 +175,7 @@ def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAP
     app.post("/v1/queries")(routes.queries)
     for path, state in (("health", routes.health), ("ready", routes.ready), ("metrics", routes.metrics)):
         app.get(f"/{path}", response_class=PlainTextResponse)(state)
-        # Health needs no token: nothing but GET may get from there to an upstream.
+        # These routes need no token, so other methods must not fall through to the gateway.
         app.add_route(f"/{path}", routes.wrong_method, methods=METHODS, include_in_schema=False)
     if gateway is not None:
         app.add_route("/{path:path}", gateway.answer, methods=METHODS, include_in_schema=False)

@@ -1,6 +1,6 @@
-"""The gateway: requests of applications that cannot be changed, with retrieval where the LLM needs it.
+"""The gateway: retrieval in front of the LLM of applications that cannot be changed.
 
-It fails open: where the gate, or the search, does not do what it should, the upstream answers all the same.
+It fails open: if the gate or the search fails, the upstream still answers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from rgate_integrations.serving.wire import one_line, problem, route_label
 
 _log = logging.getLogger("rgate_integrations.serving")
 
-_WISHES = ("", "off", "retrieve", "direct")
+_COMMANDS = ("", "off", "retrieve", "direct")
 _LOGGED = {
     "question",
     "retrieve",
@@ -54,28 +54,27 @@ _LOGGED = {
     "corpus",
 }
 _SHADOW_KEYS = ("question", "retrieve", "p_known")
-_FLUSH_SECONDS = 5.0  # for decisions that are to be logged when the server ends
+_FLUSH_SECONDS = 5.0  # at shutdown, for decisions that are not logged yet
 
 
 class Gateway:
-    """Decides about requests to an LLM, and sends everything on.
+    """Decides about requests to an LLM, and forwards all of them.
 
     Args:
-        service: Decides.
-        upstream: Answers.
-        retriever: Finds passages; a mapping has one for each corpus of the gate: at most ``top`` are asked, or all
-            where the gate failed. None if decisions are only reported in headers.
-        k: Passages a question.
-        answer_first: The beginning of the upstream's answer is judged, too; where the answer is not streamed, it is
-            not. The question gate is the service's.
-        look_first: What a search finds is judged, too.
-        condense: The upstream is asked what to search for, where a question follows on others.
-        shadow: File where decisions are logged that change nothing: questions as ``rgate tune`` takes them. None to
-            act on decisions.
+        service: Makes the decisions.
+        upstream: The server of the LLM.
+        retriever: Searched for passages. A mapping has a retriever for each corpus of the gate, of which at most
+            ``top`` are searched, or all if the gate failed. None only reports decisions in headers.
+        k: Passages per question.
+        answer_first: Whether the beginning of a streamed answer is judged, too, and how. The question gate is that of
+            the service.
+        look_first: Whether the passages of a search are judged, too, and how.
+        condense: Whether the upstream rewrites follow-ups as search queries.
+        shadow: Only log decisions to this file, as questions for ``rgate tune``; None acts on decisions.
 
     Raises:
-        ConfigurationError: Looking first has nothing to search, the gate cannot judge partial answers, or the
-            retrievers' names are not those of its corpora.
+        ConfigurationError: There is nothing to search for look first, the gate cannot judge partial answers, or the
+            names of the retrievers and the gate's corpora differ.
     """
 
     def __init__(
@@ -90,6 +89,7 @@ class Gateway:
         condense: bool = False,
         shadow: str | Path | None = None,
     ) -> None:
+        # A shadow changes nothing: it must not begin answers at the upstream.
         partial_answers = AnswerFirst.coerce(answer_first) if shadow is None else None
         retrievers: Mapping[str, Retriever] = {}
         if isinstance(retriever, Mapping):
@@ -114,10 +114,11 @@ class Gateway:
         }
         self._k = k
         self._condense = condense
+        # The event loop keeps weak references only: without this set, tasks could be garbage collected.
         self._logging: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Log the decisions that are under way, but not for ever, and close the connections."""
+        """Wait a few seconds for decisions that are still to be logged, and close the connections."""
         if self._logging:
             await asyncio.wait(self._logging, timeout=_FLUSH_SECONDS)
         for task in list(self._logging):
@@ -125,14 +126,14 @@ class Gateway:
         await self.upstream.close()
 
     async def answer(self, request: Request) -> Response:
-        """Answer any request: decide about one that asks the LLM a question, and send the others on."""
+        """Answer any request: decide about one with a question for the LLM, and forward the others."""
         content = await request.body()
         if request.method != "POST":
             return await self.upstream.forward(request, content)
-        wish = request.headers.get(OWN_HEADER, "").strip().lower()
-        if wish not in _WISHES:
+        command = request.headers.get(OWN_HEADER, "").strip().lower()
+        if command not in _COMMANDS:
             return problem(400, "InvalidRequest", f"{OWN_HEADER} must be off, retrieve or direct.")
-        if wish == "off":
+        if command == "off":
             self.service.metrics.requests.labels("off").inc()
             return await self.upstream.forward(request, content)
         try:
@@ -148,12 +149,12 @@ class Gateway:
             self._logging.add(task)
             task.add_done_callback(self._logging.discard)
             return await self.upstream.forward(request, content)
-        if wish:
+        if command:
             forced = Decision(
                 question=llm_request.turn.question,
-                retrieve=wish == "retrieve",
-                p_known=float(wish == "direct"),
-                reason=f"The request says so ({OWN_HEADER}: {wish}).",
+                retrieve=command == "retrieve",
+                p_known=float(command == "direct"),
+                reason=f"The request says so ({OWN_HEADER}: {command}).",
             )
             return await self._answer_routed(llm_request, RoutedInput(outcome=forced))
         return await self._answer_routed(llm_request, await self._route(llm_request))
@@ -162,27 +163,29 @@ class Gateway:
         """Continue a partial answer, or let the upstream answer, with passages if they are needed."""
         decision, content = routed.decision, llm_request.content
         self.service.metrics.requests.labels(route_label(decision)).inc()
-        headers = _headers_of(decision)
+        headers = _make_headers(decision)
         if isinstance(routed.answer, UpstreamAnswer) and routed.answer.response is not None:
             return Relay(routed.answer.response, routed.answer.astream(), headers)
         if decision.retrieve and self._searches:
             hits = routed.passages if routed.searched else await self.search(llm_request, decision)
             count = 0
-            with suppress(RecursionError):  # it could only just be read: it goes on without passages
+            with suppress(
+                RecursionError
+            ):  # too deeply nested to be written again: forwarded without passages
                 if hits:
-                    # No control token of a chat template, which would end the user's turn.
+                    # A control token of a chat template in a passage would end the user's turn.
                     passages = strip_control_tokens(encodable(format_passages([hit.passage for hit in hits])))
                     content, count = llm_request.with_passages(passages), len(hits)
             headers[f"{OWN_HEADER}-passages"] = str(count)
         return await self.upstream.forward(llm_request.request, content, headers)
 
     async def _route(self, llm_request: LLMRequest) -> RoutedInput:
-        """Decide; where too many questions wait, or anything goes wrong, it retrieves."""
+        """Decide; if the queue is full, or anything fails, it retrieves."""
         try:
             with self.service.counting(1) as decisions:
                 (routed,) = await arun(GatewayCall(self, llm_request).route())
                 decisions.append(routed.decision)
-        except Exception as error:  # whatever it is, the upstream is asked
+        except Exception as error:  # fail open: the upstream answers
             if isinstance(error, QueueFullError):
                 self.service.metrics.errors.labels(type(error).__name__).inc()
             else:
@@ -191,9 +194,9 @@ class Gateway:
         return routed
 
     async def search(self, llm_request: LLMRequest, decision: Decision | None = None) -> list[Hit]:
-        """Return what the corpora of a decision have on a question, and on the claims of its draft.
+        """Search the corpora of a decision for the question and the claims of its draft.
 
-        A search that fails or is late finds nothing.
+        A search that fails or times out has no hits.
         """
         names = chosen_corpora(decision, list(self._searches))
         if not names:
@@ -202,21 +205,22 @@ class Gateway:
             queries = [await self._search_text(llm_request)]
             if decision is not None:
                 (plan,) = await arun(plan_queries_flow([decision]))
+                # The plan has the question itself, too, which the search text replaces.
                 queries += [query.text for query in plan.queries if query.claim is not None]
-            found = await asyncio.gather(*(self._search_corpus(name, queries, llm_request) for name in names))
-            return fuse_corpora(dict(zip(names, found, strict=True)), key=passage_id, k=self._k)
-        except Exception as error:  # whatever the drafts hold
+            hits = await asyncio.gather(*(self._search_corpus(name, queries, llm_request) for name in names))
+            return fuse_corpora(dict(zip(names, hits, strict=True)), key=passage_id, k=self._k)
+        except Exception as error:  # fail open: the upstream answers without passages
             self._log_failure("The search failed", error, llm_request)
             return []
 
     async def _search_text(self, llm_request: LLMRequest) -> str:
-        """Return what to search for: as the upstream condenses it, or with the question before it."""
-        body = llm_request.condensing if self._condense else None
+        """Return the search query: condensed by the upstream, or with the question before it."""
+        body = llm_request.condense_body if self._condense else None
         if body is not None:
             try:
                 async with asyncio.timeout(self.service.timeout):
                     return await self.upstream.complete(llm_request.request, body)
-            except Exception as error:  # whatever it answers
+            except Exception as error:  # the upstream may answer anything
                 self._log_failure("A follow-up was not condensed", error, llm_request)
         return llm_request.turn.search_text
 
@@ -225,22 +229,22 @@ class Gateway:
     ) -> list[list[Hit]]:
         try:
             return await self._searches[corpus].search(queries)
-        except Exception as error:  # whatever the retriever raises
+        except Exception as error:  # the retriever is code of the application
             self._log_failure(f"The search {corpus}".strip() + " failed", error, llm_request)
             return []
 
     def _log_failure(self, what: str, error: Exception, llm_request: LLMRequest) -> None:
-        """Count an error, and log it without the words of the client's text."""
+        """Count an error, and log it without words of the client's text."""
         turn = llm_request.turn
-        message = "".join(format_exception_only(error))  # also of an error whose own text fails
+        message = "".join(format_exception_only(error))  # works even if `str(error)` raises
         _log.warning("%s: %s", what, redact(message, *turn.history, turn.question))
         self.service.metrics.errors.labels(type(error).__name__).inc()
 
     async def _log_decision(self, llm_request: LLMRequest, log: JsonlLog) -> None:
-        """Decide beside what the upstream does, and log it; nothing that goes wrong is the client's matter."""
+        """Decide while the upstream answers, and log the decision; a failure must not reach the client."""
         try:
             routed = await self._route(llm_request)
-            # What follows on something else cannot be asked again alone, as tuning does.
+            # Tuning asks each question alone, which is impossible for follow-ups.
             if not llm_request.turn.history:
                 log.append([routed.decision.model_dump(mode="json", include=_LOGGED)])
         except Exception as error:
@@ -256,6 +260,7 @@ class GatewayCall(QuestionCall):
     """
 
     def __init__(self, gateway: Gateway, llm_request: LLMRequest) -> None:
+        # As long as names may be, see `LLMName`.
         gates = gateway.service.gates(str(llm_request.body.get("model") or "")[:200])
         answer_first = gateway.strategy.answer_first if llm_request.can_be_judged_early else None
         strategy = replace(
@@ -268,22 +273,22 @@ class GatewayCall(QuestionCall):
         self._llm_request = llm_request
 
     def begin(self, item: RoutedInput) -> UpstreamAnswer:
-        """Let the upstream begin to answer."""
+        """Return the answer that the upstream begins to stream."""
         return UpstreamAnswer(self._gateway.upstream, self._llm_request.request, self._llm_request.content)
 
     def search(self, inputs: Sequence[RoutedInput]) -> Step:
-        """Return the step that searches for the question; its result is a list with the list of hits."""
+        """Return the step that searches for the question; its result is a list of one list of hits."""
         decisions = [item.latest_decision if self.strategy.chooses_corpus else None for item in inputs]
         search = self._gateway.search
         return Gather([Call(never_blocking, search, self._llm_request, each) for each in decisions])
 
     def read_passages(self, item: RoutedInput) -> Sequence[FoundPassage]:
-        """Return what was found, as look first judges it."""
+        """Return the passages in the format of look first."""
         return [FoundPassage(hit.passage.text, hit.passage.title) for hit in item.passages]
 
 
-def _headers_of(decision: Decision) -> dict[str, str]:
-    """Return what was decided as headers."""
+def _make_headers(decision: Decision) -> dict[str, str]:
+    """Return a decision as headers of the response."""
     values = {
         "decision": route_label(decision),
         "p-known": f"{decision.p_known:.3f}",

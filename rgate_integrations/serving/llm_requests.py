@@ -1,4 +1,4 @@
-"""Users' questions in chat messages, and in requests to an LLM: where the question is, and where passages go."""
+"""Finds the user's question in chat messages and LLM requests, and puts passages before it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, OnErrorOmit, TypeAdapter
 from starlette.requests import Request
 
 from rgate_integrations.prompts import CONDENSE
-from rgate_integrations.runtime.segments import count_words
+from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, segments
 from rgate_integrations.runtime.text import encodable
 from rgate_integrations.runtime.transcripts import split_transcript
 
@@ -24,17 +24,18 @@ _FIELDS = {
     "/responses": ("input", "input_text"),
     "/completions": ("prompt", ""),
 }
-"""By the end of a path: the field that has the question, and the type of a text part in its messages."""
-_REMARK = 3  # words
+"""By the end of the path: the field with the question, and the type of a text part in its messages."""
+_MAX_REMARK_WORDS = 3
+_MAX_EARLIER_CHARACTERS = 400
 
 
 @dataclass(frozen=True)
 class UserTurn:
-    """A question and what was said before it.
+    """A question and the turns before it.
 
     Attributes:
         question: The question.
-        history: The earlier turns, oldest first, as gates read them: ``user: …`` and ``assistant: …``.
+        history: The earlier turns, oldest first, in the format of gates: ``user: …`` and ``assistant: …``.
     """
 
     question: str
@@ -42,19 +43,28 @@ class UserTurn:
 
     @property
     def search_text(self) -> str:
-        """What to search for: of a question that follows on others, also the last that the user asked before it.
+        """Text to search for: the question, after the last question before it if there is one.
 
-        A remark or a retry, such as "Try again.", has few words: it asks for nothing itself.
+        Earlier turns of a few words, such as "Try again.", are remarks and not questions. Of a long one, such as a
+        file that a coding client hands over, only its questions count, or its beginning.
         """
         question, history = self.question, self.history
         turns = split_transcript(question) if not history else None
         if turns is not None:
             question = turns[-1][1]
-            history = tuple(f"{role}: {said}" for role, said in turns[:-1])
+            history = tuple(f"{role}: {text}" for role, text in turns[:-1])
         earlier = [turn.removeprefix("user: ") for turn in history if turn.startswith("user: ")]
-        asking = [turn for turn in earlier if count_words(turn) > _REMARK]
+        asking = [turn for turn in earlier if count_words(turn) > _MAX_REMARK_WORDS]
         last = asking or earlier
-        return "\n".join([*last[-1:], question])
+        return "\n".join([*map(_shorten, last[-1:]), question])
+
+
+def _shorten(turn: str) -> str:
+    """Return an earlier turn, or if it is long what it asks, so that an embedder reads the question after it."""
+    if len(turn) <= _MAX_EARLIER_CHARACTERS:
+        return turn
+    asked = " ".join(segment for segment in segments(turn) if segment.endswith(QUESTION_MARKS))
+    return (asked or turn)[:_MAX_EARLIER_CHARACTERS]
 
 
 class TextPart(BaseModel):
@@ -64,27 +74,27 @@ class TextPart(BaseModel):
 
 
 class TextMessage(BaseModel):
-    """A message that is text alone; what is from a tool or the system was not said by anybody."""
+    """A text message of the user or the assistant."""
 
     role: Literal["user", "assistant"]
     content: str | list[TextPart]
 
     @property
     def text(self) -> str:
-        """The text, without half surrogate pairs, which JavaScript that cuts an emoji sends."""
+        """The text, without lone surrogates, which JavaScript sends when it cuts an emoji."""
         if isinstance(self.content, str):
             return encodable(self.content)
         return encodable("\n".join(part.text for part in self.content))
 
 
-# Other messages, such as those with an image, are left out.
+# Invalid and other messages, such as those with an image, are left out.
 _MESSAGES = TypeAdapter(list[OnErrorOmit[TextMessage]])
 
 
 def parse_question(state: object) -> UserTurn | None:
-    """Return the question of a text, of messages, or of an object that holds either; None without any.
+    """Return the question of a text, of messages, or of an object with either; None without a question.
 
-    Of messages it is the last one, if that is the user's and is text alone.
+    Among messages it is the last one, if it is a text message of the user.
     """
     if isinstance(state, Mapping):
         state = state.get("question", state.get("messages"))
@@ -96,33 +106,31 @@ def parse_question(state: object) -> UserTurn | None:
 
 
 def parse_turn(messages: list[Any], index: int) -> UserTurn | None:
-    """Return the question that a message asks; None if that is not the user's, has no text, or more than text."""
+    """Return the question of a message and its history; None if it is not a text message of the user."""
     last = _MESSAGES.validate_python([messages[index]])
     if not last or last[0].role != "user" or not last[0].text.strip():
         return None
-    turns = []
-    for message in _MESSAGES.validate_python(messages[:index]):
-        if message.text:
-            turns.append(f"{message.role}: {message.text}")
-    return UserTurn(last[0].text, tuple(turns))
+    earlier = _MESSAGES.validate_python(messages[:index])
+    history = tuple(f"{message.role}: {message.text}" for message in earlier if message.text)
+    return UserTurn(last[0].text, history)
 
 
 class UndecidedError(Exception):
-    """The gateway does not decide about a request; the message is the reason, as headers and metrics have it."""
+    """The gateway makes no decision about a request; the message is the reason, for headers and metrics."""
 
 
 @dataclass(frozen=True)
 class LLMRequest:
-    """A request to an LLM that asks a question.
+    """A request to an LLM with a question.
 
     Attributes:
         request: The request.
         content: Its body.
-        body: The same, parsed.
-        field: Its field that holds the question.
-        part: Type of a part of a message that is text.
-        index: Index of the question among the messages; None if the field is the question.
-        turn: The question, and the turns before it.
+        body: The parsed body.
+        field: The field with the question.
+        part: Type of the text parts of a message.
+        index: Index of the question among the messages; None if the field itself is the question.
+        turn: The question and its history.
     """
 
     request: Request
@@ -135,16 +143,17 @@ class LLMRequest:
 
     @classmethod
     def parse(cls, request: Request, content: bytes) -> LLMRequest:
-        """Return a request that the gateway decides about.
+        """Return a request with its question.
 
         Raises:
-            UndecidedError: It is of another kind, or asks no question that a gate could judge.
+            UndecidedError: It is another kind of request, or has no question that a gate can judge.
         """
+        # Upstreams accept doubled and trailing slashes.
         path = re.sub("/+", "/", request.scope["path"]).rstrip("/")
         kind = next((end for end in _FIELDS if path.endswith(end)), None)
         if kind is None:
             raise UndecidedError("route")
-        # What a web page can send to any server without asking has another type.
+        # Web pages may send other content types across origins without a preflight.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise UndecidedError("content-type")
         if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
@@ -157,24 +166,25 @@ class LLMRequest:
             turn = parse_turn(value, index)
             if turn is not None:
                 return cls(request, content, body, field, part, index, turn)
+        # Completions take a list of prompts.
         if isinstance(value, list) and not part and len(value) == 1:
             (value,) = value
-        # The middle of a text, with a suffix, is not a question.
+        # With a suffix, the LLM fills in the middle of a text.
         if field != "messages" and isinstance(value, str) and value.strip() and not body.get("suffix"):
             return cls(request, content, body, field, part, None, UserTurn(encodable(value)))
         raise UndecidedError("no-question")
 
     @property
     def can_be_judged_early(self) -> bool:
-        """Whether what the LLM begins to write is one answer from its first token on."""
+        """Whether the response is a stream of a single answer, from its first token on."""
         messages = self.body[self.field]
         is_last = self.index is not None and self.index == len(messages) - 1
         is_single = self.body.get("n") in (None, 1)
         return self.field == "messages" and is_last and is_single and self.body.get("stream") is True
 
     @property
-    def condensing(self) -> bytes | None:
-        """The body of a request that asks the LLM to condense the question; None for one that follows on nothing."""
+    def condense_body(self) -> bytes | None:
+        """The body of a request to condense the question with its history; None without a history."""
         if not self.turn.history or self.field != "messages":
             return None
         conversation = "\n".join([*self.turn.history, f"user: {self.turn.question}"])
@@ -185,7 +195,7 @@ class LLMRequest:
         """Return the body with passages before the question, in the user's turn.
 
         Raises:
-            RecursionError: The body is nested so deeply that it could only just be read.
+            RecursionError: The body is too deeply nested to be written again.
         """
         heading = f"{_HEADING}\n\n{passages}\n\nQuestion: "
         value: Any = self.body[self.field]
@@ -206,7 +216,7 @@ def _last_user_turn(messages: list[Any]) -> int:
     """Return the index of the last message of the user.
 
     Raises:
-        UndecidedError: There is none, or the result of a tool follows it.
+        UndecidedError: There is none, or a tool result follows it.
     """
     for index in range(len(messages) - 1, -1, -1):
         role = messages[index].get("role") if isinstance(messages[index], dict) else None
@@ -218,12 +228,13 @@ def _last_user_turn(messages: list[Any]) -> int:
 
 
 def _parse_object(content: bytes) -> dict[str, Any]:
-    """Return a JSON object that can be written again as it is.
+    """Return a JSON object that can be written again without a change.
 
     Raises:
-        UndecidedError: It is something else, about which the upstream will complain.
+        UndecidedError: It is something else; the upstream's own error then reaches the client.
     """
     try:
+        # NaN, Infinity and numbers such as 1e400 could not be written again.
         body = json.loads(content, parse_float=_parse_finite, parse_constant=_parse_finite)
     except (ValueError, RecursionError):
         body = None

@@ -1,4 +1,4 @@
-"""Ray: gates over Ray Data on many machines, and the decision server on Ray Serve. Extras ``ray``, ``ray-serve``.
+"""Gates on many machines: over Ray Data, and as a decision server on Ray Serve. Extras ``ray``, ``ray-serve``.
 
 ``serve run rgate_integrations.serving.ray:application gate=my-gate``
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rgate_integrations.engine.own_gate import GateLike
 
 COLUMNS = ("retrieve", "p_known", "threshold", "reason", "error")
-"""What is added to each question; ``error`` is empty unless the gate failed, and then it retrieves."""
+"""The new columns; ``error`` is empty unless the gate failed, and then it retrieves."""
 
 
 def gate_dataset(
@@ -30,7 +30,6 @@ def gate_dataset(
     gate: GateLike | str | None = None,
     *,
     question: str = "question",
-    prefix: str = "",
     concurrency: int = 1,
     batch_size: int = 256,
     **options: Any,
@@ -38,17 +37,16 @@ def gate_dataset(
     """Add a gate's decisions to a Ray data set, as `COLUMNS`.
 
     Args:
-        dataset: Rows with a question each.
-        gate: A gate, or what `load_gate` takes; loaded once a worker.
+        dataset: Rows with one question each.
+        gate: A gate, or an argument for `load_gate`; loaded once per worker.
         question: Column of the question.
-        prefix: Put before the names of the new columns.
-        concurrency: How many workers, each with a model of its own.
-        batch_size: Rows that a worker is given at a time.
-        **options: Further ones of Ray's ``map_batches``, such as ``num_gpus=1`` for each worker.
+        concurrency: Number of workers, each with its own model.
+        batch_size: Rows per call of a worker.
+        **options: Further options of Ray's ``map_batches``, such as ``num_gpus=1`` for each worker.
     """
     return dataset.map_batches(
         GateActor,
-        fn_constructor_args=(gate, question, prefix),
+        fn_constructor_args=(gate, question),
         concurrency=concurrency,
         batch_size=batch_size,
         batch_format="pandas",
@@ -57,33 +55,28 @@ def gate_dataset(
 
 
 class GateActor:
-    """Decides for one batch after another, with a gate of its worker's."""
+    """A worker, which decides batch by batch with its own gate."""
 
-    def __init__(self, gate: GateLike | str | None, question: str, prefix: str) -> None:
+    def __init__(self, gate: GateLike | str | None, question: str) -> None:
         self.gate = resolve_gate(gate)
         self.question = question
-        self.prefix = prefix
 
     def __call__(self, batch: Any) -> Any:
         """Return a batch, a data frame, with `COLUMNS`."""
-        rows = []
-        for decision in self.gate.decide_batch(batch[self.question].tolist()):
-            error = "" if decision.error is None else decision.error.message
-            rows.append((decision.retrieve, decision.p_known, decision.threshold, decision.reason, error))
-        columns = {}
-        for name, values in zip(COLUMNS, zip(*rows, strict=True), strict=True):
-            columns[self.prefix + name] = values
+        decisions = self.gate.decide_batch(batch[self.question].tolist())
+        columns = {name: [getattr(decision, name) for decision in decisions] for name in COLUMNS}
+        columns["error"] = ["" if error is None else error.message for error in columns["error"]]
         return batch.assign(**columns)
 
 
 class ReplicaOptions(BaseModel):
-    """What each replica serves; the options of ``rgate serve``.
+    """Options of each replica, as of ``rgate serve``.
 
     Attributes:
-        gate: What `load_gate` takes; a folder must be there on every machine.
-        llm_name: The LLM whose knowledge is judged, where requests name none.
-        timeout: Seconds for a decision; without one by then it retrieves.
-        queue: Questions that may wait in a replica; what comes then gets status 529.
+        gate: An argument for `load_gate`; a folder must exist on every machine.
+        llm_name: The LLM whose knowledge is judged if a request names none.
+        timeout: Seconds for a decision; after that it retrieves.
+        queue: Questions that may wait in a replica; further ones get status 529.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -95,12 +88,12 @@ class ReplicaOptions(BaseModel):
 
 
 def application(arguments: dict[str, Any]) -> Application:
-    """Return the application, for ``serve run`` and ``serve deploy``; how many replicas is Ray's to say.
+    """Return the application, for ``serve run`` and ``serve deploy``; Ray sets the number of replicas.
 
-    Clients must send the bearer token in the replicas' environment, ``RGATE_TOKEN``, if there is one.
+    If the environment variable ``RGATE_TOKEN`` of the replicas is set, clients must send it as a bearer token.
 
     Args:
-        arguments: `ReplicaOptions`, as Ray Serve has them from the command line or its config file.
+        arguments: `ReplicaOptions`, which Ray Serve reads from the command line or its config file.
     """
     options = ReplicaOptions.model_validate(arguments)
     try:
@@ -114,13 +107,13 @@ def application(arguments: dict[str, Any]) -> Application:
         from rgate_integrations.serving.server import protect
         from rgate_integrations.serving.service import DecisionService
 
-        forbid_downloads()  # each machine's models are there before its replicas are: clients wait for none
+        forbid_downloads()  # download them to each machine beforehand: clients must not wait for a download
         gate = load_gate(options.gate, llm_name=options.llm_name)
-        # Ray sends nothing before: the first client does not wait for the model.
+        # Ray sends no request before this returns: the first client does not wait for the model.
         gate.decide("Is this a question?")
         service = DecisionService(gate, timeout=options.timeout, queue=options.queue)
         return protect(make_app(service), token=os.environ.get(TOKEN, ""))
 
-    # A replica batches what it is asked at a time: Ray's five would leave it nothing to batch.
+    # A replica batches concurrent requests: with Ray's limit of five there would be little to batch.
     replica = serve.deployment(name="rgate", max_ongoing_requests=options.queue)(serve.ingress(served)())
     return replica.bind()

@@ -1,6 +1,6 @@
-"""What users search with, as the gateway searches: LangChain's and LlamaIndex' retrievers and stores, and functions.
+"""Adapts retrievers and vector stores of LangChain and LlamaIndex, and functions, to `Retriever`.
 
-They are told by their methods, so that neither framework is imported.
+They are recognised by their methods, so that neither framework is imported.
 """
 
 from __future__ import annotations
@@ -16,51 +16,52 @@ from rgate_integrations.index.retriever import Hit, Retriever
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def as_retriever(found: Any) -> Retriever:
-    """Return an object of the user's as a retriever.
+def as_retriever(source: Any) -> Retriever:
+    """Return an object that searches as a `Retriever`.
 
     It may be, in this order: a vector store of LangChain, an object with ``search(queries, k)``, a retriever of
     LlamaIndex, an index of LlamaIndex, a retriever or another runnable of LangChain, or a function of a query, or of
-    a query and ``k``. A retriever finds as many passages as it was made to.
+    a query and ``k``. A retriever of a framework keeps its own number of passages.
 
     Raises:
-        ConfigurationError: It is none of them.
+        ConfigurationError: The object is none of these.
     """
-    if _has(found, "similarity_search"):
-        return SearchFunction(lambda query, k: found.similarity_search(query, k=k))
-    if _has(found, "search"):
-        retriever: Retriever = found
+    # Before `search`, which stores of LangChain have with another signature.
+    if _has(source, "similarity_search"):
+        return SearchFunction(lambda query, k: source.similarity_search(query, k=k))
+    if _has(source, "search"):
+        retriever: Retriever = source
         return retriever
-    if _has(found, "retrieve"):
-        return SearchFunction(lambda query, _: found.retrieve(query))
-    if _has(found, "as_retriever"):
-        return SearchFunction(lambda query, k: found.as_retriever(similarity_top_k=k).retrieve(query))
-    if _has(found, "invoke"):
-        return SearchFunction(lambda query, _: found.invoke(query))
-    if callable(found) and not isinstance(found, type):
-        return SearchFunction(lambda query, k: found(query, k) if _takes_k(found) else found(query))
+    if _has(source, "retrieve"):
+        return SearchFunction(lambda query, _: source.retrieve(query))
+    if _has(source, "as_retriever"):
+        return SearchFunction(lambda query, k: source.as_retriever(similarity_top_k=k).retrieve(query))
+    if _has(source, "invoke"):
+        return SearchFunction(lambda query, _: source.invoke(query))
+    if callable(source) and not isinstance(source, type):
+        return SearchFunction(lambda query, k: source(query, k) if _takes_k(source) else source(query))
     raise ConfigurationError(
-        f"A {type(found).__name__} cannot search.",
+        f"A {type(source).__name__} cannot search.",
         hint="A retriever, a vector store, a function of a query, or an object with search(queries, k).",
     )
 
 
 class SearchFunction:
-    """A function of one query, as a retriever.
+    """A retriever that calls a function for each query.
 
     Args:
-        function: Returns what it finds for a query and a number of passages, best first: documents, nodes, texts,
-            mappings with a ``text``, or hits.
+        function: Takes a query and a number of passages. It returns documents, nodes, texts, mappings with a
+            ``text``, or hits, best first.
     """
 
     def __init__(self, function: Callable[[str, int], Iterable[Any]]) -> None:
         self._function = function
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
-        """Return for each query its best passages.
+        """Return the best passages for each query.
 
         Raises:
-            TypeError: Something else was found.
+            TypeError: The function returned something else.
         """
         hits = []
         for query in queries:
@@ -72,15 +73,15 @@ class SearchFunction:
 
 
 def as_hit(result: Any, query: str) -> Hit:
-    """Return what was found as a hit.
+    """Return a search result as a hit.
 
     Raises:
-        TypeError: It has no text.
+        TypeError: The result has no text.
     """
     if isinstance(result, Hit):
         return result
     score = getattr(result, "score", None)
-    record = getattr(result, "node", result)  # LlamaIndex has nodes in what it finds
+    record = getattr(result, "node", result)  # LlamaIndex wraps nodes with a score
     if isinstance(record, str):
         record = {"text": record}
     if not isinstance(record, Mapping):
@@ -96,16 +97,18 @@ def as_hit(result: Any, query: str) -> Hit:
     return Hit(passage, float(score or record.get("score") or 0.0), query)
 
 
-def _has(found: Any, method: str) -> bool:
-    return callable(getattr(found, method, None))
+def _has(source: Any, method: str) -> bool:
+    return callable(getattr(source, method, None))
 
 
 def _takes_k(function: Callable[..., Any]) -> bool:
-    """Return whether a function takes a second argument that must be given, or is called ``k``."""
+    """Return whether a function has a second parameter that is required, or is called ``k``."""
     try:
         parameters = list(inspect.signature(function).parameters.values())[1:]
-    except (ValueError, TypeError):  # of some functions in C nothing is known
+    except (ValueError, TypeError):  # some functions in C have no signature
         return False
     return any(
-        each.name == "k" or each.default is each.empty for each in parameters if each.kind in _POSITIONAL
+        parameter.name == "k" or parameter.default is parameter.empty
+        for parameter in parameters
+        if parameter.kind in _POSITIONAL
     )

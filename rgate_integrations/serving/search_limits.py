@@ -1,13 +1,12 @@
-"""Searches of a retriever that may hang, fail, or return something else: bounded in time and in threads."""
+"""Bounds the searches of a retriever in time and threads: it may hang, fail, or return something else."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
+from time import monotonic
 
 from rgate_integrations.errors import RGateError
 from rgate_integrations.index.retriever import Hit, Retriever
@@ -19,37 +18,26 @@ _PAUSE = 10.0
 
 
 class SearchError(RGateError):
-    """A search was late, or was not started because those before it were."""
+    """A search timed out, or was not started because the searches before it did."""
 
 
 class LimitedSearch:
-    """Searches in threads of its own; what is late is dropped.
+    """Searches in its own threads, with a timeout.
 
-    A thread cannot be interrupted. So a search that hangs keeps its thread, but no more than ``threads`` are ever
-    used, and after three late searches in a row only one every ten seconds is started until one is in time again.
+    A thread cannot be interrupted, so a search that hangs keeps its thread, but there are at most 32 of them. After
+    three timeouts in a row, only one search every ten seconds starts, until one ends in time.
 
     Args:
-        retriever: What searches.
-        k: Passages a query; what a retriever returns beyond them is not read.
-        timeout: Seconds that a search may take, with the wait for a thread.
-        threads: How many searches may run at a time.
-        clock: Tells the time, in seconds.
+        retriever: The retriever.
+        k: Passages per query; further ones are not read.
+        timeout: Seconds for a search, including the wait for a thread.
     """
 
-    def __init__(
-        self,
-        retriever: Retriever,
-        *,
-        k: int,
-        timeout: float,
-        threads: int = _THREADS,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, retriever: Retriever, *, k: int, timeout: float) -> None:
         self._retriever = retriever
         self._k = k
         self._timeout = timeout
-        self._free = asyncio.Semaphore(threads)
-        self._clock = clock
+        self._free = asyncio.Semaphore(_THREADS)
         self._late = 0
         self._paused_until = 0.0
 
@@ -57,13 +45,14 @@ class LimitedSearch:
         """Return the hits of each query, best first.
 
         Raises:
-            SearchError: The search is late, or paused.
-            Exception: What the retriever raises, or a `TypeError` if it returns something other than hits.
+            SearchError: The search timed out, or searches are paused.
+            Exception: The error of the retriever, or a `TypeError` if it returned something other than hits.
         """
+        # A retriever that hangs would use up all threads.
         if self._late >= _LATE_IN_A_ROW:
-            if self._clock() < self._paused_until:
-                raise SearchError("The search is paused, since it was late several times in a row.")
-            self._paused_until = self._clock() + _PAUSE
+            if monotonic() < self._paused_until:
+                raise SearchError(f"Searches are paused after {_LATE_IN_A_ROW} timeouts in a row.")
+            self._paused_until = monotonic() + _PAUSE
         try:
             async with asyncio.timeout(self._timeout) as deadline:
                 hits = await self._run(queries)
@@ -72,17 +61,17 @@ class LimitedSearch:
                 self._late = 0
                 raise
             self._late += 1
-            self._paused_until = self._clock() + _PAUSE
+            self._paused_until = monotonic() + _PAUSE
             raise SearchError(f"The search took longer than {self._timeout:g} s.") from error
         self._late = 0
         return hits
 
     async def _run(self, queries: list[str]) -> list[list[Hit]]:
-        """Search in a thread, whose place is free again when it ends, however late that is."""
+        """Search in a thread, which is released when it ends, even after the timeout."""
         await self._free.acquire()
         try:
             job = Start(Call(self._search, None, queries)).run().job
-        except RuntimeError:  # no thread can be started
+        except RuntimeError:  # the process has too many threads
             self._free.release()
             raise
         job.add_done_callback(partial(self._release, asyncio.get_running_loop()))
@@ -90,7 +79,7 @@ class LimitedSearch:
         return hits
 
     def _release(self, loop: asyncio.AbstractEventLoop, _: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed
+        with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(self._free.release)
 
     def _search(self, queries: list[str]) -> list[list[Hit]]:
@@ -101,7 +90,7 @@ class LimitedSearch:
         except BaseException as error:
             if isinstance(error, Exception) and not isinstance(error, StopIteration):
                 raise
-            # SystemExit, or a panic in Rust, would end the server, and no future can hold a StopIteration.
+            # SystemExit or a panic in Rust would end the server, and a future cannot hold a StopIteration.
             raise SearchError(f"The search failed: {type(error).__name__}.") from error
         for hit in chain.from_iterable(hits):
             passage = getattr(hit, "passage", None)

@@ -1,7 +1,7 @@
-"""Runs an application on uvicorn: who may ask, how large and how slow a request may be, and how the server ends.
+"""Runs an application on uvicorn: checks clients, limits requests in size and time, and shuts down in order.
 
-A request passes, in this order: the names of this machine (without a token), `OriginCheck`, CORS for the origins that
-are allowed, and `Guard` with the token, the limits and the client that leaves.
+A request passes, in this order: the check of host names (without a token), `OriginCheck`, CORS for allowed origins,
+and `Guard`, which checks the token, applies the limits, and cancels the request if its client disconnects.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from rgate_integrations.serving.wire import METHODS, problem
 
 _log = logging.getLogger("rgate_integrations.serving")
 
-_OPEN = ("/health", "/ready")  # asked by what starts and stops servers, which has no token
+_OPEN = ("/health", "/ready")  # for probes of an orchestrator, which has no token
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*A-Z]+")
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-_LARGEST_HEADERS = 32 << 10
-_LARGEST_BODY = 16 << 20
+_MAX_HEADERS = 32 << 10
+_MAX_BODY = 16 << 20
 _PATIENCE = 10.0
 _FRAMES = 5  # of a traceback that are logged
-_LAST_SECONDS = 30  # for what is being answered when the server is asked to end
+_SHUTDOWN_SECONDS = 30  # for open requests
 
 
 def make_server(
@@ -50,18 +50,18 @@ def make_server(
     allow_origins: Collection[str] = (),
     patience: float = _PATIENCE,
 ) -> uvicorn.Server:
-    """Return a server for an application; its ``run`` listens until the process is asked to end.
+    """Return a server for an application; its ``run`` listens until the process is told to stop.
 
     Args:
         app: The application.
         host: Address to listen on.
-        port: Port; 0 for any that is free.
-        token: The bearer token that requests must have. Without one only this machine can be served.
-        allow_origins: Origins whose web pages may ask, such as ``http://localhost:3000``.
-        patience: Seconds that the headers of a request, and then its body, may take to come.
+        port: Port; 0 for any free port.
+        token: The bearer token that clients must send. Without one, only loopback addresses are allowed.
+        allow_origins: Origins whose web pages may send requests, such as ``http://localhost:3000``.
+        patience: Seconds for the headers of a request to arrive, and then for its body.
 
     Raises:
-        ConfigurationError: Other machines could ask without a token, the token cannot be sent, or an origin is none.
+        ConfigurationError: Other machines could connect without a token, or the token or an origin is invalid.
     """
     app = protect(app, token=token, allow_origins=allow_origins, patience=patience)
     if not token.strip():
@@ -70,7 +70,7 @@ def make_server(
                 f"Other machines can reach {host}, and there is no token.",
                 hint=f"Set {TOKEN} to a secret, or listen on 127.0.0.1.",
             )
-        # Against DNS rebinding: a page of another name that leads to this machine has its own origin.
+        # Against DNS rebinding: a web page whose host name resolves to this machine would be of the same origin.
         app = TrustedHostMiddleware(app, allowed_hosts=["localhost", "127.0.0.1", "[::1]"])
     config = uvicorn.Config(
         app,
@@ -82,9 +82,9 @@ def make_server(
         log_config=None,
         access_log=False,
         server_header=False,
-        h11_max_incomplete_event_size=_LARGEST_HEADERS,
-        timeout_keep_alive=patience,  # type: ignore[arg-type]  # it may be a part of a second
-        timeout_graceful_shutdown=_LAST_SECONDS,
+        h11_max_incomplete_event_size=_MAX_HEADERS,
+        timeout_keep_alive=patience,  # type: ignore[arg-type]  # uvicorn also accepts a float
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
     return uvicorn.Server(config)
 
@@ -92,21 +92,22 @@ def make_server(
 def protect(
     app: ASGIApp, *, token: str = "", allow_origins: Collection[str] = (), patience: float = _PATIENCE
 ) -> ASGIApp:
-    """Return an application that is asked only what `make_server` lets through, on whatever server it runs.
+    """Return an application with the checks and limits of `make_server`, for any server.
 
     Args:
         app: The application.
-        token: The bearer token that requests must have, without the white space around it, as clients send it; empty
-            for none.
-        allow_origins: Origins whose web pages may ask.
-        patience: Seconds that the body of a request may take to come.
+        token: The bearer token that clients must send, without surrounding white space; empty for none.
+        allow_origins: Origins whose web pages may send requests.
+        patience: Seconds for the body of a request to arrive.
 
     Raises:
-        ConfigurationError: The token cannot be sent, or an origin is not one.
+        ConfigurationError: The token or an origin is invalid.
     """
     token = token.strip()
     if not (token.isascii() and token.isprintable()):
-        raise ConfigurationError("The token is not text of printable ASCII characters.", hint=f"Set {TOKEN}.")
+        raise ConfigurationError(
+            "The token has characters that are not printable ASCII.", hint=f"Change {TOKEN}."
+        )
     for origin in allow_origins:
         if not _ORIGIN.fullmatch(origin):
             raise ConfigurationError(
@@ -114,7 +115,7 @@ def protect(
             )
     app = Guard(app, token=token, patience=patience)
     if allow_origins:
-        # Before the guard: browsers ask without the token whether a page may ask.
+        # Outside the guard: browsers send CORS preflight requests without the token.
         app = CORSMiddleware(
             app, allow_origins=allow_origins, allow_methods=METHODS, allow_headers=["*"], expose_headers=["*"]
         )
@@ -122,7 +123,7 @@ def protect(
 
 
 class _TimedProtocol(H11Protocol):
-    """HTTP/1.1 whose request headers must be whole in time: uvicorn bounds only the wait for their first byte."""
+    """HTTP/1.1 with a timeout for complete request headers: uvicorn's own is only for their first byte."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -148,14 +149,14 @@ class _TimedProtocol(H11Protocol):
 
 
 class OriginCheck:
-    """ASGI middleware: refuses what a page of another origin asks, whatever the route.
+    """ASGI middleware that rejects requests of web pages of other origins, on every route.
 
     Browsers send ``Sec-Fetch-Site`` with every request to this machine or over TLS, and ``Origin`` with all but plain
     GET and HEAD. Other clients send neither.
 
     Args:
         app: The application.
-        allowed: Origins whose pages may ask.
+        allowed: Origins whose pages may send requests.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str] = ()) -> None:
@@ -165,35 +166,36 @@ class OriginCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] == "http" and not self._may_ask(scope["method"], Headers(scope=scope)):
-            message = "Web pages of other origins may not ask this server."
+            message = "Web pages of other origins may not send requests to this server."
             response = problem(
-                403, "ForbiddenOrigin", message, "rgate serve --allow-origin names one that may."
+                403, "ForbiddenOrigin", message, "Allow the origin with rgate serve --allow-origin."
             )
             await response(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
     def _may_ask(self, method: str, headers: Headers) -> bool:
+        # A request may repeat the header: all of its values are checked.
         origins = headers.getlist("origin")
         if origins and all(origin in self._allowed for origin in origins):
             return True
         if origins and method == "OPTIONS" and "access-control-request-method" in headers:
-            return False  # a page has no need to ask whether it may ask its own origin
+            return False  # a preflight: a page sends none to its own origin
         host = headers.get("host", "").lower()
-        own = (f"http://{host}", f"https://{host}")
+        same_origin = (f"http://{host}", f"https://{host}")
         sites = headers.getlist("sec-fetch-site")
-        return all(origin.lower() in own for origin in origins) and all(
+        return all(origin.lower() in same_origin for origin in origins) and all(
             site.strip().lower() in ("same-origin", "none") for site in sites
         )
 
 
 class Guard:
-    """ASGI middleware: refuses what is not allowed, too large or too slow, and cancels what no client waits for.
+    """ASGI middleware that checks the token, limits bodies in size and time, and cancels after a disconnect.
 
     Args:
         app: The application.
-        token: The bearer token that requests must have; empty for none.
-        patience: Seconds that the body of a request may take to come.
+        token: The bearer token that clients must send; empty for none.
+        patience: Seconds for the body of a request to arrive.
     """
 
     def __init__(self, app: ASGIApp, *, token: str = "", patience: float = _PATIENCE) -> None:
@@ -209,6 +211,7 @@ class Guard:
         authorization = Headers(scope=scope).get("authorization", "").encode("latin-1")
         is_open = scope["method"] == "GET" and scope["path"] in _OPEN
         body: bytes | Response | None
+        # In constant time: the time must not reveal how much of a token is right.
         if self._expected and not is_open and not hmac.compare_digest(authorization, self._expected):
             message = "The bearer token is missing or wrong."
             body = problem(401, "Unauthorized", message, headers={"www-authenticate": "Bearer"})
@@ -220,24 +223,26 @@ class Guard:
             await self._answer(scope, body, receive, send)
 
     async def _read_body(self, request: Request) -> bytes | Response | None:
-        """Return the body, or the response to one that is too large or too slow; None if its client has left."""
+        """Return the body, or the response to one that is too large or slow; None if the client disconnected."""
         body = bytearray()
         try:
             async with asyncio.timeout(self._patience):
                 async for chunk in request.stream():
                     body += chunk
-                    if len(body) > _LARGEST_BODY:
-                        too_large = f"A request may have {_LARGEST_BODY:,} bytes."
+                    if len(body) > _MAX_BODY:
+                        too_large = f"The body is larger than {_MAX_BODY:,} bytes."
                         return problem(413, "TooLarge", too_large, headers={"connection": "close"})
         except TimeoutError:
-            return problem(408, "TooSlow", "The body did not come in time.", headers={"connection": "close"})
+            return problem(
+                408, "TooSlow", "The body did not arrive in time.", headers={"connection": "close"}
+            )
         except ClientDisconnect:
             return None
         return bytes(body)
 
     async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Let the application answer, and stop it when its client leaves."""
-        # Who leaves is noticed here: after the body, the application waits for another message in vain.
+        """Let the application answer, and cancel it if its client disconnects."""
+        # The disconnect is noticed here: the application gets the body, and no message after it.
         messages: asyncio.Queue[Message] = asyncio.Queue()
         messages.put_nowait({"type": "http.request", "body": body, "more_body": False})
         is_answered = asyncio.Event()
@@ -251,11 +256,13 @@ class Guard:
         leaving = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            pass  # the server ends and waits no longer; raised, uvicorn would log a traceback
         finally:
             leaving.cancel()
-            # A client may leave once it has its answer: MCP's sessions begin after that.
+            # A client may disconnect after its answer: sessions of MCP go on after that.
             if not is_answered.is_set():
-                answering.cancel()  # nothing happens to one that is done
+                answering.cancel()  # without effect if it is done
         try:
             await answering
         except asyncio.CancelledError:

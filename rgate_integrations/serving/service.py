@@ -1,4 +1,4 @@
-"""One gate for many clients: it bounds what waits, names whose knowledge is judged, and counts what was decided."""
+"""Shares one gate among many clients: bounds the queue, chooses the LLM to judge, and counts decisions."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _log = logging.getLogger("rgate_integrations.serving")
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-_MOST_LLMS = 64
+_MAX_LLMS = 64
 
 LLM_NAME_SOURCE = "the request"
-"""Where the LLM's name was found, if a request has a model."""
+"""Source of the LLM's name if a request names a model."""
 
 
 class QueueFullError(RGateError):
@@ -37,16 +37,17 @@ class QueueFullError(RGateError):
 
 
 class Metrics:
-    """The counters of one server.
+    """The Prometheus metrics of a server.
 
     Attributes:
-        errors: What failed, by the name of its type.
+        errors: Failed decisions and requests, by type of error.
         requests: Requests of the gateway: ``retrieve``, ``direct``, ``shadow``, ``undecided``, or ``off``.
-        undecided: Those that were sent on without a decision, by the reason.
-        waiting: How many questions are being decided.
+        undecided: Requests that were forwarded without a decision, by reason.
+        waiting: Number of questions that are being decided.
     """
 
     def __init__(self) -> None:
+        # Not the global registry: several servers may run in one process.
         registry = self._registry = CollectorRegistry()
         self._decisions = Counter(
             "rgate_decisions", "Decisions made.", ["outcome", "kind", "gate"], registry=registry
@@ -68,7 +69,7 @@ class Metrics:
         )
         self.waiting = Gauge("rgate_waiting_questions", "Questions being decided.", registry=registry)
 
-    def decided(self, decisions: Sequence[Decision], seconds: float) -> None:
+    def count(self, decisions: Sequence[Decision], seconds: float) -> None:
         """Count decisions that were made together."""
         self._seconds.observe(seconds)
         self._sizes.observe(len(decisions))
@@ -80,17 +81,17 @@ class Metrics:
             self._decisions.labels(outcome, likeliest_kind(decision), decision.gate).inc()
 
     def text(self) -> bytes:
-        """Return all of it in Prometheus's text format."""
+        """Return the metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
 
 @dataclass(frozen=True)
 class LLMGates:
-    """The gates for what one LLM knows.
+    """The gates for the knowledge of one LLM.
 
     Attributes:
-        question: Reads questions.
-        answer: Judges drafts; None where no gate of the same family does.
+        question: The gate for questions.
+        answer: The gate for drafts; None if there is none of the same family.
     """
 
     question: Decider
@@ -98,7 +99,7 @@ class LLMGates:
 
     @classmethod
     def for_llm(cls, gate: Decider, llm: str, name_source: str) -> LLMGates:
-        """Return the gates that belong to a given one."""
+        """Return a gate and its answer-first gate, both for an LLM."""
         try:
             judge, question = answer_first_gates(gate)
         except ConfigurationError:
@@ -111,14 +112,14 @@ class DecisionService:
 
     Args:
         gate: The gate.
-        timeout: How long a decision may take, in seconds; without one by then it retrieves.
-        queue: How many questions may wait at a time; what comes then is refused at once.
+        timeout: Seconds for a decision; after that it retrieves.
+        queue: Number of questions that may wait; further ones are rejected at once.
 
     Raises:
         ConfigurationError: ``timeout`` is not a number above 0.
 
     Attributes:
-        metrics: Counts what is decided.
+        metrics: The metrics.
     """
 
     def __init__(self, gate: GateLike, *, timeout: float = 5.0, queue: int = 512) -> None:
@@ -127,11 +128,12 @@ class DecisionService:
         self.timeout = valid_timeout(timeout) or math.inf
         self._queue = queue
         self._waiting = 0
-        # Names come from anybody: the least recently used are forgotten.
-        self._gates = lru_cache(_MOST_LLMS)(partial(LLMGates.for_llm, self.gate))
+        # Any client can send any name: the cache is bounded.
+        self._gates = lru_cache(_MAX_LLMS)(partial(LLMGates.for_llm, self.gate))
 
     def gates(self, llm: str = "", name_source: str = LLM_NAME_SOURCE) -> LLMGates:
-        """Return the gates for what an LLM knows, or those of the server where that changes nothing."""
+        """Return the gates for the knowledge of an LLM, or those of the server without a name."""
+        # The last part only: a path must not name a folder of the server.
         name = llm.rpartition("/")[2].lstrip(".")
         return self._gates(name, (name_source or CLIENT) if name else "")
 
@@ -142,20 +144,20 @@ class DecisionService:
         name_source: str = LLM_NAME_SOURCE,
         milliseconds: float | None = None,
     ) -> list[Decision]:
-        """Decide for questions of one request; see `DecisionEngine.decide_batch`.
+        """Decide about the questions of one request; see `DecisionEngine.decide_batch`.
 
         Args:
             items: The questions.
             llm: Name of the LLM whose knowledge is judged; may be empty.
-            name_source: Where that name was found.
-            milliseconds: How long the client waits; never longer than this service does.
+            name_source: Source of that name.
+            milliseconds: Timeout of the client, at most that of the service.
 
         Raises:
-            QueueFullError: Too many questions wait.
+            QueueFullError: The queue is full.
         """
         gates = self.gates(llm, name_source)
         timeout = min((milliseconds or math.inf) / 1e3, self.timeout)
-        # One by one: the gate's own queue makes batches of them, and of those of other clients.
+        # One by one: the gate's own queue batches them with those of other clients.
         steps = [Call(run, arun, _decide(item, gates, timeout)) for item in items]
         with self.counting(len(items)) as decisions:
             decisions += await Gather(steps).arun()
@@ -163,16 +165,16 @@ class DecisionService:
 
     @contextmanager
     def counting(self, questions: int) -> Iterator[list[Decision]]:
-        """Reserve places in the queue; the decisions that are put into the list are counted and logged.
+        """Reserve places in the queue; the decisions that the caller adds to the list are counted and logged.
 
         Raises:
-            QueueFullError: Too many questions wait.
+            QueueFullError: The queue is full.
         """
         if self._waiting + questions > self._queue:
             raise QueueFullError(
                 f"The queue is full: {self._waiting} questions wait.", hint="Ask again later, or retrieve."
             )
-        began = time.perf_counter()
+        start = time.perf_counter()
         decisions: list[Decision] = []
         self._waiting += questions
         self.metrics.waiting.set(self._waiting)
@@ -181,18 +183,18 @@ class DecisionService:
         finally:
             self._waiting -= questions
             self.metrics.waiting.set(self._waiting)
-        seconds = time.perf_counter() - began
-        self.metrics.decided(decisions, seconds)
+        seconds = time.perf_counter() - start
+        self.metrics.count(decisions, seconds)
         retrieving = sum(decision.retrieve for decision in decisions)
         _log.info("%d questions, %d to retrieve, %.0f ms", questions, retrieving, seconds * 1e3)
 
 
 def _decide(item: DecideItem, gates: LLMGates, timeout: float) -> Flow[Decision]:
-    """Decide about a question, or a draft, then look at passages."""
+    """Decide about a question or a draft, and then about its passages."""
     gate, draft = gates.question, item.draft
     if draft is not None and gates.answer is not None:
         gate = gates.answer
-    if isinstance(draft, Draft):  # clients must not reach states that this process keeps of its own answers
+    if isinstance(draft, Draft):  # the id would give clients the states of this process's own answers
         draft = draft.model_copy(update={"response_id": ""})
     request = read_item(
         item.question,
@@ -204,6 +206,6 @@ def _decide(item: DecideItem, gates: LLMGates, timeout: float) -> Flow[Decision]
     )
     (decision,) = yield from gate.flow([request])
     if item.passages:
-        enough = None if item.threshold is None else decision.threshold
-        decision = decide_with_passages(decision, item.passages, LookFirst(), direct_threshold=enough)
+        threshold = None if item.threshold is None else decision.threshold
+        decision = decide_with_passages(decision, item.passages, LookFirst(), direct_threshold=threshold)
     return decision

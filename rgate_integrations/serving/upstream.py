@@ -1,4 +1,4 @@
-"""The server behind the gateway: requests go to it, and its bytes come back, as they are."""
+"""The upstream of the gateway: forwards requests to it, and relays its bytes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from rgate_integrations.runtime.text import encodable
 from rgate_integrations.serving.wire import problem
 
 OWN_HEADER = "x-rgate"
-"""What a client says to the gateway, and the beginning of what the gateway says to clients."""
+"""Header for commands of a client to the gateway, and prefix of the gateway's own headers."""
 
-# They concern one connection, and not what goes over it (RFC 9110, 7.6.1).
+# Headers of one connection, which are not forwarded (RFC 9110, 7.6.1).
 _HOP_BY_HOP = frozenset(
     (
         "connection",
@@ -43,33 +43,33 @@ _HOP_BY_HOP = frozenset(
     )
 )
 _WAIT = httpx.Timeout(600.0, connect=10.0)
-# Seconds: servers such as llama.cpp close a connection after 5, perhaps just when it is used again.
+# Seconds: servers such as llama.cpp close idle connections after 5, perhaps just when one is used again.
 _KEPT = 2.0
-_LARGEST_HELD = 4 << 20
-# A segment "." or "..", also before a parameter as in "..;x", or beside characters that servers strip.
+_MAX_HELD_BYTES = 4 << 20
+# A segment "." or "..", also before a parameter as in "..;x", or next to characters that servers strip.
 _DOT_SEGMENT = re.compile(r"(?:^|[/\\])[\s\0]*\.{1,2}[\s\0]*(?:;[^/\\]*)?(?:[/\\]|\Z)")
 
 
 class Relay(StreamingResponse):
-    """A response of the upstream, whose connection is closed when the client leaves."""
+    """A response of the upstream, whose connection is closed when the client disconnects."""
 
     def __init__(
         self, response: httpx.Response, chunks: AsyncGenerator[bytes], own_headers: Mapping[str, str]
     ) -> None:
         super().__init__(chunks, response.status_code)
         headers = httpx.Headers(response.headers)
-        if "transfer-encoding" in headers:  # which overrides the length (RFC 9112, 6.3)
+        if "transfer-encoding" in headers:  # it overrides the length (RFC 9112, 6.3)
             headers.pop("content-length", None)
-        _drop_headers(headers, {*_HOP_BY_HOP, "date"})  # the server writes its own date
+        _drop_headers(headers, {*_HOP_BY_HOP, "date"})  # the gateway writes its own date
         for name in list(headers):
-            if name.startswith("access-control-"):  # which pages may read an answer is the gateway's to say
+            if name.startswith("access-control-"):  # the gateway decides which pages may read an answer
                 del headers[name]
         headers.update(own_headers)
         self.raw_headers = [(name.lower(), value) for name, value in headers.raw]
         self._chunks = chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the response."""
         async with aclosing(self._chunks):
             await super().__call__(scope, receive, send)
 
@@ -78,9 +78,9 @@ class Upstream:
     """An OpenAI-compatible server.
 
     Args:
-        url: Its base, with or without ``/v1``.
-        key: Its key. Without one, requests keep the key that their client sent.
-        keeps_key: Whether the client's key may be sent on; not if it is the gateway's own token.
+        url: Base URL, with or without ``/v1``.
+        key: API key. Without one, requests keep the key of their client.
+        keeps_key: Whether the client's key may be forwarded; false if it is the gateway's own token.
 
     Raises:
         ConfigurationError: The URL or a proxy server of the environment cannot be used, or the key cannot be sent.
@@ -88,8 +88,10 @@ class Upstream:
 
     def __init__(self, url: str, *, key: str | None = None, keeps_key: bool = True) -> None:
         base, credentials = read_credentials(url, key)
+        # The paths of clients have it.
         self._base = httpx.URL(base.removesuffix("/v1"))
         self._own_headers = credentials.headers
+        # httpx sets the host and the length of its own request.
         self._dropped = {*_HOP_BY_HOP, "host", "content-length"}
         if self._own_headers or not keeps_key:
             self._dropped.add("authorization")
@@ -100,21 +102,21 @@ class Upstream:
         await self._client.aclose()
 
     async def send(self, request: Request, body: bytes, *, plain: bool = False) -> httpx.Response:
-        """Send a client's request on; the body of the response is yet to be read.
+        """Forward a client's request; the body of the response is not read yet.
 
         Args:
             request: The request.
-            body: Its body, or another in its place.
-            plain: Whether the answer must not be compressed.
+            body: Its body, or a replacement.
+            plain: Whether the response must not be compressed.
 
         Raises:
-            httpx.HTTPError: The server cannot be asked, or its answer has no status that a client could read.
+            httpx.HTTPError: The server cannot be reached, or its response has an invalid status.
             httpx.InvalidURL: The request's target leads out of the server's base URL.
         """
         headers = httpx.Headers(request.headers.raw)
         _drop_headers(headers, self._dropped)
         headers.update(self._own_headers)
-        # httpx would ask for more than the client can read.
+        # httpx would accept encodings that the client cannot read.
         if plain or "accept-encoding" not in headers:
             headers["accept-encoding"] = "identity"
         url = self._url_for(request)
@@ -122,35 +124,35 @@ class Upstream:
         response = await self._client.send(built, stream=True)
         if not 200 <= response.status_code < 600:
             await response.aclose()
-            raise httpx.RemoteProtocolError("The status is unknown.")
+            raise httpx.RemoteProtocolError(f"Invalid status {response.status_code}.")
         return response
 
     async def complete(self, request: Request, body: bytes) -> str:
-        """Return what the server answers to a chat of our own, asked as a client asks its own.
+        """Return the answer to a chat of the gateway's own, with the headers of a client's request.
 
         Raises:
-            EvidenceError: It answers no text.
-            httpx.HTTPError: It cannot be asked.
+            EvidenceError: The answer has no text.
+            httpx.HTTPError: The server cannot be reached.
         """
         response = await self.send(request, body, plain=True)
         content = b""
         async with aclosing(_read_chunks(response)) as chunks:
             async for chunk in chunks:
                 content += chunk
-                if len(content) > _LARGEST_HELD:
+                if len(content) > _MAX_HELD_BYTES:
                     break
         try:
             text = parse_json(content)["choices"][0]["message"]["content"].strip()
         except (AttributeError, LookupError, TypeError, ValueError):
             text = ""
         if not text:
-            raise EvidenceError(f"The upstream server answered no text (status {response.status_code}).")
+            raise EvidenceError(f"The upstream's answer has no text (status {response.status_code}).")
         return encodable(text)
 
     async def forward(
         self, request: Request, body: bytes, own_headers: Mapping[str, str] | None = None
     ) -> Response:
-        """Send a client's request on, and return the response with some headers more."""
+        """Forward a client's request, and return the response with the gateway's headers."""
         try:
             response = await self.send(request, body)
         except httpx.InvalidURL:
@@ -158,13 +160,13 @@ class Upstream:
                 400, "InvalidTarget", "The request's target is not a path below the upstream's URL."
             )
         except httpx.HTTPError as error:
-            # Without what the error says: that may have the key.
-            message = f"The upstream server cannot be asked ({type(error).__name__})."
+            # The message of the error is left out: it may contain the key.
+            message = f"The upstream server cannot be reached ({type(error).__name__})."
             return problem(502, "UpstreamError", message)
         return Relay(response, _read_chunks(response), own_headers or {})
 
     def _url_for(self, request: Request) -> httpx.URL:
-        """Return the URL that a request goes to: the target below the base, and never another host.
+        """Return the URL for a request: its target below the base URL, on the same host.
 
         Raises:
             httpx.InvalidURL: The target is not a path, or has dot segments.
@@ -174,6 +176,7 @@ class Upstream:
         if not path.startswith(b"/") or _DOT_SEGMENT.search(decoded):
             raise httpx.InvalidURL("The target leads out of the base URL.")
         query: bytes = request.scope["query_string"]
+        # The raw path: decoding it could change which resource it names.
         below = self._base.raw_path.rstrip(b"/")
         url = self._base.copy_with(raw_path=below + path + (b"?" + query if query else b""))
         is_below = url.raw_path.startswith(below + b"/")
@@ -183,15 +186,15 @@ class Upstream:
 
 
 class UpstreamAnswer(BufferedAnswer):
-    """An answer as the upstream streams it: server-sent events, whose bytes are kept as they come.
+    """A streamed answer of the upstream: server-sent events, whose bytes are kept unchanged.
 
     Args:
         upstream: The server.
-        request: What the client asks.
-        body: The body of that.
+        request: The client's request.
+        body: The body to send.
 
     Attributes:
-        response: The upstream's response; None before it came.
+        response: The upstream's response; None until it arrives.
     """
 
     def __init__(self, upstream: Upstream, request: Request, body: bytes) -> None:
@@ -210,9 +213,9 @@ class UpstreamAnswer(BufferedAnswer):
         return _read_chunks(self.response)
 
     def read(self, chunk: bytes) -> bool:
-        """Note the text in the events that end in a chunk; False for a call of a tool, or for too much to hold."""
+        """Read the events that end in a chunk; False for a tool call, or if there is too much to hold."""
         self._held += len(chunk)
-        is_text = self._held <= _LARGEST_HELD
+        is_text = self._held <= _MAX_HELD_BYTES
         for data in self._events.read(chunk):
             is_text = self._read_event(data) and is_text
         return is_text
@@ -234,15 +237,15 @@ class UpstreamAnswer(BufferedAnswer):
             if isinstance(text, str) and text:
                 self.partial.pieces.append(text)
             self.partial.model = str(event.get("model") or "")
-            # Only where the client asked for them: then each token has one.
+            # Present only if the client asked for them: then each token has one.
             self.partial.add_logprobs(read_logprobs((choice.get("logprobs") or {}).get("content")))
         except (AttributeError, LookupError, TypeError, ValueError):
-            pass  # an event of another kind
+            pass  # another kind of event
         return True
 
 
 class EventReader:
-    """Reads server-sent events from chunks of bytes: lines end with LF, CR or both, and an event may have several."""
+    """Reads server-sent events from chunks of bytes; lines end with LF, CR or both."""
 
     def __init__(self) -> None:
         self._line = b""
@@ -251,6 +254,7 @@ class EventReader:
 
     def read(self, chunk: bytes) -> Iterator[bytes]:
         """Yield the data of each event that ends in a chunk."""
+        # A line feed at the beginning belongs to the carriage return before it.
         if self._after_cr:
             chunk = chunk.removeprefix(b"\n")
         self._after_cr = chunk.endswith(b"\r")
@@ -267,7 +271,7 @@ class EventReader:
 
 
 def _drop_headers(headers: httpx.Headers, names: Collection[str]) -> None:
-    """Remove headers by name, those that ``Connection`` names, and those between a client and this gateway."""
+    """Remove headers by name, those that ``Connection`` names, and those of this gateway."""
     named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
     for name in list(headers):
         if name in names or name in named or name == OWN_HEADER or name.startswith(f"{OWN_HEADER}-"):
@@ -275,7 +279,7 @@ def _drop_headers(headers: httpx.Headers, names: Collection[str]) -> None:
 
 
 async def _read_chunks(response: httpx.Response) -> AsyncGenerator[bytes]:
-    """Yield the body of a response as it comes, and close the connection whenever that ends."""
+    """Yield the body of a response chunk by chunk, and close the connection at the end."""
     try:
         async for chunk in response.aiter_raw():
             yield chunk
@@ -284,5 +288,5 @@ async def _read_chunks(response: httpx.Response) -> AsyncGenerator[bytes]:
 
 
 def never_blocking(*_: object) -> Any:
-    """Stand where a step needs a blocking form: the gateway only awaits."""
-    raise NotImplementedError("The gateway only awaits.")
+    """Replace the blocking form of a step: the gateway is asynchronous only."""
+    raise NotImplementedError("The gateway is asynchronous only.")

@@ -1,7 +1,7 @@
-"""What goes over the wire, as Pydantic models: ``/v1/decide``, ``/v1/queries``, and the common ``/v1/systemone``.
+"""The formats of requests and responses, as Pydantic models: ``/v1/decide``, ``/v1/queries``, ``/v1/systemone``.
 
-A System One request has a *state* and typed *questions* by name; the answer has probabilities under the same names
-(TypeSafe's API, which vLLM, Ollama, SGLang and others speak too). A gate can answer two of all questions: a noul
+A System One request has a *state* and named, typed *questions*; the response has probabilities under the same names
+(TypeSafe's API, which vLLM, Ollama, SGLang and others also speak). A gate can answer two kinds of question: a noul
 ``known``, and a choice between ``retrieve`` and ``direct``.
 """
 
@@ -21,16 +21,16 @@ from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.serving.llm_requests import parse_question
 
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
-"""Methods that clients may use, and that a gateway passes on."""
+"""HTTP methods that clients may use, and that the gateway forwards."""
 
 MOST_QUESTIONS = 256
-"""Questions of one request."""
+"""Maximum number of questions per request."""
 
 NO_LLM = "rgate"
-"""The model of a System One request that names no LLM."""
+"""The model of a System One request without an LLM."""
 
 _ROUTES = ["direct", "retrieve"]
-_LONGEST_LINE = 300
+_MAX_LINE = 300
 _IN_ASCII = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "–": "-", "—": "-", "…": "..."})
 _CAN_ASK = (
     'Ask {"known": {"type": "noul"}} for P(the LLM knows), or a choice between the criteria "retrieve" and "direct". '
@@ -38,11 +38,11 @@ _CAN_ASK = (
 )
 
 LLMName = Annotated[str, Field(max_length=200, pattern=r"^[\w.:@/+ -]*$")]
-"""Name of the LLM whose knowledge is judged; empty for the one that the server was started for."""
+"""Name of the LLM whose knowledge is judged; empty for that of the server."""
 
 
 class DecideItem(BaseModel):
-    """A question, and what came with it; see `DecisionEngine.decide_batch`.
+    """A question with its context; see `DecisionEngine.decide_batch`.
 
     With ``passages``, best first, the decision also says whether they help (look first).
     """
@@ -58,10 +58,10 @@ class DecideItem(BaseModel):
 
 
 class DecideRequest(BaseModel):
-    """Questions to decide about, each alone or with what came with it.
+    """Questions to decide about, with or without context.
 
-    ``llm`` names the LLM whose knowledge is judged. Where the client only found that name, ``llm_name_source`` says
-    where: then a name that the server was started with goes before it.
+    ``llm`` names the LLM whose knowledge is judged. If the client only detected that name, ``llm_name_source`` says
+    where: then a name that the server was started with overrides it.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -71,34 +71,31 @@ class DecideRequest(BaseModel):
     llm_name_source: Annotated[str, Field(max_length=100)] = ""
 
     def items(self) -> list[DecideItem]:
-        """Return every question as an item."""
-        items = []
-        for item in self.questions:
-            items.append(DecideItem(question=item) if isinstance(item, str) else item)
-        return items
+        """Return all questions as items."""
+        return [DecideItem(question=item) if isinstance(item, str) else item for item in self.questions]
 
 
 class DecideResponse(BaseModel):
-    """One decision a question, in order."""
+    """One decision per question, in order."""
 
     decisions: list[Decision]
 
 
 class QueriesResponse(BaseModel):
-    """What to search for, one plan a question, in order; empty for a question that needs no retrieval."""
+    """One query plan per question, in order; empty for a question that needs no retrieval."""
 
     plans: list[QueryPlan]
 
 
 class SystemOneQuestion(BaseModel):
-    """A typed question. The instructions are not read: a gate's questions are always the same."""
+    """A typed question. Its instructions are ignored: a gate's questions are fixed."""
 
     type: str
     criteria: Any = None
 
     @property
     def is_route(self) -> bool:
-        """Whether it is the choice between retrieving and answering directly."""
+        """Whether the question is the choice between retrieving and answering directly."""
         return self.type == "choice" and isinstance(self.criteria, dict) and sorted(self.criteria) == _ROUTES
 
 
@@ -113,7 +110,7 @@ class SystemOneRequest(BaseModel):
         """Return the user's question.
 
         Raises:
-            ConfigurationError: There is none in the state, or a question about it is not one that a gate can answer.
+            ConfigurationError: The state has no question, or a gate cannot answer one of the typed questions.
         """
         for name, question in self.questions.items():
             if not question.is_route and (name, question.type) != ("known", "noul"):
@@ -123,7 +120,7 @@ class SystemOneRequest(BaseModel):
                 )
         turn = parse_question(self.state)
         if turn is None:
-            raise ConfigurationError("There is no question in the state.", hint=_CAN_ASK)
+            raise ConfigurationError("The state has no question.", hint=_CAN_ASK)
         return DecideItem(question=turn.question, history=list(turn.history))
 
 
@@ -135,7 +132,7 @@ class NoulAnswer(BaseModel):
 
 
 class ChoiceAnswer(BaseModel):
-    """Whether to retrieve. The gate's threshold decides: the choice need not be the likelier one."""
+    """Whether to retrieve. The gate's threshold decides, so the choice may be the less likely one."""
 
     type: Literal["choice"] = "choice"
     choice: Literal["retrieve", "direct"]
@@ -144,7 +141,7 @@ class ChoiceAnswer(BaseModel):
 
 
 class SystemOneResponse(BaseModel):
-    """The answers by the names of their questions, and the tokens that the gate's own model read and wrote."""
+    """The answers by name of the question, and the tokens that the gate's own model read and wrote."""
 
     model: str
     answers: dict[str, NoulAnswer | ChoiceAnswer]
@@ -152,8 +149,8 @@ class SystemOneResponse(BaseModel):
 
     @classmethod
     def from_decision(cls, request: SystemOneRequest, decision: Decision) -> SystemOneResponse:
-        """Return the answers that a decision gives."""
-        known = decision.effective_p_known  # what is answered has no field for an override
+        """Return the response for a decision."""
+        known = decision.effective_p_known  # the response has no field for an override
         probabilities = {"retrieve": 1 - known, "direct": known}
         route = route_label(decision)
         choice = ChoiceAnswer(choice=route, probabilities=probabilities, confidence=probabilities[route])
@@ -165,7 +162,7 @@ class SystemOneResponse(BaseModel):
 
 
 class Problem(BaseModel):
-    """What went wrong, in the shape that clients of OpenAI's API and of System One read."""
+    """An error, in the format of OpenAI's API and of System One."""
 
     message: str
     type: str
@@ -173,7 +170,7 @@ class Problem(BaseModel):
 
 
 class ProblemResponse(BaseModel):
-    """The body of every status from 400 on."""
+    """The body of responses with a status of 400 or above."""
 
     error: Problem
 
@@ -181,27 +178,29 @@ class ProblemResponse(BaseModel):
 def problem(
     status: int, kind: str, message: str, hint: str = "", headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return the response that says what went wrong."""
+    """Return an error response."""
     body = ProblemResponse(error=Problem(message=message, type=kind, hint=hint))
     return Response(body.model_dump_json(), status, headers, media_type="application/json")
 
 
 def one_line(text: str) -> str:
-    """Return the beginning of a text as one line of ASCII, for headers and logs, whatever it quotes."""
-    line = " ".join(text[:_LONGEST_LINE].translate(_IN_ASCII).split())
-    return re.sub(r"[^ -~]", "?", line)[:_LONGEST_LINE]
+    """Return the beginning of a text as one line of printable ASCII, for headers and logs."""
+    # Line breaks in a header or a log line would forge the next one.
+    line = " ".join(text[:_MAX_LINE].translate(_IN_ASCII).split())
+    return re.sub(r"[^ -~]", "?", line)[:_MAX_LINE]
 
 
 def route_label(decision: Decision) -> Literal["retrieve", "direct"]:
-    """Return what a decision says as clients and metrics have it."""
+    """Return the name of a decision for clients and metrics."""
     return "retrieve" if decision.retrieve else "direct"
 
 
 def likeliest_kind(decision: Decision) -> str:
-    """Return the likeliest kind of request; empty if the gate has no kinds.
+    """Return the most likely kind of request; empty if the gate has no kinds.
 
-    The default gate has a signal for each kind, and one for what the LLM knows.
+    The default gate has a signal for each kind, and ``"known"`` for P(the LLM knows the fact).
     """
     kinds = dict(decision.signals)
+    # P(known) is a signal, too, and not a kind.
     kinds.pop("known", None)
     return max(kinds, key=kinds.__getitem__, default="")

@@ -135,6 +135,7 @@ def as_arm(source: Any, argument: str) -> Arm:
     if isinstance(source, ModelArm | ObjectArm):
         return source
     methods = [getattr(source, name, None) for name in _METHODS]
+    # A runnable or an engine may be callable as well: its method comes first.
     call = next(filter(callable, [*methods, source]), None)
     if call is None:
         raise ConfigurationError(
@@ -188,6 +189,7 @@ def read_answer(answer: Any) -> Draft:
 def describe_thinking(arm: Arm, drafts: Sequence[Draft]) -> str:
     """Return a suffix for the name of an LLM: how much it thought; empty if it thinks as it does by default."""
     tokens = [draft.thinking_tokens for draft in drafts]
+    # The LLM may think although it was asked not to: what it did counts.
     if any(tokens):
         return f", thinking first ({np.median(tokens):.0f} tokens)"
     return f", {THINKING_OFF}" if isinstance(arm, ModelArm) and arm.llm.options.think == "off" else ""

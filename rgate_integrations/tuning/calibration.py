@@ -33,6 +33,7 @@ ALWAYS = 1.01
 LEAST = 20
 """Minimum number of labelled questions to choose a threshold on."""
 
+# Evenly spaced in probability and in logits: many scores are close to 0 or 1.
 GRID = np.unique(np.concatenate([np.linspace(0, 1, 401), sigmoids(np.linspace(-12, 12, 97))]))
 """The candidate thresholds, in ascending order. Fixed sequence testing requires that they do not depend on data."""
 
@@ -201,7 +202,9 @@ def betting_p_value(losses: Float64Array, bound: float, level: float) -> float:
     count = np.arange(1, n + 1)
     mean = (0.5 + np.cumsum(x)) / (count + 1)
     variance = (0.25 + np.cumsum((x - mean) ** 2)) / (count + 1)
+    # A bet may depend on earlier losses only: the variances are shifted by one.
     before = np.concatenate([[0.25], variance[:-1]])
+    # The limit keeps the capital above 0, whatever the next loss is.
     bets = np.minimum(np.sqrt(2 * math.log(1 / level) / (n * before)), 0.9 / (1 - m))
     capital = np.cumsum(np.log1p(bets * (m - x)))
     return math.exp(-max(float(capital.max()), 0.0))
@@ -321,6 +324,8 @@ def fit_map(p: Float64Array, known: BoolArray) -> ProbabilityMap:
         from sklearn.linear_model import LogisticRegression
     except ImportError as error:
         raise missing_dependency("sklearn", "train") from error
+    # Nearly unregularised: there is one slope only.
     fitted = LogisticRegression(C=1e4).fit(logits(p)[:, None], known)
+    # A negative slope would reverse the order of the scores.
     slope = max(float(fitted.coef_[0, 0]), 0.0)
     return ProbabilityMap(method="platt", slope=slope, intercept=float(fitted.intercept_[0]))

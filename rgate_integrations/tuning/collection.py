@@ -149,6 +149,7 @@ class Answers:
     def missing(self, questions: Sequence[Question], arm: ArmName) -> list[Question]:
         """Return the questions without an answer of an arm; those at which it failed before come last."""
         missing = [question for question in questions if self.get(question, arm) is None]
+        # A question that breaks the server would otherwise stop every run at its first call.
         return sorted(missing, key=lambda question: (arm, question.key) in self._failed)
 
     def count_missing(self, questions: Sequence[Question]) -> Counter[str]:
@@ -169,7 +170,7 @@ class Answers:
     ) -> int:
         """Make the calls whose answers are missing, and return how many failed.
 
-        A failed call is recorded, and the others go on. An answer that is cut off before it begins is a failure.
+        A failed call is recorded, and the others go on; an answer that is cut off before it begins is one, too.
 
         Args:
             questions: The questions.
@@ -243,6 +244,7 @@ class Answers:
         for name in arms:
             missing, batch = self.missing(questions, name), self.arms[name].batch
             for start in range(0, len(missing), batch):
+                # The start keeps the batches of all arms for the same questions together when sorted.
                 jobs.append((start, name, missing[start : start + batch]))
         return sorted(jobs, key=lambda job: job[0])
 
@@ -327,6 +329,7 @@ def cached_answers(
         ServerError: A question could not be answered; the other answers are kept.
     """
     made_with = json_line({name: dict(arm.facts) for name, arm in arms.items()})
+    # The name is a hash of the facts: another model, prompt or seed has another file.
     path = cache_dir() / what / f"{hashlib.sha256(made_with.encode()).hexdigest()[:16]}.jsonl"
     waiting = f"waiting for another training that writes the same {what}"
     # Two trainings on the same questions write the same file: the second waits, and then reads the answers.
@@ -351,5 +354,6 @@ def _as_line(arm: ArmName, question: Question, outcome: Draft | Exception, secon
     }
     if isinstance(outcome, Exception):
         return line | {"error": f"{type(outcome).__name__}: {outcome}"}
+    # The id of a response is valid in this process only.
     draft = outcome.model_dump(mode="json", exclude_defaults=True, exclude={"response_id"})
     return line | {"draft": {"text": outcome.text, **draft}, "seconds": round(seconds, 4)}

@@ -84,6 +84,7 @@ def judge(
         requests.append(Request(question.text, draft=recorded, popularity=question.popularity))
     decider = resolve_gate(gate)
     decisions: list[Decision] = []
+    # In chunks, so that progress is reported.
     for start in range(0, len(requests), _CHUNK):
         decisions += decider.decide_batch(requests[start : start + _CHUNK])
         progress("asking the gate", len(decisions), len(requests))
@@ -104,6 +105,7 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
     """
     metrics = _compute_metrics(judged)
     n = len(judged.p)
+    # A bootstrap with a fixed seed: the same data always give the same intervals.
     select = itemgetter(*_WITH_INTERVAL)
     rng = np.random.default_rng(0)
     draws = [select(_compute_metrics(judged.part(rng.integers(0, n, n)))) for _ in range(1_000)]
@@ -271,6 +273,7 @@ def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float],
             f"{len(logged)} logged decisions are too few.", hint=f"Log at least {_MIN_LOGGED} decisions."
         )
     before, now = np.asarray(quantiles, dtype=float), np.asarray(logged, dtype=float)
+    # The inner edges of the deciles; the first and the last bin are open.
     edges = np.unique(np.quantile(before, np.linspace(0, 1, 11)))[1:-1]
     samples = []
     rng = np.random.default_rng(0)
@@ -282,6 +285,7 @@ def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float],
         rows = np.vstack([plain, resampled])
         samples.append(rows / rows.sum(axis=1, keepdims=True))
     index = ((samples[1] - samples[0]) * np.log(samples[1] / samples[0])).sum(axis=1)
+    # Basic bootstrap: twice the estimate minus a quantile. The index cannot be negative.
     low, psi, high = np.maximum(2 * index[0] - np.quantile(index[1:], [0.975, 0.5, 0.025]), 0.0).tolist()
     return Drift(
         len(now), psi, (low, high), float((now < threshold).mean()), float((before < threshold).mean())
@@ -305,6 +309,7 @@ def auc(scores: Sequence[float] | Float64Array, labels: Sequence[bool] | BoolArr
     _, value_index, counts = np.unique(
         np.asarray(scores, dtype=float), return_inverse=True, return_counts=True
     )
+    # The mean rank of each group of equal scores.
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[value_index]
     above = ranks[positive].sum() - n * (n + 1) / 2
     return float(above / (n * (len(positive) - n)))
@@ -333,6 +338,7 @@ def retrieval_curve(p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> 
     order = np.argsort(p, kind="stable")
     gain = rag[order].astype(float) - closed_book[order]
     _, start, counts = np.unique(p[order], return_index=True, return_counts=True)
+    # Equal scores share their gain: each has the mean of its group.
     steps = np.repeat(np.add.reduceat(gain, start) / counts, counts)
     curve: Float64Array = closed_book.mean() + np.concatenate([[0.0], np.cumsum(steps)]) / len(p)
     return curve
@@ -355,5 +361,6 @@ def fold_metrics(scores: Float64Array, known: BoolArray, sets: Sequence[str]) ->
     """Return the AUC of held-out scores, for a model card: of each set, the mean of these, and pooled."""
     names = np.asarray(sets)
     areas = {name: auc(scores[names == name], known[names == name]) for name in dict.fromkeys(sets)}
+    # A set in which all labels are the same has no AUC.
     areas = {name: area for name, area in areas.items() if not math.isnan(area)}
     return {"auc": areas, "auc_mean": float(np.mean(list(areas.values()))), "auc_pooled": auc(scores, known)}

@@ -14,7 +14,7 @@ from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.artifacts import TunedArtifact
 from rgate_integrations.gates.probability import logits, sigmoids
-from rgate_integrations.gates.tuned import features_of
+from rgate_integrations.gates.tuned import draft_features
 from rgate_integrations.models.base import HasStates
 from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.models.proxies import read_states, require_states
@@ -125,9 +125,7 @@ def fit_gate(
     facts: dict[str, Any] | None = None,
     llm: str = "",
 ) -> FittedGate | None:
-    """Fit a gate, and choose its threshold on cross-fitted scores.
-
-    It is None if it reads partial answers, and too few have log-probabilities or all of them have the same label.
+    """Fit a gate, and choose its threshold on cross-fitted scores; None if there are too few answers to fit.
 
     Args:
         labels: The labelled answers.
@@ -135,17 +133,18 @@ def fit_gate(
         policy: Chooses the threshold.
         tokens: Tokens of the partial answer to read; 0 for the question alone.
         seed: Seed of all random choices.
-        facts: Further provenance for the gate's file, as JSON values.
+        facts: Further provenance, as JSON values.
         llm: Name of the LLM.
     """
     answers = [answered.direct for answered in labels.answered]
     indices = np.flatnonzero([not tokens or answer.logprobs is not None for answer in answers])
     features = np.zeros((len(indices), 0))
     if tokens:
-        features = np.array([features_of(answers[index].head(tokens)) for index in indices])
+        features = np.array([draft_features(answers[index].head(tokens)) for index in indices])
     known, rag = labels.known[indices], labels.rag[indices]
     if len(known) < LEAST or known.all() or not known.any():
         return None
+    # Fitted to all questions before the cross-fitting, which is sound: it sees no labels.
     basis = Basis.fit(readings.states[indices], seed)
     table = Table(
         readings.prior[indices], basis(readings.states[indices]), features, known, labels.target[indices]
@@ -199,6 +198,7 @@ def _required_questions(policy: Policy, p: Float64Array, known: BoolArray, rag: 
     rng = np.random.default_rng(0)
     for factor in (2, 4, 8, 16, 32):
         n = factor * len(p)
+        # With replacement, as if further questions came from the same traffic.
         sample = rng.integers(0, len(p), n)
         if policy.choose(p[sample], known[sample], rag[sample]).guaranteed:
             return f"About {n} questions like these would do."
@@ -250,6 +250,7 @@ class Basis:
         # Eigenvectors of the matrix of questions by questions: it is smaller than that of dimensions by dimensions.
         values, vectors = np.linalg.eigh(standard @ standard.T)
         largest = np.argsort(values)[::-1][: min(COMPONENTS, max(len(flat) - 1, 1))]
+        # Back to unit vectors in the space of the states.
         directions = standard.T @ vectors[:, largest] / np.sqrt(np.maximum(values[largest], _TINY))
         spread = np.sqrt(max(values[largest].sum() / len(flat), _TINY))
         return cls(mean, directions / scale[:, None] / spread)
@@ -353,6 +354,7 @@ def crossfit(table: Table, seed: int) -> Float64Array:
 def _fit(table: Table, strength: float, head_strength: float) -> Correction:
     """Fit with one shrinkage; the features are standardised for the fit."""
     components, features = table.states.shape[1], table.features.shape[1]
+    # The prior is the offset: with all weights at 0, the gate is the prior.
     penalty = np.array([_SLOPE, *[strength] * components, *[head_strength] * features, _INTERCEPT])
     mean, scale = np.zeros(len(penalty)), np.ones(len(penalty))
     mean[1 + components : -1] = table.features.mean(axis=0)
@@ -394,6 +396,7 @@ def ridge_logistic(
 
     fitted = np.zeros(columns.shape[1])
     for _ in range(_NEWTON_STEPS):
+        # The limits avoid an overflow of the exponential.
         p = sigmoids(np.clip(offset + columns @ fitted, -30, 30))
         gradient = columns.T @ (weights * (p - target)) + ridge * fitted
         curvature = weights * np.maximum(p * (1 - p), _MIN_CURVATURE)

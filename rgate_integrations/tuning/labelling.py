@@ -152,6 +152,7 @@ def label(
         direct, retrieve = right.pop("direct"), right.pop("retrieve")
         # A question needs both labels: thresholds are chosen on pairs.
         if direct is not None and retrieve is not None:
+            # Without labelled samples, the answer itself is the target.
             samples = [is_right for is_right in right.values() if is_right is not None] or [direct]
             labelled.append(answered)
             labels.append((direct, retrieve, sum(samples) / len(samples)))
@@ -251,6 +252,7 @@ def ask_judge(
         for answered in with_gold:
             if arm in answered.answers:
                 judged[answered.question.key] = answered.answers[arm].text.strip()
+        # Refusals are never sent, and stay wrong.
         verdicts |= {(arm, key): False for key in judged}
         questions = [
             answered.question

@@ -52,6 +52,7 @@ class Question:
     @property
     def key(self) -> str:
         """Hash of the text, whatever its case: a repeated question is asked once."""
+        # Lone surrogates, which cannot be encoded, are replaced.
         return hashlib.sha256(self.text.casefold().encode(errors="replace")).hexdigest()[:16]
 
     @classmethod
@@ -202,6 +203,7 @@ def read_examples(
             question = Question.from_record(record, _dataset_name(path))
             target = _read_target(record, question, label) if targets is None else targets[question.text]
             example = Example(question, target)
+            # A question of symbols alone normalises to an empty text.
             key = normalise(question.text) or question.text
             if key not in seen:
                 seen[key] = (example.known, record.where)

@@ -134,6 +134,7 @@ def mean_tokens(answered: Sequence[Answered], retrieves: BoolArray, cut: int = 0
     """
     total = np.zeros(2)
     for each, with_retrieval in zip(answered, retrieves, strict=True):
+        # Servers that do not count tokens report 0.
         if 0 in (each.direct.prompt_tokens, each.retrieve.prompt_tokens):
             return None
         if with_retrieval:

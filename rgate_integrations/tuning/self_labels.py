@@ -68,6 +68,7 @@ def label_own_answers(
     if label == SELF_LABEL:
         answers = cached_answers("answers", {"direct": ModelArm(proxy, prompt=prompt)}, questions, progress)
     else:
+        # As the boundary gate samples, which learns to predict these labels.
         arm = ModelArm(proxy, tokens=16, prompt=SHORT_ANSWER)
         answers = cached_answers("samples", sampling_arms(arm, SAMPLES, seed), questions, progress)
     targets = {}

@@ -154,6 +154,7 @@ def drafts_for(
     drafts = []
     for draft in filter(None, recorded):
         head = proxy.truncate(draft.text, options.tokens)
+        # `truncate` returns None for a draft that is short enough.
         drafts.append(Draft(text=(head or draft.text).strip(), source="recorded", finished=head is None))
     return drafts
 
@@ -218,6 +219,7 @@ def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
         prompt = verdict_prompt(gate, draft is not None)
         if draft is not None:
             values["draft"] = draft.text
+        # A hard label gives one pair: the other has no weight.
         weights = (example.target, 1 - example.target)
         verdicts = zip(_VERDICTS[gate], weights, strict=True)
         return [

@@ -160,6 +160,7 @@ def tune(
     """
     options = options or TuneOptions()
     folder = Path(out)
+    # Errors of the prior and the folder are raised before the LLM is asked.
     read_prior(options.init_from)
     _check_replaceable(folder, update)
     arms: dict[ArmName, Arm] = {
@@ -168,6 +169,7 @@ def tune(
     }
     arms |= sampling_arms(arms["direct"], options.num_samples)
     to_ask = read_questions(questions)
+    # A random sample, in the order of the log.
     order = np.random.default_rng(options.seed).permutation(len(to_ask))
     to_ask = [to_ask[index] for index in np.sort(order[: options.max_questions])]
     # The answers are locked and not the folder, which is replaced in one step at the end.
