@@ -10,6 +10,7 @@ from typing import ClassVar
 from unittest.mock import ANY, Mock
 
 import pytest
+from pydantic import ValidationError
 
 from rgate_integrations import (
     AnswerFirst,
@@ -47,25 +48,33 @@ class Unprintable:
 HAMLET, CAPITAL = "Who wrote Hamlet?", "What is the capital of France?"
 
 
-def test_true_is_no_number(scripted):
-    with pytest.raises(ConfigurationError, match="threshold"):
-        load_gate("ik", threshold=True)
-    with pytest.raises(ValueError, match="threshold must be a number"):
-        Decision(question="who?", retrieve=True, p_known=0.2, threshold=True)
-    with pytest.raises(ConfigurationError, match="not bool"):
-        RetrievalGate("constant:never", threshold=True)
-    with pytest.raises(ConfigurationError, match="not bool"):
-        RetrievalGate("constant:never").invoke("who?", {"configurable": {"retrieval_threshold": True}})
-    with pytest.raises(ConfigurationError, match="timeout"):
-        load_gate("ik", proxy=scripted, timeout=True)
-    for make in (
-        lambda: AnswerFirst(retrieve_below=True),
-        lambda: AnswerFirst(answer_above=float("nan")),
-        lambda: LookFirst(min_gain=True),
-        lambda: check_k(True),
-    ):
-        with pytest.raises(ConfigurationError):
-            make()
+@pytest.mark.parametrize(
+    ("use", "error", "why"),
+    [
+        (lambda: load_gate("ik", threshold=True), ConfigurationError, "threshold"),
+        (
+            lambda: Decision(question="who?", retrieve=True, p_known=0.2, threshold=True),
+            ValidationError,
+            "threshold must be a number",
+        ),
+        (lambda: RetrievalGate("constant:never", threshold=True), ConfigurationError, "not bool"),
+        (
+            lambda: RetrievalGate("constant:never").invoke(
+                "who?", {"configurable": {"retrieval_threshold": True}}
+            ),
+            ConfigurationError,
+            "not bool",
+        ),
+        (lambda: load_gate("ik", timeout=True), ConfigurationError, "timeout"),
+        (lambda: AnswerFirst(retrieve_below=True), ConfigurationError, None),
+        (lambda: AnswerFirst(answer_above=float("nan")), ConfigurationError, None),
+        (lambda: LookFirst(min_gain=True), ConfigurationError, None),
+        (lambda: check_k(True), ConfigurationError, None),
+    ],
+)
+def test_true_is_no_number(use, error, why):
+    with pytest.raises(error, match=why):
+        use()
 
 
 @pytest.mark.parametrize(("threshold", "turned"), [(0.5, False), (0.0, True), (None, False)])

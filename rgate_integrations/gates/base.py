@@ -187,6 +187,7 @@ class Gate(BaseModel, ABC):
             return cls.model_validate(dict(parameters))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
+            # Errors of our own validators have a better message than pydantic's.
             cause = first.get("ctx", {}).get("error")
             if isinstance(cause, ConfigurationError):
                 raise cause from error
@@ -292,6 +293,7 @@ class ScoreSpec(EvidenceSpec[Score]):
 
     def compute(self, context: Context) -> list[Piece[Score] | Exception]:
         """Score every question, or return its error, so that the others go on."""
+        # Requests that need the same further evidence share one batch.
         closer: dict[EvidenceSpec[Any], list[Evidence]] = {}
         for evidence in context.evidence:
             for spec in self.gate.look_closer(evidence):
@@ -312,8 +314,9 @@ class ScoreSpec(EvidenceSpec[Score]):
         proxy = evidence.proxies.get(self.gate.proxy) or evidence.proxies.get("")
         warnings = _check_model(self.gate, proxy)
         score = self.gate.score(evidence)
+        # Rounding is forgiven; anything else outside of [0, 1] is a bug of the gate, which must not skip a search.
         p = score.p_known
-        if not -_ROUNDING <= p <= 1 + _ROUNDING:  # also refuses NaN
+        if not -_ROUNDING <= p <= 1 + _ROUNDING:  # NaN, too
             raise ScoreError(f"The gate {self.gate.name!r} gave the score {p}.")
         warnings = tuple(dict.fromkeys((*score.warnings, *warnings)))
         return replace(score, p_known=min(max(p, 0.0), 1.0), warnings=warnings)

@@ -57,6 +57,7 @@ def saved_folder(name: str | Path) -> Path:
     Raises:
         ModelLoadError: None of these exists.
     """
+    # A local folder first, so that a user can replace a shipped gate.
     for folder in (find_folder(name), SHIPPED / name):
         if os.path.isfile(folder / CONFIG):
             return folder

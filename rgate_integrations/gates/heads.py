@@ -138,6 +138,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         trained = self.trained
         if not trained.is_english(states.whole):
             return ()
+        # The reader costs a second pass: it is only asked if a known fact would skip and an unknown one retrieve.
         logit_known = trained.first_facts.known_logits(states.whole[None], *self._ability)
         highest = np.array([0.0, *sigmoids(logit_known + self.margin)])
         if_unknown, if_known = [p_answered(trained.segments.kinds, shares, p).min() for p in highest[:, None]]
@@ -153,6 +154,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         states, shares = [evidence[spec] for spec in self.specs]
         kinds, texts = self.trained.segments.kinds, states.texts
         known, is_news = self._p_fact_known(evidence)
+        # A request needs what its most demanding segment needs.
         answered = p_answered(kinds, shares, known)
         decisive = int(np.argmin(answered))
         p, shares_there = float(answered[decisive]), shares[decisive]
@@ -223,6 +225,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 
     def _explain(self, p: float, shares: Float64Array, known: Float64Array, is_news: bool) -> str:
         """Describe the kind of request that contributed most to the decision."""
+        # Of a request that retrieves, the kind that adds most to P(not answered); otherwise to P(answered).
         kinds = self.trained.segments.kinds
         answered = np.concatenate([kind.share_answered(known) for kind in kinds])
         top = int(np.argmax(shares * (1 - answered if p < self.threshold else answered)))

@@ -70,6 +70,7 @@ def make_gate(name: str, **parameters: Any) -> Gate:
     if name.startswith(("http://", "https://")):
         name = f"remote:{name}"
     kind, _, argument = name.partition(":")
+    # Gates' names go first, so that a folder named "tuned" cannot replace one; `loadable` adds a slash to it.
     if kind not in _GATES and (name in shipped() or "/" in name or os.path.isdir(find_folder(name))):
         return _load_saved(name, parameters)
     cls = gate_class(kind)

@@ -25,6 +25,7 @@ _READY_TIMEOUT = 0.25  # seconds; a question must not wait long for a server tha
 _MAX_QUOTED = 300  # characters of a server's answer in an error
 _ANSWER = TypeAdapter(dict[str, list[Decision]])
 _LOGIN = re.compile("//.*@")
+# Not the metadata, which only rules on this side read, nor threshold and timeout, which are applied here.
 _SENT = {"question", "history", "draft", "popularity"}
 
 

@@ -93,6 +93,7 @@ class Rules:
 
     def match(self, request: Request) -> Score | None:
         """Return the override of the first pattern or function that matches; None if none does."""
+        # "always" first: if both match, the request retrieves.
         for name, rules, p_known in (("always", self.always, 0.0), ("never", self.never, 1.0)):
             for rule in rules:
                 try:

@@ -49,6 +49,7 @@ class DraftSpec(EvidenceSpec[Draft]):
 
     def _cut(self, draft: Draft, context: Context) -> Draft:
         """Cut a caller's draft; bare text is counted in the proxy's tokens, as in training."""
+        # Text with fewer characters than that is not worth loading a tokenizer for.
         if not draft.tokens and draft.logprobs is None and len(draft.text) > self.tokens:
             # A part of it first: tokenizing a book takes minutes.
             part = draft.text[: self.tokens * MAX_TOKEN_CHARACTERS]
@@ -62,13 +63,9 @@ class DraftSpec(EvidenceSpec[Draft]):
             model = language_model(context.use_proxy(self.model))
             return model.generate(self.prompt, prompt_values(context), tokens=self.tokens)
         if self.source == "recorded" or context.sources.llm is None:
-            subject = (
-                "recorded drafts, and none was"
-                if self.source == "recorded"
-                else "drafts of its LLM, and none was"
-            )
+            missing = "draft" if self.source == "recorded" else "LLM that writes drafts"
             raise EvidenceError(
-                f"This gate judges {subject} given.",
+                f"This gate judges {self.source} drafts, but has no {missing}.",
                 hint="Pass Request(question, draft=...), or load the gate with llm=... or source='proxy'.",
             )
         drafts = context.sources.llm.draft([request.question for request in context.requests], self.tokens)

@@ -184,9 +184,8 @@ class LabelledQuestions:
         if not questions:
             raise DataFormatError(f"{path} contains no labelled questions.")
         self._embedder = SentenceEmbedder(embedder)
-        self._vectors = self._embedder.embed_queries(
-            questions
-        )  # queries, because they are compared with queries
+        # As queries, not passages: they are compared with other queries.
+        self._vectors = self._embedder.embed_queries(questions)
 
     def nearest(self, questions: Sequence[str], k: int) -> list[tuple[bool, ...]]:
         """Return the labels of the ``k`` nearest labelled questions of each question, nearest first."""
