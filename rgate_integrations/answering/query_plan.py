@@ -112,6 +112,7 @@ def plan_queries_flow(
     max_queries: int = 6,
 ) -> Flow[list[QueryPlan]]:
     """Return the flow of `plan_queries`, for callers on an event loop."""
+    # Only these: a rewriter that is a model costs time for each.
     unknown = [decision for decision in decisions if decision.retrieve]
     rewritten: list[list[Claim]] = []
     if unknown:

@@ -142,6 +142,7 @@ class RoutedCall(ABC, Generic[_Input]):
             The inputs, each with its outcome and with what is left to run of its arm.
         """
         try:
+            # The search needs no decision, unless that says where to search: so it runs beside the gate.
             if self.strategy.look_first is not None and not self.strategy.chooses_corpus:
                 yield from self._begin_search(self.inputs)
             if self.strategy.answer_first is not None:
@@ -192,6 +193,7 @@ class RoutedCall(ABC, Generic[_Input]):
             if item.outcome is None:
                 item.answer = self.begin(item)
                 answers.append((item, item.answer))
+        # `_judge_answers` compares the others, once there is a P(known) from the LLM's own words.
         yield from self._compare(thinking)
         if answers:
             if options.prefetch and len(self.inputs) == 1:
@@ -213,6 +215,7 @@ class RoutedCall(ABC, Generic[_Input]):
 
     def _judge_answers(self, answers: Sequence[tuple[_Input, BufferedAnswer]], tokens: int) -> Flow[None]:
         """Hold answers back until ``tokens`` are written, judge all in one call, and stop those that retrieve."""
+        # Side by side, since each waits for the LLM; then one call of the judge for all of them.
         yield Gather([Call(run, arun, answer.buffer(tokens)) for _, answer in answers])
         start = time.perf_counter()
         to_judge = []
@@ -279,6 +282,7 @@ class RoutedCall(ABC, Generic[_Input]):
             if self.strategy.chooses_corpus and self.search_task is not None:
                 # The search went where the screening said.
                 decision = decision.model_copy(update={"corpora": item.screening.corpora})
+        # For the claims that the retrieve arm searches for, also if the gate does not return its draft.
         if decision.draft is None and isinstance(item.draft, Draft):
             changes["draft"] = item.draft
         return decision.with_retrieve(decision.retrieve, **changes)
@@ -289,7 +293,7 @@ class RoutedCall(ABC, Generic[_Input]):
             return
         yield from self.emit(item, item.outcome)
         if item.outcome.retrieve:
-            item.answer = None
+            item.answer = None  # it was cancelled
             yield from self._wait_for_search()
             if isinstance(item.passages, Exception):
                 item.outcome = item.passages

@@ -45,6 +45,7 @@ def bind_decision(
     config: RunnableConfig, gate: Runnable[Any, Decision], value: Any, decision: Decision
 ) -> RunnableConfig:
     """Return a config with the decision about an input."""
+    # The gate itself, without what the user wrapped around it: a part inside compares it with its own.
     while isinstance(gate, RunnableBindingBase | RunnableSequence):
         gate = gate.bound if isinstance(gate, RunnableBindingBase) else gate.last
     question = decision.question

@@ -128,7 +128,8 @@ class ChatDrafter(Drafter[GateCall]):
             self.forms = [{}]
         field = length_field(llm)
         if isinstance(llm, BaseChatModel) and field not in (None, "max_tokens"):
-            # Gemini's and Ollama's classes take no max_tokens, and Gemini's no logprobs.
+            # Gemini's and Ollama's classes take no max_tokens, and Gemini's no logprobs. A field of another name
+            # cannot be an option of the call, so the limit is set in a copy.
             self.llm = llm.model_copy(update={field: tokens})
             self.forms = [{"logprobs": True}, {}] if "logprobs" in type(llm).model_fields else [{}]
 

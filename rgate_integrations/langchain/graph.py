@@ -73,6 +73,7 @@ def gate_node(
 
     def decide_flow(state: Any, config: RunnableConfig) -> Flow[dict[str, Any]]:
         decision = yield Call(judge.invoke, judge.ainvoke, _mapping(state), config)
+        # A router emits its decisions itself; around a node there is none.
         yield from emit_decision_event(decision, config)
         return {decision_key: decision}
 

@@ -75,6 +75,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         if not isinstance(tools, list | tuple | set | frozenset) or not tools:
             raise ConfigurationError("tools must be a list of tools or names.", hint='tools=["search_docs"]')
         self.gate = as_gate_runnable(gate)
+        # Turns a missing question into the decision that hides nothing.
         self._without_question = resolve_gate("constant:always")
         self.hidden = frozenset(_names(tool)[0] for tool in tools)
         self._unchecked = frozenset(tool for tool in tools if isinstance(tool, str))

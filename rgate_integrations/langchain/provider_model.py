@@ -76,6 +76,7 @@ class ProviderModel(LanguageModel):
             message = str(error)[:_MAX_MESSAGE]
             raise ConfigurationError(f"{provider}:{name} cannot be asked: {message}") from error
         self._length_field = length_field(self._chat)
+        # What the user has set is not changed, and an unknown field would be an error.
         fields = type(self._chat).model_fields.keys() - options.extra.keys()
         self._settable = [field for field in ("logprobs", "temperature") if field in fields]
 

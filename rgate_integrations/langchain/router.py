@@ -98,7 +98,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             name=name,
             **fields,
         )
-        # Both remember or check things once for all calls.
+        # Made once: the direct arm remembers for all calls what its LLM refuses, and a wrong arm is an error here.
         self._direct_arm = DirectArm(self.direct)
         self._search_arm = split_arm(self.retrieve) if self.strategy.searches_ahead else None
 
@@ -121,6 +121,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     def stream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Output]:
         """Decide, then stream the chosen arm."""
+        # LangChain's method gives the stream its run in traces.
         yield from self._transform_stream_with_config(iter([input]), self._stream, config, **kwargs)
 
     async def astream(
@@ -176,6 +177,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             if isinstance(item.result, ArmAnswer):
                 shares.setdefault("answers", []).append(item)
             elif isinstance(item.result, ArmRun):
+                # By arm: after a search ahead, the rest of the retrieve arm is an arm of its own.
                 shares.setdefault(id(item.result.arm), []).append(item)
         steps: list[Step] = []
         for key, share in shares.items():

@@ -92,6 +92,7 @@ class GatedTool(FunctionTool):
                 raw_input={"args": args, "kwargs": inputs},
                 raw_output=decision,
             )
+        # Without a question there is no decision to pass on.
         with nullcontext() if decision is None else self.decider.bind(decision, bundle):
             output: ToolOutput = yield Call(self.tool.call, self.tool.acall, *args, **arguments)
         return output

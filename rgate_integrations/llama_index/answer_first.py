@@ -70,6 +70,7 @@ class EngineAnswer(BufferedAnswer):
         Raises:
             Exception: The engine failed before the first token.
         """
+        # An answer that was not judged has not been asked for yet: its first chunk shows what kind it is.
         yield from self.buffer(1)
         if self.error is not None:
             raise self.error

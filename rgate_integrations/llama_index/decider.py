@@ -185,6 +185,7 @@ class QueryDecider:
         bound = _current.get()
         if bound is None or bound.decision is not decision:
             bound = self._bound(decision, bundle)
+        # Engines inside make new bundles of the question, so it holds for all of them.
         token = _current.set(replace(bound, bundle=None))
         try:
             yield
@@ -240,6 +241,7 @@ class Gated:
         if threshold is not None:
             valid_threshold(threshold)
         changed = copy(self)
+        # Shallow: gate, LLM and index are shared.
         changed.decider = copy(self.decider)
         changed.decider.threshold = threshold
         return changed

@@ -183,6 +183,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         decision = routed.decision
         engine = self.query_engine
         response: RESPONSE_TYPE
+        # Gated parts inside the engines reuse the decision.
         with self.decider.bind(decision, bundle):
             if not decision.retrieve:
                 answer = routed.answer
@@ -236,6 +237,7 @@ class EngineCall(QuestionCall):
 
     def __init__(self, engine: GatedQueryEngine, bundle: QueryBundle) -> None:
         is_decided = engine.decider.reusable(bundle) is not None
+        # Not even a search: what decided around this engine had its own look.
         strategy = Strategy() if is_decided else engine.strategy
         super().__init__(strategy, read_item(bundle.query_str, threshold=engine.decider.threshold))
         self.engine = engine

@@ -184,6 +184,7 @@ class GatedRetriever(Gated, FlowRetriever):
             return [] if self.known_message is None else _note(decision, self.known_message)
         with self.decider.bind(decision, bundle):
             nodes = yield Call(self.retriever.retrieve, self.retriever.aretrieve, copy_bundle(bundle))
+        # A bundle for each: one may write into it.
         for processor in self.node_postprocessors:
             nodes = yield Call(
                 processor.postprocess_nodes, processor.apostprocess_nodes, nodes, copy_bundle(bundle)
