@@ -37,7 +37,7 @@ SLOPE, MIDPOINT, NAME_LOGIT = 9.3, 0.59, 6.0
 z is 0 for a question as near as unrelated requests, and 1 for one as near as sentences of the corpus itself.
 Fitted by ``benchmarks/corpora.py``."""
 
-_READ_CHARS = 300  # embedded per passage: 600 take twice as long and rank corpora no better
+_READ_CHARS = 300  # embedded per passage; 150 rank alike corpora slightly worse
 _MAX_SENTENCES, _MIN_SENTENCE, _MAX_SENTENCE = 200, 20, 200
 """Sentences that measure how near a corpus is to its own content, and their length in characters."""
 _PRIOR_MARGIN, _PRIOR_SENTENCES = 0.22, 10
