@@ -299,4 +299,4 @@ def test_what_is_not_known_is_a_typed_error(provider, options, said):
 
 def test_a_local_model_takes_no_options():
     done = rgate("ability", "--llm", "smollm2-135m-instruct", "--think", "off")
-    assert "A local model takes neither --think nor --extra-body" in str(done.exception)
+    assert "A local model accepts neither --think nor --extra-body" in str(done.exception)
