@@ -244,7 +244,7 @@ def show_gates(
                 retrieved, without, skipped = [], [], []
                 for profile, (_, questions) in zip(profiles[domain.name], domain.halves, strict=True):
                     gate = alone.with_options(
-                        gate=CorpusGate.of({"inner": alone.gate, "profiles": (profile,)})
+                        gate=CorpusGate.from_parameters({"inner": alone.gate, "profiles": (profile,)})
                     )
                     retrieved += [d.retrieve for d in gate.decide_batch(questions)]
                     without += [d.retrieve for d in alone.decide_batch(questions)]

@@ -190,7 +190,9 @@ def fit(rows: Rows, seed: int = 0) -> KindHead:
 def decided(head: KindHead, shipped: HeadsArtifact, questions: list[str]) -> pd.DataFrame:
     """Return P(known) of questions and whether they retrieve, by the gate with another head of kinds."""
     trained = replace(shipped, segments=head)
-    gate = load_gate(HeadsGate.of({"artifact": DEFAULT_GATE, "trained": trained}), on_error="raise")
+    gate = load_gate(
+        HeadsGate.from_parameters({"artifact": DEFAULT_GATE, "trained": trained}), on_error="raise"
+    )
     rows = []
     for start in range(0, len(questions), 64):
         for decision in gate.decide_batch(questions[start : start + 64]):

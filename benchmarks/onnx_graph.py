@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from rgate_integrations.models.reader_file import ALIGNED
+from rgate_integrations.models.reader_file import PAGE_BYTES
 
 MICROSOFT = "com.microsoft"
 
@@ -59,7 +59,7 @@ class Int8Builder(GraphBuilder):
         super().__init__()
         end = 0
         for name, array in weights.items():
-            offset = end + -end % ALIGNED
+            offset = end + -end % PAGE_BYTES
             end = offset + array.nbytes
             dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
             self.weight(name, array.shape, dtype, file, offset, array.nbytes)

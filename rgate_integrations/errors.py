@@ -1,4 +1,4 @@
-"""Typed errors. Each says what was wrong and carries a ``hint``: what to do about it."""
+"""Typed errors. The message says what is wrong with which value, and the ``hint`` what to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class RGateError(Exception):
     """Base of every error of this package.
 
     Attributes:
-        hint: What the reader can do about it, in one sentence; may be empty.
+        hint: What the user can do about it, in one sentence; may be empty.
     """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
@@ -23,35 +23,35 @@ class RGateError(Exception):
 
 
 class InvalidQuestionError(RGateError, ValueError):
-    """A question is empty, only white space, or not a string."""
+    """A question is empty, white space only, or not a string."""
 
 
 class UnknownNameError(RGateError, LookupError):
-    """No gate, model or corpus has that name."""
+    """A name is unknown."""
 
 
 class ConfigurationError(RGateError, ValueError):
-    """A parameter of a gate, a model or an index has a value that cannot work."""
+    """A parameter has an invalid value."""
 
 
 class EvidenceError(RGateError):
-    """A piece of evidence that a gate needs could not be computed or was not given."""
+    """Evidence that a gate needs is missing or could not be computed."""
 
 
 class NoAnswerError(EvidenceError):
-    """What an LLM wrote is no answer: nothing, thoughts alone, a refusal, or a call of a tool."""
+    """An LLM wrote nothing, only thoughts, a refusal, or a call of a tool instead of an answer."""
 
 
 class ScoreError(RGateError):
-    """A gate produced a score that is not a number in [0, 1]."""
+    """A gate returned a score that is not a number in [0, 1]."""
 
 
 class ServerError(RGateError, ConnectionError):
-    """A server could not be reached: no connection, a wrong key or path, or it stayed busy."""
+    """A server could not be used: no connection, a wrong key or path, or it stayed busy."""
 
 
 class DecisionTimeoutError(RGateError, TimeoutError):
-    """The time for a decision, the `timeout` of the gate or of the call, was up."""
+    """A decision took longer than the ``timeout`` of the gate or of the call."""
 
 
 class MissingDependencyError(RGateError, ImportError):
@@ -63,7 +63,7 @@ class ModelLoadError(RGateError):
 
 
 class DownloadError(RGateError):
-    """A download failed; nothing was changed in the cache."""
+    """A download failed; the cache is unchanged."""
 
 
 class ChecksumError(DownloadError):
@@ -71,15 +71,15 @@ class ChecksumError(DownloadError):
 
 
 class WriteError(RGateError, OSError):
-    """A file could not be written: a full disk, a quota, no permission. What was there is as it was."""
+    """A file could not be written: a full disk, a quota, no permission. An earlier file is unchanged."""
 
 
 class LockedError(RGateError):
-    """Another process is writing there."""
+    """Another process is writing to the same file or folder."""
 
 
 class IndexNotFoundError(RGateError, FileNotFoundError):
-    """There is no index in that folder."""
+    """A folder has no index."""
 
 
 class IndexCorruptError(RGateError):
@@ -91,41 +91,39 @@ class IndexMismatchError(RGateError):
 
 
 class ProfileError(RGateError, ValueError):
-    """The profile of a corpus is missing, damaged, of another encoder, or there is nothing to make it of."""
+    """The profile of a corpus is missing, damaged, or of another encoder, or cannot be made from its source."""
 
 
 class DataFormatError(RGateError, ValueError):
-    """A data file has a line that cannot be used; the message names file and line."""
+    """A line of a data file is invalid; the message names file and line."""
 
 
 def no_answer(what: str, *, thinking: bool = False) -> NoAnswerError:
-    """Build the error for what an LLM wrote instead of an answer.
+    """Build the error for a reply that is not an answer.
 
     Args:
-        what: What that is, such as ``"a refusal"``.
-        thinking: Whether it was cut off before the answer, while it thought.
+        what: The kind of reply, such as ``"a refusal"``.
+        thinking: Whether it was cut off during its thoughts.
     """
     if thinking:
         return NoAnswerError(
             "The LLM was cut off while it thought, before it answered.",
-            hint="Switch its thinking off, or let it write more tokens.",
+            hint="Switch its thinking off, or allow it more tokens.",
         )
-    return NoAnswerError(f"What the LLM wrote is {what}, and no answer.")
+    return NoAnswerError(f"The LLM wrote {what} instead of an answer.")
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """Build the error for a name that is not known, suggesting the nearest ones.
+    """Build the error for an unknown name, suggesting the nearest ones.
 
     Args:
-        kind: What the name should have named, such as ``"gate"``.
-        name: The name that was given.
-        known: The names that exist.
+        kind: What it should be the name of, such as ``"gate"``.
+        name: The name.
+        known: The known names.
     """
     names = sorted(known)
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-    hint = f"Known names: {', '.join(names)}."
-    if near:
-        hint = f"Did you mean {' or '.join(near)}?"
+    hint = f"Did you mean {' or '.join(near)}?" if near else f"Known names: {', '.join(names)}."
     return UnknownNameError(f"There is no {kind} named {name!r}.", hint=hint)
 
 
@@ -133,8 +131,8 @@ def missing_dependency(module: str, extra: str) -> MissingDependencyError:
     """Build the error for an optional module that is not installed.
 
     Args:
-        module: The module that could not be imported.
-        extra: The extra of this package that brings it.
+        module: The module.
+        extra: The extra of this package that installs it.
     """
     return MissingDependencyError(
         f"This needs the module {module!r}, which is not installed.",

@@ -1,6 +1,6 @@
-"""Prompts are data: named fields, a version and a hash that is stored with every trained artefact.
+"""Prompts as data: named fields, a version, and a hash that is stored with every trained artefact.
 
-What goes into a prompt must not act as control tokens; for models on servers their spellings are listed here.
+Control tokens must not get into a prompt from its values; their spellings, for models on servers, are listed here.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class PromptTemplate:
 
     Attributes:
         name: Short name.
-        version: Raised with every change of wording.
-        user: The user's turn; ``{question}``-style fields.
+        version: Incremented with every change of wording.
+        user: The user's turn, with fields such as ``{question}``.
         system: The system turn; empty for none.
-        assistant: The beginning of the assistant's turn that the model continues; may have fields.
+        assistant: The beginning of the assistant's turn, which the model continues; may have fields.
         examples: Few-shot turns before the question: (user text, assistant text) pairs.
-        cut: Name of the field that is shortened when a prompt exceeds the model's limit. Never the question
-            while there is another.
-        raw: Render as plain text even for chat models (a paper's own non-chat format).
-        stop_at_newline: Whether a completion of it ends at the first newline.
+        cut: Name of the field that is shortened if a prompt exceeds the model's limit; not the question if there is
+            another.
+        raw: Whether it is plain text even for chat models, as in a paper's own format.
+        stop_at_newline: Whether a completion ends at the first newline.
     """
 
     name: str
@@ -64,9 +64,9 @@ class PromptTemplate:
     def text(self, **values: str) -> str:
         """Render as plain text that a model without a chat template continues."""
         shots = [f"{user}\n{assistant}" for user, assistant in self.examples]
-        last = self.user.format(**values) + (f"\n{self.assistant.format(**values)}" if self.assistant else "")
+        last = f"{self.user}\n{self.assistant}" if self.assistant else self.user
         head = [self.system] if self.system else []
-        return "\n\n".join([*head, *shots, last])
+        return "\n\n".join([*head, *shots, last.format(**values)])
 
 
 ANSWER = PromptTemplate(
@@ -75,11 +75,11 @@ ANSWER = PromptTemplate(
     system="Answer the question briefly, in one or two sentences.",
     user="{question}",
 )
-"""The draft: chat models answer with their template; base models see `ANSWER_FEW_SHOT`."""
+"""The prompt of drafts, for chat models; base models get `ANSWER_FEW_SHOT`."""
 
 
 def answer_prompt(system: str | None) -> PromptTemplate:
-    """Return the prompt of a direct arm: `ANSWER`, with another system turn if one is given; empty for none."""
+    """Return `ANSWER` with the system turn of a direct arm; None keeps that of `ANSWER`, empty removes it."""
     if system is None or system == ANSWER.system:
         return ANSWER
     return PromptTemplate(name="answer-own", version=1, system=system, user=ANSWER.user)
@@ -114,7 +114,7 @@ SHORT_ANSWER = PromptTemplate(
     ),
     stop_at_newline=True,
 )
-"""For sampled answers, which are compared as strings: the shorter, the more often equal ones look equal."""
+"""For samples, which are compared as strings: the shorter they are, the more often equal answers look equal."""
 
 ANSWER_WITH_PASSAGES = PromptTemplate(
     name="answer-with-passages",
@@ -135,11 +135,11 @@ CONDENSE = PromptTemplate(
 
 
 class TitledText(Protocol):
-    """A passage as a prompt needs it."""
+    """A passage with a title."""
 
     @property
     def title(self) -> str:
-        """Title of the document that it is from; may be empty."""
+        """Title of its document; may be empty."""
 
     @property
     def text(self) -> str:
@@ -147,7 +147,7 @@ class TitledText(Protocol):
 
 
 def format_passages(passages: Iterable[TitledText]) -> str:
-    r"""Join passages into the ``passages`` of a prompt: numbered, each with its title if it has one.
+    r"""Join passages for the field ``passages`` of a prompt: numbered, and with their titles.
 
     >>> from rgate_integrations.index import Passage
     >>> format_passages([Passage("a", "It is in France.", title="Paris"), Passage("b", "It rains.")])
@@ -160,7 +160,7 @@ def format_passages(passages: Iterable[TitledText]) -> str:
     return "\n\n".join(blocks)
 
 
-# No pattern matches white space. So no token can come into being where another one gave way to a space.
+# No pattern matches white space, so replacing one token by a space cannot create another.
 _BAR = "[|\uff5c]"  # DeepSeek and Hunyuan write the full-width bar
 _PATTERNS = (
     # <|im_end|>, <|eot_id|>, <｜begin▁of▁sentence｜>, <|turn>, <turn|>
@@ -198,9 +198,9 @@ _CONTROL = re.compile("|".join(_PATTERNS))
 
 
 def strip_control_tokens(text: str) -> str:
-    """Return ``text`` with a space in place of each control token, so that it cannot end its own turn.
+    """Replace each control token by a space, so that a text cannot end its own turn.
 
-    Servers read the spellings of control tokens as control tokens. Which ones a server has is not known here, so
-    those of all families above go, whichever the model. A text about such tokens, or HTML's ``<s>``, loses them.
+    Servers read the spellings of control tokens as control tokens. A server's own are unknown, so those of all
+    families above are replaced. A text about such tokens, or HTML's ``<s>``, loses them.
     """
     return _CONTROL.sub(" ", text)

@@ -129,6 +129,15 @@ def test_no_block_scrolls_sideways(page):
     assert [line for block in blocks for line in block.splitlines() if len(line) > 80] == []
 
 
+READ = [page for page in PAGES if page.parent.name not in ("reference", "llama_index")]
+
+
+@pytest.mark.parametrize("page", READ, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_first_screen_has_code_or_a_table(page):
+    lines = page.read_text(encoding="utf-8").splitlines()[:20]
+    assert any(line.startswith(("|", "```", "--8<--")) for line in lines)
+
+
 def rows_of(text):
     """The cells of every row of its tables, links read as their words."""
     rows = [line for line in text.splitlines() if line.startswith("|")]

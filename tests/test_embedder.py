@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rgate_integrations import load_gate
-from rgate_integrations.errors import IndexMismatchError, ModelLoadError
+from rgate_integrations.errors import IndexMismatchError
 from rgate_integrations.index import HybridIndex, Passage, PassageIndex
 from rgate_integrations.index.embedder import SentenceEmbedder
 from rgate_integrations.langchain import IndexRetriever, RetrievalGate
@@ -101,9 +101,3 @@ def test_the_encoder_reads_passages_and_queries_each_in_its_way_and_across_langu
     assert SentenceEmbedder(ENCODER).embed([]).shape == (0, 384)
     with pytest.raises(IndexMismatchError):
         PassageIndex.load(tmp_path, SentenceEmbedder(minilm))
-
-
-def test_an_index_without_its_encoder_says_how_to_get_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
-    with pytest.raises(ModelLoadError, match=f"rgate download {ENCODER}"):
-        SentenceEmbedder(ENCODER).embed(["a"])

@@ -32,7 +32,7 @@ POPULARITY = [900.0, 1200.0, 0.0, 30.0, 5000.0]
 VARIANTS = {
     "slimplm-generate": ("slimplm", {"mode": "generate"}),
     "ik-question": ("ik", {"tokens": 0}),
-    "boundary-few": ("boundary", {"samples": 3, "normalisation": "samples", "seed": 7}),
+    "boundary-few": ("boundary", {"samples": 3, "seed": 7}),
     "token_probability-mean": ("token_probability", {"statistic": "mean"}),
 }
 CASES = [*(info.name for info in list_gates()), "constant:never", "constant:random:0.4", *VARIANTS]

@@ -17,18 +17,11 @@ from tests.tuning_parts import write
 
 
 @pytest.mark.parametrize(
-    ("counts", "by_distinct", "by_samples"),
-    [
-        ([30], 1.0, 1.0),
-        ([29, 1], 0.789, 1 - 0.2108 / math.log2(30)),
-        ([28, 1, 1], 0.735, 1 - 0.4200 / math.log2(30)),
-        ([15, 15], 0.0, 1 - 1 / math.log2(30)),
-        ([1] * 30, 0.0, 0.0),
-    ],
+    ("counts", "certain"),
+    [([30], 1.0), ([29, 1], 0.789), ([28, 1, 1], 0.735), ([15, 15], 0.0), ([1] * 30, 0.0)],
 )
-def test_certainty_of_the_knowledge_boundary_model(counts, by_distinct, by_samples):
-    assert certainty(counts) == pytest.approx(by_distinct, abs=5e-4)
-    assert certainty(counts, "samples") == pytest.approx(by_samples, abs=5e-4)
+def test_certainty_of_the_knowledge_boundary_model(counts, certain):
+    assert certainty(counts) == pytest.approx(certain, abs=5e-4)
 
 
 @pytest.mark.parametrize(
@@ -105,11 +98,9 @@ def test_certainty_of_four_samples(answers, certain):
 
 def test_boundary_hands_on_the_most_frequent_answer_and_takes_the_papers_threshold():
     gate = load_gate("boundary", samples=3, proxy=Answers("Oslo", "Rome", "rome!"))
-    # H(1/3) is 0.918296 bits, of log2(2) or log2(3).
-    for normalisation, most in (("distinct", 1.0), ("samples", math.log2(3))):
-        d = gate.with_options(normalisation=normalisation).decide("capital?")
-        assert (d.draft.text, d.threshold) == ("Rome", 0.9)
-        assert d.p_known == pytest.approx(1 - 0.918296 / most, abs=1e-6)
+    d = gate.decide("capital?")
+    assert (d.draft.text, d.threshold) == ("Rome", 0.9)
+    assert d.p_known == pytest.approx(1 - 0.918296, abs=1e-6)  # H(1/3) is 0.918296 bits, of log2(2)
     silent = gate.with_options(proxy=Answers("", " ", "the")).decide("capital?")
     assert (silent.retrieve, silent.error.message) == (True, "None of 3 samples is an answer.")
 

@@ -246,6 +246,9 @@ def turns(*texts):
 
 LEAVE = "How many days of leave do we get?"
 SIGNS = "And who signs that off?"
+STORY = "It rained all day, and we stayed at home. " * 20
+FILE = "These are the files of the chat.\n```\n" + "limit = 4\n" * 2_000 + "```"
+"""As coding clients hand files over, in a turn of their own; the embedder would read nothing after it."""
 
 
 @pytest.mark.parametrize(
@@ -256,6 +259,8 @@ SIGNS = "And who signs that off?"
         (turns(LEAVE, "28.", "Thanks!", "You are welcome!", SIGNS), f"{LEAVE}\n{SIGNS}"),
         (turns(LEAVE, "No idea.", "Try again."), f"{LEAVE}\nTry again."),
         (turns("Leave?", "28.", SIGNS), f"Leave?\n{SIGNS}"),
+        (turns(f"{STORY}{LEAVE} {STORY}", "28.", SIGNS), f"{LEAVE}\n{SIGNS}"),
+        (turns(FILE, "Ok.", SIGNS), f"{FILE[:400]}\n{SIGNS}"),
         (turns(f"USER: {LEAVE}\nASSISTANT: 28.\nUSER: {SIGNS}\nASSISTANT:"), f"{LEAVE}\n{SIGNS}"),
     ],
 )

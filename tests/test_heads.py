@@ -91,7 +91,9 @@ def test_a_begun_answer_counts_as_far_as_knowledge_is_needed(folder):
     weight = 0.5 * fact / (task + fact)
     p = sigmoid((1 - weight) * math.log(question / (1 - question)) + weight * math.log(0.2 / 0.8))
     assert (decision.error, decision.p_known) == (None, pytest.approx(p))
-    assert decision.reason == f"Known with probability {p:.2f} (question {question:.2f}, begun answer 0.20)."
+    assert (
+        decision.reason == f"Known with probability {p:.2f} (question {question:.2f}, partial answer 0.20)."
+    )
     assert decision.signals["task"] == pytest.approx(task)
 
 

@@ -111,13 +111,13 @@ NEW = [Passage("new", "x")]
         (
             lambda index: index.search_vectors(np.eye(3), 1),
             ConfigurationError,
-            "fit 3 texts and dimension 26",
+            "match 3 texts and dimension 26",
         ),
-        (lambda index: index.add(NEW, np.eye(3)[:1]), ConfigurationError, "fit 1 texts and dimension 26"),
+        (lambda index: index.add(NEW, np.eye(3)[:1]), ConfigurationError, "match 1 texts and dimension 26"),
         (lambda index: index.add(NEW, np.full((1, 26), np.inf)), ConfigurationError, "infinity"),
-        (lambda index: index.add(NEW, [[]]), ConfigurationError, "do not fit 1"),
-        (lambda index: index.add([Passage("p1", "again")]), DataFormatError, "'p1' is there twice"),
-        (lambda index: index.upsert(NEW * 2), DataFormatError, "'new' is there twice"),
+        (lambda index: index.add(NEW, [[]]), ConfigurationError, "do not match 1"),
+        (lambda index: index.add([Passage("p1", "again")]), DataFormatError, "'p1' occurs twice"),
+        (lambda index: index.upsert(NEW * 2), DataFormatError, "'new' occurs twice"),
     ],
 )
 def test_wrong_arguments(index, call, error, says):

@@ -49,7 +49,7 @@ def test_a_gate_is_a_decision_model(call):
     turns = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare."), HumanMessage("And when?")]
     assert ask("RAISE") == ask(turns) == (0.0, "retrieve")
     bug = KNOWS.model_copy(update={"instructions": "A bug?"})
-    with pytest.raises(ConfigurationError, match="'bug' is not one"):
+    with pytest.raises(ConfigurationError, match="cannot answer the question 'bug'"):
         call(model, {"state": "x?", "questions": {"bug": bug}})
 
 
@@ -69,7 +69,7 @@ def test_what_it_cannot_answer_is_retrieved_for():
     failed, other, known = RetrievalGate(Says()).batch(["RAISE 1", "CHOICE 1", "known 1.0"])
     assert [each.retrieve for each in (failed, other, known)] == [True, True, False]
     assert (failed.error.type, other.error.type) == ("ConnectionError", "EvidenceError")
-    assert "'choice' and no probability" in other.reason
+    assert "'choice' instead of a probability" in other.reason
 
 
 # What langchain-core's main branch calls them; no release has these names yet.

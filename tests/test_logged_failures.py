@@ -137,7 +137,7 @@ def test_what_is_found_and_cannot_be_judged(lines, monkeypatch):
     monkeypatch.setattr("rgate_integrations.answering.look_first.estimate_p_helps", fail)
     decision = Decision(question=PRIVATE, retrieve=False, p_known=0.9)
     assert decide_with_passages(decision, [FoundPassage(PASSAGE)], LookFirst()).retrieve
-    assert "Judging what was found failed: QuotingError: status 400" in lines()
+    assert "Judging the passages failed: QuotingError: status 400" in lines()
 
 
 @pytest.mark.parametrize(

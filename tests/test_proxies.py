@@ -62,7 +62,7 @@ def test_a_model_that_cannot_do_what_a_gate_needs_is_named():
         name = "blind"
         generate = sample = score = truncate = None
 
-    with pytest.raises(EvidenceError, match="'deaf' writes and scores no text"):
+    with pytest.raises(EvidenceError, match="'deaf' neither writes nor scores text"):
         language_model(OnlyStates())
     with pytest.raises(EvidenceError, match="'blind' gives no hidden states"):
         state_reader(OnlyText(), ANSWER, READABLE)

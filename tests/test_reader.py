@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import patch
 
 import numpy as np
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from rgate_integrations import load_gate
 from rgate_integrations.errors import ModelLoadError
-from rgate_integrations.models import reader as reader_module
 from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import cached_path, download
 from rgate_integrations.models.local import TransformersProxy
@@ -223,10 +221,3 @@ def test_products_stay_in_16_bits_on_cpus_without_vnni(seed, outlier):
     assert sums[0].max() <= 2**15 - 1
     assert sums[1].max() <= 2**15
     assert np.abs(rounded.T * scale[:, None] - weight).max() <= 0.5001 * scale.max()
-
-
-def test_callers_at_once_load_it_once(tmp_path):
-    with patch.object(reader_module, "Reader") as made, ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(shared_reader, [tmp_path] * 64))
-    made.assert_called_once_with(tmp_path)
-    assert found == [made.return_value] * 64

@@ -65,7 +65,7 @@ def test_targets_are_told_apart_after_their_common_prefix(fake):
     assert path == "/v1/chat/completions"
     assert body["messages"][-1] == {"role": "assistant", "content": "Known("}
     assert body["continue_final_message"] is True
-    with pytest.raises(EvidenceError, match="told apart"):
+    with pytest.raises(EvidenceError, match="cannot be compared"):
         proxy.score(IK_QUESTION, VALUES[:1], ("Yes", "Yes, sir"))
 
 

@@ -78,5 +78,5 @@ def test_the_gates_of_a_tuned_folder_belong_together(pair):
 
 
 def test_a_tuned_gate_without_its_other_half_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="cannot judge an answer"):
+    with pytest.raises(ConfigurationError, match="cannot judge a partial answer"):
         RetrievalGate(tuned(tmp_path / "mine")).route(retrieve=str, direct=str, answer_first=AnswerFirst())

@@ -13,7 +13,7 @@ from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError, EvidenceError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import save_gate
-from rgate_integrations.gates.tuned import features_of
+from rgate_integrations.gates.tuned import draft_features
 from rgate_integrations.tuning import Budget, MaxLoss, TuneOptions, tune
 from rgate_integrations.tuning.calibration import ALWAYS
 from rgate_integrations.tuning.collection import Answered
@@ -93,11 +93,11 @@ def test_the_components_are_of_variance_one_together():
 
 
 def test_features_of_log_probabilities_by_hand():
-    found = features_of(Draft(text="x", logprobs=(-1.0, -50.0, -3.0)))
+    found = draft_features(Draft(text="x", logprobs=(-1.0, -50.0, -3.0)))
     assert found == pytest.approx([-1.0, -8.0, -20.0, -24.0, np.log(3)])
-    assert features_of(Draft(text="", logprobs=())) == pytest.approx([-20.0, -20.0, -20.0, -20.0, 0.0])
+    assert draft_features(Draft(text="", logprobs=())) == pytest.approx([-20.0, -20.0, -20.0, -20.0, 0.0])
     with pytest.raises(EvidenceError):
-        features_of(Draft(text="x"))
+        draft_features(Draft(text="x"))
 
 
 # --- the gates ---------------------------------------------------------------------------------------------

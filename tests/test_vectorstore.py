@@ -64,7 +64,7 @@ def test_ids_may_be_whole_numbers_or_uuids_and_none_is_a_new_one(store):
     assert store.delete([0, name, "not there"]) is True
     assert store.get_by_ids([0, name]) == []
     for method in (store.get_by_ids, store.delete):
-        with pytest.raises(ConfigurationError, match="list of ids"):
+        with pytest.raises(ConfigurationError, match="Pass a list of ids"):
             method("aaa")
 
 
@@ -199,9 +199,9 @@ def test_a_dotted_key_is_a_key_and_no_path(store):
     assert ids(store.similarity_search("abc", filter={"flat.x": 1})) == ["x"]
     assert ids(store.similarity_search("abc", filter={"nested": {"x": 1}})) == ["x"]
     assert store.similarity_search("abc", filter={"missing.x": 1}) == []
-    with pytest.raises(ConfigurationError, match=r"'nested.x' is no path") as caught:
+    with pytest.raises(ConfigurationError, match=r"'nested.x' is not a path") as caught:
         store.similarity_search("abc", filter={"nested.x": 1})
-    assert caught.value.hint == "Give {'nested': {'x': …}}."
+    assert caught.value.hint == "Use {'nested': {'x': …}}."
 
 
 def test_none_deletes_all_and_an_empty_list_nothing(store):

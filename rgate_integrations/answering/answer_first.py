@@ -1,7 +1,7 @@
-"""Answer first: the direct arm begins to answer, what it has written is judged, and it goes on or is stopped.
+"""Answer first: the options, and which questions are decided before the direct arm begins to answer.
 
-Most questions need no begun answer: `screen` says which are clearly known or unknown by the question alone, and
-`settle` whether that, with what a search found, is enough to decide.
+`screen` says whether a question alone is clearly known or unknown. `settle` says whether that is enough to decide,
+together with what a search found. If not, the direct arm begins to answer, and the gate judges its first tokens.
 """
 
 from __future__ import annotations
@@ -25,25 +25,22 @@ from rgate_integrations.gates.passage_utility import FoundPassage
 
 @dataclass(frozen=True)
 class AnswerFirst:
-    """How an answer is begun and judged; ``answer_first=True`` in an adapter stands for these defaults.
+    """The options of answer first; ``answer_first=True`` in an adapter stands for these defaults.
 
     Attributes:
         tokens: How many tokens are held back and judged, at least 1.
-        retrieve_below: A question whose P(known) is below it is clearly unknown.
-        answer_above: A question whose P(known) is at least this is clearly known.
-        question_gate: Reads the question alone: a gate, or what `load_gate` takes. What is clearly unknown goes to
-            the retrieve arm, and the LLM is not asked; what is clearly known is answered, and nothing of it is held
-            back. None begins every answer, and judges it. ``"own"`` is the gate of the same family as the one that
-            judges: the shipped one beside the default, the one for the question beside a tuned one; and none beside
-            any other gate, which nobody then overrules.
-        prefetch: Whether the search of a single question starts when its answer is begun. That pays where searching
-            takes long. Where the answer goes on, the search is cancelled, or what it finds or raises is dropped. The
-            retrieve arm must be one whose search can be told from the rest, as for looking first;
-            with looking first, all is searched before, and this changes nothing. Nor does it in agents, whose tools
-            search.
+        retrieve_below: A question with a P(known) below it is clearly unknown.
+        answer_above: A question with at least this P(known) is clearly known.
+        question_gate: A gate that reads the question alone, or what `load_gate` takes. A clearly unknown question
+            goes to the retrieve arm without asking the LLM; the answer to a clearly known one is not held back. None
+            judges every answer. ``"own"`` is the gate that belongs to the judge: of the default gate and of a tuned
+            one; any other gate judges every answer.
+        prefetch: Whether the search of a single question starts with its answer, for slow searches. If the answer
+            goes on, the search is cancelled, or its result dropped. The retrieve arm must be one that can search
+            ahead, as for look first, which makes this needless.
 
     Raises:
-        ConfigurationError: The numbers are out of their range or order.
+        ConfigurationError: A number is out of range, or ``retrieve_below`` is above ``answer_above``.
     """
 
     tokens: int = 32
@@ -63,7 +60,7 @@ class AnswerFirst:
 
     @classmethod
     def coerce(cls, value: bool | AnswerFirst) -> AnswerFirst | None:
-        """Return what an adapter's ``answer_first=`` stands for; None for False."""
+        """Return the options that an adapter's ``answer_first=`` stands for; None for False."""
         if isinstance(value, cls):
             return value
         return cls() if value else None
@@ -80,12 +77,12 @@ class Screening(Enum):
 class Search(Enum):
     """What a search found, compared with what the LLM knows."""
 
-    NOTHING = "nothing"  # there was no search, it failed, or there is nothing to judge
+    NOTHING = "nothing"  # there was no search, it failed, or it found nothing to judge
     HELPS = "helps"
     ADDS_LITTLE = "adds little"
 
 
-# Whether that is enough to decide. If not, the LLM begins to answer, and its first tokens are judged.
+# Whether that is enough to decide. If not, the LLM begins to answer.
 IS_SETTLED = {
     (Screening.KNOWN, Search.NOTHING): True,  # answered directly
     (Screening.KNOWN, Search.ADDS_LITTLE): True,  # answered directly
@@ -100,7 +97,7 @@ IS_SETTLED = {
 
 
 def screen(decision: Decision, options: AnswerFirst) -> Screening:
-    """Return what a decision by the question alone says; an override or a failure is clear."""
+    """Return how clear a decision by the question alone is; an override or a failure is clear."""
     if decision.error is not None or decision.override is not None:
         return Screening.UNKNOWN if decision.retrieve else Screening.KNOWN
     if decision.p_known < min(options.retrieve_below, decision.threshold):
@@ -116,12 +113,12 @@ def settle(
     options: AnswerFirst,
     look: LookFirst | None,
 ) -> Decision | None:
-    """Return what is decided without a begun answer; None if the LLM is to begin.
+    """Return the decision about a question that needs no partial answer; None if the LLM is to begin.
 
     Args:
         decision: The gate's, by the question alone.
-        passages: What a search found, best first, or what it raised; read with ``look`` only.
-        options: From where on a question is clear.
+        passages: The passages, best first, or the search's exception; unused without ``look``.
+        options: Thresholds of clear questions.
         look: How passages are judged; None to look at the question alone.
     """
     screening = screen(decision, options)
@@ -130,7 +127,7 @@ def settle(
         decision = decide_with_passages(decision, passages, look)
         if decision.p_helps is not None and not isinstance(passages, Exception):
             search = Search.HELPS if decision.retrieve else Search.ADDS_LITTLE
-            # Neither depends on what the LLM would write.
+            # Neither depends on what the LLM will write.
             if is_never_known(decision) or help_no_llm(decision.question, passages, look):
                 return decision
     return decision if IS_SETTLED[screening, search] else None

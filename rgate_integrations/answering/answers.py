@@ -1,4 +1,4 @@
-"""Lets the answering LLM answer: from the question alone, or with passages."""
+"""Answers by an LLM: from the question alone, or with passages."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def write_answers(
     tokens: int = 64,
     prompt: PromptTemplate = ANSWER,
 ) -> list[Draft]:
-    """Let an LLM answer questions: one batch of those with passages, and one of those without.
+    """Let an LLM answer questions, in one batch with passages and one without.
 
     Args:
         llm: The answering LLM.
         questions: The questions.
-        passages: Passages for each question; none for those to be answered closed book.
-        tokens: Maximum length of an answer.
-        prompt: What is asked without passages; it has the field ``question``.
+        passages: Passages for each question; none for a closed-book answer.
+        tokens: Maximum length of an answer, at least 1.
+        prompt: The closed-book prompt, with the field ``question``.
 
     Returns:
         One answer a question, in order.
     """
     batches: dict[PromptTemplate, list[int]] = {}
-    for index, found in enumerate(passages):
-        batches.setdefault(ANSWER_WITH_PASSAGES if found else prompt, []).append(index)
+    for index, texts in enumerate(passages):
+        batches.setdefault(ANSWER_WITH_PASSAGES if texts else prompt, []).append(index)
     answers: dict[int, Draft] = {}
     for template, indices in batches.items():
         values = []

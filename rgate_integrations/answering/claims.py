@@ -1,4 +1,4 @@
-"""Claims of a draft, and the two published ways to write them with tags."""
+"""Claims of a draft, and the two published formats with tags."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Claim(Frozen):
 
     Attributes:
         text: The statement or sub-question, on one line.
-        query: The search query for it, on one line; None when the rewriter gave none.
-        needs_search: What the rewriter said about searching for it; None when it said nothing.
+        query: The search query for it, on one line; None without one.
+        needs_search: Whether it needs a search, by the rewriter; None if the rewriter does not say.
         kind: ``"claim"`` of the draft or sub-``"question"`` of the question.
     """
 
@@ -43,10 +43,10 @@ _SEARCH = re.compile(r"<\s*(?:Need)?Search\s*\(\s*(True|False)\s*\)\s*>", re.IGN
 
 
 def parse_claims(text: str) -> list[Claim]:
-    """Read tagged claims out of a model's output, in either published form or a mixture.
+    """Read the tagged claims in a model's output, in either published format or a mixture.
 
-    Never raises: text without tags has no claims, and a block that cannot be read costs that block only.
-    Every text and query returned stands in ``text``, up to white space.
+    Never raises: text without tags has no claims, and a malformed block is skipped. Every claim and query is a part
+    of ``text``, up to white space.
 
     Example:
         >>> parse_claims("<Claim> Paris is in France. <Query> Paris country")[0].query
@@ -72,7 +72,7 @@ def parse_claims(text: str) -> list[Claim]:
 
 
 def _first(tagged: re.Pattern[str], block: str) -> str | None:
-    """Return the first text with a tag in a block, on one line; None where it is missing or empty."""
+    """Return the first text with a tag in a block, on one line; None if it is missing or empty."""
     match = tagged.search(block)
     if match is None:
         return None
@@ -80,7 +80,7 @@ def _first(tagged: re.Pattern[str], block: str) -> str | None:
 
 
 def print_claims(claims: Sequence[Claim]) -> str:
-    """Print claims as the annotated data have them, for training; `parse_claims` reads them back."""
+    """Return claims in the format of the annotated data, for training; `parse_claims` reads it."""
     blocks = []
     for claim in claims:
         block = f"<Claim({claim.text})>"
@@ -93,6 +93,6 @@ def print_claims(claims: Sequence[Claim]) -> str:
 
 
 def without_tags(text: str) -> str:
-    """Take the tags' opening marks out of a text, so that quoting it in a prompt cannot plant claims."""
-    # With all that stands before the name: what is left of a mark inside a mark could be one again.
+    """Return a text without opening marks of tags, so that quoting it in a prompt cannot plant claims."""
+    # With everything before the name: the rest of a mark inside a mark could be a mark again.
     return _MARK.sub(lambda mark: " " if mark["name"] else mark.group(), text)

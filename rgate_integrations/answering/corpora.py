@@ -1,4 +1,4 @@
-"""Several corpora: which of them to search, whatever stands for each in a framework."""
+"""Several corpora: which of them to search, for every framework."""
 
 from __future__ import annotations
 
@@ -13,29 +13,27 @@ _Item = TypeVar("_Item")
 
 
 def chosen_corpora(decision: Decision | None, names: Sequence[str]) -> tuple[str, ...]:
-    """Return which of some corpora to search, best first: those that a decision names, or else all.
-
-    A decision names none where the gate failed.
+    """Return which corpora to search, best first: those that the decision names, or all if it names none.
 
     Args:
-        decision: The decision; None if there is none.
+        decision: The decision, which names none if the gate failed; None without one.
         names: The corpora that can be searched.
     """
-    named = () if decision is None else decision.corpora
-    return tuple(name for name in named if name in names) or tuple(names)
+    corpora = () if decision is None else decision.corpora
+    return tuple(name for name in corpora if name in names) or tuple(names)
 
 
-def check_corpora(corpora: Iterable[str], given: Iterable[str]) -> None:
-    """Refuse chains, retrievers or tools whose names are not those of the gate's corpora.
+def check_corpora(corpora: Iterable[str], parts: Iterable[str]) -> None:
+    """Check that chains, retrievers or tools have the names of the gate's corpora.
 
     Args:
-        corpora: Names of the gate's corpora; none where they are not known, as on a server.
-        given: Names of what stands for them.
+        corpora: Names of the gate's corpora; none if they are unknown here, as on a server.
+        parts: Names of the chains, retrievers or tools.
 
     Raises:
-        ConfigurationError: There is nothing, or a corpus has nothing that stands for it, or the other way round.
+        ConfigurationError: There are none, or their names are not the same.
     """
-    known, names = list(corpora), list(given)
+    known, names = list(corpora), list(parts)
     if not names:
         raise ConfigurationError(
             "There is nothing to search.", hint='Name each corpus: {"docs": …, "hr": …}.'
@@ -49,16 +47,19 @@ def check_corpora(corpora: Iterable[str], given: Iterable[str]) -> None:
 
 
 def fuse_corpora(
-    found: Mapping[str, Sequence[Sequence[_Item]]], key: Callable[[_Item], Hashable], *, k: int | None = None
+    results: Mapping[str, Sequence[Sequence[_Item]]],
+    key: Callable[[_Item], Hashable],
+    *,
+    k: int | None = None,
 ) -> list[_Item]:
-    """Merge what was found in several corpora by reciprocal rank. An id stands for another item in each of them.
+    """Merge the results of several corpora by reciprocal rank. In each corpus an id means another item.
 
     Args:
-        found: The rankings of each corpus, which come best first.
-        key: Tells which items of a corpus are the same.
+        results: The rankings of each corpus, best corpus first.
+        key: Returns the id of an item.
         k: How many to return; all when None.
     """
     rankings = []
-    for name, of_corpus in found.items():
-        rankings += [[(name, item) for item in ranking] for ranking in of_corpus]
-    return [item for _, item in fuse(rankings, key=lambda named: (named[0], key(named[1])), k=k)]
+    for name, corpus_rankings in results.items():
+        rankings += [[(name, item) for item in ranking] for ranking in corpus_rankings]
+    return [item for _, item in fuse(rankings, key=lambda pair: (pair[0], key(pair[1])), k=k)]

@@ -1,35 +1,37 @@
-"""What adapters share in drafting: the user's own LLM writes the first tokens of its answer, for a gate to judge."""
+"""Drafts by the user's own LLM: it writes the first tokens of its answer, for a gate to judge."""
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from rgate_integrations.decision import Draft
+from rgate_integrations.decision import Draft, Request
+from rgate_integrations.engine.decider import Failed
 from rgate_integrations.errors import NoAnswerError, no_answer
 from rgate_integrations.runtime.flow import Flow
 from rgate_integrations.runtime.records import read_choice_logprobs
 from rgate_integrations.runtime.replies import get_field
 from rgate_integrations.runtime.text import redact
 
-_Asked = TypeVar("_Asked")
+_Prompt = TypeVar("_Prompt")
 _log = logging.getLogger("rgate_integrations")
 
 
-class Drafter(ABC, Generic[_Asked]):
+class Drafter(ABC, Generic[_Prompt]):
     """Lets an LLM write the first tokens of its answers.
 
-    It is asked with ``max_tokens`` and ``logprobs``. One that says that it does not take them is asked with fewer of
-    them, and what it took is remembered. Any other error, such as a timeout, costs that question its draft and
-    changes nothing for the next call.
+    It is asked with ``max_tokens`` and ``logprobs``. If it refuses one of them, it is asked with fewer, and what it
+    takes is remembered. Any other error, such as a timeout, costs that question its draft and changes nothing for the
+    next call.
 
     Args:
         tokens: Maximum number of tokens of a draft, at least 1.
 
     Attributes:
-        forms: The options to ask with; an LLM that refuses some is asked with the next.
+        forms: The options to ask with: those of the first form, or if they are refused, of the next.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -41,29 +43,29 @@ class Drafter(ABC, Generic[_Asked]):
         ]
 
     @abstractmethod
-    def ask(self, asked: Sequence[_Asked], options: dict[str, Any]) -> Flow[Sequence[Any]]:
-        """Ask the LLM several questions; returns each answer, or its exception."""
+    def ask(self, prompts: Sequence[_Prompt], options: dict[str, Any]) -> Flow[Sequence[Any]]:
+        """Ask the LLM several questions; returns the answer to each, or its exception."""
 
     @abstractmethod
     def read_draft(self, answer: Any) -> Draft:
         """Return an answer as a draft."""
 
     @abstractmethod
-    def private_texts(self, asked: _Asked) -> Iterable[object]:
+    def private_texts(self, prompt: _Prompt) -> Iterable[object]:
         """Return what an error may quote and the log must not."""
 
-    def write_drafts(self, asked: Sequence[_Asked]) -> Flow[list[Draft | NoAnswerError | None]]:
-        """Write a draft for each question; None, and a line in the log, where the LLM fails.
+    def write_drafts(self, prompts: Sequence[_Prompt]) -> Flow[list[Draft | NoAnswerError | None]]:
+        """Write a draft for each prompt; None, and a line in the log, where the LLM fails.
 
-        Where it writes no answer, such as thoughts alone, that is the error, and nothing can be judged.
+        A reply without an answer, such as thoughts alone, yields an error in place of its draft.
         """
         drafts: list[Draft | NoAnswerError | None] = []
-        answers = yield from self._ask_for_less(asked, self.forms)
-        for each, answer in zip(asked, answers, strict=True):
+        answers = yield from self._ask_in_form(prompts, self.forms)
+        for prompt, answer in zip(prompts, answers, strict=True):
             draft: Draft | NoAnswerError | None = None
             if isinstance(answer, Exception):
-                problem = redact(answer, *self.private_texts(each))
-                _log.warning("The LLM wrote no draft: %s: %s", type(answer).__name__, problem)
+                message = redact(answer, *self.private_texts(prompt))
+                _log.warning("The LLM wrote no draft: %s: %s", type(answer).__name__, message)
             else:
                 draft = self.read_draft(answer).head(self.tokens)
                 if not draft.text:
@@ -72,25 +74,36 @@ class Drafter(ABC, Generic[_Asked]):
             drafts.append(draft)
         return drafts
 
-    def _ask_for_less(self, asked: Sequence[_Asked], forms: list[dict[str, Any]]) -> Flow[Sequence[Any]]:
-        """Ask with the first of these forms; where that is refused, with the next."""
-        options, *others = forms
-        answers = yield from self.ask(asked, options)
-        is_taken = any(not isinstance(answer, Exception) for answer in answers)
-        refused = [each for each, answer in zip(asked, answers, strict=True) if says_unsupported(answer)]
-        if refused and others:
-            again = iter((yield from self._ask_for_less(refused, others)))
-            answers = [next(again) if says_unsupported(answer) else answer for answer in answers]
-        if is_taken:  # what works for one question of a batch is what the LLM takes
+    def _ask_in_form(self, prompts: Sequence[_Prompt], forms: list[dict[str, Any]]) -> Flow[Sequence[Any]]:
+        """Ask in the first of these forms; questions for which it is refused, in the next."""
+        options, *simpler = forms
+        answers = yield from self.ask(prompts, options)
+        works = any(not isinstance(answer, Exception) for answer in answers)
+        refused = [
+            prompt for prompt, answer in zip(prompts, answers, strict=True) if says_unsupported(answer)
+        ]
+        if refused and simpler:
+            retries = iter((yield from self._ask_in_form(refused, simpler)))
+            answers = [next(retries) if says_unsupported(answer) else answer for answer in answers]
+        if works:  # after the retries: one answer in this form shows that the LLM takes it
             self.forms = forms
         return answers
+
+
+def attach_draft(request: Request | Failed, draft: Draft | Exception | None) -> Request | Failed:
+    """Return a request with the draft to judge; with an exception in its place, a request that has failed."""
+    if isinstance(request, Failed):
+        return request
+    if isinstance(draft, Exception):
+        return Failed(draft, request.question, request.threshold)
+    return replace(request, draft=draft)
 
 
 _FINISH_REASONS = ("finish_reason", "stop_reason", "done_reason", "stopReason", "status")
 
 
 def read_message(message: Any) -> Draft:
-    """Return what a chat model of LangChain answered as the LLM's draft."""
+    """Return a message of a LangChain chat model as the LLM's draft."""
     metadata = get_field(message, "response_metadata") or {}
     usage = get_field(message, "usage_metadata") or {}
     tokens, logprobs = read_choice_logprobs(metadata)
@@ -112,11 +125,10 @@ _WORDS = ("logprob", "max_tokens", "unsupported", "not supported", "unexpected k
 
 
 def says_unsupported(answer: object) -> bool:
-    """Return whether an LLM's answer is an error which says that it does not take what it was asked with.
+    """Return whether an LLM's answer is an error which says that an option of the call is not supported.
 
-    That is a status such as 400, a `TypeError` about an argument, an error of a type that says so, or a `ValueError`
-    that names what was asked for. Providers raise errors of their own classes, so they are told apart by what they
-    carry.
+    That is a status such as 400, a `TypeError` about an argument, an error whose class is named so, or a `ValueError`
+    that names an option. Providers raise errors of their own classes, so only what these carry can be compared.
     """
     if not isinstance(answer, Exception):
         return False

@@ -1,7 +1,7 @@
-"""Look first: search, and compare what the LLM knows with what was found before it reads any of it.
+"""Look first: search, and let the LLM read the passages only if they help more than what it knows.
 
-Framework-free. Two probabilities lead to three outcomes. The LLM alone may be right (P(known)), it may be right with
-the passages (P(helps)), or neither is likely.
+Two probabilities have three outcomes: the LLM is more likely to be right with the passages (P(helps)), or without
+them (P(known)), or neither is likely.
 """
 
 from __future__ import annotations
@@ -33,18 +33,17 @@ _NEVER_KNOWN = ("private", "fresh")
 
 @dataclass(frozen=True)
 class LookFirst:
-    """How what was found is judged; ``look_first=True`` in an adapter stands for these defaults.
+    """The options of look first; ``look_first=True`` in an adapter stands for these defaults.
 
     Attributes:
-        min_gain: Passages are read where P(helps) is above P(known) by more than this, in [-1, 1]. A number above 0
-            saves tokens; one below 0 reads more of them.
-        abstain_below: Where both probabilities are below this, in [0, 1], neither way is likely to be right.
+        min_gain: Passages are read if P(helps) exceeds P(known) by more than this, in [-1, 1]. Above 0 saves tokens.
+        abstain_below: If both probabilities are below this, in [0, 1], neither way is likely to be right.
         on_abstain: What to do then: ``"retrieve"``, or ``"direct"``, which costs less. Either way the decision's
-            outcome is ``"abstain"``, so that an application may say that it does not know.
+            outcome is ``"abstain"``, so that an application can say that it does not know.
         model: P(helps): a `PassageUtilityModel`; the shipped one when None.
 
     Raises:
-        ConfigurationError: A value is out of its range, or the model was made for other features.
+        ConfigurationError: A value is out of range, or the model has other features.
     """
 
     min_gain: float = 0.0
@@ -66,7 +65,7 @@ class LookFirst:
 
     @classmethod
     def coerce(cls, value: bool | LookFirst) -> LookFirst | None:
-        """Return what an adapter's ``look_first=`` stands for; None for False."""
+        """Return the options that an adapter's ``look_first=`` stands for; None for False."""
         if isinstance(value, cls):
             return value
         return cls() if value else None
@@ -79,19 +78,18 @@ def decide_with_passages(
     *,
     direct_threshold: float | None = None,
 ) -> Decision:
-    """Return a decision that also counts what a search found.
+    """Return a decision that takes the passages into account.
 
-    The gate's decision stands if there is nothing to judge: the search failed or found nothing, or the gate failed.
-    It also stands if something overrides P(known), such as a rule, and for a question that refers to something said
-    earlier: its own words say too little about what the passages should hold. If the question is probably of a kind
-    that no LLM can know, about the user's own documents or about what changes with time, the passages are read,
-    however little they seem to hold. If neither way is likely to be right, `LookFirst.on_abstain` says what to do.
+    The gate's decision stands if the search or the gate failed, nothing was found, or an override such as a rule
+    decided. It also stands for a follow-up, whose words say too little about what the passages should hold. If
+    probably no LLM can know the answer (about the user's own documents, or news), the passages are read, however
+    little they seem to hold.
 
     Args:
         decision: The gate's.
-        passages: The passages, best first, or what the search raised.
+        passages: The passages, best first, or the search's exception.
         options: How they are judged.
-        direct_threshold: A P(known) that is enough whatever was found: the threshold, where the caller gave one.
+        direct_threshold: The caller's threshold: a P(known) that is enough, whatever was found.
     """
     if isinstance(passages, Exception):
         return _warn(decision, f"The search failed ({type(passages).__name__}): the gate alone decided.")
@@ -101,25 +99,26 @@ def decide_with_passages(
         return _warn(decision, "The search found nothing to judge: the gate alone decided.")
     try:
         p_helps = estimate_p_helps(decision.question, passages, decision.p_known, options)
-    except Exception as error:  # a failing judge reads what was found, whatever went wrong
-        problem = redact(error, decision.question, *(passage.text for passage in passages))
-        _log.warning("Judging what was found failed: %s: %s", type(error).__name__, problem)
+    except Exception as error:  # the user's model may raise anything: then the passages are read
+        message = redact(error, decision.question, *(passage.text for passage in passages))
+        _log.warning("Judging the passages failed: %s: %s", type(error).__name__, message)
         override = Override(
-            retrieve=True, reason=f"Judging what was found failed ({type(error).__name__}): it is read."
+            retrieve=True, reason=f"Judging the passages failed ({type(error).__name__}): they are read."
         )
         return decision.with_retrieve(True, override=override, warnings=(*decision.warnings, override.reason))
     return compare(decision, p_helps, options, direct_threshold=direct_threshold)
 
 
 def is_never_known(decision: Decision) -> bool:
-    """Return whether it is more likely than not that no LLM can know what the question asks for."""
+    """Return whether probably no LLM can know the answer."""
     return sum(decision.signals.get(name, 0.0) for name in _NEVER_KNOWN) >= 0.5
 
 
 def help_no_llm(question: str, passages: Sequence[FoundPassage], options: LookFirst) -> bool:
-    """Return whether passages would not be read even for an LLM that knows next to nothing.
+    """Return whether passages would not be read even for the LLM that they help most.
 
-    The less an LLM knows, the more passages help it. One that knows still less has no answer to begin with.
+    The less an LLM knows, the more passages help it. Below `LookFirst.abstain_below`, neither way is likely to be
+    right.
     """
     least = options.abstain_below
     return estimate_p_helps(question, passages, least, options) - options.min_gain <= least
@@ -128,17 +127,17 @@ def help_no_llm(question: str, passages: Sequence[FoundPassage], options: LookFi
 def estimate_p_helps(
     question: str, passages: Sequence[FoundPassage], p_known: float, options: LookFirst
 ) -> float:
-    """Return P(the LLM answers rightly with these passages).
+    """Return the probability, in [0, 1], that the LLM answers correctly with these passages.
 
     Args:
         question: The question.
         passages: The passages, best first; at least one.
-        p_known: P(it answers rightly without them).
-        options: Whose model is used.
+        p_known: The probability that it answers correctly without them.
+        options: Their model estimates it.
     """
     model = options.model or read_utility_model()
-    holds = model.p_contains_answer(search_features(question, passages)[None])
-    return float(model.p_helps(holds, np.array([p_known]))[0])
+    p_holds = model.p_contains_answer(search_features(question, passages)[None])
+    return float(model.p_helps(p_holds, np.array([p_known]))[0])
 
 
 def compare(

@@ -24,7 +24,7 @@ from rgate_integrations.runtime.replies import split_thoughts
 _log = logging.getLogger("rgate_integrations")
 
 MAX_SILENT_CHUNKS = 32
-"""An LLM that has sent so many chunks without text thinks, and its client hides that."""
+"""After this many chunks without text, the LLM counts as one whose client hides its thoughts."""
 END: Final = object()
 """What a `ChunkStream` returns after the last chunk."""
 
@@ -52,7 +52,7 @@ class ChunkStream:
         """Await the next chunk, or `END`."""
         if self._iterator is None:
             opened = self._aopen()
-            if hasattr(opened, "__await__"):
+            if hasattr(opened, "__await__"):  # such as LlamaIndex's aquery, whose result has the stream
                 opened = await opened
             self._iterator = aiter(opened)
         return await anext(self._iterator, END)
@@ -123,6 +123,7 @@ class PartialAnswer:
     def draft(self, *, finished: bool) -> Draft:
         """Return it as the LLM's draft, with its tokens if they add up to the text."""
         text = self.text.strip()
+        # A parser may have changed the text: then its tokens and their probabilities are those of another text.
         token_fields: dict[str, Any] = {}
         if self.tokens and "".join(self.tokens).strip().startswith(text):
             token_fields = {
@@ -182,6 +183,7 @@ class BufferedAnswer(ABC):
     def buffer(self, tokens: int) -> Flow[None]:
         """Hold the answer back until ``tokens`` are written, it ends, fails, or cannot be judged."""
         while not self.ended and self.has_text and self.error is None:
+            # Every chunk with text has added a piece; the others are silent.
             if len(self.chunks) - len(self.partial.pieces) >= MAX_SILENT_CHUNKS:
                 self.partial.has_thoughts = True
             if self.partial.count >= tokens or self.partial.thinks:
@@ -211,7 +213,7 @@ class BufferedAnswer(ABC):
                 )
 
     def draft(self) -> Draft | None:
-        """Return the answer so far; None where there is no text to judge, or the LLM thinks first.
+        """Return the answer so far; None if there is no text to judge, or the LLM thinks first.
 
         Raises:
             Exception: The exception that the arm raised.

@@ -1,6 +1,6 @@
 """What to search for: the question, and the claims of its draft that the LLM does not know (SlimPLM, section 3.3).
 
-A rewriter makes claims of question and draft, a gate drops those that the LLM knows, and what is left is the plan.
+A rewriter turns question and draft into claims, a gate drops those that the LLM knows, and the rest is the plan.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Query(Frozen):
 
 
 class JudgedClaim(Frozen):
-    """A claim and what became of it.
+    """A claim, and whether it is searched for.
 
     Attributes:
         claim: The claim.
@@ -49,12 +49,12 @@ class JudgedClaim(Frozen):
 
 
 class QueryPlan(Frozen):
-    """What to search for a question; empty when the question is known.
+    """The queries for a question; none if it is known.
 
     Attributes:
         question: The question.
         queries: The queries, in order of importance: the question first, if it is included.
-        claims: Every claim of the draft with its fate.
+        claims: Every claim of the draft, searched for or not.
     """
 
     question: Text
@@ -75,19 +75,18 @@ def plan_queries(
     always_include_question: bool = True,
     max_queries: int = 6,
 ) -> list[QueryPlan]:
-    """Turn decisions into queries: the question and, where there is a draft, its claims.
+    """Turn decisions into queries: the question and the claims of its draft, if it has one.
 
-    SlimPLM, section 3.3. With ``gate``, the claims are filtered: it judges each with its query in the place of the
-    question and the claim in the place of the draft, and known claims are not searched. All claims of all questions
-    are judged in one call. The paper searches claim queries only, its published code adds the question: that is the
-    default.
+    SlimPLM, section 3.3. ``gate`` filters the claims: it judges the query as the question and the claim as its draft,
+    and known claims are not searched for. All claims of all questions are judged in one call. The paper searches
+    for claim queries only; its published code adds the question, and that is the default.
 
     Args:
         decisions: Decisions of a gate; those that do not retrieve get an empty plan.
-        gate: Judges claims; None keeps them all.
-        rewriter: Makes the claims; by default sentence by sentence, without a model.
-        always_include_question: Whether the question itself is always a query. Even when False it is one if
-            nothing else is left: a question that needs retrieval is never left without a query.
+        gate: Judges claims; None searches for all of them.
+        rewriter: Turns drafts into claims; by default sentence by sentence, without a model.
+        always_include_question: Whether the question itself is always a query. Without it, the question is a query
+            only if there is no other: a question that needs retrieval always has one.
         max_queries: Maximum number of queries a question, at least 1.
 
     Returns:
@@ -112,49 +111,48 @@ def plan_queries_flow(
     always_include_question: bool = True,
     max_queries: int = 6,
 ) -> Flow[list[QueryPlan]]:
-    """Plan as a flow, for callers on an event loop; see `plan_queries`."""
+    """Return the flow of `plan_queries`, for callers on an event loop."""
+    # Only these: a rewriter that is a model costs time for each.
     unknown = [decision for decision in decisions if decision.retrieve]
     rewritten: list[list[Claim]] = []
     if unknown:
         rewritten = yield Call(rewriter or rewrite_by_sentence, None, unknown)
     # The claims of all questions in one list: the gate judges them in one call.
     judged = iter((yield from _judge(list(chain(*rewritten)), gate)))
-    claims_of_each = iter(rewritten)
+    claim_counts = iter(map(len, rewritten))
     plans = []
     for decision in decisions:
         plan = QueryPlan(question=decision.question)
         if decision.retrieve:
-            claims = list(islice(judged, len(next(claims_of_each))))
+            claims = list(islice(judged, next(claim_counts)))
             plan = _plan(decision.question, claims, always_include_question, max(max_queries, 1))
         plans.append(plan)
     return plans
 
 
 def _judge(claims: Sequence[Claim], gate: Decider | None) -> Flow[list[JudgedClaim]]:
-    """Say of each claim whether it is searched, and why."""
+    """Return for each claim whether it is searched for, and why."""
     judged = [_judge_by_rewriter(claim) for claim in claims]
-    if gate is None:
+    unfiltered = [index for index, claim in enumerate(judged) if claim.reason == _UNFILTERED]
+    if gate is None or not unfiltered:
         return judged
-    # The claim takes the place of the draft, and its query that of the question.
-    unclear = [each.claim for each in judged if each.reason == _UNFILTERED]
-    requests = [Request(str(claim.query), draft=Draft(text=claim.text)) for claim in unclear]
-    decisions = iter((yield from gate.flow(requests)))
-    filtered = []
-    for each in judged:
-        if each.reason == _UNFILTERED:
-            decision = next(decisions)
-            each = JudgedClaim(
-                claim=each.claim,
-                kept=decision.retrieve,
-                reason=f"Judged {'unknown' if decision.retrieve else 'known'}: {decision.reason}",
-                p_known=None if decision.error is not None else decision.p_known,
-            )
-        filtered.append(each)
-    return filtered
+    # The query is judged as the question, and the claim as its draft.
+    requests = [
+        Request(str(claims[index].query), draft=Draft(text=claims[index].text)) for index in unfiltered
+    ]
+    decisions = yield from gate.flow(requests)
+    for index, decision in zip(unfiltered, decisions, strict=True):
+        judged[index] = JudgedClaim(
+            claim=claims[index],
+            kept=decision.retrieve,
+            reason=f"Judged {'unknown' if decision.retrieve else 'known'}: {decision.reason}",
+            p_known=None if decision.error is not None else decision.p_known,
+        )
+    return judged
 
 
 def _judge_by_rewriter(claim: Claim) -> JudgedClaim:
-    """Say what is clear without a gate."""
+    """Return what the rewriter says about a claim."""
     kept, reason = True, _UNFILTERED
     if not claim.query:
         kept, reason = False, "It has no query."
@@ -168,7 +166,7 @@ def _judge_by_rewriter(claim: Claim) -> JudgedClaim:
 def _plan(
     question: str, claims: Sequence[JudgedClaim], include_question: bool, max_queries: int
 ) -> QueryPlan:
-    """Take the queries of the claims that are kept, without near duplicates, up to the maximum."""
+    """Plan the queries of the kept claims, without near duplicates, up to the maximum."""
     queries = [Query(text=question)] if include_question else []
     judged = []
     for claim in claims:
@@ -176,7 +174,7 @@ def _plan(
         if claim.kept and text is not None:
             problem = ""
             if any(are_alike(query.text, text) for query in queries):
-                problem = "Much the same is searched already."
+                problem = "A similar query is searched already."
             elif len(queries) >= max_queries:
                 problem = f"There are {max_queries} queries already."
             if problem:
@@ -184,12 +182,12 @@ def _plan(
             else:
                 queries.append(Query(text=text, claim=claim.claim.text))
         judged.append(claim)
-    if not queries:  # a question that needs retrieval is never left without a query
+    if not queries:  # a question that needs retrieval always has a query
         queries.append(Query(text=question))
     return QueryPlan(question=question, queries=tuple(queries), claims=tuple(judged))
 
 
 def are_alike(first: str, second: str) -> bool:
-    """Whether two queries have at least four fifths of their words in common."""
+    """Return whether two queries have at least four fifths of their words in common."""
     words, others = set(normalise(first).split()), set(normalise(second).split())
     return first == second or len(words & others) >= 0.8 * len(words | others) > 0

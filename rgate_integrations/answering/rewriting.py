@@ -1,4 +1,4 @@
-"""Rewriters: they split the draft of an answer into claims, each with a search query (SlimPLM, section 3.3)."""
+"""Rewriters split the draft of an answer into claims, each with a search query (SlimPLM, section 3.3)."""
 
 from __future__ import annotations
 
@@ -59,21 +59,20 @@ Rewriter: TypeAlias = Callable[[Sequence[Decision]], list[list[Claim]]]
 
 
 def rewrite_by_sentence(decisions: Sequence[Decision]) -> list[list[Claim]]:
-    """Make sentences of the drafts self-contained; deterministic, needs no model. The default."""
+    """Return the sentences of each draft as self-contained claims; deterministic, without a model. The default."""
     return [sentence_claims(decision.question, decision.draft) for decision in decisions]
 
 
 class ModelRewriter:
     """SlimPLM's query rewriter (section 3.3): a model writes claims and queries in one round.
 
-    Output that holds no readable claim falls back to `rewrite_by_sentence` for that question. A question without a
-    draft has no claims, and the model is not asked.
+    If the output has no readable claim, `rewrite_by_sentence` makes those of that question. A question without a
+    draft has no claims.
 
     Args:
-        proxy: The model. Prompting needs one of 1B or more; smaller ones want an adapter.
-        adapter: LoRA adapter of a trained rewriter (then the paper's own prompt is used), or None to prompt
-            with examples.
-        tokens: Maximum length of the output.
+        proxy: The model. Prompting needs one of 1B or more; smaller ones need an adapter.
+        adapter: LoRA adapter of a trained rewriter, for the paper's own prompt; None for a prompt with examples.
+        tokens: Maximum length of the output, at least 1.
     """
 
     def __init__(self, proxy: LanguageModel, *, adapter: str | None = None, tokens: int = 256) -> None:
@@ -83,11 +82,11 @@ class ModelRewriter:
         self.prompt = REWRITE if adapter else REWRITE_FEW_SHOT
 
     def __call__(self, decisions: Sequence[Decision]) -> list[list[Claim]]:
-        """Rewrite with the model, falling back sentence by sentence where it failed."""
+        """Return the claims of each decision's draft."""
         values = []
         for decision in decisions:
             if decision.draft is not None:
-                # What is quoted must plant no claims.
+                # Tags in the quoted texts must not plant claims.
                 question, draft = without_tags(decision.question), without_tags(decision.draft.text)
                 values.append({"question": question, "draft": draft})
         if not values:
@@ -95,10 +94,10 @@ class ModelRewriter:
         outputs = iter(self.proxy.generate(self.prompt, values, tokens=self.tokens, adapter=self.adapter))
         claims = []
         for decision in decisions:
-            written: list[Claim] = []
+            parsed: list[Claim] = []
             if decision.draft is not None:
-                written = [claim for claim in parse_claims(next(outputs).text) if claim.query]
-            claims.append(written or sentence_claims(decision.question, decision.draft))
+                parsed = [claim for claim in parse_claims(next(outputs).text) if claim.query]
+            claims.append(parsed or sentence_claims(decision.question, decision.draft))
         return claims
 
 
@@ -154,18 +153,18 @@ def subject(question: str) -> str:
 
 
 def sentence_claims(question: str, draft: Draft | None) -> list[Claim]:
-    """Return the claims of a draft; without a draft there are none.
+    """Return the sentences of a draft as claims; none without a draft.
 
-    A sentence that begins with a pronoun gets the subject of the question in its place; a claim that does not
-    mention the subject has it added to its query. Refusals and phrases without content are left out, and so
-    is a last sentence that the token limit cut off, unless it is the only one.
+    A pronoun at the beginning of a sentence is replaced with the subject of the question. A query without the subject
+    gets it. Refusals, phrases without content, and a last sentence that is cut off (unless it is the only one) are
+    left out.
     """
     sentences = split_sentences(draft.text) if draft is not None else []
     if draft is not None and not draft.finished and len(sentences) > 1 and sentences[-1][-1] not in ".!?":
         sentences.pop()
     topic = subject(question)
     topic_words = set(re.findall(r"\w{3,}", topic.lower()))
-    literal = topic.replace("\\", r"\\")  # in a replacement a backslash begins a reference to a group
+    literal = topic.replace("\\", r"\\")  # in a replacement, a backslash begins a reference to a group
     claims = []
     for sentence in sentences:
         # Twice: "So, however, …" has two lead-ins.

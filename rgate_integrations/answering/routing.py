@@ -17,10 +17,11 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from rgate_integrations.answering.answer_first import AnswerFirst, settle
+from rgate_integrations.answering.drafting import attach_draft
 from rgate_integrations.answering.look_first import decide_with_passages
 from rgate_integrations.answering.partial_answer import BufferedAnswer
 from rgate_integrations.answering.strategy import Strategy
@@ -43,14 +44,14 @@ class RoutedInput:
     """One input of a router's call, and what is known of it so far.
 
     Attributes:
-        question: The question, as far as it is known.
+        question: The question; empty before it is read.
         threshold: The caller's threshold; None for the gate's own.
         screening: The decision by the question alone, where the direct arm answers first.
         answer: What the direct arm is writing; None if it has not begun, or was stopped.
-        draft: The text of that, as it is judged; None for a tool call or a form, or why there is none.
+        draft: The text of the partial answer, or the exception in its place; None for a tool call or a form.
         searched: Whether the retrieve arm has searched, so that only the rest of it is left to run.
         passages: What its search returned or raised.
-        outcome: The decision, or why it is no question; None before.
+        outcome: The decision, or the exception of this input; None before there is one.
     """
 
     question: str = ""
@@ -72,7 +73,7 @@ class RoutedInput:
         """The final decision.
 
         Raises:
-            Exception: The input is no question, or it is to be retrieved for and its search failed.
+            Exception: The input has no question, or it retrieves and its search failed.
         """
         if isinstance(self.outcome, Exception):
             raise self.outcome
@@ -110,11 +111,11 @@ class RoutedCall(ABC, Generic[_Input]):
 
     @abstractmethod
     def screen(self) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the question gate about every input, before an answer is begun."""
+        """Ask the question gate about every input, before an answer begins."""
 
     @abstractmethod
     def judge(self, inputs: Sequence[_Input]) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the judge about the partial answers of some inputs; where there is no draft it reads the question."""
+        """Ask the judge about the partial answers of some inputs; without a draft it reads the question."""
 
     @abstractmethod
     def begin(self, item: _Input) -> BufferedAnswer:
@@ -126,7 +127,7 @@ class RoutedCall(ABC, Generic[_Input]):
 
     @abstractmethod
     def read_passages(self, item: _Input) -> Sequence[FoundPassage]:
-        """Return what the search of an input found, as it is judged."""
+        """Return what the search of an input found, as passages."""
 
     def emit(self, item: _Input, decision: Decision) -> Flow[None]:
         """Emit a decision to listeners; without listeners, nothing."""
@@ -141,6 +142,7 @@ class RoutedCall(ABC, Generic[_Input]):
             The inputs, each with its outcome and with what is left to run of its arm.
         """
         try:
+            # The search needs no decision, unless that says where to search: so it runs beside the gate.
             if self.strategy.look_first is not None and not self.strategy.chooses_corpus:
                 yield from self._begin_search(self.inputs)
             if self.strategy.answer_first is not None:
@@ -172,14 +174,14 @@ class RoutedCall(ABC, Generic[_Input]):
         screens = self.strategy.question_gate is not None
         if screens:
             for item, outcome in zip(self.inputs, (yield from self.screen()), strict=True):
-                if isinstance(outcome, Exception):  # it is no question
+                if isinstance(outcome, Exception):  # the input has no question
                     item.outcome = outcome
                 else:
                     item.screening = outcome
         yield from self._wait_for_search()
         if screens:
             self._screening_time = _milliseconds_since(self._start)
-        begun: list[tuple[_Input, BufferedAnswer]] = []
+        answers: list[tuple[_Input, BufferedAnswer]] = []
         thinking = []
         for item in self.inputs:
             if item.screening is not None:
@@ -190,12 +192,13 @@ class RoutedCall(ABC, Generic[_Input]):
                     thinking.append(item)
             if item.outcome is None:
                 item.answer = self.begin(item)
-                begun.append((item, item.answer))
+                answers.append((item, item.answer))
+        # `_judge_answers` compares the others, once there is a P(known) from the LLM's own words.
         yield from self._compare(thinking)
-        if begun:
+        if answers:
             if options.prefetch and len(self.inputs) == 1:
                 yield from self._begin_search(self.inputs)
-            yield from self._judge_answers(begun, options.tokens)
+            yield from self._judge_answers(answers, options.tokens)
 
     def _settle(self, item: _Input, screening: Decision, options: AnswerFirst) -> Flow[Decision | None]:
         """Return the decision of an input that needs no partial answer; None if the LLM is to begin."""
@@ -210,12 +213,13 @@ class RoutedCall(ABC, Generic[_Input]):
         info = PartialAnswerInfo(first_look=self._screening_time)
         return settled.model_copy(update={"partial_answer": info})
 
-    def _judge_answers(self, begun: Sequence[tuple[_Input, BufferedAnswer]], tokens: int) -> Flow[None]:
+    def _judge_answers(self, answers: Sequence[tuple[_Input, BufferedAnswer]], tokens: int) -> Flow[None]:
         """Hold answers back until ``tokens`` are written, judge all in one call, and stop those that retrieve."""
-        yield Gather([Call(run, arun, answer.buffer(tokens)) for _, answer in begun])
+        # Side by side, since each waits for the LLM; then one call of the judge for all of them.
+        yield Gather([Call(run, arun, answer.buffer(tokens)) for _, answer in answers])
         start = time.perf_counter()
         to_judge = []
-        for item, answer in begun:
+        for item, answer in answers:
             try:
                 item.draft = answer.draft()
             except Exception as error:  # any error may come from an arm: the question is retrieved for
@@ -235,9 +239,9 @@ class RoutedCall(ABC, Generic[_Input]):
         if to_judge:
             for item, outcome in zip(to_judge, (yield from self.judge(to_judge)), strict=True):
                 item.outcome = outcome
-        yield from self._compare([item for item, _ in begun])
+        yield from self._compare([item for item, _ in answers])
         judging = _milliseconds_since(start)
-        for item, answer in begun:
+        for item, answer in answers:
             if isinstance(item.outcome, Decision):
                 item.outcome = self._record(item, answer, item.outcome, judging)
             if not (isinstance(item.outcome, Decision) and not item.outcome.retrieve):
@@ -278,6 +282,7 @@ class RoutedCall(ABC, Generic[_Input]):
             if self.strategy.chooses_corpus and self.search_task is not None:
                 # The search went where the screening said.
                 decision = decision.model_copy(update={"corpora": item.screening.corpora})
+        # For the claims that the retrieve arm searches for, also if the gate does not return its draft.
         if decision.draft is None and isinstance(item.draft, Draft):
             changes["draft"] = item.draft
         return decision.with_retrieve(decision.retrieve, **changes)
@@ -288,7 +293,7 @@ class RoutedCall(ABC, Generic[_Input]):
             return
         yield from self.emit(item, item.outcome)
         if item.outcome.retrieve:
-            item.answer = None
+            item.answer = None  # it was cancelled
             yield from self._wait_for_search()
             if isinstance(item.passages, Exception):
                 item.outcome = item.passages
@@ -347,14 +352,8 @@ class QuestionCall(RoutedCall[RoutedInput]):
 
     def judge(self, inputs: Sequence[RoutedInput]) -> Flow[Sequence[Decision | Exception]]:
         """Ask the judge about the question and its draft."""
-        (item,) = inputs
-        request = self.request
-        if isinstance(item.draft, Exception):
-            request = Failed(item.draft, item.question, item.threshold)
-        elif isinstance(request, Request):
-            request = replace(request, draft=item.draft)
         judge: Decider = self.strategy.judge
-        return (yield from judge.flow([request]))
+        return (yield from judge.flow([attach_draft(self.request, item.draft) for item in inputs]))
 
 
 def _decide_by_question(screening: Decision, reason: str, **changes: Any) -> Decision:

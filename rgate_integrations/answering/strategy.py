@@ -20,10 +20,10 @@ class Strategy:
         answer_first: Also at the beginning of the direct arm's answer.
         look_first: Also at what a search finds.
         judge: The gate that judges partial answers, as the framework has gates; None without any.
-        question_gate: The gate that screens questions before an answer is begun; None begins every answer.
+        question_gate: The gate that screens questions before an answer begins; None begins every answer.
         chooses_corpus: Whether a decision says where to search, so that no search begins before there is one.
         llm_thinks: Whether the direct arm's LLM has sent thoughts before an answer, in an earlier call with this
-            object: then none is begun any more.
+            object. Then the question decides, and no answer begins.
     """
 
     answer_first: AnswerFirst | None = None

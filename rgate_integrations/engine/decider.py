@@ -162,6 +162,7 @@ class Decider(ABC):
                 )
         except Exception as error:  # a gate may be any user's code, so any error may come
             outcomes = [error] * len(requests)
+        # Put the outcomes back in the callers' order, among the items that had failed before.
         remaining = iter(outcomes)
         decisions, judged = [], []
         for item in checked:
@@ -197,6 +198,7 @@ class Decider(ABC):
         failures = [each.error for each in decisions if each.error is not None]
         if not failures:
             return
+        # Errors of libraries quote what they were given; questions do not belong in a log.
         private: list[str] = []
         for request in requests:
             private += [request.question, *request.history]

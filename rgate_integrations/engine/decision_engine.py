@@ -69,6 +69,7 @@ class DecisionEngine(Decider):
         self.on_error = on_error
         self.timeout = valid_timeout(timeout)
         self.llm = llm
+        # What evidence keeps between batches, such as embedded examples.
         self._memory: dict[Hashable, Any] = {}
         size = _LOCAL_BATCH
         if llm is not None or isinstance(proxy, Proxy):  # servers take larger batches
@@ -218,6 +219,7 @@ class DecisionEngine(Decider):
     def _to_decision(self, request: Request, score: Score) -> Decision:
         """Apply the override if there is one, or else the threshold of the request, the score or the gate."""
         threshold = self.threshold if score.threshold is None else score.threshold
+        # The override decides, but leaves P(known) as it is, so that calibration and logs see the real number.
         retrieve, reason = score.p_known < threshold, score.reason
         if score.override is not None:
             retrieve = score.override.retrieve

@@ -128,7 +128,7 @@ def set_corpora(gate: Gate, corpus: Corpus, **parameters: Any) -> CorpusGate:
             )
         profiles.append(replace(profile, name=name) if name else profile)
     inner = gate.inner if isinstance(gate, CorpusGate) else gate
-    return CorpusGate.of({"inner": inner, "profiles": profiles, **parameters})
+    return CorpusGate.from_parameters({"inner": inner, "profiles": profiles, **parameters})
 
 
 def set_llm(gate: Gate, llm_name: str) -> Gate:
@@ -137,6 +137,7 @@ def set_llm(gate: Gate, llm_name: str) -> Gate:
     Raises:
         ConfigurationError: It does not judge an LLM by its name.
     """
+    # Silently ignoring the name would judge the wrong LLM.
     if not gate.judges_llm:
         raise ConfigurationError(
             f"The gate {gate.name!r} judges no LLM by its name, but llm_name={llm_name!r} was given.",
@@ -175,6 +176,7 @@ def resolve_gate(gate: Any = None, llm_name: str = "", **options: Unpack[GateOpt
         raise ConfigurationError(
             f"{min(parameters)}= needs a corpus.", hint="Use corpus=CorpusProfile.from_texts(texts)."
         )
+    # An object of the user's has no parameters: what it cannot take is refused, not ignored.
     if isinstance(decider, DecisionEngine):
         if not isinstance(corpus, bool | None):
             decider = decider.with_options(gate=set_corpora(decider.gate, corpus, **parameters))

@@ -57,6 +57,7 @@ def score_requests(
         elif reads_model:
             item = read_request(whole, sources)
         evidence.append(item)
+    # Whatever has a verdict already is not computed again: `find` only computes missing pieces.
     context = Context(evidence, sources, planned)
     for spec in likeness:
         undecided = context.without(verdict)

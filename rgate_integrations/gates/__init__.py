@@ -1,4 +1,4 @@
-"""Gates: evidence in, P(known) out. `Gate` is what a gate of one's own is made from."""
+"""Gates: evidence in, P(known) out. Subclass `Gate` for your own."""
 
 from rgate_integrations.gates.base import Gate, GateInfo, Score
 

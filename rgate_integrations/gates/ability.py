@@ -30,17 +30,17 @@ ABILITY = "ability.json"
 """The file of a measured ability."""
 
 REFERENCE_LLM = "Llama-3.1-8B-Instruct"
-"""The LLM that is judged where nothing is known of the one that answers. Its ability is 0."""
+"""The LLM of ability 0, which an unknown LLM is judged as."""
 
 _FORMAT = 1
 _DEFAULT_SIZE = 8.0
-_LOGITS_PER_DOUBLING = (
-    0.6  # logits that twice the parameters are worth, about, below the smallest LLM of a family
-)
+# Logits that twice the parameters are worth, roughly, below the smallest known LLM of a family.
+_LOGITS_PER_DOUBLING = 0.6
+# Standard deviations of a guess from LLMs of the same tier, of the same version, and of the same family.
 _SIBLING_SD, _VERSION_SD, _FAMILY_SD = 0.8, 1.0, 1.5
 _NEXT_VERSIONS = 2  # how far above the latest known version a successor may be
 _SMALL = frozenset(("air", "edge", "flash", "haiku", "lite", "micro", "mini", "nano", "small", "tiny"))
-_SMALL |= {"alpaca", "clone", "distill", "distilled"}  # another LLM, that has learned from its answers
+_SMALL |= {"alpaca", "clone", "distill", "distilled"}  # smaller LLMs that were trained on its answers
 _FAST = frozenset(("fast", "instant", "spark", "turbo"))
 
 
@@ -50,9 +50,9 @@ class Ability:
 
     Attributes:
         llm: Its name.
-        theta: In logits; Llama-3.1-8B-Instruct has 0, and more is better.
-        sd: Standard deviation of ``theta``: how unsure it is.
-        source: How it is known, to follow "by".
+        theta: Ability in logits; Llama-3.1-8B-Instruct has 0, and more is better.
+        sd: Standard deviation of ``theta``.
+        source: Where it comes from, to follow "by".
     """
 
     llm: str
@@ -73,22 +73,23 @@ class AbilityEntry:
 
 
 def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
-    """Return the ability of an LLM, and a warning; the warning is empty where the name says which LLM it is.
+    """Return the ability of an LLM, and a warning, which is empty if the name says which LLM it is.
 
     The first of these that applies:
 
-    1. a folder of ``rgate ability``: what was measured;
-    2. the table, by the words of the name (see `rgate_integrations.gates.llm_names`), at last without those that
-       say how long the LLM thinks: the line with the same date, or else the weakest of those with these words;
-    3. a family that the table knows. Where the name has a size, what LLMs of this family have at that size, of the
-       same version if possible. Where it has none: the latest predecessor of the same tier, such as ``opus``; or
-       else the weakest of the version; or else the weakest of the family. A wrong guess never raises ability. Of a
-       name with two families, such as a distilled LLM's, the weaker counts;
+    1. a folder of ``rgate ability``: the measured ability;
+    2. the table, by the words of the name (see `rgate_integrations.gates.llm_names`), if need be without those that
+    say
+       how long the LLM thinks: the line with the same date, or else the least able of those with these words;
+    3. a family of the table. With a size: the ability of this family at that size, of the same version if possible.
+       Without one: that of the latest predecessor of the same tier, such as ``opus``; or else of the least able LLM
+       of the version, or of the family. A guess never raises ability. Of a name with two families, such as a
+       distilled LLM's, the less able counts;
     4. a size alone, which may only lower ability;
     5. the default.
 
     Args:
-        name: The name, as a provider, a server, a file or a framework tells it; empty for none.
+        name: The name as a provider, a server, a file or a framework gives it; may be empty.
         folders: Whether it may be a folder: only if the user gave it.
 
     Raises:
@@ -99,46 +100,47 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
     measured = read_measured(name) if folders else None
     if measured is not None:
         return measured, ""
-    said = parse_name(name)
-    same = _same_llm(said)
+    model = parse_name(name)
+    # The same LLM under another date or server name.
+    same = _same_llm(model)
     if same:
-        dated = [entry for entry in same if _same_date(entry.name.date, said.date)]
-        return _weakest_of(dated or same), ""
+        dated = [entry for entry in same if _same_date(entry.name.date, model.date)]
+        return _least_able(dated or same), ""
     guesses = []
-    for family in said.families:
+    for family in model.families:
         members = [entry for entry in ability_table() if family in entry.name.families]
         if members:
-            guesses.append(_by_family(said, family, members))
+            guesses.append(_guess_by_family(model, family, members))
     if guesses:
         return replace(min(guesses, key=lambda guess: guess.theta), llm=name), ""
-    guess, judged = _DEFAULT, f"as {REFERENCE_LLM}"
-    if said.size is not None:
-        parameters = f"{said.size:g} billion parameters"
-        guess = Ability(name, _by_size(said.size), _FAMILY_SD, f"guessed from {parameters}")
-        judged = f"by its size, {parameters}"
+    guess, basis = _DEFAULT, f"as {REFERENCE_LLM}"
+    if model.size is not None:
+        parameters = f"{model.size:g} billion parameters"
+        guess = Ability(name, _guess_by_size(model.size), _FAMILY_SD, f"guessed from {parameters}")
+        basis = f"by its size, {parameters}"
     return guess, (
-        f"Nothing is known of the LLM {name!r}: it is judged {judged}. Name the model that it is with llm_name=, or "
+        f"Nothing is known of the LLM {name!r}, so it is judged {basis}. Pass the name of its model as llm_name=, or "
         "measure it in a minute: rgate ability."
     )
 
 
 def check_llm_name(name: str) -> None:
-    """Refuse a path that leads nowhere: it is not the name of an LLM, but a folder that was mistyped.
+    """Refuse a path that does not exist: it is a mistyped folder, not the name of an LLM.
 
     Only for names that the user gives: a server's name for its model may be a path on another machine.
 
     Raises:
-        ConfigurationError: The name begins as a relative or home path does, and nothing is there.
+        ConfigurationError: The name starts like a relative or home path, and does not exist.
     """
     if name.startswith(("./", "../", ".\\", "..\\", "~")) and not os.path.exists(find_folder(name)):
         raise ConfigurationError(
             f"There is no folder {name!r}.",
-            hint="Give the name of an LLM, or a folder that `rgate ability` made.",
+            hint="Give the name of an LLM, or a folder made by `rgate ability`.",
         )
 
 
 def least_capable(names: Iterable[str]) -> str:
-    """Return the name of the LLM that knows least; of equals, the first. At least one name is needed."""
+    """Return the name of the LLM that knows least; the first of equals. Needs at least one name."""
     return min(names, key=lambda name: resolve_ability(name, folders=False)[0].theta)
 
 
@@ -149,7 +151,7 @@ def ability_table() -> tuple[AbilityEntry, ...]:
 
 
 def build_table(text: str) -> tuple[AbilityEntry, ...]:
-    """Return the lines of a table, and again those whose LLM also goes by a name with a size.
+    """Return the lines of a table; those of LLMs that are also known by a name with a size appear twice.
 
     Args:
         text: JSON: ``theta``, ``sd`` and ``source`` by name.
@@ -157,6 +159,7 @@ def build_table(text: str) -> tuple[AbilityEntry, ...]:
     entries = [
         AbilityEntry(parse_name(name), Ability(name, **facts)) for name, facts in parse_json(text).items()
     ]
+    # "phi-4-14b" is looked up like any name with a size, so the table needs it beside "phi-4".
     for sized, usual in sizes_left_out():
         words = parse_name(usual).words
         entries += [AbilityEntry(sized, entry.ability) for entry in entries if entry.name.words == words]
@@ -164,74 +167,76 @@ def build_table(text: str) -> tuple[AbilityEntry, ...]:
 
 
 def _same_date(ours: str, theirs: str) -> bool:
-    """Whether two dates are one: the day and month of one may stand for the whole of the other."""
-    if not ours or not theirs:
-        return ours == theirs
-    return ours.endswith(theirs) or theirs.endswith(ours)
+    """Return whether two dates are the same: one may lack the year."""
+    return ours == theirs or bool(ours and theirs and (ours.endswith(theirs) or theirs.endswith(ours)))
 
 
-def _weakest_of(entries: Sequence[AbilityEntry]) -> Ability:
+def _least_able(entries: Sequence[AbilityEntry]) -> Ability:
     return min(entries, key=lambda entry: entry.ability.theta).ability
 
 
-def _same_llm(said: ModelName) -> list[AbilityEntry]:
-    """Return the lines of an LLM: with the very words of its name, or else without those for how long it thinks."""
+def _same_llm(model: ModelName) -> list[AbilityEntry]:
+    """Return the lines of an LLM: by all words of its name, or else without those for how long it thinks."""
     table = ability_table()
-    for words in (said.words, said.without_effort, said.without_any_effort):
-        of_words = [entry for entry in table if entry.name.words == words]
-        found = of_words or [entry for entry in table if entry.name.without_effort == words]
-        if found:
-            return found
+    for words in (model.words, model.without_effort, model.without_any_effort):
+        exact = [entry for entry in table if entry.name.words == words]
+        entries = exact or [entry for entry in table if entry.name.without_effort == words]
+        if entries:
+            return entries
     return []
 
 
-def _by_family(said: ModelName, family: str, members: Sequence[AbilityEntry]) -> Ability:
-    """Guess from the members of a family, of which there is at least one."""
-    version, lowest = said.families[family], _weakest_of(members)
+def _guess_by_family(model: ModelName, family: str, members: Sequence[AbilityEntry]) -> Ability:
+    """Guess from the members of a family, at least one."""
+    version, lowest = model.families[family], _least_able(members)
     of_version = [entry for entry in members if version and entry.name.families[family] == version]
-    if said.size is None:
-        return _by_tier(said, family, members, of_version)
-    siblings = [entry for entry in members if entry.name.unsized == said.unsized]
+    if model.size is None:
+        return _guess_by_tier(model, family, members, of_version)
+    siblings = [entry for entry in members if entry.name.unsized == model.unsized]
+    # The closest relatives with a known size first; the further away, the less certain.
     for some, sd in ((siblings, _SIBLING_SD), (of_version, _VERSION_SD), (members, _FAMILY_SD)):
         sized = [entry for entry in some if entry.name.size is not None]
         if sized:
-            theta, nearest = _at_size(said.size, sized)
+            theta, nearest = _interpolate(model.size, sized)
             source = f"guessed from its size and others of its family, such as {nearest.llm}"
             return Ability(family, theta, sd, source)
-    theta = min(lowest.theta, _by_size(said.size))
+    theta = min(lowest.theta, _guess_by_size(model.size))
     return Ability(family, theta, _FAMILY_SD, f"guessed from its size and the weakest known, {lowest.llm}")
 
 
-def _by_tier(
-    said: ModelName, family: str, members: Sequence[AbilityEntry], of_version: Sequence[AbilityEntry]
+def _guess_by_tier(
+    model: ModelName, family: str, members: Sequence[AbilityEntry], of_version: Sequence[AbilityEntry]
 ) -> Ability:
     """Guess from the members of a family for a name without a size."""
-    tier, number = said.tier(family), said.version(family)
+    tier, number = model.tier(family), model.version(family)
     numbers = [entry.name.version(family) or 0.0 for entry in members]
     unknown = tier.difference(*(entry.name.tier(family) for entry in members))
     # A number far above all others is no version: "gpt-40".
     if number is not None and number <= max(numbers) + _NEXT_VERSIONS:
-        perhaps_effort = said.words - said.without_any_effort
+        perhaps_effort = model.words - model.without_any_effort
         predecessors = _predecessors(tier, number, family, members)
         predecessors = predecessors or _predecessors(tier - perhaps_effort, number, family, members)
         # A name without a tier may also be of the smallest tier of its version.
         rivals = [] if tier else of_version
-        if predecessors and _weakest_of(predecessors) == _weakest_of([*predecessors, *rivals]):
-            known = _weakest_of(predecessors)
+        if predecessors and _least_able(predecessors) == _least_able([*predecessors, *rivals]):
+            known = _least_able(predecessors)
             sd = math.hypot(known.sd, _SIBLING_SD)
             return Ability(family, known.theta, sd, f"its latest known predecessor, {known.llm}")
-    if unknown and family not in said.numbered:
+    # "gpt-bot-5" has an unknown word, and its number may be the bot's: then the version says nothing.
+    if unknown and family not in model.numbered:
         of_version = []
     elif number is not None and _is_one_tier(of_version, family):
-        # It need not be the weakest: those of 5.5 are judged as those of 5.
+        # The version has one tier, maybe not its smallest: so LLMs of all 5.x versions count for 5.5.
         of_version = [
             entry for entry, other in zip(members, numbers, strict=True) if int(other) == int(number)
         ]
+    # A word for a small or fast LLM that no known one of this version has: the version's least able may be larger.
     smaller = tier.difference(*(entry.name.tier(family) for entry in of_version)) & (_SMALL | _FAST)
     if of_version and not _is_one_tier(of_version, family) and not smaller:
-        known = _weakest_of(of_version)
+        known = _least_able(of_version)
         return Ability(family, known.theta, _VERSION_SD, f"the weakest known of its version, {known.llm}")
-    known = _weakest_of(members)
+    # It may be weaker than all known ones: an unknown small tier, or an older version. Then it has at most ability 0.
+    known = _least_able(members)
     weaker = unknown & _SMALL or (unknown and (number is None or _is_one_tier(members, family)))
     if known.theta > 0 and (weaker or (number is not None and number < min(numbers))):
         return Ability(family, 0.0, _FAMILY_SD, f"{REFERENCE_LLM}, since it may be weaker than {known.llm}")
@@ -241,7 +246,7 @@ def _by_tier(
 def _predecessors(
     tier: frozenset[str], number: float, family: str, members: Sequence[AbilityEntry]
 ) -> list[AbilityEntry]:
-    """Return the members of a tier with the latest version up to a number; empty where there are none."""
+    """Return the members of a tier with the latest version up to a number; may be empty."""
     versions = [
         (entry.name.version(family) or 0.0, entry)
         for entry in members
@@ -255,32 +260,33 @@ def _is_one_tier(entries: Sequence[AbilityEntry], family: str) -> bool:
     return len({entry.name.tier(family) for entry in entries}) == 1
 
 
-def _by_size(size: float) -> float:
-    """Return what a size alone says: never more than the default."""
+def _guess_by_size(size: float) -> float:
+    """Return the ability by size alone, at most the default's."""
     return min(0.0, _LOGITS_PER_DOUBLING * math.log2(size / _DEFAULT_SIZE))
 
 
-def _at_size(size: float, entries: Sequence[AbilityEntry]) -> tuple[float, Ability]:
-    """Return the ability of LLMs at a size, and the LLM whose size is nearest; all entries have a size.
+def _interpolate(size: float, entries: Sequence[AbilityEntry]) -> tuple[float, Ability]:
+    """Return the ability at a size, and the LLM of the nearest size; all entries have a size.
 
-    Between two sizes it lies on a line, and above the largest it is as much as that one's.
+    It is interpolated between two sizes, and constant above the largest.
     """
+    # By the logarithm of the size, because each doubling is worth about the same; of equal sizes the least able.
     weakest_at: dict[float, Ability] = {}
     for entry in sorted(entries, key=lambda entry: entry.ability.theta, reverse=True):
         weakest_at[math.log2(entry.name.size or 1.0)] = entry.ability
     sizes, at = sorted(weakest_at), math.log2(size)
-    theta = float(np.interp(at, sizes, [weakest_at[each].theta for each in sizes]))
-    nearest = min(sizes, key=lambda each: abs(each - at))
+    theta = float(np.interp(at, sizes, [weakest_at[known].theta for known in sizes]))
+    nearest = min(sizes, key=lambda known: abs(known - at))
     return theta + _LOGITS_PER_DOUBLING * min(at - sizes[0], 0.0), weakest_at[nearest]
 
 
 def save_measured(ability: Ability, folder: str | Path) -> Path:
-    """Write an ability to a folder, which appears whole or not at all."""
+    """Write an ability to a folder, which appears complete or not at all."""
     return write_folder(folder, {ABILITY: json_text({"format": _FORMAT, **asdict(ability)})})
 
 
 def read_measured(folder: str | Path) -> Ability | None:
-    """Return the ability in a folder; None where there is no folder of that name, or no ability in it.
+    """Return the ability in a folder; None if there is no such folder, or no ability in it.
 
     Raises:
         ModelLoadError: It cannot be read.

@@ -1,10 +1,11 @@
-"""What saved gates hold: the fields of ``gate.json``, checked, and the arrays beside them.
+"""The content of saved gates: the checked fields of ``gate.json``, and the arrays beside them.
 
-Adapters and calibrated gates are a `SavedGate` as they are. Heads, probes and tuned gates have weights of their own.
+Adapters and calibrated gates are a plain `SavedGate`. Heads, probes and tuned gates have weights of their own.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import field
 from typing import Annotated, Any, Literal, TypeAlias
@@ -21,44 +22,44 @@ from rgate_integrations.runtime.arrays import Float32Array, Float64Array
 from rgate_integrations.runtime.segments import LAYOUT
 
 STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-"""Configuration of every part of ``gate.json``: it may come from anywhere, so what nobody knows is refused."""
+"""Configuration of every part of ``gate.json``: it may come from anywhere, so unknown fields are rejected."""
 
 PRIOR = "prior"
-"""Sub-folder of a tuned gate: the gate whose logit is corrected."""
+"""Sub-folder of a tuned gate with the gate whose logit is corrected."""
 
 ANSWER_FIRST = "answer-first"
-"""Sub-folder of a tuned gate: the gate that judges begun answers."""
+"""Sub-folder of a tuned gate with the gate for partial answers."""
 
-_LEAST_LOGPROB = -20.0  # some servers write -9999 for "never"
+_MIN_LOGPROB = -20.0  # some servers write -9999 for "never"
 
 AnyStates: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 
-def _weights(value: Any) -> Float32Array:
+def _check_weights(value: Any) -> Float32Array:
     if not isinstance(value, np.ndarray) or value.dtype != np.float32:
-        raise ValueError("it is no float32 array")
+        raise ValueError("not a float32 array")
     if not np.isfinite(value).all():
-        raise ValueError("it has numbers that are not finite")
+        raise ValueError("contains numbers that are not finite")
     return value
 
 
-Weights: TypeAlias = Annotated[Float32Array, PlainValidator(_weights)]
-"""An array of a saved gate: float32, and finite."""
+Weights: TypeAlias = Annotated[Float32Array, PlainValidator(_check_weights)]
+"""A finite float32 array of a saved gate."""
 
 Count: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SavedGate:
-    """A gate as it is saved.
+    """A saved gate.
 
     Attributes:
         method: Name of the gate, as `load_gate` takes it.
         base_model: The proxy that it was trained with: catalogue name, folder or Hub id.
-        fingerprint: `rgate_integrations.models.base.Proxy.fingerprint` of it; empty if unknown.
+        fingerprint: `rgate_integrations.models.base.Proxy.fingerprint` of the proxy; empty if unknown.
         llm: The LLM whose knowledge it judges.
         threshold: Default threshold.
-        prompts: Hash of each prompt that it was trained under, by name: with other ones its scores mean nothing.
+        prompts: Hash of each prompt that it was trained with, by name; with other prompts its scores mean nothing.
         parameters: Its other parameters; JSON values.
         provenance: Where it comes from: data, label, seed, recipe, metrics, versions, licence; JSON values.
     """
@@ -73,32 +74,31 @@ class SavedGate:
     provenance: dict[str, Any] = field(default_factory=dict)
 
 
-def check_shape(name: str, array: Float32Array, *wanted: int) -> None:
+def check_shape(name: str, array: Float32Array, *shape: int) -> None:
     """Refuse an array of another shape.
 
     Args:
-        name: What to call it.
+        name: Its name in the error.
         array: The array.
-        *wanted: The length of each axis but the last, which must not be empty.
+        *shape: The length of each axis but the last, which must not be empty.
 
     Raises:
         ValueError: It has another shape.
     """
-    if array.shape[:-1] != wanted or not array.size:
-        raise ValueError(
-            f"{name} has the shape {array.shape}, not ({', '.join(map(str, wanted))}, hidden size)"
-        )
+    if array.shape[:-1] != shape or not array.size:
+        expected = ", ".join(map(str, shape))
+        raise ValueError(f"{name} has the shape {array.shape}, not ({expected}, hidden size)")
 
 
 @dataclass(frozen=True, config=STRICT)
 class LogprobHead:
-    """Weighs an LLM's own token log-probabilities against a probe of its words; P(known) is the sigmoid of the sum.
+    """Weighs an LLM's token log-probabilities against a probe of its words; P(known) is the sigmoid of the sum.
 
     Attributes:
         text: Weight of the probe's calibrated logit.
         total: Weight of the sum of the log-probabilities.
-        least: That of the lowest.
-        mean: That of their mean.
+        least: Weight of the lowest.
+        mean: Weight of their mean.
         bias: Added to the sum.
     """
 
@@ -113,12 +113,12 @@ class LogprobHead:
 
         Args:
             text: The probe's calibrated logit.
-            logprobs: Natural log-probability of each token that is read, at least one; below -20 they count as -20.
+            logprobs: Natural log-probability of each token, at least one; values below -20 count as -20.
         """
-        values: list[float] = np.maximum(logprobs, _LEAST_LOGPROB).tolist()
+        values: list[float] = np.maximum(logprobs, _MIN_LOGPROB).tolist()
         total = sum(values)
-        read = self.total * total + self.least * min(values) + self.mean * total / len(values)
-        return self.text * text + read + self.bias
+        confidence = self.total * total + self.least * min(values) + self.mean * total / len(values)
+        return self.text * text + confidence + self.bias
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -131,10 +131,10 @@ class ProbeArtifact(SavedGate):
         layers: Which hidden states: (layer, span, pooling) each.
         tokens: Draft tokens that are read; 0 for the question alone.
         source: Who writes the draft.
-        slope: Platt calibration of the logit, with `intercept`.
-        intercept: See `slope`.
-        logprobs: Reads the draft's log-probabilities too, where its writer gives them; None reads the words alone.
-        system: System turn of the prompt that question and draft stand in; None is that of `ANSWER`.
+        slope: Slope of the Platt calibration of the logit.
+        intercept: Intercept of the calibration.
+        logprobs: Also reads the draft's log-probabilities if there are any; None reads only the words.
+        system: System turn of the prompt; None for that of `ANSWER`.
     """
 
     method: Literal["probe"] = "probe"
@@ -149,7 +149,7 @@ class ProbeArtifact(SavedGate):
     system: str | None = None
 
     def __post_init__(self) -> None:
-        """Check that there is one vector a layer."""
+        """Check that there is one vector per layer."""
         check_shape("weight", self.weight, len(self.layers))
 
 
@@ -158,12 +158,12 @@ class TunedArtifact(SavedGate):
     """A correction of another gate, the prior: ``slope * prior + weight · states + head · features + bias``.
 
     Attributes:
-        slope: Of the prior's logit.
-        bias: Added.
-        weight: Of the hidden states of the question, shape (layers, hidden size), float32.
-        head: Of the features of a begun answer's log-probabilities, float32; empty for the question alone.
+        slope: Factor of the prior's logit.
+        bias: Added to the logit.
+        weight: Weights of the hidden states of the question, shape (layers, hidden size), float32.
+        head: Weights of the log-probability features of a partial answer, float32; empty for the question alone.
         layers: Which hidden states: (layer, span, pooling) each.
-        tokens: How many tokens of the begun answer are read; 0 for the question alone.
+        tokens: Tokens of the partial answer that are read; 0 for the question alone.
     """
 
     method: Literal["tuned"] = "tuned"
@@ -175,7 +175,7 @@ class TunedArtifact(SavedGate):
     tokens: Count = 0
 
     def __post_init__(self) -> None:
-        """Check that there is one vector a layer."""
+        """Check that there is one vector per layer."""
         check_shape("weight", self.weight, len(self.layers))
         if self.head.ndim != 1:
             raise ValueError(f"head has the shape {self.head.shape}, not that of a vector")
@@ -186,8 +186,8 @@ class Kind:
     """A kind of requests.
 
     Attributes:
-        name: Its name, under which decisions carry its probability.
-        answerable: Whether the LLM alone answers it well: always, if it knows the fact that is asked for, or never.
+        name: Its name in the decision's signals.
+        answerable: Whether the LLM alone answers it well: always, if it knows the fact, or never.
         about: What such a request does, to follow "The question …".
         bias: Added to the sum of its weights times the states.
     """
@@ -198,7 +198,7 @@ class Kind:
     bias: Finite = 0.0
 
     def share_answered(self, known: Float64Array) -> Float64Array:
-        """Return which share of such requests the LLM alone answers well, by P(it knows the fact)."""
+        """Return the share of such requests that the LLM alone answers well, given P(it knows the fact)."""
         if self.answerable == "if_known":
             return known
         return np.full_like(known, float(self.answerable == "always"))
@@ -206,10 +206,10 @@ class Kind:
 
 @dataclass(frozen=True, config=STRICT)
 class KindHead:
-    """What tells the kind of a segment of a request, a sentence or a line, by the states of the encoder.
+    """Classifies a segment of a request, a sentence or a line, by the states of the encoder.
 
-    One hidden layer: K logits are ``output · relu(hidden · x + hidden_bias) + bias``, of what is known of a segment,
-    x: its states and its layout.
+    It has one hidden layer: K logits are ``output · relu(hidden · x + hidden_bias) + bias``, where x are the states
+    and the layout of a segment.
 
     Attributes:
         layers: Which hidden states of the segment: (layer, ``"question"``, pooling) each.
@@ -226,7 +226,7 @@ class KindHead:
     output: Weights = field(repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check that the parts fit each other."""
+        """Check that the shapes match."""
         units = len(self.hidden_bias)
         check_shape("hidden", self.hidden, units)
         if self.output.shape != (len(self.kinds), units):
@@ -244,34 +244,35 @@ class KindHead:
 
         Args:
             states: Pooled states, shape (n, L, H).
-            layout: What `rgate_integrations.runtime.segments.layout` says of them, shape (n, 11).
+            layout: `rgate_integrations.runtime.segments.layout` of the segments, shape (n, 11).
         """
         x = np.concatenate([_flat(states), _flat(layout)], axis=1)
         output = self.output.astype(np.float64)
-        # One row at a time: so a segment has the same numbers in any batch.
-        logits = [
-            output @ np.maximum(self.hidden @ row + self.hidden_bias, 0) for row in x.astype(np.float32)
-        ]
-        return _softmax(np.stack(logits), self.kinds)
+        # Row by row: the result of a matrix product depends on its number of rows, and a segment must have the same
+        # probabilities in any batch.
+        rows = [output @ np.maximum(self.hidden @ row + self.hidden_bias, 0) for row in x.astype(np.float32)]
+        logits = np.stack(rows) + np.array([kind.bias for kind in self.kinds])
+        raised = np.exp(logits - logits.max(axis=1, keepdims=True))
+        probabilities: Float64Array = raised / raised.sum(axis=1, keepdims=True)
+        return probabilities
 
 
 @dataclass(frozen=True, config=STRICT)
 class FactHeads:
-    """Whether an LLM knows the fact that a question asks about, by a model's states. L are the layers, H the size.
+    """Whether an LLM knows the fact that a question asks about, by a model's L states of size H.
 
-    The LLM that they judge has ability 0; see `rgate_integrations.gates.ability`.
+    The reference LLM, of ability 0, is that of `rgate_integrations.gates.ability`.
 
     Attributes:
         base_model: The proxy whose states they read.
         layers: Which hidden states: (layer, span, pooling) each; no draft is read.
-        known_weight: Shape (L, H), float32: the logit that an LLM of ability 0 knows the fact, of a question about
-            one; the question's difficulty with its sign turned.
-        known_bias: Added to it.
-        ability_slope: Added to it for each unit of the LLM's ability.
-        default_ability: Mean and standard deviation of the ability of an LLM that nothing is known of.
-        news_weight: Shape (L, H), float32: a question may be about news, which nobody need have dated, if the sum of
-            this times its states and `news_bias` is positive. None if nothing tells that.
-        news_bias: Added to it.
+        known_weight: Shape (L, H), float32: weights of the logit that an LLM of ability 0 knows the fact.
+        known_bias: Added to the logit.
+        ability_slope: Added to the logit for each unit of the LLM's ability.
+        default_ability: Mean and standard deviation of the ability of an unknown LLM.
+        news_weight: Shape (L, H), float32: a question may be about undated news if the sum of this times its states
+            and `news_bias` is positive. None for no such check.
+        news_bias: Added to that sum.
     """
 
     base_model: str
@@ -284,7 +285,7 @@ class FactHeads:
     news_bias: Finite = 0.0
 
     def __post_init__(self) -> None:
-        """Check that the parts fit each other."""
+        """Check that the shapes match."""
         check_shape("known_weight", self.known_weight, len(self.layers))
         if self.news_weight is not None:
             check_shape("news_weight", self.news_weight, len(self.layers))
@@ -300,28 +301,27 @@ class FactHeads:
         return weighted(states, self.news_weight) + self.news_bias > 0
 
     def known_logits(self, states: AnyStates, theta: float | Float64Array, sd: float = 0.0) -> Float64Array:
-        """Return the logit that an LLM knows the fact, shape (n,), over all abilities that it may have.
+        """Return the logit that an LLM knows the fact, shape (n,), averaged over its possible abilities.
 
-        The less is known of the LLM, the nearer to 0 it is. The mean over a normal distribution of abilities is that
-        of MacKay, "The evidence framework applied to classification networks", 1992.
+        An uncertain ability moves it towards 0: the mean over a normal distribution is approximated as by MacKay,
+        "The evidence framework applied to classification networks", 1992.
 
         Args:
             states: Pooled states, shape (n, L, H).
             theta: Mean of the ability.
-            sd: Its standard deviation.
+            sd: Standard deviation of the ability.
         """
         logits = weighted(states, self.known_weight) + self.known_bias + self.ability_slope * theta
-        found: Float64Array = logits / np.sqrt(1 + np.pi / 8 * (self.ability_slope * sd) ** 2)
-        return found
+        return logits / math.sqrt(1 + math.pi / 8 * (self.ability_slope * sd) ** 2)
 
     def p_fact_known(self, states: AnyStates, theta: float, sd: float) -> Float64Array:
         """Return P(the LLM knows the fact), shape (n,); see `known_logits`.
 
-        No LLM has seen the latest news, however able it is: there, it counts as one of ability 0 at most, of which a
-        low P(known) makes up for news that the kinds overlook.
+        No LLM has seen the latest news, however capable it is. So for news the ability is at most 0, and the low
+        P(known) also makes up for news that the kinds overlook.
         """
-        of_each = np.where(self.about_news(states), min(theta, 0.0), theta)
-        return sigmoids(self.known_logits(states, of_each, sd))
+        abilities = np.where(self.about_news(states), min(theta, 0.0), theta)
+        return sigmoids(self.known_logits(states, abilities, sd))
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -329,14 +329,13 @@ class HeadsArtifact(SavedGate):
     """Heads on the states of a request: its kind, and whether the LLM knows the fact that it asks about.
 
     Attributes:
-        segments: What tells the kind of each segment, by the states of the model `base_model`, which reads any
-            language.
-        first_facts: What tells by the states of the same model whether a fact is known.
-        facts: What tells it better, by those of a second model, which has to read the question for it, and reads
-            English alone.
-        english_weight: Shape (L, H), float32: a question is in English if the sum of this times the first model's
+        segments: Classifies each segment by the states of `base_model`, which reads any language.
+        first_facts: Whether a fact is known, by the states of the same model.
+        facts: The same by the states of a second model: better, but it needs a pass of its own and reads only
+            English.
+        english_weight: Shape (L, H), float32: a question is English if the sum of this times the first model's
             states, over the layers of `first_facts`, and `english_bias` is positive.
-        english_bias: Added to it.
+        english_bias: Added to that sum.
     """
 
     method: Literal["heads"] = "heads"
@@ -347,7 +346,7 @@ class HeadsArtifact(SavedGate):
     english_bias: Finite
 
     def __post_init__(self) -> None:
-        """Check that the heads of the first model fit each other."""
+        """Check that the heads of the first model match."""
         check_shape("english_weight", self.english_weight, len(self.first_facts.layers))
 
     def is_english(self, states: AnyStates) -> bool:
@@ -357,29 +356,20 @@ class HeadsArtifact(SavedGate):
 
 def weighted(states: AnyStates, weight: Float32Array) -> Float64Array:
     """Return the sum of weights of the shape (L, H) times states of the shape (n, L, H), shape (n,)."""
-    found: Float64Array = _flat(states) @ weight.ravel().astype(np.float64)
-    return found
+    return _flat(states) @ weight.ravel().astype(np.float64)
 
 
 def p_answered(kinds: Sequence[Kind], probabilities: Float64Array, known: Float64Array) -> Float64Array:
     """Return P(the LLM alone answers well) for each of n requests or segments, shape (n,).
 
     Args:
-        kinds: The kinds that they may be of.
-        probabilities: What `kind_probabilities` returned, shape (n, K).
-        known: P(the LLM knows the fact), as `FactHeads.p_fact_known` gives it; one for each, or one for all.
+        kinds: The K kinds.
+        probabilities: The probability of each kind, shape (n, K).
+        known: P(the LLM knows the fact): one for each, or one for all.
     """
     shares = np.stack([kind.share_answered(known) for kind in kinds], axis=1)
-    found: Float64Array = np.minimum((probabilities * shares).sum(axis=1), 1.0)
-    return found
-
-
-def _softmax(logits: Float64Array, kinds: tuple[Kind, ...]) -> Float64Array:
-    """Return the kinds' probabilities, with their biases added to the logits."""
-    logits = logits + np.array([kind.bias for kind in kinds])
-    raised = np.exp(logits - logits.max(axis=1, keepdims=True))
-    found: Float64Array = raised / raised.sum(axis=1, keepdims=True)
-    return found
+    answered: Float64Array = np.minimum((probabilities * shares).sum(axis=1), 1.0)  # rounding may exceed 1
+    return answered
 
 
 def _flat(states: AnyStates) -> Float64Array:

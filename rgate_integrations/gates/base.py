@@ -1,6 +1,6 @@
-"""The gate: which evidence it looks at, and how it scores it. Pure: it owns no model, no queue and no thread.
+"""`Gate`: the evidence it looks at, and how it scores it. It owns no model, no queue and no thread.
 
-A new gate is one class in one file: parameters, `Gate.specs` and `Gate.score`. The engine does the rest.
+A new gate is one class: parameters, `Gate.specs` and `Gate.score`. The engine does the rest.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from rgate_integrations.models.base import Proxy
 
 Specs: TypeAlias = tuple[EvidenceSpec[Any], ...]
 
-_ROUNDING = 1e-6
+_ROUNDING = 1e-6  # by which a score may leave [0, 1]
 
 
 @dataclass(frozen=True)
 class GateInfo:
-    """What a gate is, for `list_gates` and ``rgate gates``.
+    """Describes a gate, for `list_gates` and ``rgate gates``.
 
     Attributes:
         name: The name that `load_gate` takes.
-        paper: Where the method comes from.
+        paper: Source of the method.
         evidence: What it looks at, in a few words.
-        training: Whether it needs training: ``"no"``, ``"optional"`` or ``"yes"``.
-        cost: What it costs a question.
+        training: Whether it needs training.
+        cost: What it costs per question.
     """
 
     name: str
@@ -44,21 +44,21 @@ class GateInfo:
 
 @dataclass(frozen=True)
 class Score:
-    """What a gate makes of the evidence of one question.
+    """A gate's opinion on one question; the decision carries all of it.
 
     Attributes:
-        p_known: Probability in [0, 1] that the LLM answers rightly without retrieval. Higher means skip.
+        p_known: Probability in [0, 1] that the LLM answers correctly without retrieval. Higher means skip.
         reason: One sentence for a person.
-        draft: The draft to hand on with the decision, if there is one.
-        warnings: What was noticed on the way; the decision carries it.
-        signals: Probabilities that `p_known` was made of, by name; the decision carries them.
-        llm: The LLM whose knowledge was judged, and how it is known which; the decision carries it.
-        threshold: What `p_known` is compared with where the caller says nothing; None for the gate's own.
-        override: What decides in place of the threshold; None where the threshold does.
-        p_covered: Probability in [0, 1] that a corpus has something on the request; None where no corpus is known.
+        draft: The draft that was judged, if any.
+        warnings: Problems that did not stop the gate.
+        signals: Probabilities behind `p_known`, by name.
+        llm: The LLM whose knowledge was judged, and the source of its name.
+        threshold: What `p_known` is compared with unless the caller gives a threshold; None for the gate's.
+        override: What decides instead of the threshold, if anything.
+        p_covered: Probability in [0, 1] that a corpus has something on the request; None without a corpus.
         corpora: Names of the corpora to search if it retrieves, best first.
-        outcome: What a gate that knows corpora decided in place of a search; None otherwise.
-        cost: What the evidence cost; the engine fills it in.
+        outcome: What a gate with corpora decided instead of a search; None otherwise.
+        cost: What the evidence cost; set by the engine.
     """
 
     p_known: float
@@ -75,10 +75,7 @@ class Score:
     cost: Cost = field(default_factory=Cost)
 
     def overridden(self, reason: str, *, retrieve: bool = True) -> Score:
-        """Return this score with a reason to retrieve, or not to, that counts before the threshold.
-
-        A reason to retrieve stays what it is; the first one that was found is kept.
-        """
+        """Return this score with an override. The first one to retrieve stays; one not to retrieve is replaced."""
         if self.override is not None and self.override.retrieve >= retrieve:
             return self
         return replace(self, override=Override(retrieve=retrieve, reason=reason))
@@ -87,7 +84,7 @@ class Score:
 class Gate(BaseModel, ABC):
     """Scores evidence: how probable is it that the LLM knows the answer?
 
-    Gates are immutable values. To decide with one, give it to `load_gate`, or to an adapter's ``gate=``.
+    Gates are immutable values. To decide with one, pass it to `load_gate`, or to an adapter as ``gate=``.
 
     Example:
         >>> from rgate_integrations import load_gate
@@ -107,11 +104,12 @@ class Gate(BaseModel, ABC):
 
     Attributes:
         threshold: Retrieve iff p_known < threshold: 0 never retrieves, above 1 always does. An override goes first.
-        proxy: Catalogue name, folder or Hub id of the proxy model that its evidence comes from.
-        info: What it is; gates that `load_gate` knows by name have one.
+        proxy: Catalogue name, folder or Hub id of the proxy model that computes its evidence.
+        info: Its description; gates that `load_gate` knows by name have one.
         gate_fields: Names of the parameters that hold other gates.
-        argument: Name of the parameter that may stand behind a colon, as in ``probe:FOLDER``; empty for none.
-        judges_llm: Whether it judges one LLM: by a name, see `for_llm`, or since it was fitted to its answers.
+        argument: Name of the parameter that may follow a colon, as in ``probe:FOLDER``; empty for none.
+        judges_llm: Whether it judges a particular LLM: by its name, see `for_llm`, or because it was fitted to its
+            answers.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -126,13 +124,10 @@ class Gate(BaseModel, ABC):
     @property
     @abstractmethod
     def specs(self) -> Specs:
-        """All the evidence that it looks at."""
+        """The evidence that it looks at."""
 
     def look_closer(self, evidence: Evidence) -> Specs:
-        """Return what else it looks at, after what it has seen of a question; by default nothing.
-
-        `score` finds these pieces in the evidence, too. Pure, as `score` is.
-        """
+        """Return further evidence that `score` needs, given the evidence so far; by default nothing. Pure."""
         return ()
 
     @abstractmethod
@@ -146,7 +141,7 @@ class Gate(BaseModel, ABC):
 
     @property
     def reads_history(self) -> bool:
-        """Whether it judges a question in the light of the turns before it."""
+        """Whether it reads the turns before a question."""
         return any(spec.reads_history for spec in expand_specs(self.specs))
 
     @property
@@ -155,11 +150,11 @@ class Gate(BaseModel, ABC):
         return any(spec.reads_draft for spec in expand_specs(self.specs))
 
     def answer_gate(self) -> Gate | None:
-        """Return what judges begun answers: itself, or a gate that belongs to it; None if it has none."""
+        """Return the gate that judges partial answers, itself or a related one; None if there is none."""
         return self if self.reads_drafts else None
 
     def question_gate(self) -> Gate | None:
-        """Return what reads the question alone: itself, or a gate of the same family; None without one."""
+        """Return the gate that reads only the question, itself or a related one; None if there is none."""
         return None
 
     @property
@@ -169,73 +164,72 @@ class Gate(BaseModel, ABC):
 
     @classmethod
     def parse_argument(cls, argument: str) -> dict[str, Any]:
-        """Return the parameters that the part of its name behind the colon stands for, as in ``constant:always``.
+        """Return the parameters that the part of a name after the colon stands for, as in ``constant:always``.
 
         Raises:
             ConfigurationError: It takes no argument, or not this one.
         """
         if not cls.argument:
             raise ConfigurationError(
-                f"The gate {cls.info.name!r} takes no argument, but {argument!r} was given.",
+                f"The gate {cls.info.name!r} takes no argument, not even {argument!r}.",
                 hint=f'Use load_gate("{cls.info.name}").',
             )
         return {cls.argument: argument}
 
     @classmethod
-    def of(cls, parameters: Mapping[str, Any]) -> Self:
-        """Make a gate.
+    def from_parameters(cls, parameters: Mapping[str, Any]) -> Self:
+        """Return a gate with these parameters.
 
         Raises:
-            ConfigurationError: A parameter is unknown or out of its range.
+            ConfigurationError: A parameter is unknown or out of range.
         """
         try:
             return cls.model_validate(dict(parameters))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
+            # Errors of our own validators have a better message than pydantic's.
             cause = first.get("ctx", {}).get("error")
             if isinstance(cause, ConfigurationError):
                 raise cause from error
             name = cls.info.name if hasattr(cls, "info") else cls.__name__
-            where = ".".join(map(str, first["loc"])) or "parameters"
-            known = [parameter for parameter, field in cls.model_fields.items() if not field.exclude]
+            parameter = ".".join(map(str, first["loc"])) or "parameters"
+            known = [name for name, field in cls.model_fields.items() if not field.exclude]
             raise ConfigurationError(
-                f"The gate {name!r} cannot take {where}: {first['msg']}.",
+                f"The gate {name!r} cannot take {parameter}: {first['msg']}.",
                 hint=f"Its parameters are: {', '.join(known)}.",
             ) from error
 
     def replace(self, **parameters: Any) -> Self:
-        """Return a copy with other parameters, the gate itself with none; see `of`."""
-        if not parameters:
-            return self
-        return self.of({**self.__dict__, **parameters})
+        """Return a copy with other parameters, or the gate itself without any; see `from_parameters`."""
+        return self.from_parameters({**self.__dict__, **parameters}) if parameters else self
 
     def for_llm(self, name: str, name_source: str = "") -> Self:
-        """Return a copy that judges what an LLM knows, or the gate itself where that changes nothing.
+        """Return a copy that judges what an LLM knows, or the gate itself if that changes nothing.
 
-        A gate that was fitted to the answers of an LLM judges that one, whatever the name.
+        A gate that was fitted to the answers of an LLM judges that LLM, whatever the name.
 
         Args:
             name: Name of the LLM, or folder of its measured ability.
-            name_source: Where the name was found; empty if the user gave it. A given name overrides a found one.
+            name_source: Where the name was detected; empty if the user gave it, which overrides a detected name.
         """
         return self
 
     def config(self) -> dict[str, Any]:
-        """Return name and parameters as JSON values; `gate_from_config` of the registry reads it."""
+        """Return name and parameters as JSON values, for `rgate_integrations.gates.registry.gate_from_config`."""
         return {"gate": self.name, **self.model_dump(mode="json")}
 
 
 CLIENT = "the client"
-"""The source of a name that a client of a server gave: like the user's, but never a folder of this machine."""
-GIVEN = ("", CLIENT)
+"""Source of a name that a server's client sent: as good as the user's, but never a folder on this machine."""
+USER_SOURCES = ("", CLIENT)
 
 
 class NamedLLMGate(Gate):
-    """A gate that judges what the LLM of a name knows.
+    """A gate that judges the knowledge of an LLM by its name.
 
     Attributes:
         llm_name: The name.
-        llm_name_source: Where the name was found; empty if it was given.
+        llm_name_source: Where the name was detected; empty if the user gave it.
     """
 
     judges_llm: ClassVar[bool] = True
@@ -244,29 +238,42 @@ class NamedLLMGate(Gate):
     llm_name_source: str = ""
 
     def for_llm(self, name: str, name_source: str = "") -> Self:
-        """Return a copy that judges what this LLM knows; itself where another was given and this one found."""
-        is_given = bool(self.llm_name) and self.llm_name_source in GIVEN
-        if (
-            not name
-            or (name_source not in GIVEN and is_given)
-            or (name, name_source) == (self.llm_name, self.llm_name_source)
-        ):
+        """Return a copy that judges this LLM; itself if the user named another one and this one was detected."""
+        is_fixed = bool(self.llm_name) and self.llm_name_source in USER_SOURCES
+        is_same = (name, name_source) == (self.llm_name, self.llm_name_source)
+        if not name or is_same or (is_fixed and name_source not in USER_SOURCES):
             return self
         return self.replace(llm_name=name, llm_name_source=name_source)
 
 
 InnerGate = Annotated[Gate, PlainSerializer(Gate.config)]
-"""A gate inside of another one. `load_gate` takes a name, a folder or a config in its place."""
+"""A gate inside of another one; `load_gate` takes a name, a folder or a config for it."""
+
+
+def share_with_inner(values: Any, inner_field: str, *defaults: str) -> Any:
+    """Return a gate's parameters with those that it shares with its inner gate, for a validator.
+
+    Both have the same proxy: the outer gate's if given, or else the inner gate's.
+
+    Args:
+        values: The parameters.
+        inner_field: Name of the inner gate's field.
+        *defaults: Names of further fields that the inner gate gives unless the outer one does.
+    """
+    inner = values.get(inner_field) if isinstance(values, dict) else None
+    if not isinstance(inner, Gate):
+        return values
+    if isinstance(values.get("proxy"), str):
+        inner = inner.replace(proxy=values["proxy"])
+    shared = {name: getattr(inner, name) for name in defaults}
+    return {**shared, **values, inner_field: inner, "proxy": inner.proxy}
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreSpec(EvidenceSpec[Score]):
-    """What a gate makes of a question: what the engine asks for, and what gates of gates look at.
+    """A gate's score of a question: what the engine asks for, and what gates of gates look at.
 
-    Two are equal if they are about the very same gate object.
-
-    Attributes:
-        gate: The gate.
+    Two are equal if they have the same gate object: comparing gates by value would compare their weights.
     """
 
     reads_model: ClassVar[bool] = False  # if a model reads the question, the gate's own specs say so
@@ -285,60 +292,60 @@ class ScoreSpec(EvidenceSpec[Score]):
         return self.gate.specs
 
     def compute(self, context: Context) -> list[Piece[Score] | Exception]:
-        """Score every question; what is wrong with one is returned, so that the others go on."""
-        found: list[Piece[Score] | Exception] = []
+        """Score every question, or return its error, so that the others go on."""
+        # Requests that need the same further evidence share one batch.
         closer: dict[EvidenceSpec[Any], list[Evidence]] = {}
         for evidence in context.evidence:
             for spec in self.gate.look_closer(evidence):
                 closer.setdefault(spec, []).append(evidence)
         for spec, some in closer.items():
             context.part(some).find(spec)
-        drafts = [spec for spec in expand_specs(self.gate.specs) if spec.reads_draft]
+        pieces: list[Piece[Score] | Exception] = []
         for evidence in context.evidence:
             try:
-                check_answers([evidence[spec] for spec in drafts if spec in evidence.pieces])
-                used = evidence.proxies.get(self.gate.proxy) or evidence.proxies.get("")
-                warnings = _check_model(self.gate, used)
-                score = self.gate.score(evidence)
-                p = score.p_known
-                if not -_ROUNDING <= p <= 1 + _ROUNDING:  # NaN is in no range
-                    raise ScoreError(f"The gate {self.gate.name!r} gave the score {p}.")
-                warnings = tuple(dict.fromkeys((*score.warnings, *warnings)))
-                found.append(Piece(replace(score, p_known=min(max(p, 0.0), 1.0), warnings=warnings)))
+                pieces.append(Piece(self._score(evidence)))
             except Exception as error:  # `score` may be any user's code
-                found.append(error)
-        return found
+                pieces.append(error)
+        return pieces
+
+    def _score(self, evidence: Evidence) -> Score:
+        drafts = [spec for spec in expand_specs(self.gate.specs) if spec.reads_draft]
+        check_answers([evidence[spec] for spec in drafts if spec in evidence.pieces])
+        proxy = evidence.proxies.get(self.gate.proxy) or evidence.proxies.get("")
+        warnings = _check_model(self.gate, proxy)
+        score = self.gate.score(evidence)
+        # Rounding is forgiven; anything else outside of [0, 1] is a bug of the gate, which must not skip a search.
+        p = score.p_known
+        if not -_ROUNDING <= p <= 1 + _ROUNDING:  # NaN, too
+            raise ScoreError(f"The gate {self.gate.name!r} gave the score {p}.")
+        warnings = tuple(dict.fromkeys((*score.warnings, *warnings)))
+        return replace(score, p_known=min(max(p, 0.0), 1.0), warnings=warnings)
 
 
-def check_answers(pieces: Sequence[Any]) -> None:
-    """Refuse a draft that is no answer: of what the LLM knows, it says nothing.
+def check_answers(drafts: Sequence[Any]) -> None:
+    """Refuse drafts that are not answers: they say nothing about what the LLM knows.
 
     Raises:
-        NoAnswerError: One is empty, a refusal, or a call of a tool.
+        NoAnswerError: One is empty, a refusal, or a tool call.
     """
-    for draft in pieces:
+    for draft in drafts:
         if isinstance(draft, Draft) and draft.missing:
             raise no_answer(draft.missing, thinking=draft.is_cut_off)
 
 
-def _check_model(gate: Gate, used: Proxy | None) -> tuple[str, ...]:
-    """Refuse evidence of another model than the one that a gate was trained on, if its file says which.
-
-    Returns:
-        A warning for the decision if the used model's weights are unknown: that does not make them the same.
+def _check_model(gate: Gate, proxy: Proxy | None) -> tuple[str, ...]:
+    """Refuse evidence of another model than a gate was trained on; warn if the model's weights are unknown.
 
     Raises:
         ModelLoadError: The fingerprints differ.
     """
-    trained = getattr(gate, "trained", None)  # of gates that were trained on a model
-    if not isinstance(trained, SavedGate) or used is None or trained.fingerprint in ("", used.fingerprint):
+    trained = getattr(gate, "trained", None)  # only gates that were trained on a model have it
+    if not isinstance(trained, SavedGate) or proxy is None or trained.fingerprint in ("", proxy.fingerprint):
         return ()
-    if not used.fingerprint:
-        return (
-            f"Whether {used.name!r} is the model that the gate {gate.name!r} was trained on cannot be checked.",
-        )
+    if not proxy.fingerprint:
+        return (f"Cannot check whether the gate {gate.name!r} was trained on {proxy.name!r}.",)
     raise ModelLoadError(
         f"The gate {gate.name!r} was trained on {trained.base_model!r} (weights {trained.fingerprint}), but "
-        f"{used.name!r} has the weights {used.fingerprint}.",
+        f"{proxy.name!r} has the weights {proxy.fingerprint}.",
         hint=f"Load it with proxy={trained.base_model!r}, or train a gate for this model.",
     )

@@ -1,4 +1,4 @@
-"""A gate with its P(known) calibrated and a threshold that was chosen on paired data."""
+"""A gate with a calibrated P(known), and a threshold that was chosen on paired data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 
 from rgate_integrations.gates.artifacts import SavedGate
-from rgate_integrations.gates.base import Gate, GateInfo, InnerGate, Score, ScoreSpec, Specs
+from rgate_integrations.gates.base import Gate, GateInfo, InnerGate, Score, ScoreSpec, Specs, share_with_inner
 from rgate_integrations.gates.evidence.base import Evidence
 from rgate_integrations.gates.papers.verdicts import IKGate
 from rgate_integrations.gates.probability import ProbabilityMap
@@ -17,13 +17,13 @@ from rgate_integrations.gates.probability import ProbabilityMap
 class CalibratedGate(Gate):
     """Another gate whose scores are mapped to probabilities; made by ``rgate calibrate``.
 
-    It has the other gate's proxy, and decides by its threshold unless it has its own.
+    Proxy and threshold are those of the other gate, unless given.
 
     Attributes:
         inner: The gate whose scores are mapped.
         probability: The map.
-        fingerprint: `Proxy.fingerprint` of the model that it was calibrated with; empty if
-            unknown, or if no model reads the question.
+        fingerprint: `Proxy.fingerprint` of the model that it was calibrated with; empty if unknown, or if no model
+            reads the question.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
@@ -38,13 +38,8 @@ class CalibratedGate(Gate):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_its_gate(cls, values: Any) -> Any:
-        match values:
-            case {"inner": Gate() as inner, "proxy": str(proxy)}:
-                return {"threshold": inner.threshold, **values, "inner": inner.replace(proxy=proxy)}
-            case {"inner": Gate() as inner}:
-                return {"threshold": inner.threshold, **values, "proxy": inner.proxy}
-        return values
+    def _share_parameters(cls, values: Any) -> Any:
+        return share_with_inner(values, "inner", "threshold")
 
     @property
     def specs(self) -> Specs:
@@ -53,13 +48,13 @@ class CalibratedGate(Gate):
 
     @property
     def trained(self) -> SavedGate:
-        """What says on which model it was calibrated."""
+        """The model that it was calibrated with, in the form in which trained gates state theirs."""
         return SavedGate(method=self.name, base_model=self.proxy, fingerprint=self.fingerprint)
 
     def score(self, evidence: Evidence) -> Score:
         """Map the inner gate's score."""
         score = evidence[ScoreSpec(self.inner)]
         p = self.probability(score.p_known)
-        # The inner gate wrote its reason for its own threshold, which is none for the mapped probability.
+        # The inner gate's threshold is none for the mapped probability.
         reason = f"{score.reason} Calibrated, P(known) is {p:.2f}.".strip()
         return replace(score, p_known=p, threshold=None, reason=reason)

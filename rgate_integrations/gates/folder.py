@@ -1,4 +1,4 @@
-"""The folder of a saved gate: ``gate.json``, a file of weights, a card. Written whole; read with its checksum."""
+"""The folder of a saved gate: ``gate.json``, weights and a card. Written atomically, read with a checksum."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ CONFIG, CARD, WEIGHTS = "gate.json", "README.md", "weights.safetensors"
 ADAPTER = "adapter_model.safetensors"
 """The file of a LoRA adapter, as peft names it."""
 
-_LONGEST_HEADER = 1 << 16
-_LARGEST_WEIGHTS = 1 << 32  # bytes; the adapter of a model with 70B parameters has about 1 GiB
+_MAX_HEADER = 1 << 16
+_MAX_WEIGHTS = 1 << 32  # bytes; the adapter of a model with 70B parameters has about 1 GiB
 _WITH_WEIGHTS: dict[Any, type[SavedGate]] = {
     "heads": HeadsArtifact,
     "probe": ProbeArtifact,
@@ -55,8 +55,9 @@ def saved_folder(name: str | Path) -> Path:
         name: A local folder, the name of a shipped gate, or a Hub id, which is fetched.
 
     Raises:
-        ModelLoadError: There is none of these.
+        ModelLoadError: None of these exists.
     """
+    # A local folder first, so that a user can replace a shipped gate.
     for folder in (find_folder(name), SHIPPED / name):
         if os.path.isfile(folder / CONFIG):
             return folder
@@ -65,7 +66,7 @@ def saved_folder(name: str | Path) -> Path:
         return _from_hub(name)
     raise ModelLoadError(
         f"There is no trained gate in {name!r}.",
-        hint=f"Give a folder that `rgate train` made, or a shipped gate: {', '.join(shipped())}.",
+        hint=f"Give a folder made by `rgate train`, or a shipped gate: {', '.join(shipped())}.",
     )
 
 
@@ -75,14 +76,7 @@ def shipped() -> list[str]:
 
 
 def save_gate(gate: SavedGate, folder: str | Path) -> Path:
-    """Save a gate; the folder appears whole or not at all, and replaces one that was there.
-
-    Args:
-        gate: The gate.
-        folder: Where to.
-
-    Returns:
-        The folder.
+    """Save a gate and return its folder, which appears complete or not at all, and replaces an existing one.
 
     Raises:
         WriteError: It could not be written.
@@ -91,18 +85,10 @@ def save_gate(gate: SavedGate, folder: str | Path) -> Path:
 
 
 def save_adapter(gate: SavedGate, folder: str | Path) -> Path:
-    """Make a folder that holds a LoRA adapter a gate that `load_gate` takes.
-
-    Args:
-        gate: The gate.
-        folder: Where the adapter is.
-
-    Returns:
-        The folder.
-    """
+    """Turn the folder of a LoRA adapter into one that `load_gate` takes, and return it."""
     root = Path(folder)
-    files = gate_files(gate, root.name, read_file(root / ADAPTER, _LARGEST_WEIGHTS))
-    for name in (CARD, CONFIG):  # with the last one the folder is a gate
+    files = gate_files(gate, root.name, read_file(root / ADAPTER, _MAX_WEIGHTS))
+    for name in (CARD, CONFIG):  # the config last: with it the folder is a gate
         write_atomically(root / name, files[name])
     return root
 
@@ -113,7 +99,7 @@ def gate_files(gate: SavedGate, name: str, adapter: bytes = b"") -> dict[str, by
     Args:
         gate: The gate.
         name: What its card calls it.
-        adapter: The content of its adapter's file, which is there already.
+        adapter: Content of its adapter's file, which is in the folder already.
     """
     content = asdict(gate)
     parts = {"": content} | {f"{name}.": part for name, part in content.items() if isinstance(part, dict)}
@@ -123,17 +109,16 @@ def gate_files(gate: SavedGate, name: str, adapter: bytes = b"") -> dict[str, by
             if isinstance(value, np.ndarray):
                 arrays[prefix + field] = np.ascontiguousarray(part.pop(field))
     files: dict[str, bytes | str] = {CARD: model_card(gate, name)}
-    weights = adapter
     if arrays:
-        weights = save(arrays)
-        files[WEIGHTS] = weights
-    digest = hashlib.sha256(weights).hexdigest() if weights else ""
+        files[WEIGHTS] = save(arrays)
+    weights = files.get(WEIGHTS, adapter)
+    digest = hashlib.sha256(weights).hexdigest() if isinstance(weights, bytes) and weights else ""
     files[CONFIG] = json_text({"format": FORMAT, **content, "weights_sha256": digest})
     return files
 
 
 def tuned_files(gate: TunedArtifact, prior: str | Path, name: str = "tuned") -> dict[str, bytes | str]:
-    """Return the files of a tuned gate's folder; the prior's are copied, so that it stays what it is.
+    """Return the files of a tuned gate's folder, with a copy of the prior, which may change elsewhere.
 
     Args:
         gate: The correction.
@@ -147,18 +132,18 @@ def tuned_files(gate: TunedArtifact, prior: str | Path, name: str = "tuned") -> 
     files = gate_files(gate, name)
     for file in sorted(saved_folder(prior).iterdir()):
         if file.is_file():
-            files[f"{PRIOR}/{file.name}"] = read_file(file, _LARGEST_WEIGHTS)
+            files[f"{PRIOR}/{file.name}"] = read_file(file, _MAX_WEIGHTS)
     return files
 
 
 def read_gate(name: str | Path) -> SavedGate:
-    """Read and check a saved gate; every call does so anew.
+    """Read and check a saved gate; not cached.
 
     Args:
         name: A local folder, the name of a shipped gate, or a Hub id.
 
     Raises:
-        ModelLoadError: There is none, a file is damaged or missing, or it is from a newer version.
+        ModelLoadError: It does not exist, a file is damaged or missing, or it is from a newer version.
     """
     folder = saved_folder(name)
     try:
@@ -172,10 +157,10 @@ def read_gate(name: str | Path) -> SavedGate:
         kind = _WITH_WEIGHTS.get(content.get("method"), SavedGate)
         file = folder / (ADAPTER if kind is SavedGate else WEIGHTS)
         if digest or os.path.isfile(file):
-            weights = read_file(file, _LARGEST_WEIGHTS)
+            weights = read_file(file, _MAX_WEIGHTS)
             if hashlib.sha256(weights).hexdigest() != digest:
                 raise ModelLoadError(
-                    f"{file.name} in {str(folder)!r} is damaged: its checksum is not the recorded one.",
+                    f"{file.name} in {str(folder)!r} is damaged: it does not match the recorded checksum.",
                     hint="Copy it again.",
                 )
             if kind is not SavedGate:
@@ -186,7 +171,7 @@ def read_gate(name: str | Path) -> SavedGate:
 
 
 def read_prior(name: str | Path) -> SavedGate:
-    """Read a gate that a tuned one may correct: heads or a probe, so that no folder leads to others without end.
+    """Read a gate that a tuned one may correct: heads or a probe, because tuned priors could nest endlessly.
 
     Raises:
         ModelLoadError: It cannot be read, or is another gate.
@@ -202,12 +187,12 @@ def read_prior(name: str | Path) -> SavedGate:
 
 def _put_arrays(content: dict[str, Any], weights: bytes) -> None:
     """Put the arrays of a safetensors file into the content of ``gate.json``, each by its dotted name."""
-    # Eight bytes say how long the list of tensors is. Ours name a few; a million of them take 20 s to be refused.
-    if int.from_bytes(weights[:8], "little") > _LONGEST_HEADER:
-        raise ValueError("the weights: their list of tensors is too long")
+    # The first eight bytes are the length of the list of tensors. A gate has a few; parsing a million takes 20 s.
+    if int.from_bytes(weights[:8], "little") > _MAX_HEADER:
+        raise ValueError("the weights list too many tensors")
     try:
         arrays = load(weights)
-    except (SafetensorError, AttributeError) as error:  # the last one: a type that numpy has not
+    except (SafetensorError, AttributeError) as error:  # AttributeError: a type that NumPy lacks
         raise ValueError(f"the weights: {error}") from error
     for name, array in arrays.items():
         prefix, _, field = name.rpartition(".")
@@ -216,7 +201,7 @@ def _put_arrays(content: dict[str, Any], weights: bytes) -> None:
 
 
 def unreadable(folder: Path, error: Exception) -> ModelLoadError:
-    """Return the error for a gate of whose files one is missing or makes no sense."""
+    """Return the error for a gate with a missing or invalid file."""
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
@@ -242,12 +227,7 @@ def _from_hub(name: str) -> Path:
 
 
 def model_card(gate: SavedGate, name: str) -> str:
-    """Return the card of a saved gate, its folder's ``README.md``: what it is, and what is known of its making.
-
-    Args:
-        gate: The gate.
-        name: What it is called.
-    """
+    """Return the card of a saved gate, its folder's ``README.md``: what it is, and how it was made."""
     provenance = json_text(gate.provenance).strip().replace("`", "'")  # so that it cannot end its block
     return f"""# {plain(name)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Self
 
@@ -12,8 +13,8 @@ from pydantic import Field, SkipValidation, model_validator
 
 from rgate_integrations.gates.ability import Ability, check_llm_name, resolve_ability
 from rgate_integrations.gates.artifacts import HeadsArtifact, p_answered
-from rgate_integrations.gates.base import GIVEN, Gate, GateInfo, NamedLLMGate, Score, Specs
-from rgate_integrations.gates.evidence.base import Evidence
+from rgate_integrations.gates.base import USER_SOURCES, Gate, GateInfo, NamedLLMGate, Score, Specs
+from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
 from rgate_integrations.gates.evidence.model_outputs import RequestSpec
 from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.gates.registry import make_gate
@@ -23,50 +24,50 @@ from rgate_integrations.runtime.letters import find_original
 from rgate_integrations.runtime.segments import QUESTION_MARKS
 
 _log = logging.getLogger("rgate_integrations")
-_warn_once = lru_cache(maxsize=256)(_log.warning)  # names may come from anybody
-_SHOWN = 80  # characters of a segment in a reason
-MAX_QUESTIONS_ASKED = 8
-"""A request that asks more than this retrieves: among so many, the heads do not find the one that needs it."""
-_MATTERS = 0.1
-"""By how much P(known) must depend on whether a fact is known for a request to ask for one."""
+_warn_once = lru_cache(maxsize=256)(_log.warning)  # bounded, because clients of a server may send any name
+_MAX_SHOWN = 80  # characters of a segment in a reason
+# Among more questions the heads do not find the one that needs a search, so such a request retrieves.
+_MAX_QUESTIONS = 8
+# "known" is only a signal if knowing the fact changes P(known) by this much; otherwise the request asks for none.
+_MIN_INFLUENCE = 0.1
 ALWAYS_READ = 40.0
-"""A margin so wide that the reader is asked about every fact."""
-_ELSEWHERE = -0.4
-"""Added to the ability for a fact that is asked for in another language than English. Of SimpleQA in Czech, four LLMs
-know less than of SimpleQA in English, by 0 to 0.4 in log-odds."""
-NOTHING_ASKED = ("no_knowledge", "given")
-"""Kinds of segments that ask for no knowledge."""
-_ADDRESS = re.compile(r"\b(?:https?://|www\.)\w", re.IGNORECASE)
-_FEW = 8
-"""Words of a request up to which an address is what it is about. Among more it may stand in a log or in code."""
-MIN_P_KNOWN_FOR_FOLLOW_UP = 0.8
-"""A message that follows others retrieves below this P(known): what it refers to may have been misunderstood."""
+"""A margin in logits so wide that the reader is asked about every fact."""
+# Added to the ability for a fact that is asked in another language than English: four LLMs know less of SimpleQA in
+# Czech than in English, by 0 to 0.4 in log-odds.
+_FOREIGN_PENALTY = -0.4
+# Kinds of segments that ask for no knowledge.
+_NOTHING_ASKED = ("no_knowledge", "given")
+_URL = re.compile(r"\b(?:https?://|www\.)\w", re.IGNORECASE)
+# A URL is the subject of a request of up to this many words; in a longer one it may be part of a log or of code.
+_MAX_WORDS_WITH_URL = 8
+# A follow-up retrieves below this P(known), because the gate may have misunderstood what it refers to.
+_MIN_P_KNOWN_FOR_FOLLOW_UP = 0.8
 
 
 class HeadsGate(TrainedGate, NamedLLMGate):
     """Heads on the hidden states of a request: its kind, and whether the LLM knows the fact.
 
-    One pass over the request, no draft. The LLM alone answers some kinds of requests well (thanks, sums, letters),
-    some never (private documents, news), and questions of knowledge if it knows the fact::
+    One pass over the request, and no draft. The LLM alone answers some kinds of requests well (thanks, sums,
+    letters), some never (private documents, news), and questions of knowledge if it knows the fact::
 
         p_known = P(kinds that it always answers) + P(kinds that it answers if it knows the fact) * P(known)
 
-    That is asked of every segment (sentence or line), and what one of them needs, the request needs: its P(known) is
-    the lowest. Text that was pasted is a kind of its own, which needs nothing. The encoder tells the kinds, in any
-    language, and takes a first look at facts. A second model, the reader, looks closer at those that may be known
-    well enough to skip; it reads English alone. In other languages the first look decides.
+    Every segment (sentence or line) is scored, and the lowest P(known) is that of the request. Pasted text is a
+    kind of its own that needs nothing. The encoder tells the kinds, in any language, and takes a first look at
+    facts. The reader, a second model that only reads English, looks closer at facts that may be known well enough
+    to skip. In other languages the first look decides.
 
-    Decisions carry the probabilities of the deciding segment as ``signals``. A draft that is given is not read.
+    Decisions carry the probabilities of the deciding segment as ``signals``. Drafts are ignored.
 
     Attributes:
-        artifact: Folder of saved heads, or the name of a shipped one.
-        trained: What is in it; read once, when the gate is made.
-        llm_name: The LLM that answers, or a folder of ``rgate ability``: `rgate_integrations.gates.ability` says
-            what becomes of a name. Empty, or a name that says nothing: an LLM of 8B.
-        llm_name_source: Where the name was found; empty if it was given.
-        ability: How much the LLM knows; by its name unless given. None where nothing is known of it.
-        margin: By how much, in logits, the first look at a fact may be wrong: one that it finds unknown by more
-            retrieves without the reader.
+        artifact: Folder of saved heads, or the name of shipped ones.
+        trained: Content of the artefact, read once.
+        llm_name: The LLM that answers, or a folder of ``rgate ability``; see `rgate_integrations.gates.ability`. An
+            empty or unknown name is judged as an LLM of 8B.
+        llm_name_source: Where the name was detected; empty if the user gave it.
+        ability: How much the LLM knows; looked up by its name unless given. None if unknown.
+        margin: Error of the first look in logits, at least 0: a fact that is unknown by more than this retrieves
+            without the reader.
         threshold: The artefact's, unless given.
         proxy: The model it was trained on, unless given: the same model may have another name or folder here.
     """
@@ -88,14 +89,15 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     @classmethod
     def _know_llm(cls, values: Any) -> Any:
         """Look up what the LLM knows, unless it is given."""
-        if not isinstance(values, dict):  # a gate of another kind, which is refused after this
+        if not isinstance(values, dict):  # a gate of another class, which pydantic refuses
             return values
         ability, name = values.get("ability"), values.get("llm_name", "")
         if ability is None:
-            is_given = not values.get("llm_name_source")
-            if is_given:
+            is_users = not values.get("llm_name_source")
+            if is_users:
                 check_llm_name(name)
-            ability, warning = resolve_ability(name, folders=is_given)
+            # Only the user may name a folder: a detected name may come from anybody.
+            ability, warning = resolve_ability(name, folders=is_users)
             if warning:
                 _warn_once(warning)
         if ability == resolve_ability("")[0]:
@@ -109,9 +111,9 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         return super().replace(**parameters)
 
     def answer_gate(self) -> Gate:
-        """Return these heads weighed against the probe of begun answers."""
+        """Return these heads weighed against the probe of partial answers."""
         gate = make_gate("answer", question=self)
-        # Each has a threshold of its own, but one that the caller chose holds for both.
+        # Both gates have default thresholds of their own, but a threshold of the caller's holds for both.
         is_chosen = self.threshold != self.trained.threshold
         return gate.replace(threshold=self.threshold) if is_chosen else gate
 
@@ -121,25 +123,27 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 
     @property
     def specs(self) -> Specs:
-        """The pooled hidden states of each segment of the request."""
+        """The pooled hidden states of each segment of the request, and the kinds of the segments."""
         layers = self.trained.segments.layers
-        return (RequestSpec(layers, layers, model=self.proxy),)
+        states = RequestSpec(layers, layers, model=self.proxy)
+        return (states, KindsSpec(states, self))
 
     @property
-    def _fact_spec(self) -> RequestSpec:
-        facts = self.trained.facts
-        return RequestSpec(facts.layers, model=facts.base_model)
+    def _reader_spec(self) -> RequestSpec:
+        return RequestSpec(self.trained.facts.layers, model=self.trained.facts.base_model)
 
     def look_closer(self, evidence: Evidence) -> Specs:
-        """Return the reader's states, where it matters whether the LLM knows a fact."""
-        read, trained, kinds = evidence[self.specs[0]], self.trained, self._kinds_of(evidence)
-        if not trained.is_english(read.whole):
+        """Return the reader's states if the decision depends on whether the LLM knows a fact."""
+        states, shares = [evidence[spec] for spec in self.specs]
+        trained = self.trained
+        if not trained.is_english(states.whole):
             return ()
-        logit_known = trained.first_facts.known_logits(read.whole[None], *self._ability)
-        at_best = np.array([0.0, *sigmoids(logit_known + self.margin)])
-        if_unknown, if_known = [p_answered(trained.segments.kinds, kinds, p).min() for p in at_best[:, None]]
+        # The reader costs a second pass: it is only asked if a known fact would skip and an unknown one retrieve.
+        logit_known = trained.first_facts.known_logits(states.whole[None], *self._ability)
+        highest = np.array([0.0, *sigmoids(logit_known + self.margin)])
+        if_unknown, if_known = [p_answered(trained.segments.kinds, shares, p).min() for p in highest[:, None]]
         threshold = self.threshold if evidence.request.threshold is None else evidence.request.threshold
-        return (self._fact_spec,) if if_unknown < threshold <= if_known else ()
+        return (self._reader_spec,) if if_unknown < threshold <= if_known else ()
 
     def score(self, evidence: Evidence) -> Score:
         """Score by all heads together.
@@ -147,41 +151,38 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         Raises:
             ModelLoadError: The states are not those of the models that the heads were trained on.
         """
-        kinds_of_request, kinds = self.trained.segments.kinds, self._kinds_of(evidence)
-        known, news = self._p_fact_known(evidence)
-        texts = evidence[self.specs[0]].texts
-        of_segments = p_answered(kinds_of_request, kinds, known)
-        weakest = int(np.argmin(of_segments))
-        p, shares = float(of_segments[weakest]), kinds[weakest]
-        signals = {kind.name: float(share) for kind, share in zip(kinds_of_request, shares, strict=True)}
-        at_worst, at_best = [p_answered(kinds_of_request, kinds, p).min() for p in (np.zeros(1), np.ones(1))]
-        if at_best - at_worst >= _MATTERS:
+        states, shares = [evidence[spec] for spec in self.specs]
+        kinds, texts = self.trained.segments.kinds, states.texts
+        known, is_news = self._p_fact_known(evidence)
+        # A request needs what its most demanding segment needs.
+        answered = p_answered(kinds, shares, known)
+        decisive = int(np.argmin(answered))
+        p, shares_there = float(answered[decisive]), shares[decisive]
+        signals = {kind.name: float(share) for kind, share in zip(kinds, shares_there, strict=True)}
+        lowest, highest = [p_answered(kinds, shares, p).min() for p in (np.zeros(1), np.ones(1))]
+        if highest - lowest >= _MIN_INFLUENCE:
             signals["known"] = float(known[0])
-        what = "The question"
+        subject = "The question"
         if len(texts) > 1:
-            text = find_original(evidence.original, texts[weakest]) if evidence.original else texts[weakest]
-            what = f"“{text[:_SHOWN]}…”" if len(text) > _SHOWN else f"“{text}”"
-        score = Score(p, f"{what} {self._why(p, shares, known, news)}", signals=signals, llm=self._judged_llm)
-        if sum(text.endswith(QUESTION_MARKS) for text in texts) > MAX_QUESTIONS_ASKED:
-            return score.overridden(f"Asks more than {MAX_QUESTIONS_ASKED} questions.")
-        if len(evidence.question.split(None, _FEW)) <= _FEW and _ADDRESS.search(evidence.question):
+            text = texts[decisive]
+            text = find_original(evidence.original, text) if evidence.original else text
+            subject = f"“{text[:_MAX_SHOWN]}…”" if len(text) > _MAX_SHOWN else f"“{text}”"
+        reason = f"{subject} {self._explain(p, shares_there, known, is_news)}"
+        score = Score(p, reason, signals=signals, llm=self._judged_llm)
+        if sum(text.endswith(QUESTION_MARKS) for text in texts) > _MAX_QUESTIONS:
+            return score.overridden(f"Asks more than {_MAX_QUESTIONS} questions.")
+        is_short = len(evidence.question.split(None, _MAX_WORDS_WITH_URL)) <= _MAX_WORDS_WITH_URL
+        if is_short and _URL.search(evidence.question):
             return score.overridden("Contains a URL, which the LLM cannot have read.")
-        if evidence.request.history and p < MIN_P_KNOWN_FOR_FOLLOW_UP:
+        if evidence.request.history and p < _MIN_P_KNOWN_FOR_FOLLOW_UP:
             return score.overridden("Follow-up that may need the earlier turns.")
         return score
 
     def p_nothing_asked(self, evidence: Evidence) -> Float64Array:
-        """Return of each segment P(it asks for no knowledge at all): small talk, a task, or text to work on."""
-        kinds = self._kinds_of(evidence)
-        columns = [i for i, kind in enumerate(self.trained.segments.kinds) if kind.name in NOTHING_ASKED]
-        found: Float64Array = kinds[:, columns].sum(axis=1)
-        return found
-
-    def _kinds_of(self, evidence: Evidence) -> Float64Array:
-        """Return the probability of each kind for each segment, shape (segments, kinds)."""
-        found, segments = evidence[self.specs[0]], self.trained.segments
-        self.check_states(found.segments[0], segments.states_shape)
-        return segments.kind_probabilities(found.segments, found.layout)
+        """Return P(it asks for no knowledge), as small talk, a task or a text to work on, for each segment."""
+        columns = [i for i, kind in enumerate(self.trained.segments.kinds) if kind.name in _NOTHING_ASKED]
+        p: Float64Array = evidence[self.specs[1]][:, columns].sum(axis=1)
+        return p
 
     def _p_fact_known(self, evidence: Evidence) -> tuple[Float64Array, bool]:
         """Return P(the LLM knows the fact), shape (1,), and whether the question may be about news."""
@@ -189,54 +190,81 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         theta, sd = self._ability
         facts, states = trained.first_facts, evidence[self.specs[0]].whole
         self.check_states(states, facts.known_weight.shape)
-        if self._fact_spec in evidence.pieces:
-            facts, states = trained.facts, evidence[self._fact_spec].whole
+        if self._reader_spec in evidence.pieces:
+            facts, states = trained.facts, evidence[self._reader_spec].whole
             self.check_states(states, facts.known_weight.shape, facts.base_model)
         elif not trained.is_english(states):
-            theta += _ELSEWHERE
+            theta += _FOREIGN_PENALTY
         return facts.p_fact_known(states[None], theta, sd), bool(facts.about_news(states[None])[0])
 
     @property
     def _ability(self) -> tuple[float, float]:
-        """Mean and standard deviation of what the LLM knows."""
-        if self.ability is None:
-            return self.trained.facts.default_ability
-        return self.ability.theta, self.ability.sd
+        """Mean and standard deviation of the LLM's ability."""
+        known = self.ability
+        return self.trained.facts.default_ability if known is None else (known.theta, known.sd)
 
     @property
     def _judged_llm(self) -> str:
-        """The LLM that is judged, and how it is known which."""
-        if not self.llm_name:
-            return ""
         if self.ability is None:
-            return f"an LLM of which nothing is known but its name, {self.llm_name}"
-        told = "as given" if self.llm_name_source in GIVEN else f"named by {self.llm_name_source}"
+            return f"an LLM of which nothing is known but its name, {self.llm_name}" if self.llm_name else ""
+        source = "as given" if self.llm_name_source in USER_SOURCES else f"named by {self.llm_name_source}"
         ability = f"ability {self.ability.theta:+.1f} ± {self.ability.sd:.1f}"
-        return f"{self.ability.llm} ({told}; {ability}: {self.ability.source})"
+        return f"{self.ability.llm} ({source}; {ability}: {self.ability.source})"
 
     def depends_on_knowledge(self, score: Score) -> float:
-        """Return how much it depends on knowledge whether the LLM answers a request that it may answer, in [0, 1].
+        """Return how much the answer depends on knowledge, in [0, 1], if the LLM can answer at all.
 
         Args:
-            score: What this gate said of the request.
+            score: This gate's score of the request.
         """
         shares = {"always": 0.0, "if_known": 0.0, "never": 0.0}
         for kind in self.trained.segments.kinds:
             shares[kind.answerable] += score.signals.get(kind.name, 0.0)
-        may = shares["always"] + shares["if_known"]
-        return shares["if_known"] / may if may > 0 else 1.0
+        answerable = shares["always"] + shares["if_known"]
+        return shares["if_known"] / answerable if answerable > 0 else 1.0
 
-    def _why(self, p: float, of_kinds: Float64Array, known: Float64Array, news: bool) -> str:
-        """Name the kind of request that weighed most for what is decided."""
+    def _explain(self, p: float, shares: Float64Array, known: Float64Array, is_news: bool) -> str:
+        """Describe the kind of request that contributed most to the decision."""
+        # Of a request that retrieves, the kind that adds most to P(not answered); otherwise to P(answered).
         kinds = self.trained.segments.kinds
-        shares = np.concatenate([kind.share_answered(known) for kind in kinds])
-        if p < self.threshold:
-            shares = 1 - shares
-        most = int(np.argmax(of_kinds * shares))
-        if kinds[most].answerable == "if_known":
-            llm = self.ability.llm if self.ability else "the LLM"
-            reason = f"{kinds[most].about} that {llm} knows with probability {known[0]:.2f}"
-            if news and self._ability[0] > 0:
-                reason += ": it may be news, where an abler LLM knows no more"
-            return f"{reason}."
-        return f"{kinds[most].about} (probability {of_kinds[most]:.2f})."
+        answered = np.concatenate([kind.share_answered(known) for kind in kinds])
+        top = int(np.argmax(shares * (1 - answered if p < self.threshold else answered)))
+        if kinds[top].answerable != "if_known":
+            return f"{kinds[top].about} (probability {shares[top]:.2f})."
+        llm = self.ability.llm if self.ability else "the LLM"
+        reason = f"{kinds[top].about} that {llm} knows with probability {known[0]:.2f}"
+        if is_news and self._ability[0] > 0:
+            reason += ": it may be news, of which a more capable LLM knows no more"
+        return f"{reason}."
+
+
+@dataclass(frozen=True, eq=False)
+class KindsSpec(EvidenceSpec[Float64Array]):
+    """The probability of each kind for each segment, shape (segments, kinds).
+
+    Evidence of its own, because it is read up to three times. Specs of copies of a gate are equal: they share the
+    heads.
+
+    Attributes:
+        states: The states of the segments.
+        gate: The gate with the heads.
+    """
+
+    states: RequestSpec
+    gate: HeadsGate
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, KindsSpec):
+            return False
+        return other.states == self.states and other.gate.trained is self.gate.trained
+
+    def __hash__(self) -> int:
+        return hash(self.states)
+
+    def compute(self, context: Context) -> list[Piece[Float64Array]]:
+        """Apply the heads to the segments of each request."""
+        heads, pieces = self.gate.trained.segments, []
+        for request in context.get(self.states):
+            self.gate.check_states(request.segments[0], heads.states_shape)
+            pieces.append(Piece(heads.kind_probabilities(request.segments, request.layout)))
+        return pieces

@@ -1,20 +1,20 @@
-"""What the name of an LLM says, however a server, a cloud or a file spells it: family, version, size, date.
+"""Parses the name of an LLM, however a server, a cloud or a file spells it: family, version, size, date.
 
-Names are read by rules, never by likeness. In this order:
+Names are parsed by rules, never matched by similarity. In this order:
 
-1. Case and what stands before the last ``/`` do not count: owners, providers, folders, ARNs. Nor do the prefixes of
+1. Case is ignored, and so is everything before the last ``/``: owners, providers, folders, ARNs; also the prefixes of
    `PROVIDERS` with a colon (``openai:gpt-4o``), of Bedrock (``us.anthropic.``) and of a fine-tune (``ft:``).
 2. File endings, shard numbers, quantisations (``Q4_K_M``, ``q4f16_1``, ``AWQ``) and Bedrock's ``-v1:0`` are dropped.
-3. Dates are taken out and kept apart: ``20241022``, ``2024-08-06``, ``08-2024``, ``06-05``, ``0613``, ``001``.
+3. Dates are cut out and stored separately: ``20241022``, ``2024-08-06``, ``08-2024``, ``06-05``, ``0613``, ``001``.
 4. The rest is split into words at ``-``, ``_``, ``:``, ``@`` and white space. A family's name and the number glued to
    it are two words (``llama3.1``, ``gpt4o``), and two numbers in a row are one version (``claude-3-5``,
    ``llama3-1``; Fireworks writes ``v3p1``, Azure ``gpt-35``).
-5. Words that say nothing of what the LLM knows are dropped (`_NOISE`): ``instruct``, ``chat``, ``it``, lengths of
+5. Words that do not matter for what the LLM knows are dropped (`_NOISE`): ``instruct``, ``chat``, ``it``, lengths of
    contexts, makers. Where a size is named, so are the words for speed (``turbo``, ``instant``) and the active
    experts of a mixture.
 
 The order of the words does not matter: ``claude-sonnet-4`` and ``claude-4-sonnet`` are one. Words for how long an LLM
-thinks (``thinking``, ``high``, ``_32K``) are read, and count where the table has figures for both ways.
+thinks (``thinking``, ``high``, ``_32K``) count if the table has figures for both.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FAMILIES = _set(
     pixtral qwen qwq smollm solar stablelm starling tinyllama titan vicuna yi zephyr
     """
 )
-"""The first words of names, by which LLMs of a maker belong together."""
+"""First words of names, one for each family of a maker's LLMs."""
 
 PROVIDERS = _set(
     """
@@ -73,7 +73,7 @@ ALIASES = {
     "phi-4-14b": "phi-4",
     "phi-4-mini-3.8b": "phi-4-mini",
 }
-"""LLMs that makers and servers also call by another name, and sizes that the usual name leaves out."""
+"""Other names of LLMs, and sizes that the usual name omits."""
 
 _NOISE = _set(
     """
@@ -95,7 +95,7 @@ _OTHER_TASKS = _set(  # of models that answer no questions
 )
 _SPEED = _set("turbo instant versatile lite fast reference free")  # servers' words, beside a size
 
-_LONGEST = 400  # characters of a name, or of the path of a file
+_MAX_CHARACTERS = 400  # of a name or a path; the rules below backtrack
 _PROVIDER_NOISE = (
     (r".*models--[^/]+?--([^/]+).*", r"\1"),  # the Hugging Face Hub's cache
     (r".*/", ""),
@@ -119,7 +119,7 @@ _DATES = (
     r"(?<=[-_])(\d{4})(?=$|[-_])",
     r"(?<=[-_])(00\d)(?=$|[-_])",
 )
-_DATE = "·"  # where one was: what stands on both sides is not one version
+_DATE = "·"  # replaces a date, so that the numbers on both sides do not become one version
 _BETWEEN = r"[-_\s,+()]+|(?<!\d)\.|\.(?!\d)"
 _ANY_FAMILY = "|".join(sorted(FAMILIES, key=len, reverse=True))
 _JOIN_RULES = (  # of words with one space between them
@@ -134,25 +134,27 @@ _JOIN_RULES = (  # of words with one space between them
     (r"(?<!\S)([kr]?\d) (\d\d?)(?!\S)", r"\1.\2"),  # claude-3-5
     (r"(?<!\S)(\d+)\.0(?!\S)", r"\1"),
 )
+# Versions such as 3.1, r1, v3, k2 or 4o; sizes such as 8b, 8x7b or e4b.
 _VERSION = r"([krv]?)(\d+(?:\.\d+)?)([a-z]?)"
 _SIZE = r"e?(?:(\d{1,3})x)?(\d{1,5}(?:\.\d{1,5})?)([bmt])"
 _ACTIVE = r"a\d+(\.\d+)?b|\d+e"  # of a mixture: active parameters, number of experts
 _CONTEXT = rf"\d+k|1m|\d{{5,}}|{_DATE}"
 _BILLIONS = {"m": 0.001, "b": 1.0, "t": 1000.0}
-_SHARED = 0.83  # of a mixture's parameters, about: 8x7b has 47 billion
+# The experts of a mixture share layers, so it has about this part of their product: 8x7b has 47 billion.
+_SHARED = 0.83
 
 
 @dataclass(frozen=True)
 class ModelName:
-    """What a name says.
+    """A parsed name.
 
     Attributes:
-        words: The words of the name that count; two names with the same words are of one LLM.
-        families: The version of each of `FAMILIES` that is named, in order, empty where none is; a distilled LLM
-            may name two.
-        size: Billions of parameters; None where none is named.
-        date: The date, digits only; empty where none is named.
-        numbered: The families whose version stands where their maker puts it. In ``gpt-bot-5`` it may be the bot's.
+        words: The words that count; two names with the same words mean the same LLM.
+        families: The version of each of `FAMILIES` in the name, in order; empty for none. A distilled LLM may name
+            two.
+        size: Billions of parameters; None if unknown.
+        date: The digits of the date; may be empty.
+        numbered: The families whose version is where their maker puts it. In ``gpt-bot-5`` it may be the bot's.
     """
 
     words: frozenset[str]
@@ -173,70 +175,68 @@ class ModelName:
 
     @property
     def without_any_effort(self) -> frozenset[str]:
-        """The words without those that may say so: ``max`` is a tier of Qwen, and an effort of Claude."""
+        """The same without words that may be a tier, too: ``max`` is a tier of Qwen, and an effort of Claude."""
         return self.words - _EFFORT - _TIERS_OR_EFFORT
 
     def version(self, family: str) -> float | None:
-        """Return the number of a family's version; None where none is named."""
+        """Return the number of a family's version; None if it has none."""
         matched = re.fullmatch(_VERSION, self.families[family])
         return float(matched[2]) if matched else None
 
     def tier(self, family: str) -> frozenset[str]:
-        """Return what tells the LLMs of a family and version apart, such as ``opus``.
+        """Return the words that distinguish LLMs of a family and version, such as ``opus``.
 
-        A letter at a version counts as a word: DeepSeek's R2 follows on R1, and is no V2.
+        A letter at a version counts as a word: DeepSeek's R2 succeeds R1, not V1.
         """
         letters = re.sub(r"[\d.]", "", self.families[family])
         return self.without_effort - {family, self.families[family]} | frozenset(letters)
 
 
 def parse_name(name: str) -> ModelName:
-    """Read a name; see the module for the rules.
+    """Parse a name by the rules of the module.
 
     >>> sorted(parse_name("us.meta.llama3-1-8b-instruct-v1:0").words)
     ['3.1', '8b', 'llama']
     """
-    text, date = name[:_LONGEST].strip().casefold().replace("\\", "/").rstrip("/"), ""
-    for pattern, instead in _PROVIDER_NOISE:
-        text = re.sub(pattern, instead, text)
+    text, date = name[:_MAX_CHARACTERS].strip().casefold().replace("\\", "/").rstrip("/"), ""
+    for pattern, replacement in _PROVIDER_NOISE:
+        text = re.sub(pattern, replacement, text)
     for pattern in _DATES:
-        found = re.search(pattern, text)
-        if found is not None:
-            text, date = f"{text[: found.start()]}-{_DATE}-{text[found.end() :]}", "".join(found.groups())
+        match = re.search(pattern, text)
+        if match is not None:
+            text, date = f"{text[: match.start()]}-{_DATE}-{text[match.end() :]}", "".join(match.groups())
             break
-    words = _words(text)
-    return _read(_aliases().get(tuple(words), words), date)
+    words = _split_words(text)
+    return _parse_words(_aliases().get(tuple(words), words), date)
 
 
 def sizes_left_out() -> list[tuple[ModelName, str]]:
-    """Return the names of `ALIASES` that have a size, each with the usual name, which has none."""
-    found = []
-    for alias, usual in ALIASES.items():
-        name = _read(_words(alias), "")
-        if name.size is not None and parse_name(usual).size is None:
-            found.append((name, usual))
-    return found
+    """Return the names of `ALIASES` with a size whose usual name has none, each with the usual name."""
+    names = [(_parse_words(_split_words(alias), ""), usual) for alias, usual in ALIASES.items()]
+    return [
+        (name, usual) for name, usual in names if name.size is not None and parse_name(usual).size is None
+    ]
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     """Split a name into the words that count, each version one of them."""
     joined = " ".join(filter(None, re.split(_BETWEEN, text)))
-    for pattern, instead in _JOIN_RULES:
-        joined = re.sub(pattern, instead, joined)
+    for pattern, replacement in _JOIN_RULES:
+        joined = re.sub(pattern, replacement, joined)
     words = [word for word in joined.split() if word not in _NOISE and not re.fullmatch(_CONTEXT, word)]
-    if any(re.fullmatch(_SIZE, word) for word in words):  # which says more than these
+    if any(re.fullmatch(_SIZE, word) for word in words):  # a size says more than these words
         words = [word for word in words if word not in _SPEED and not re.fullmatch(_ACTIVE, word)]
     return words
 
 
 @cache
 def _aliases() -> dict[tuple[str, ...], list[str]]:
-    """Return the words of the usual name by those of each of `ALIASES`."""
-    return {tuple(_words(alias)): _words(usual) for alias, usual in ALIASES.items()}
+    """Return the words of the usual name by those of each alias."""
+    return {tuple(_split_words(alias)): _split_words(usual) for alias, usual in ALIASES.items()}
 
 
-def _read(words: list[str], date: str) -> ModelName:
-    """Find families, their versions and the size among words."""
+def _parse_words(words: list[str], date: str) -> ModelName:
+    """Return the name with these words: its families, their versions and the size."""
     first_number = next(filter(re.compile(r"\d+(\.\d+)?").fullmatch, words), "")
     families: dict[str, str] = {}
     numbered = set[str]()

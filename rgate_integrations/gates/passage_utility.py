@@ -1,7 +1,7 @@
-"""P(helps): from what a search found to the probability that the LLM answers rightly with these passages.
+"""P(helps): the probability that the LLM answers correctly with the passages that a search found.
 
-How well passages cover the question is read from words alone, so it means the same on any corpus, and any retriever
-will do. Scores are not read: each retriever has its own scale, and beside the words those of BM25 told nothing new.
+How well passages cover the question is measured by words alone, so it means the same on any corpus and with any
+retriever. Scores are ignored: each retriever has its own scale, and BM25's added nothing to the words.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FILE = "helps.json"
 """Its file, in a folder."""
 
 READ = 5
-"""How many of the passages that were found, from the best on, are read."""
+"""Number of passages that are read, best first."""
 
 SEARCH_FEATURES = ("cover_first", "cover_best", "cover_all", "titles", "linked")
 """Names of what `search_features` returns, in order."""
@@ -47,12 +47,12 @@ _STOPWORDS = frozenset(
         """
     )
 )
-_LONGEST = 4_000  # characters of a passage that are read
+_MAX_CHARACTERS = 4_000  # of a passage that are read
 
 
 @dataclass(frozen=True)
 class FoundPassage:
-    """A passage that a search found, as this evidence reads it.
+    """A passage that a search found.
 
     Attributes:
         text: The passage.
@@ -64,20 +64,21 @@ class FoundPassage:
 
 
 class PassageUtilityModel(Frozen):
-    """P(helps) from features of a search and P(known), by three things that can each be measured.
+    """P(helps) from features of a search and from P(known), by three quantities that can be measured separately.
 
-    A logistic model of the features says whether the passages hold the answer. If they do, the LLM reads it there
-    with the probability ``reading``. If not, it answers from what it knows, and loses a share of that to them::
+    A logistic model of the features gives the probability that the passages contain the answer. If they do, the LLM
+    finds it there with the probability ``reading``. If not, it answers from its knowledge, of which the passages
+    make it lose a share::
 
         p_helps = p_contains_answer * reading + (1 - p_contains_answer) * (1 - distraction) * p_known
 
     Attributes:
-        format: Of the file.
+        format: Format of the file.
         features: Names of the features, in order.
-        weights: One a feature.
-        bias: Added; the sum is the logit of P(the passages hold the answer).
-        reading: P(right) in [0, 1] where the passages hold the answer.
-        distraction: Share in [0, 1] of its own knowledge that an LLM loses to passages that do not.
+        weights: Weight of each feature.
+        bias: Added; the sum is the logit of P(the passages contain the answer).
+        reading: P(correct) in [0, 1] if the passages contain the answer.
+        distraction: Share in [0, 1] of its knowledge that the LLM loses if they do not.
         provenance: Where it comes from; JSON values.
     """
 
@@ -90,42 +91,38 @@ class PassageUtilityModel(Frozen):
     provenance: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _fits(self) -> PassageUtilityModel:
+    def _check_weights(self) -> PassageUtilityModel:
         if len(self.features) != len(self.weights):
             raise ValueError(f"{len(self.weights)} weights do not match {len(self.features)} features.")
         return self
 
     def p_contains_answer(self, features: Float64Array) -> Float64Array:
-        """Return P(the passages hold the answer), shape (n,).
+        """Return P(the passages contain the answer), shape (n,).
 
         Args:
             features: Shape (n, features).
         """
-        logits = features @ np.array(self.weights) + self.bias
-        return sigmoids(logits)
+        return sigmoids(features @ np.array(self.weights) + self.bias)
 
     def p_helps(self, p_contains_answer: Float64Array, p_known: Float64Array) -> Float64Array:
-        """Return P(the LLM answers rightly with the passages), shape (n,).
+        """Return P(the LLM answers correctly with the passages), shape (n,).
 
         Args:
-            p_contains_answer: What `p_contains_answer` returned.
-            p_known: P(it answers rightly without them), shape (n,).
+            p_contains_answer: P(the passages contain the answer), shape (n,).
+            p_known: P(it answers correctly without them), shape (n,).
         """
-        found: Float64Array = (
-            p_contains_answer * self.reading + (1 - p_contains_answer) * (1 - self.distraction) * p_known
-        )
-        return found
+        return p_contains_answer * self.reading + (1 - p_contains_answer) * (1 - self.distraction) * p_known
 
 
 @lru_cache(maxsize=8)
 def read_utility_model(name: str | Path = DEFAULT) -> PassageUtilityModel:
-    """Read a saved model, once in a process.
+    """Read a saved model; cached.
 
     Args:
         name: A local folder, or the name of the shipped one.
 
     Raises:
-        ModelLoadError: There is none, or its file cannot be read or is of a newer version.
+        ModelLoadError: The file is missing, unreadable or of a newer version.
     """
     folder = SHIPPED / name if name == DEFAULT else find_folder(name)
     try:
@@ -140,16 +137,15 @@ def read_utility_model(name: str | Path = DEFAULT) -> PassageUtilityModel:
 def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64Array:
     """Return how well passages cover a question, shape (`SEARCH_FEATURES`,).
 
-    Words count by how rare they are in English: a name that no passage has tells more than a verb.
+    Words are weighted by how rare they are in English: a name that no passage has says more than a verb.
 
     Args:
         question: The question.
-        passages: What was found, best first; the first `READ` are read.
+        passages: The passages, best first; the first `READ` are read.
 
     Returns:
-        The share of the question's words, by weight, in the first passage, in the one that has most, and in all
-        together; the share of passages whose title the question names, and of those whose title another passage names
-        and the question does not. All in [0, 1].
+        In [0, 1]: the weighted share of the question's words in the first passage, in the best one, and in all
+        together; the share of passages whose title the question names, and of those that link to another title.
     """
     asked = tokenize(question)
     weights = {word: weight_of(word) for word in asked - _STOPWORDS}
@@ -157,18 +153,16 @@ def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64A
     titles: list[frozenset[str]] = []
     for passage in passages[:READ]:
         title = tokenize(passage.title)
-        texts.append(tokenize(passage.text[:_LONGEST]) | title)
+        texts.append(tokenize(passage.text[:_MAX_CHARACTERS]) | title)
         titles.append(title - _STOPWORDS)
     covered = [_share(weights, words) for words in texts] or [0.0]
     named = linked = 0
     for title in titles:
         named += bool(title) and title <= asked
         if not title <= asked:
-            # A bridge: "Titanic" leads to "James Cameron", whom the question does not name.
-            links = [
-                words for words, other in zip(texts, titles, strict=True) if title <= words and other != title
-            ]
-            linked += bool(links)
+            # A bridge: the passage on Titanic names James Cameron, whom the question does not.
+            others = [words for words, other in zip(texts, titles, strict=True) if other != title]
+            linked += any(title <= words for words in others)
     everything = frozenset[str]().union(*texts)
     return np.array([covered[0], max(covered), _share(weights, everything), named / READ, linked / READ])
 
@@ -179,19 +173,19 @@ def tokenize(text: str) -> frozenset[str]:
 
 
 def weight_of(word: str) -> float:
-    """Return how much a word tells, from 0 for the most common of English to 1 for the rare."""
+    """Return the weight of a word, from 0 for the most common one in English to 1 for rare ones."""
     return _common().get(word, 1.0)
 
 
 @lru_cache(maxsize=1)
 def _common() -> dict[str, float]:
-    """Return the weights of common words: the logarithm of their rank, as a share of the last rank's."""
+    """Return the weights of common words: the logarithm of the rank over that of the last rank."""
     ranked = _COMMON.read_text(encoding="utf-8").split()
     last = math.log(len(ranked) + 1)
     return {word: math.log(rank) / last for rank, word in enumerate(ranked, start=1)}
 
 
 def _share(weights: Mapping[str, float], words: frozenset[str]) -> float:
-    """Return the weight of those of the question's words that are among some words, as a share of all; 0 for none."""
+    """Return the share of the weights whose words are among these; 0 without weights."""
     covered = sum(weight for word, weight in weights.items() if word in words)
     return covered / (sum(weights.values()) or 1.0)

@@ -11,7 +11,7 @@ from rgate_integrations.decision import Finite, Frozen
 from rgate_integrations.runtime.arrays import Float64Array
 
 Method = Literal["platt", "none"]
-_EDGE = 1e-6
+_EDGE = 1e-6  # keeps logits within ±14
 
 
 class ProbabilityMap(Frozen):
@@ -19,8 +19,8 @@ class ProbabilityMap(Frozen):
 
     Attributes:
         method: How it was fitted.
-        slope: Of the logit.
-        intercept: Of the logit.
+        slope: Factor of the logit.
+        intercept: Added to the scaled logit.
     """
 
     method: Method = "none"
@@ -36,13 +36,13 @@ class ProbabilityMap(Frozen):
 
 def sigmoid(logit: float) -> float:
     """Return the probability of a logit; NaN stays NaN."""
+    # Clipped, because exp overflows a float from 710 on.
     return 1 / (1 + math.exp(-min(max(logit, -500.0), 500.0)))
 
 
 def sigmoids(logits: Float64Array) -> Float64Array:
     """Return the probabilities of logits."""
-    found: Float64Array = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
-    return found
+    return 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
 
 
 def logit(p: float) -> float:
@@ -54,5 +54,4 @@ def logit(p: float) -> float:
 def logits(p: Float64Array) -> Float64Array:
     """Return the logits of probabilities, clipped away from 0 and 1."""
     clipped = np.clip(p, _EDGE, 1 - _EDGE)
-    found: Float64Array = np.log(clipped) - np.log1p(-clipped)
-    return found
+    return np.log(clipped) - np.log1p(-clipped)

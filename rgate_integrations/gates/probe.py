@@ -20,15 +20,13 @@ from rgate_integrations.prompts import answer_prompt
 class ProbeGate(TrainedGate):
     """A trained linear probe on pooled hidden states of the middle layers (compare Azaria & Mitchell 2023).
 
-    P(known) is ``sigmoid(slope * (w · h + b) + intercept)``: h are the pooled states of the artefact's layers,
-    slope and intercept its calibration. Trained by ``rgate train --gate probe``.
-
-    Some probes also read the log-probabilities that the draft's writer gives. Without them they judge the words
-    alone. The reason says what was read.
+    P(known) is ``sigmoid(slope * (w · h + b) + intercept)``, where h are the pooled states of the artefact's layers.
+    Trained by ``rgate train --gate probe``. Some probes also read the draft's log-probabilities if there are any; the
+    reason says what was read.
 
     Attributes:
         artifact: Folder of a trained probe, or the name of a shipped one.
-        trained: What is in it; read once, when the gate is made.
+        trained: Content of the artefact, read once.
         threshold: The artefact's, unless given.
         proxy: The model it was trained on, unless given: the same model may have another name or folder here.
     """
@@ -45,16 +43,13 @@ class ProbeGate(TrainedGate):
     trained: SkipValidation[ProbeArtifact] = Field(exclude=True, repr=False)
 
     @property
-    def _hidden(self) -> HiddenSpec:
-        trained = self.trained
-        prompt = answer_prompt(trained.system)
-        draft = DraftSpec(trained.tokens, trained.source, prompt, self.proxy) if trained.tokens else None
-        return HiddenSpec(trained.layers, draft, prompt, self.proxy)
-
-    @property
     def specs(self) -> Specs:
-        """The pooled hidden states, and the draft that they are read over."""
-        return (*self._hidden.needs, self._hidden)
+        """The pooled hidden states, and the draft that they are read from, if any."""
+        trained, prompt = self.trained, answer_prompt(self.trained.system)
+        if not trained.tokens:
+            return (HiddenSpec(trained.layers, None, prompt, self.proxy),)
+        draft = DraftSpec(trained.tokens, trained.source, prompt, self.proxy)
+        return (HiddenSpec(trained.layers, draft, prompt, self.proxy), draft)
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the calibrated probe.
@@ -62,19 +57,15 @@ class ProbeGate(TrainedGate):
         Raises:
             ModelLoadError: The states are not those of the model that the probe was trained on.
         """
-        trained, hidden = self.trained, self._hidden
-        states = evidence[hidden]
+        trained = self.trained
+        states, *drafts = [evidence[spec] for spec in self.specs]
         self.check_states(states, trained.weight.shape)
         logit = float(np.sum(trained.weight * states)) + trained.bias
         logit = trained.slope * logit + trained.intercept
-        draft = None
-        read = "question"
-        if hidden.draft is not None:
-            draft = evidence[hidden.draft]
-            read = "question and draft"
-            if trained.logprobs is not None and draft.logprobs:
-                logit = trained.logprobs.logit(logit, draft.logprobs)
-                read = "question, draft and its log-probabilities"
+        draft, inputs = (drafts[0], "question and draft") if drafts else (None, "question")
+        if draft is not None and trained.logprobs is not None and draft.logprobs:
+            logit = trained.logprobs.logit(logit, draft.logprobs)
+            inputs = "question, draft and its log-probabilities"
         p = sigmoid(logit)
-        reason = f"A probe trained on {trained.llm} reads {read}: known with probability {p:.2f}."
+        reason = f"A probe trained on {trained.llm} reads {inputs}: known with probability {p:.2f}."
         return Score(p, reason, draft)

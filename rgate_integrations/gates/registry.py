@@ -1,4 +1,4 @@
-"""Gates by name: from a name, a folder or a config to a gate, and back from JSON."""
+"""Gates by name, folder or config."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def gate_class(name: str) -> type[Gate]:
     if name not in _GATES:
         raise unknown_name("gate", name, [*_GATES, *shipped()])
     module, _, attribute = _GATES[name].partition(":")
-    found: type[Gate] = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
-    return found
+    gate: type[Gate] = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
+    return gate
 
 
 def list_gates() -> list[GateInfo]:
-    """Return what every gate is, sorted by name; loads no model."""
+    """Return a description of every gate, sorted by name; loads no model."""
     return [gate_class(name).info for name in sorted(_GATES)]
 
 
@@ -60,32 +60,33 @@ def make_gate(name: str, **parameters: Any) -> Gate:
     Args:
         name: A gate's name, with an argument after a colon where it takes one (``"constant:random:0.5"``); the name
             of a shipped gate; the folder or Hub id of a trained one; or the URL of a decision server.
-        **parameters: Its parameters. Where one is a gate, it may be a name or a config, too.
+        **parameters: Its parameters. A parameter that is a gate may also be a name or a config.
 
     Raises:
         UnknownNameError: No gate has that name; the hint suggests the nearest.
-        ConfigurationError: A parameter is unknown or out of its range.
+        ConfigurationError: A parameter is unknown or out of range.
         ModelLoadError: A trained gate cannot be read, or was trained with other prompts.
     """
     if name.startswith(("http://", "https://")):
         name = f"remote:{name}"
     kind, _, argument = name.partition(":")
+    # Gates' names go first, so that a folder named "tuned" cannot replace one; `loadable` adds a slash to it.
     if kind not in _GATES and (name in shipped() or "/" in name or os.path.isdir(find_folder(name))):
         return _load_saved(name, parameters)
-    found = gate_class(kind)
+    cls = gate_class(kind)
     if argument:
-        parameters = {**found.parse_argument(argument), **parameters}
-    for field in found.gate_fields:
+        parameters = {**cls.parse_argument(argument), **parameters}
+    for field in cls.gate_fields:
         value = parameters.get(field)
         if isinstance(value, str):
             parameters[field] = make_gate(value)
         elif value is not None:
-            parameters[field] = getattr(value, "gate", value)  # what `load_gate` returned holds a gate
+            parameters[field] = getattr(value, "gate", value)  # unwraps an engine of `load_gate`
     return gate_from_config({**parameters, "gate": kind})
 
 
 def loadable(folder: str | Path) -> str:
-    """Return a folder as `make_gate` takes it: one that is named like a gate, such as ``tuned``, needs a slash.
+    """Return a folder in the form that `make_gate` takes: one named like a gate, such as ``tuned``, needs a slash.
 
     >>> loadable("tuned"), loadable("mine"), loadable("gates/ik")
     ('./tuned', 'mine', 'gates/ik')
@@ -95,21 +96,21 @@ def loadable(folder: str | Path) -> str:
 
 
 def gate_from_config(config: Mapping[str, Any]) -> Gate:
-    """Make a gate from what `Gate.config` returned; gates inside of it are configs, too."""
+    """Return the gate of a `Gate.config`; gates inside of it are configs, too."""
     parameters = dict(config)
-    found = gate_class(str(parameters.pop("gate", "")))
-    for field in found.gate_fields:
+    cls = gate_class(str(parameters.pop("gate", "")))
+    for field in cls.gate_fields:
         if isinstance(parameters.get(field), Mapping):
             parameters[field] = gate_from_config(parameters[field])
-    return found.of(parameters)
+    return cls.from_parameters(parameters)
 
 
 def saved_gate(gate: Gate, provenance: Mapping[str, Any]) -> SavedGate:
-    """Return a gate as `rgate_integrations.gates.folder.save_gate` takes it: its name and parameters.
+    """Return a gate's name and parameters, in the form that `save_gate` takes.
 
     Args:
         gate: The gate, such as a calibrated one.
-        provenance: How it came about: data, policy, guarantee; JSON values.
+        provenance: How it was made: data, policy, guarantee; JSON values.
     """
     parameters = gate.config()
     return SavedGate(
@@ -132,15 +133,15 @@ def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:
         config = {"threshold": saved.threshold, "proxy": saved.base_model, **saved.parameters, **parameters}
         if os.path.isfile(folder / ADAPTER):
             config["adapter"] = str(folder)
-        # A folder may be anybody's. Its gates are configs in it: names would lead to folders that name others again.
+        # Gates inside of it are configs, never names: a folder from anywhere could name others without end.
         gate = gate_from_config({**config, "gate": saved.method})
     except (ValueError, TypeError, LookupError, RecursionError) as error:
-        if parameters:  # then the error may be about one of these
+        if parameters:  # the error may be about one of them
             raise
         raise unreadable(folder, error) from error
     for spec in expand_specs([ScoreSpec(gate)]):
         if isinstance(spec, ScoreSpec) and spec.gate.name == "remote":
-            # It may be anybody's, and would send them all questions.
+            # A folder from anywhere would send all questions to somebody's server.
             raise ModelLoadError("A saved gate may not ask a server.", hint="Do not use it.")
     check_prompts(gate, saved, name)
     return gate

@@ -1,4 +1,4 @@
-"""The gate of a decision server (``rgate serve``), ``load_gate("http://localhost:8377")``, and its HTTP client."""
+"""The gate of a decision server: ``load_gate("http://localhost:8377")``, and the server's HTTP client."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ from rgate_integrations.models.bounded_http import Answer, make_client, request,
 from rgate_integrations.models.credentials import read_credentials
 
 TOKEN = "RGATE_TOKEN"  # noqa: S105  its name, not itself
-"""The environment variable that has the token of a decision server, for the server and for its clients."""
+"""The environment variable with the token of a decision server, for the server and for its clients."""
 
-_PROBE = 0.25  # seconds
-_QUOTED = 300  # characters of a server's own words in an error
+_READY_TIMEOUT = 0.25  # seconds; a question must not wait long for a server that just failed
+_MAX_QUOTED = 300  # characters of a server's answer in an error
 _ANSWER = TypeAdapter(dict[str, list[Decision]])
 _LOGIN = re.compile("//.*@")
+# Not the metadata, which only rules on this side read, nor threshold and timeout, which are applied here.
 _SENT = {"question", "history", "draft", "popularity"}
 
 
 class RemoteGate(NamedLLMGate):
-    """Decides as the gate of a server does, for questions and for begun answers, at the server's threshold.
+    """Decides like the gate of a server, for questions and for partial answers, at the server's threshold.
 
-    Concurrent callers share its requests. A server that is down, slow or full is a gate that fails: it retrieves.
+    Concurrent callers share its requests. A server that is down, slow or overloaded is a failing gate: it retrieves.
     Rules are applied on this side.
 
     Attributes:
         url: The server, such as ``http://localhost:8377``.
-        token: Its bearer token; that of the environment's ``RGATE_TOKEN`` when None. Never in a config.
-        request_seconds: How long a request to the server may take.
-        llm_name: The LLM whose knowledge is judged; where it is empty, the one that the server was started for.
-        llm_name_source: Where the name was found; empty if it was given.
+        token: Its bearer token; None takes the environment's ``RGATE_TOKEN``. Never part of a config.
+        request_seconds: Maximum time of a request to the server.
+        llm_name: The LLM whose knowledge is judged; empty for the one that the server was started for.
+        llm_name_source: Where the name was detected; empty if the user gave it.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
@@ -52,11 +53,11 @@ class RemoteGate(NamedLLMGate):
     request_seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
 
     def answer_gate(self) -> Gate:
-        """Return itself: the server has both gates."""
+        """Return this gate: the server has both."""
         return self
 
     def question_gate(self) -> Gate:
-        """Return itself: the server has both gates."""
+        """Return this gate: the server has both."""
         return self
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
@@ -69,7 +70,7 @@ class RemoteGate(NamedLLMGate):
         return (ServedDecisionSpec(self),)
 
     def score(self, evidence: Evidence) -> Score:
-        """Take the server's score.
+        """Return the server's score.
 
         Raises:
             EvidenceError: The server's gate failed.
@@ -81,7 +82,7 @@ class RemoteGate(NamedLLMGate):
                 f"The server's gate failed: {failed.type}: {failed.message}", hint=failed.hint
             )
         override, reason = decision.override, decision.reason
-        if override is not None:  # whoever applies it says its reason again
+        if override is not None:  # the engine puts it in front again
             reason = reason.removeprefix(override.reason).strip()
         elif decision.retrieve and decision.p_known >= decision.threshold:
             override = Override(retrieve=True, reason="The server's gate retrieves whatever P(known) is.")
@@ -102,13 +103,13 @@ class RemoteGate(NamedLLMGate):
 
 @dataclass(frozen=True)
 class ServedDecisionSpec(EvidenceSpec[Decision]):
-    """The decision of a server's gate, at its own threshold.
+    """The decision of a server's gate, at that gate's threshold.
 
     Attributes:
-        gate: Says which server, and whose knowledge is judged.
+        gate: Names the server, and the LLM whose knowledge is judged.
     """
 
-    reads_model: ClassVar[bool] = False  # the server cuts what is too long
+    reads_model: ClassVar[bool] = False  # the server truncates long questions itself
     reads_history: ClassVar[bool] = True
 
     gate: RemoteGate
@@ -119,24 +120,24 @@ class ServedDecisionSpec(EvidenceSpec[Decision]):
         server = context.memory(
             ("decision server", gate.url), lambda: DecisionClient(gate.url, gate.token, gate.request_seconds)
         )
-        items = [to_jsonable_python(each, include=_SENT) for each in context.requests]
+        items = [to_jsonable_python(request, include=_SENT) for request in context.requests]
         decisions = server.decide(items, gate.llm_name, gate.llm_name_source)
         return [Piece(decision, decision.cost) for decision in decisions]
 
 
 class DecisionClient:
-    """Asks a decision server, one request at a time.
+    """Sends requests to a decision server, one at a time.
 
-    A server that did not answer is looked at before it is asked again: the question costs as long as it takes to
-    refuse a connection, or at most a quarter of a second, until the server says that it is ready.
+    After a failure it first asks whether the server is ready, so a question costs at most a quarter of a second, not
+    the whole timeout, until the server is back.
 
     Args:
-        url: The server's base, such as ``http://localhost:8377``.
-        token: The bearer token; that of the environment's ``RGATE_TOKEN`` when None.
-        seconds: How long a request and its whole answer may take.
+        url: Base URL of the server, such as ``http://localhost:8377``.
+        token: The bearer token; None takes the environment's ``RGATE_TOKEN``.
+        seconds: Maximum time of a request and its complete answer.
 
     Raises:
-        ConfigurationError: The URL cannot be used, or the token cannot be sent.
+        ConfigurationError: The URL or the token is invalid.
     """
 
     def __init__(self, url: str, token: SecretStr | None, seconds: float) -> None:
@@ -145,25 +146,26 @@ class DecisionClient:
         self._is_broken = False
 
     def decide(self, items: Sequence[Mapping[str, Any]], llm: str, llm_name_source: str) -> list[Decision]:
-        """Ask about several questions.
+        """Return a decision for each question.
 
         Args:
             items: The questions, as ``/v1/decide`` takes them.
             llm: Name of the LLM whose knowledge is judged; may be empty.
-            llm_name_source: Where the name was found; empty if it was given.
+            llm_name_source: Where the name was detected; empty if the user gave it.
 
         Raises:
-            ServerError: The server could not be asked, is full, refused the request, or gave no such answer.
+            ServerError: The server could not be reached, is overloaded, refused the request, or answered something
+                else.
         """
-        if self._is_broken and self._send("GET", "/ready", seconds=_PROBE).status != 200:
+        if self._is_broken and self._send("GET", "/ready", seconds=_READY_TIMEOUT).status != 200:
             raise ServerError(f"The decision server at {self.url} is not ready.")
         self._is_broken = False
         body = {"questions": items, "llm": llm, "llm_name_source": llm_name_source}
         answer = self._send("POST", "/v1/decide", seconds=self._seconds, body=body)
         if answer.status != 200:
-            said = self._credentials.redact(answer.text)[:_QUOTED]
+            words = self._credentials.redact(answer.text)[:_MAX_QUOTED]
             raise ServerError(
-                f"The decision server at {self.url} answered {answer.status}: {said}",
+                f"The decision server at {self.url} answered {answer.status}: {words}",
                 hint=f"Set {TOKEN}." if answer.status == 401 else "",
             )
         try:
@@ -171,7 +173,9 @@ class DecisionClient:
         except (ValidationError, LookupError):
             decisions = []
         if len(decisions) != len(items):
-            raise ServerError(f"{self.url} does not answer as a decision server does.", hint="rgate serve")
+            raise ServerError(
+                f"{self.url} does not answer like a decision server.", hint="Start one: rgate serve"
+            )
         return decisions
 
     def _send(self, method: str, path: str, *, seconds: float, body: Any = None) -> Answer:
@@ -180,13 +184,14 @@ class DecisionClient:
         try:
             return run_requests(self._request(method, path, seconds, body))
         except TimeoutError:
-            trouble = f"there was no whole answer within {seconds:g} s"
+            problem = f"no complete answer within {seconds:g} s"
         except httpx.RequestError as error:
-            trouble = self._credentials.redact(f"{type(error).__name__}: {error}")
+            problem = self._credentials.redact(f"{type(error).__name__}: {error}")
         self._is_broken = True
-        # Nothing is raised inside an `except`: a chained error of httpx may quote what was sent.
+        # Raised outside of the `except`, because a chained error of httpx may quote what was sent.
         raise ServerError(
-            f"The decision server at {self.url} could not be asked: {trouble}", hint="Is rgate serve running?"
+            f"The decision server at {self.url} could not be reached: {problem}",
+            hint="Is rgate serve running?",
         )
 
     async def _request(self, method: str, path: str, seconds: float, body: Any) -> Answer:

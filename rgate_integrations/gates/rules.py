@@ -1,9 +1,9 @@
-"""Rules of the user's own: requests that always retrieve or never do, whatever the gate would say of them.
+"""The user's rules: requests that always or never retrieve, whatever the gate says.
 
-Nobody should have to train a gate to say that questions about contracts always retrieve. A rule is an example, a
-pattern or a function. Examples are compared by the states that the default gate reads anyway: those of layer 8 of the
-encoder, without what all requests share (their mean), in the directions in which requests differ most, each scaled to
-the same variance. Without that all requests look alike.
+So nobody has to train a gate to make questions about contracts retrieve. A rule is an example, a pattern or a
+function. Examples are compared by states that the default gate reads anyway, those of layer 8 of the encoder. All
+requests share most of such a state, so its mean is subtracted, and the rest is projected on the directions in which
+requests differ most, each scaled to the same variance.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from rgate_integrations.runtime.files import SHIPPED, read_file
 from rgate_integrations.runtime.segments import Segmented
 
 Rule: TypeAlias = str | re.Pattern[str] | Callable[..., bool]
-"""An example, a pattern that is searched for, or a function of the question or of the question and its metadata."""
+"""An example, a pattern to search for, or a function of the question or of the question and its metadata."""
 
 RuleOrRules: TypeAlias = Rule | Sequence[Rule]
 
 
 class RuleOptions(TypedDict, total=False):
-    """The arguments ``always=`` and ``never=`` of whatever takes rules; see `Rules`."""
+    """The arguments ``always=`` and ``never=``; see `Rules`."""
 
     always: RuleOrRules
     never: RuleOrRules
 
 
 ALIKE = 0.28
-"""The cosine from which a request is like an example; see ``benchmarks/rules.py``."""
+"""Cosine from which a request counts as similar to an example; chosen by ``benchmarks/rules.py``."""
 LAYER = PooledLayer(8, "question", "mean")
-_SHOWN = 60  # characters of an example in a reason
+_MAX_SHOWN = 60  # characters of an example in a reason
 
 _WrittenPattern: TypeAlias = Annotated[
     dict[Literal["pattern"], re.Pattern[str]], Field(min_length=1), AfterValidator(itemgetter("pattern"))
@@ -61,33 +61,26 @@ _WRITTEN = TypeAdapter(dict[Literal["always", "never"], list[str | _WrittenPatte
 
 @dataclass(frozen=True)
 class Rules:
-    """What always retrieves and what never does. Where both hold, it retrieves.
-
-    Attributes:
-        always: Rules for what retrieves.
-        never: Rules for what does not.
-    """
+    """Rules for what always retrieves and for what never does. If both match, the request retrieves."""
 
     always: tuple[Rule, ...] = ()
     never: tuple[Rule, ...] = ()
 
     @classmethod
     def coerce(cls, always: RuleOrRules = (), never: RuleOrRules = ()) -> Rules:
-        """Return what the arguments ``always=`` and ``never=`` stand for: each a rule, or several.
+        """Return the rules of the arguments ``always=`` and ``never=``, each a rule or several.
 
         Raises:
-            ConfigurationError: A rule is none of the three, or an example is empty.
+            ConfigurationError: A rule is not one of the three, or an example is empty.
         """
-        return cls(_checked("always", always), _checked("never", never))
+        return cls(_check_rules("always", always), _check_rules("never", never))
 
     @classmethod
     def read(cls, path: str | Path) -> Rules:
-        """Read rules from a JSON file.
-
-        It holds ``{"always": ["an example", {"pattern": "a regular expression"}], "never": []}``.
+        """Read a JSON file such as ``{"always": ["an example", {"pattern": "a regular expression"}], "never": []}``.
 
         Raises:
-            DataFormatError: It is something else.
+            DataFormatError: The file has another form.
         """
         try:
             rules: dict[Any, Any] = _WRITTEN.validate_json(read_file(path).removeprefix(codecs.BOM_UTF8))
@@ -99,25 +92,25 @@ class Rules:
             ) from error
 
     def match(self, request: Request) -> Score | None:
-        """Return what patterns and functions say of a request, as an override; None if they say nothing."""
-        for name, rules, known in (("always", self.always, 0.0), ("never", self.never, 1.0)):
+        """Return the override of the first pattern or function that matches; None if none does."""
+        # "always" first: if both match, the request retrieves.
+        for name, rules, p_known in (("always", self.always, 0.0), ("never", self.never, 1.0)):
             for rule in rules:
                 try:
-                    why = _why(rule, request)
+                    reason = _match_rule(rule, request)
                 except Exception as error:  # whatever a user's function raises
                     problem = (
                         f"A function of {name}= failed, so it retrieves: {type(error).__name__}: {error}"
                     )
                     return Score(0.0, "", warnings=(problem,)).overridden(problem)
-                if why:
-                    return _ruled(name, known, why)
+                if reason:
+                    return _rule_score(name, p_known, reason)
         return None
 
     def likeness_for(self, gate: Gate) -> tuple[LikenessSpec, ...]:
-        """Return what the examples say, by states that the gate reads anyway if it can be; nothing without any."""
-        examples = []
-        for rules, known in ((self.always, 0.0), (self.never, 1.0)):
-            examples += [(rule, known) for rule in rules if isinstance(rule, str)]
+        """Return the comparison with the examples, if any, by states that the gate reads anyway if possible."""
+        examples = [(rule, 0.0) for rule in self.always if isinstance(rule, str)]
+        examples += [(rule, 1.0) for rule in self.never if isinstance(rule, str)]
         states = RequestSpec((LAYER,), (LAYER,), model=ENCODER)
         for spec in expand_specs(gate.specs):
             if isinstance(spec, RequestSpec) and spec.model == ENCODER and LAYER in spec.segments:
@@ -127,10 +120,10 @@ class Rules:
 
 @dataclass(frozen=True)
 class LikenessSpec(EvidenceSpec[Score | None]):
-    """What the examples say of a request that is like one of them, with P(known) 0 or 1; None of others.
+    """The override of the examples for a request that is similar to one of them; None for others.
 
     Attributes:
-        examples: The examples, each with the P(known) of what is like it; those that retrieve first.
+        examples: The examples, each with the P(known) of requests like it; those that retrieve come first.
         states: The states that are compared.
     """
 
@@ -138,78 +131,75 @@ class LikenessSpec(EvidenceSpec[Score | None]):
     states: RequestSpec
 
     def compute(self, context: Context) -> list[Piece[Score | None]]:
-        """Compare the requests with the examples, which are read once in the life of an engine."""
+        """Compare the requests with the examples, which are read once per engine."""
         layer = self.states.segments.index(LAYER)
-        requests = [directions_of(each.segments[:, layer]) for each in context.get(self.states)]
+        requests = [directions_of(read.segments[:, layer]) for read in context.get(self.states)]
         encoder = require_states(context.use_proxy(ENCODER))
-        examples = context.memory(
-            self, lambda: directions_of(states_of([example for example, _ in self.examples], encoder))
-        )
+        texts = [example for example, _ in self.examples]
+        examples = context.memory(self, lambda: directions_of(states_of(texts, encoder)))
         return [Piece(self.compare(request @ examples.T)) for request in requests]
 
     def compare(self, likeness: Float64Array) -> Score | None:
-        """Return what the examples say of a request.
+        """Return the override of the first example that a request is similar to.
 
-        Of a request of several segments that which is most like an example counts where it would retrieve, and that
-        which is least like it where it would not: so nothing that is asked beside it is skipped.
+        An example that retrieves must match one segment of the request. One that does not must match all of them, so
+        that nothing asked beside it is skipped.
 
         Args:
-            likeness: The cosines of its segments' directions with those of the examples, shape (segments, examples).
+            likeness: Cosines of the directions of segments and examples, shape (segments, examples).
         """
-        for (example, known), cosines in zip(self.examples, likeness.T, strict=True):
-            name, alike = ("never", cosines.min()) if known else ("always", cosines.max())
-            if alike >= ALIKE:
-                return _ruled(name, known, f"it is like {example[:_SHOWN]!r} ({alike:.2f}).")
+        for (example, p_known), cosines in zip(self.examples, likeness.T, strict=True):
+            name, cosine = ("never", cosines.min()) if p_known else ("always", cosines.max())
+            if cosine >= ALIKE:
+                return _rule_score(name, p_known, f"it is like {example[:_MAX_SHOWN]!r} ({cosine:.2f}).")
         return None
 
 
 def states_of(texts: Sequence[str], encoder: HasStates) -> Float32Array:
-    """Return the states of texts that are compared, each as one segment, shape (texts, hidden size)."""
+    """Return the states by which texts are compared, each as one segment, shape (texts, hidden size)."""
     as_segments = [Segmented(((" ".join(text.split()),),)) for text in texts]
-    layers = RequestLayers((LAYER,), (LAYER,))
-    return np.stack([each.segments[0, 0] for each in encoder.request_states(ANSWER, as_segments, layers)])
+    pooled = encoder.request_states(ANSWER, as_segments, RequestLayers((LAYER,), (LAYER,)))
+    return np.stack([states.segments[0, 0] for states in pooled])
 
 
-def _checked(name: str, given: RuleOrRules) -> tuple[Rule, ...]:
+def _check_rules(name: str, rules: RuleOrRules) -> tuple[Rule, ...]:
     """Return one rule or several as several."""
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        given = [given]
-    for rule in given:
+    if isinstance(rules, str) or not isinstance(rules, Sequence):
+        rules = [rules]
+    for rule in rules:
         if isinstance(rule, str) and not rule.strip():
-            raise ConfigurationError(f"An example of {name}= is empty.")
+            raise ConfigurationError(f"An example of {name}= is empty.", hint="Remove it.")
         if not isinstance(rule, str | re.Pattern) and not callable(rule):
             raise ConfigurationError(
                 f"A rule of {name}= must be an example, a pattern or a function, not {type(rule).__name__}.",
                 hint='always=["Which clause ...?", re.compile("contract"), a_function]',
             )
-    return tuple(given)
+    return tuple(rules)
 
 
-def _ruled(name: str, known: float, why: str) -> Score:
-    """Return what a rule decides, without asking the gate."""
-    return Score(known, "").overridden(f"The rule {name}=: {why}", retrieve=not known)
+def _rule_score(name: str, p_known: float, reason: str) -> Score:
+    """Return the score of a request that a rule decides; the gate is not asked."""
+    return Score(p_known, "").overridden(f"The rule {name}=: {reason}", retrieve=not p_known)
 
 
-def _why(rule: Rule, request: Request) -> str:
-    """Return why a pattern or a function holds for a request; empty if it does not."""
-    if isinstance(rule, re.Pattern) and rule.search(request.question):
-        return f"it matches {rule.pattern!r}."
-    if callable(rule):
-        given: tuple[Any, ...] = (request.question, request.metadata)
-        takes = len(inspect.signature(rule).parameters)
-        name = getattr(rule, "__name__", type(rule).__name__)
-        if rule(*given[:takes]):
-            return f"{name} says so."
-    return ""
+def _match_rule(rule: Rule, request: Request) -> str:
+    """Return why a pattern or a function matches a request; empty if it does not, and for examples."""
+    if isinstance(rule, re.Pattern):
+        return f"it matches {rule.pattern!r}." if rule.search(request.question) else ""
+    if isinstance(rule, str):
+        return ""
+    arguments: tuple[Any, ...] = (request.question, request.metadata)
+    arguments = arguments[: len(inspect.signature(rule).parameters)]
+    return f"{getattr(rule, '__name__', type(rule).__name__)} says so." if rule(*arguments) else ""
 
 
 def directions_of(states: Float32Array) -> Float64Array:
-    """Return states as they are compared, of length 1; shape (texts, directions)."""
+    """Return states in the form in which they are compared, of length 1, shape (texts, directions)."""
     mean, directions = known_directions()
     compared = (states.astype(np.float64) - mean) @ directions
     lengths = np.linalg.norm(compared, axis=1, keepdims=True)
-    found: Float64Array = compared / np.maximum(lengths, 1e-12)
-    return found
+    directions_of_length_1: Float64Array = compared / np.maximum(lengths, 1e-12)  # an empty state stays 0
+    return directions_of_length_1
 
 
 @cache

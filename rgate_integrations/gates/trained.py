@@ -1,4 +1,4 @@
-"""What gates share that were trained on a model: they are read once, and refuse what another model made."""
+"""Base classes of gates that were trained on a model: read once, and used with that model only."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class TrainedGate(Gate):
 
     Attributes:
         artifact: Folder or Hub id of a saved gate, or the name of a shipped one.
-        trained: What is in it; read once, when the gate is made.
-        threshold: The saved gate's, unless given.
+        trained: Content of the artefact, read once.
+        threshold: The artefact's, unless given.
         proxy: The model it was trained on, unless given: the same model may have another name or folder here.
-        kind: What the folder must hold.
+        kind: Class of the artefact.
     """
 
     kind: ClassVar[type[SavedGate]]
@@ -48,26 +48,26 @@ class TrainedGate(Gate):
         return {"threshold": trained.threshold, "proxy": trained.base_model, **values, "trained": trained}
 
     @model_validator(mode="after")
-    def _under_the_same_prompts(self) -> Self:
+    def _check_prompts(self) -> Self:
         check_prompts(self, self.trained, self.artifact)
         return self
 
     def replace(self, **parameters: Any) -> Self:
-        """Return a copy with other parameters; one with another artefact reads it."""
+        """Return a copy with other parameters; another artefact is read."""
         if "artifact" in parameters:
             parameters = {"trained": None, **parameters}
         return super().replace(**parameters)
 
     def check_states(self, states: Float32Array, shape: tuple[int, ...], base_model: str = "") -> None:
-        """Refuse hidden states of another shape than the weights that they meet.
+        """Refuse hidden states whose shape does not match the weights.
 
         Args:
             states: The states.
-            shape: That of the weights.
-            base_model: The model that they were trained on; the gate's own unless given.
+            shape: Shape of the weights.
+            base_model: The model that the weights were trained on, if not the gate's.
 
         Raises:
-            ModelLoadError: They are of another model.
+            ModelLoadError: The states come from another model.
         """
         if states.shape != shape:
             base = base_model or self.trained.base_model
@@ -82,47 +82,41 @@ class AdapterGate(Gate):
     """A gate whose model may have an adapter.
 
     Attributes:
-        adapter: Folder or Hub id of a LoRA adapter of the proxy, or None for zero-shot. What ``rgate train`` made
-            says on which model, and a decision on another one fails.
+        adapter: Folder or Hub id of a LoRA adapter of the proxy, or None for zero-shot. A folder of ``rgate train``
+            states its model, and a decision with another model fails.
     """
 
     adapter: str | None = None
 
-    _saved: SavedGate | None = PrivateAttr(default=None)
+    _trained: SavedGate | None = PrivateAttr(default=None)
 
     def model_post_init(self, context: Any) -> None:
-        """Read once what the adapter was trained on; one from elsewhere does not say it."""
-        if self.adapter is not None:
-            folder = find_folder(self.adapter)
-            if os.path.isfile(folder / CONFIG):
-                self._saved = read_gate(folder)
+        """Read once what the adapter was trained on, if its folder states it."""
+        if self.adapter is not None and os.path.isfile(find_folder(self.adapter) / CONFIG):
+            self._trained = read_gate(find_folder(self.adapter))
 
     @property
     def trained(self) -> SavedGate | None:
-        """What the adapter's folder says, if it says something."""
-        return self._saved
+        """The saved gate in the adapter's folder, if any."""
+        return self._trained
 
 
 def check_prompts(gate: Gate, saved: SavedGate, name: str) -> None:
-    """Refuse a gate that was saved under other prompts than it reads now.
+    """Refuse a gate that was trained with other versions of its prompts.
 
     Raises:
         ModelLoadError: A prompt has changed since.
     """
     current = prompt_hashes(gate)
-    for prompt, found in saved.prompts.items():
-        if current.get(prompt) != found:
+    for prompt, trained_hash in saved.prompts.items():
+        if current.get(prompt) != trained_hash:
             raise ModelLoadError(
-                f"The gate {name!r} was trained with another version of the prompt {prompt!r}, not the current one.",
-                hint="Train or calibrate it again: its scores would mean nothing.",
+                f"The gate {name!r} was trained with another version of the prompt {prompt!r}.",
+                hint="Train or calibrate it again: with this prompt its scores mean nothing.",
             )
 
 
 def prompt_hashes(gate: Gate) -> dict[str, str]:
-    """Return name and hash of every prompt that a gate's evidence comes from."""
-    found = {}
-    for spec in expand_specs(gate.specs):
-        prompt = getattr(spec, "prompt", None)
-        if prompt is not None:
-            found[prompt.name] = prompt.hash
-    return found
+    """Return name and hash of every prompt that a gate's evidence uses."""
+    prompts = [getattr(spec, "prompt", None) for spec in expand_specs(gate.specs)]
+    return {prompt.name: prompt.hash for prompt in prompts if prompt is not None}

@@ -1,9 +1,10 @@
-"""What a message of a conversation rests on, put into the request before a gate reads it.
+"""Completes a message of a conversation with what it refers to, before a gate reads it.
 
-A transcript that ends in an open question is a conversation. Turns of the user in a row are one request. A reply is
-read behind the question or the offer that it answers, a retry behind what it retries, and a word on the answer that
-was given, such as thanks, by itself. Which messages are retries or such words, and which questions offer nothing in
-particular, the encoder tells, in any language: by the most similar of a few examples, as rules do.
+A transcript that ends in an open question is a conversation. Consecutive user turns are one request. A reply is read
+together with the question or offer that it answers, a retry with the question that it repeats. A remark on the
+answer, such as thanks, is read alone. The encoder tells retries, remarks and questions that offer nothing in
+particular, in any
+language: by the most similar of a few examples, as rules do.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, seg
 from rgate_integrations.runtime.transcripts import split_transcript
 
 _USER, _ASSISTANT = "user: ", "assistant: "
-_ALIKE = 0.55
-"""The cosine from which a message is like an example; see ``benchmarks/conversations.py``."""
-_MOST_WORDS = 12  # of a message that is compared
-_MOST_TURNS = 8  # of the user that a retry is looked for in
-_SHORT = 5  # words of a reply that may be a question, such as "Why not?"
+# Cosine from which a message counts as similar to an example; chosen by benchmarks/conversations.py.
+_MIN_COSINE = 0.55
+_MAX_WORDS = 12  # of a message that is compared: longer ones say what they want
+_MAX_TURNS = 8  # of the user that are searched for what a retry repeats
+_SHORT = 5  # words up to which a question may be a reply, such as "Why not?"
 RETRY, REMARK, OPEN, OTHER = "retry", "remark", "open", "other"
 _EXAMPLES = {
     RETRY: (
@@ -222,14 +223,14 @@ _EXAMPLES = {
         "نعم من فضلك",
     ),
 }
-"""What users say to an answer, and what is asked at its end. The others are what looks like one of these."""
+"""What users say about an answer, and what answers end with. The others look like these but mean something else."""
 
 
 def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> list[Request | Exception]:
-    """Return requests as a gate reads them that reads the turns before a question, or why they cannot be told.
+    """Return each request with the turns that it refers to, or why it cannot be resolved.
 
     Args:
-        gate: The gate. If it does not read the encoder, retries and words on an answer are not told.
+        gate: The gate, which reads turns. Retries and remarks are only detected if it reads the encoder.
         requests: The requests.
         sources: Has the encoder.
     """
@@ -239,51 +240,54 @@ def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> 
     )
     messages = [message for request in joined for message in _messages(request)] if reads_encoder else []
     try:
-        kinds = _kinds_of(messages, sources)
+        kinds = _classify(messages, sources)
     except Exception as error:  # the encoder, or what loads it
         return [error if request.history else request for request in joined]
     return [_resolve(request, kinds) for request in joined]
 
 
 def _read_transcript(request: Request) -> Request:
-    """Return a conversation that was handed over as one text as its last message, with the turns before it."""
+    """Return the last message of a conversation in one text, with the turns before it as history."""
     turns = None if request.history else split_transcript(request.question)
     if turns is None:
         return request
-    return replace(request, question=turns[-1][1], history=[f"{role}: {said}" for role, said in turns[:-1]])
+    return replace(request, question=turns[-1][1], history=[f"{role}: {text}" for role, text in turns[:-1]])
 
 
 def join_user_turns(request: Request) -> Request:
-    r"""Return a request with the user's turns right before it.
+    r"""Return a request joined with the user's turns right before it.
 
     >>> join_user_turns(Request("Thanks!", ["assistant: Hi!", "user: When is it due?"])).question
     'When is it due?\nThanks!'
     """
-    before, asked = _last_of_user(request.history)
-    return (
-        replace(request, question="\n".join([*asked, request.question]), history=before) if asked else request
-    )
+    before, turns = _split_last_user_turns(request.history)
+    if not turns:
+        return request
+    return replace(request, question="\n".join([*turns, request.question]), history=before)
 
 
 def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
-    """Return a request with what it rests on."""
+    """Return a request with the turns that it refers to."""
     if not request.history:
         return request
     kind = kinds.get(request.question, OTHER)
+    # A retry repeats the last question that was no retry or remark itself, wherever it is in the history.
     if kind == RETRY:
         before = request.history
         while before:
-            before, asked = _last_of_user(_without_answer(before))
-            question = "\n".join(asked)
-            if asked and kinds.get(question, OTHER) == OTHER:
+            before, turns = _split_last_user_turns(_without_answer(before))
+            question = "\n".join(turns)
+            if turns and kinds.get(question, OTHER) == OTHER:
                 return replace(request, question=f"{question}\n{request.question}", history=before)
     question = _question_before(request)
     is_open = kinds.get(question) == OPEN
+    # Thanks and edits need nothing before them, unless they answer an offer ("Shall I translate it?").
     if kind == REMARK and (is_open or not question):
         return replace(request, history=())
     is_question = request.question.endswith(QUESTION_MARKS) and count_words(request.question) > _SHORT
     if not question or is_question:
         return request
+    # Move the question from the end of the assistant's turn to the front of the user's reply.
     *before, last = request.history
     rest = last.removesuffix(question).strip()
     if rest != _ASSISTANT.strip():
@@ -293,7 +297,7 @@ def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
 
 
 def _question_before(request: Request) -> str:
-    """Return the question that the last turn ends in, if it is the assistant's; empty if there is none."""
+    """Return the question that ends the last turn, if it is the assistant's; empty otherwise."""
     last = request.history[-1] if request.history else ""
     if not last.startswith(_ASSISTANT) or not last.endswith(QUESTION_MARKS):
         return ""
@@ -301,21 +305,21 @@ def _question_before(request: Request) -> str:
 
 
 def _messages(request: Request) -> Iterable[str]:
-    """Yield what is compared with the examples: a question before the message, it, and the user's before it."""
+    """Yield what is compared with the examples: the question before the message, and the user's messages."""
     question = _question_before(request)
     if question:
         yield question
     before: Sequence[str] = request.history
-    asked: tuple[str, ...] = (request.question,)
-    for _ in range(_MOST_TURNS if before else 0):
-        message = "\n".join(asked)
-        if message and count_words(message) <= _MOST_WORDS:
+    turns: tuple[str, ...] = (request.question,)
+    for _ in range(_MAX_TURNS if before else 0):
+        message = "\n".join(turns)
+        if message and count_words(message) <= _MAX_WORDS:
             yield message
-        before, asked = _last_of_user(_without_answer(before))
+        before, turns = _split_last_user_turns(_without_answer(before))
 
 
-def _last_of_user(history: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the turns before the last ones of the user, and what the user says in these."""
+def _split_last_user_turns(history: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the turns before the user's last ones, and the texts of those."""
     end = len(history)
     while end and history[end - 1].startswith(_USER):
         end -= 1
@@ -323,25 +327,23 @@ def _last_of_user(history: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def _without_answer(history: Sequence[str]) -> Sequence[str]:
-    """Return the turns up to the last one of the user."""
+    """Return the turns up to the user's last one."""
     end = len(history)
     while end and not history[end - 1].startswith(_USER):
         end -= 1
     return history[:end]
 
 
-def _kinds_of(messages: Iterable[str], sources: Sources) -> dict[str, str]:
-    """Return what kind each message is of that is like an example."""
+def _classify(messages: Iterable[str], sources: Sources) -> dict[str, str]:
+    """Return the kind of each message that is similar to an example."""
     distinct = sorted(set(messages))
     if not distinct:
         return {}
     encoder = require_states(sources.proxy(ENCODER))
     kinds = [kind for kind, examples in _EXAMPLES.items() for _ in examples]
     texts = [example for examples in _EXAMPLES.values() for example in examples]
+    # The examples are read once per engine.
     known = Context([], sources).memory(resolve_turns, lambda: directions_of(states_of(texts, encoder)))
     likeness = directions_of(states_of(distinct, encoder)) @ known.T
-    found = {}
-    for message, cosines in zip(distinct, likeness, strict=True):
-        if cosines.max() >= _ALIKE:
-            found[message] = kinds[int(cosines.argmax())]
-    return found
+    similar = [(text, row) for text, row in zip(distinct, likeness, strict=True) if row.max() >= _MIN_COSINE]
+    return {text: kinds[int(row.argmax())] for text, row in similar}

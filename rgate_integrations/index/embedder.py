@@ -1,18 +1,18 @@
-"""Sentence embedders: texts to normalised vectors, one call a batch. The default one reads a hundred languages."""
+"""Sentence embedders: texts to normalised vectors, one call a batch. The default reads a hundred languages."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from rgate_integrations.errors import ModelLoadError, missing_dependency
 from rgate_integrations.models.download import cached_path, resolve_model
-from rgate_integrations.models.encoder import ENCODER, shared_encoder
+from rgate_integrations.models.encoder import ENCODER, Prefix, shared_encoder
 from rgate_integrations.models.pretrained import quiet, refuse_pickles, refuse_special_files
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.text import encodable
@@ -20,39 +20,32 @@ from rgate_integrations.runtime.threads import ForkSafeLock
 
 DEFAULT_EMBEDDER = ENCODER
 
-_LATEST = 1_024  # queries whose vectors are kept, for each model
+_MAX_QUERIES = 1_024  # queries whose vectors are cached, for each model
 _HASHED = {".json", ".safetensors", ".txt", ".model", ".bin"}
 
-Encode: TypeAlias = Callable[[Sequence[str]], Float32Array]
-
-
-class _Model(NamedTuple):
-    """What embeds passages, and what embeds queries."""
-
-    passages: Encode
-    queries: Encode
+_Encode: TypeAlias = Callable[[Sequence[str], Prefix], Float32Array]
 
 
 class Embedder(Protocol):
-    """What an index needs of an embedder.
+    """The interface of embedders.
 
-    It may have ``embed_queries``, too, for what is searched for; `embed` does that otherwise.
+    A method ``embed_queries`` is optional; without it queries are embedded by `embed`.
     """
 
     @property
     def name(self) -> str:
-        """What to open the index with."""
+        """The argument of `SentenceEmbedder`, for opening a saved index."""
 
     @property
     def identity(self) -> str:
-        """Changes when the vectors would; an index remembers it."""
+        """Changes whenever the vectors would; saved with an index."""
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
         """Return normalised vectors, shape (texts, dimension)."""
 
 
 class SentenceEmbedder:
-    """A sentence embedder, loaded on first use and shared in the process, with its latest queries.
+    """A sentence embedder, loaded on first use and shared in the process, with a cache of its latest queries.
 
     multilingual-e5-small runs on ONNX Runtime; others are loaded by sentence-transformers, which needs torch.
 
@@ -73,6 +66,7 @@ class SentenceEmbedder:
         if not folder.is_dir():
             return self.name
         refuse_special_files(str(folder))
+        # Contents, not names or dates: a copied folder is the same embedder, a changed one another.
         digest = hashlib.sha256()
         for path in sorted(folder.rglob("*")):
             if path.suffix in _HASHED and path.name != "rgate.json":
@@ -86,41 +80,39 @@ class SentenceEmbedder:
         return _shared(self.name).embed(texts)
 
     def embed_queries(self, texts: Sequence[str]) -> Float32Array:
-        """Return normalised vectors, shape (texts, dimension); one model call for those not asked for lately.
+        """Return normalised vectors, shape (texts, dimension); one model call for those that are not cached.
 
-        The vectors of the latest 1,024 queries are kept in memory, for every user of the model in the process.
+        The vectors of the latest 1,024 queries are cached, for every user of the model in the process.
         """
         return _shared(self.name).embed_queries(texts)
 
 
 class _SharedModel:
-    """A model and the vectors of its latest queries. Callers take turns, so a question is embedded once."""
+    """A model and its cache of queries. Callers take turns, so that a question is embedded once."""
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._model: _Model | None = None
         self._latest: dict[str, Float32Array] = {}
         self._lock = ForkSafeLock()
 
+    @cached_property
+    def _encode(self) -> _Encode:
+        return _load(self._where)
+
     def embed(self, texts: Sequence[str]) -> Float32Array:
         with self._lock:
-            return self._loaded().passages(list(map(encodable, texts)))
-
-    def _loaded(self) -> _Model:
-        if self._model is None:
-            self._model = _load(self._where)
-        return self._model
+            return self._encode(list(map(encodable, texts)), "passage: ")
 
     def embed_queries(self, texts: Sequence[str]) -> Float32Array:
         with self._lock:
             new = [text for text in dict.fromkeys(texts) if text not in self._latest]
             if new:
-                vectors = self._loaded().queries(list(map(encodable, new)))
+                vectors = self._encode(list(map(encodable, new)), "query: ")
                 for text, vector in zip(new, vectors, strict=True):
                     self._latest[text] = vector.copy()  # the row itself would keep the whole batch in memory
-            # Read before anything is forgotten: a batch may be larger than what is kept.
+            # Before the oldest are dropped: a batch may be larger than the cache.
             vectors = np.array([self._latest[text] for text in texts], np.float32)
-            for oldest in list(self._latest)[:-_LATEST]:
+            for oldest in list(self._latest)[:-_MAX_QUERIES]:
                 del self._latest[oldest]
             return vectors
 
@@ -129,16 +121,15 @@ _models: dict[str, _SharedModel] = {}
 
 
 def _shared(name: str) -> _SharedModel:
-    """Return the process-wide model of a name; names of one folder share it."""
+    """Return the process-wide model of a name; all names of a folder share it."""
     where = resolve_model(name, kind="embedder")
     return _models.setdefault(where, _SharedModel(where))  # atomic, and nothing is loaded yet
 
 
-def _load(where: str) -> _Model:
-    """Load the model of a folder or Hub id; returns what embeds texts."""
+def _load(where: str) -> _Encode:
+    """Load the model of a folder or Hub id, and return the function that embeds texts with it."""
     if where == str(cached_path(ENCODER)):
-        vectors = shared_encoder(Path(where)).vectors
-        return _Model(partial(vectors, prefix="passage: "), partial(vectors, prefix="query: "))
+        return shared_encoder(Path(where)).vectors
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
@@ -155,8 +146,8 @@ def _load(where: str) -> _Model:
             hint="Give a sentence-transformers folder or Hub id, or a name from `rgate download`.",
         ) from error
 
-    def by_sentence_transformers(texts: Sequence[str]) -> Float32Array:
+    def encode(texts: Sequence[str], _: Prefix) -> Float32Array:  # other models need no prefix
         vectors = model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
         return np.ascontiguousarray(vectors, dtype=np.float32)
 
-    return _Model(by_sentence_transformers, by_sentence_transformers)
+    return encode

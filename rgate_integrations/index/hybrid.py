@@ -29,7 +29,7 @@ class BM25Index:
             raise missing_dependency("bm25s", "faiss") from error
         self.passages = tuple(passages)
         self._bm25: Any = None
-        words = _words_of([passage.searchable for passage in self.passages])
+        words = _tokenize([passage.searchable for passage in self.passages])
         if any(words):  # bm25s cannot index a corpus without a single word
             self._bm25 = bm25s.BM25()
             self._bm25.index(words, show_progress=False)
@@ -40,30 +40,30 @@ class BM25Index:
     def search(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
         """Return for each query its ``k`` best passages, best first, with their BM25 score.
 
-        Passages that share no word with the query are not found, so there may be fewer.
+        There may be fewer: a passage must share a word with the query.
         """
         check_search(queries, k)
+        results: list[list[Hit]] = [[] for _ in queries]
         if self._bm25 is None:
-            return [[] for _ in queries]
-        found = []
-        for query, words in zip(queries, _words_of(queries), strict=True):
+            return results
+        for query, words, hits in zip(queries, _tokenize(queries), results, strict=True):
             known = [word for word in words if word in self._bm25.vocab_dict]
-            scores = np.zeros(len(self))
-            if known:  # bm25s cannot score a query without a single word that it knows
-                scores = self._bm25.get_scores(known)
-            hits = []
+            if not known:  # bm25s cannot score a query without a single word that it knows
+                continue
+            scores = self._bm25.get_scores(known)
+            # Stable, so that ties come in the order of the passages.
             for row in np.argsort(-scores, kind="stable")[:k]:
                 if scores[row] > 0:
                     hits.append(Hit(self.passages[row], float(scores[row]), query))
-            found.append(hits)
-        return found
+        return results
 
 
-def _words_of(texts: Sequence[str]) -> list[list[str]]:
+def _tokenize(texts: Sequence[str]) -> list[list[str]]:
     import bm25s
 
-    options = {"stopwords": "en", "return_ids": False, "show_progress": False}
-    words: list[list[str]] = bm25s.tokenize(list(texts), **options)
+    words: list[list[str]] = bm25s.tokenize(
+        list(texts), stopwords="en", return_ids=False, show_progress=False
+    )
     return words
 
 
@@ -75,7 +75,7 @@ class HybridIndex:
 
     Args:
         dense: The dense index; its passages are those of BM25, too.
-        pool: Results of each side that are fused, at least the ``k`` that is asked for.
+        pool: How many results of each side are fused, at least ``k``.
     """
 
     def __init__(self, dense: PassageIndex, *, pool: int = 50) -> None:
@@ -88,12 +88,12 @@ class HybridIndex:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when another search result may come; all passages are read for it."""
+        """Changes whenever search results may change; all passages are hashed for it."""
         return f"{self.dense.fingerprint}-{self.pool}"
 
     @property
     def bm25(self) -> BM25Index:
-        """BM25 over the passages that are in the dense index now."""
+        """BM25 over the current passages of the dense index."""
         passages = self.dense.passages
         if self._bm25.passages is not passages:  # each change makes a new tuple
             self._bm25 = BM25Index(passages)
@@ -102,13 +102,9 @@ class HybridIndex:
     def search(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
         """Return for each query its ``k`` best passages, best first; one embedding call for all queries."""
         check_search(queries, k)
-        wide = max(self.pool, k)
-        by_meaning = self.dense.search(queries, wide)
-        by_words = self.bm25.search(queries, wide)
-        found = []
-        for dense, words in zip(by_meaning, by_words, strict=True):
-            found.append(fuse([dense, words], key=passage_id, k=k))
-        return found
+        pool = max(self.pool, k)
+        rankings = zip(self.dense.search(queries, pool), self.bm25.search(queries, pool), strict=True)
+        return [fuse(pair, key=passage_id, k=k) for pair in rankings]
 
 
 _Item = TypeVar("_Item")
@@ -140,5 +136,6 @@ def fuse(
             scores[name] = scores.get(name, 0.0) + 1 / (constant + rank)
             if name not in best or rank < best[name][0]:
                 best[name] = (rank, item)
+    # Dictionaries keep the order of insertion and `sorted` is stable, so ties keep the order of first appearance.
     ordered = sorted(scores, key=lambda name: -scores[name])
     return [best[name][1] for name in ordered[:k]]

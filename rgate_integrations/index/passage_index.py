@@ -1,4 +1,4 @@
-"""An index of passages: their vectors, searched by FAISS, and themselves beside them, in memory and in one file."""
+"""An index of passages and their vectors, searched by FAISS, in memory and in one file."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _SAVED_PASSAGES = TypeAdapter(list[tuple[str, str, str, dict[str, Any]]])
 
 @dataclass(frozen=True)
 class _State:
-    """What an index holds at one moment. It never changes: a write makes another one.
+    """The content of an index at one moment. It never changes: a write makes another one.
 
     Attributes:
         passages: The passages.
         row_of: The row of each id.
-        buffer: The vectors, of length 1, a row each. The rows below are free for the passages that are added next, so
-            that adding one does not copy the others.
+        buffer: The vectors, of length 1, a row each. Spare rows follow, so that adding a passage does not copy the
+            others.
     """
 
     passages: tuple[Passage, ...]
@@ -52,7 +52,7 @@ class _State:
 
     @classmethod
     def from_passages(cls, passages: Iterable[Passage], buffer: Float32Array) -> _State:
-        """Number the passages."""
+        """Build the state of passages whose vectors are in the buffer."""
         rows = tuple(passages)
         return cls(rows, {passage.id: row for row, passage in enumerate(rows)}, buffer)
 
@@ -68,7 +68,7 @@ class PassageIndex:
     Search is exact: a batch of 1,000 queries takes 0.5 s in 100,000 passages. For millions, use a vector database.
 
     Any number of threads may read and write. A write happens as a whole or, if it raises, not at all, and no reader
-    sees half of one. Texts are embedded outside of the lock, for that is slow. A forked child has the whole index.
+    sees half of one. A forked child has the whole index.
 
     Args:
         embedder: Embeds passages and queries.
@@ -82,21 +82,22 @@ class PassageIndex:
 
     def __init__(self, embedder: Embedder | None = None) -> None:
         try:
-            import faiss  # here: a child that is forked during an import could not import it any more
+            import faiss  # not later: a child that is forked during an import could never import it
         except ImportError as error:
             raise missing_dependency("faiss", "faiss") from error
         self._faiss = faiss
         self.embedder: Embedder = embedder or SentenceEmbedder()
         self.folder: Path | None = None
         self._state = _State.from_passages((), np.zeros((0, 0), np.float32))
-        self._lock = ForkSafeLock()  # for writers: readers take the state as it is
+        # Only writers take the lock. A reader takes one reference to the state, which never changes.
+        self._lock = ForkSafeLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Of the free rows only one index can make use.
-        return PassageIndex._of, (self.embedder, replace(self._state, buffer=self._state.vectors))
+        # Without the spare rows, which only one index may fill.
+        return PassageIndex._from_state, (self.embedder, replace(self._state, buffer=self._state.vectors))
 
     @classmethod
-    def _of(cls, embedder: Embedder, state: _State) -> PassageIndex:
+    def _from_state(cls, embedder: Embedder, state: _State) -> PassageIndex:
         index = cls(embedder)
         index._state = state
         return index
@@ -133,63 +134,55 @@ class PassageIndex:
         Args:
             passages: The passages; their ids must differ.
             embedder: Embeds passages and queries; multilingual-e5-small by default.
-            report: Told how many passages are done, after each batch.
+            report: Called after each batch with the number of passages that are done.
 
         Raises:
             ConfigurationError: The embedder failed, or its vectors cannot be used.
             DataFormatError: Two passages have the same id, or a value cannot be stored.
         """
         index = cls(embedder)
-        given = list(passages)
-        for start in range(0, len(given), _BATCH):
-            index.add(given[start : start + _BATCH])
+        rows = list(passages)
+        for start in range(0, len(rows), _BATCH):
+            index.add(rows[start : start + _BATCH])
             if report is not None:
                 report(len(index))
         return index
 
-    def add(self, passages: Sequence[Passage], vectors: Float32Array | None = None) -> None:
+    def add(
+        self, passages: Sequence[Passage], vectors: Float32Array | None = None, *, replace: bool = False
+    ) -> None:
         """Add passages: all of them or, with an error, none.
 
         Args:
             passages: The passages.
-            vectors: Their vectors, where the embedder has computed them already; shape (passages, dimension).
+            vectors: Their vectors, if they are computed already; shape (passages, dimension).
+            replace: Whether a passage replaces the one of the same id.
 
         Raises:
             ConfigurationError: The embedder failed, or the vectors cannot be used.
-            DataFormatError: An id is there already or twice in the batch, or a value of the metadata cannot be stored
+            DataFormatError: An id is taken or occurs twice in the batch, or a value of the metadata cannot be stored
                 as JSON.
         """
-        self._write(passages, vectors, replace=False)
-
-    def upsert(self, passages: Sequence[Passage], vectors: Float32Array | None = None) -> None:
-        """Add passages; those whose id is there already take its place. All of it happens or, with an error, nothing.
-
-        Args:
-            passages: The passages.
-            vectors: Their vectors, where the embedder has computed them already; shape (passages, dimension).
-
-        Raises:
-            ConfigurationError: The embedder failed, or the vectors cannot be used.
-            DataFormatError: An id is twice in the batch, or a value of the metadata cannot be stored as JSON.
-        """
-        self._write(passages, vectors, replace=True)
-
-    def _write(self, passages: Sequence[Passage], vectors: Float32Array | None, *, replace: bool) -> None:
         if not passages:
             return
-        new = check_passages(passages)  # before the long work of embedding
+        new = check_passages(passages)  # before the long work of embedding, which needs no lock
         if vectors is None:
             vectors = self._embed(new)
         with self._lock:
             old = self._state
-            known = old.row_of.keys() & {passage.id for passage in new}
-            if known and not replace:
-                raise duplicate_id(min(known))
-            checked = check_vectors(vectors, len(new), old.buffer.shape[1])
-            self._replace(known, new, normalise_vectors(checked))
+            taken = old.row_of.keys() & {passage.id for passage in new}
+            if taken and not replace:
+                raise duplicate_id(min(taken))
+            self._replace(
+                taken, new, normalise_vectors(check_vectors(vectors, len(new), old.buffer.shape[1]))
+            )
+
+    def upsert(self, passages: Sequence[Passage], vectors: Float32Array | None = None) -> None:
+        """Add passages, replacing those of the same ids; see `add`."""
+        self.add(passages, vectors, replace=True)
 
     def _embed(self, passages: Sequence[Passage]) -> Float32Array:
-        """Return the embedder's vectors; whatever it raises becomes an error of ours, with its own as the cause."""
+        """Return the embedder's vectors; its own error becomes the cause of ours."""
         try:
             return self.embedder.embed([passage.searchable for passage in passages])
         except RGateError:
@@ -197,7 +190,7 @@ class PassageIndex:
         except Exception as error:
             # Only the type: the message of a served model may hold a key or an address.
             raise ConfigurationError(
-                f"The embedder {self.embedder.name!r} failed with {type(error).__name__}; the index is as it was.",
+                f"The embedder {self.embedder.name!r} failed with {type(error).__name__}; the index is unchanged.",
                 hint="See the error's cause, then add the passages again.",
             ) from error
 
@@ -210,36 +203,28 @@ class PassageIndex:
             return len(gone)
 
     def _replace(self, gone: Collection[str], passages: Sequence[Passage], vectors: Float32Array) -> None:
-        """Make the next state. All happens in the last step: what stops before it has changed nothing."""
+        """Remove and add passages. The last step does it all: an interrupt before it has changed nothing."""
         old = self._state
-        kept = old.passages
-        kept_vectors = old.vectors
-        if gone:
-            kept = tuple(passage for passage in old.passages if passage.id not in gone)
-            kept_vectors = np.delete(old.vectors, [old.row_of[name] for name in gone], axis=0)
-        count = len(kept) + len(passages)
+        rest = tuple(passage for passage in old.passages if passage.id not in gone)
+        count = len(rest) + len(passages)
         buffer = old.buffer
         if gone or count > len(buffer):
+            # Twice as large as needed, so that many small additions take linear time.
             buffer = np.empty((2 * count, vectors.shape[1]), np.float32)
-            if kept:  # a new index does not know the dimension
-                buffer[: len(kept)] = kept_vectors
-        buffer[len(kept) : count] = vectors  # no state that a reader may have has these rows
-        self._state = _State.from_passages((*kept, *passages), buffer)
+            if rest:  # an empty index does not know the dimension
+                buffer[: len(rest)] = np.delete(old.vectors, [old.row_of[name] for name in gone], axis=0)
+        buffer[len(rest) : count] = vectors  # no state that a reader may have includes these rows
+        self._state = _State.from_passages((*rest, *passages), buffer)
 
     def get(self, ids: Iterable[str]) -> list[Passage]:
-        """Return the passages with these ids; ids that are not there are left out."""
+        """Return the passages with these ids; unknown ids are left out."""
         state = self._state
-        found = []
-        for name in map(str, ids):
-            if name in state.row_of:
-                found.append(state.passages[state.row_of[name]])
-        return found
+        return [state.passages[state.row_of[name]] for name in map(str, ids) if name in state.row_of]
 
     def vectors(self, ids: Iterable[str]) -> Float32Array:
-        """Return the vectors of passages that are there, shape (ids, dimension)."""
+        """Return the vectors of passages of the index, shape (ids, dimension)."""
         state = self._state
-        rows = [state.row_of[str(name)] for name in ids]
-        return state.vectors[rows]
+        return state.vectors[[state.row_of[str(name)] for name in ids]]
 
     def search(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
         """Return for each query its ``k`` nearest passages, nearest first; one embedding call for all queries.
@@ -252,7 +237,7 @@ class PassageIndex:
         return self.search_vectors(self.embed_queries(queries), k, queries)
 
     def embed_queries(self, queries: Sequence[str]) -> Float32Array:
-        """Return the vectors of queries, shape (queries, dimension), by the embedder's own way if it has one."""
+        """Return the vectors of queries, shape (queries, dimension)."""
         embed = getattr(self.embedder, "embed_queries", self.embedder.embed)
         vectors: Float32Array = embed(queries)
         return vectors
@@ -260,7 +245,7 @@ class PassageIndex:
     def search_vectors(
         self, vectors: Float32Array, k: int, queries: Sequence[str] | None = None
     ) -> list[list[Hit]]:
-        """Search with vectors of shape (queries, dimension) in place of texts.
+        """Search with vectors of shape (queries, dimension) instead of texts.
 
         Raises:
             ConfigurationError: The vectors have another dimension than those of the index, or are not finite.
@@ -269,36 +254,37 @@ class PassageIndex:
         state = self._state
         if not state.passages:
             return [[] for _ in vectors]
-        asked = normalise_vectors(check_vectors(vectors, len(vectors), state.buffer.shape[1]))
-        most = min(k, len(state.passages))
-        product = self._faiss.METRIC_INNER_PRODUCT
-        cosines, rows = self._faiss.knn(asked, state.vectors, most, metric=product)
-        found = []
-        for query, own_cosines, own_rows in zip(queries or [""] * len(asked), cosines, rows, strict=True):
-            hits = []
-            for row, cosine in zip(own_rows, own_cosines, strict=True):
-                hits.append(Hit(state.passages[row], float(cosine), query))
-            found.append(hits)
-        return found
+        wanted = normalise_vectors(check_vectors(vectors, len(vectors), state.buffer.shape[1]))
+        k = min(k, len(state.passages))
+        nearest = self._faiss.knn(wanted, state.vectors, k, metric=self._faiss.METRIC_INNER_PRODUCT)
+        results = []
+        for query, cosines, rows in zip(queries or [""] * len(wanted), *nearest, strict=True):
+            results.append(
+                [
+                    Hit(state.passages[row], float(score), query)
+                    for row, score in zip(rows, cosines, strict=True)
+                ]
+            )
+        return results
 
     def save(self, folder: str | Path) -> Path:
         """Save into a folder, as one file that replaces an earlier one in one step.
 
-        A process that dies at any moment leaves the old index or the new one. Writers wait meanwhile.
+        A process that dies at any moment leaves the old index or the new one. Writers wait until it is saved.
 
         Raises:
-            WriteError: It could not be written, such as on a full disk; an index that was there is as it was.
+            WriteError: It could not be written, such as on a full disk; an earlier index is unchanged.
         """
         from safetensors.numpy import save
 
         root = Path(folder)
         facts = {"format": FORMAT, "embedder": self.embedder.name, "identity": self.embedder.identity}
-        # One process at a time, so that what a killed one left is nobody's.
+        # With the lock held, files of unfinished saves belong to processes that were killed.
         with locked(root / FILE, waiting=lambda: None), self._lock:
             for unfinished in root.glob(f".{FILE}-*"):
                 unfinished.unlink()
             vectors = self._state.vectors
-            rows = [(each.id, each.title, each.text, each.metadata) for each in self.passages]
+            rows = [(row.id, row.title, row.text, row.metadata) for row in self.passages]
             passages = json.dumps(rows, ensure_ascii=False).encode()
             facts["checksum"] = checksum(facts, passages, vectors)
             tensors = {"passages": np.frombuffer(passages, np.uint8), "vectors": vectors}
@@ -312,12 +298,12 @@ class PassageIndex:
 
         Args:
             folder: Where `save` put it.
-            embedder: The embedder it was built with; by default the one it names.
+            embedder: The embedder it was built with; by default the one that the index names.
 
         Raises:
-            IndexNotFoundError: There is no index in the folder.
-            IndexCorruptError: Its file is truncated or changed, or holds something else.
-            IndexMismatchError: The embedder is not the one it was built with, or the format is another.
+            IndexNotFoundError: The folder has no index.
+            IndexCorruptError: Its file is truncated, changed, or of another kind.
+            IndexMismatchError: It was built with another embedder or in another format.
         """
         path = Path(folder) / FILE
         if not path.is_file():
@@ -326,12 +312,12 @@ class PassageIndex:
             name, identity, state = _read(path)
         except IndexMismatchError:
             raise
-        except Exception as error:  # the file may come from anywhere
+        except Exception as error:  # of any class: the file may hold anything
             raise IndexCorruptError(
                 f"The index {str(path)!r} cannot be read: {str(error).splitlines()[0]}",
                 hint=f"Build the index again: {_BUILD}",
             ) from error
-        index = cls._of(embedder or SentenceEmbedder(name), state)
+        index = cls._from_state(embedder or SentenceEmbedder(name), state)
         index.folder = path.parent
         if index.embedder.identity != identity:
             raise IndexMismatchError(
@@ -343,10 +329,7 @@ class PassageIndex:
 
 
 def _read(path: Path) -> tuple[str, str, _State]:
-    """Read a file that `PassageIndex.save` wrote: name and identity of the embedder, and what the index held.
-
-    Any class of error may come if it is not such a file.
-    """
+    """Read a file of `PassageIndex.save`: name and identity of the embedder, and the content. Raises any error."""
     from safetensors import safe_open
 
     with safe_open(path, framework="numpy") as file:
@@ -359,18 +342,18 @@ def _read(path: Path) -> tuple[str, str, _State]:
         vectors = file.get_tensor("vectors")
         saved = file.get_tensor("passages").tobytes()
     if facts.pop("checksum") != checksum(facts, saved, vectors):
-        raise ValueError("it was changed")
+        raise ValueError("it was changed after it was saved")
     passages = []
     for name, title, text, metadata in _SAVED_PASSAGES.validate_json(saved, strict=True):
         passages.append(Passage(name, text, title, metadata))
     state = _State.from_passages(passages, check_vectors(vectors, len(passages)))
     if len(state.row_of) != len(passages):
-        raise ValueError("an id is there twice")
+        raise ValueError("an id occurs twice")
     return facts["embedder"], facts["identity"], state
 
 
 def checksum(facts: Mapping[str, str], passages: bytes, vectors: Float32Array) -> str:
-    """Return a hash of all that is in a saved index."""
+    """Return the hash of everything in a saved index."""
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     digest.update(passages)
     digest.update(vectors.tobytes())
@@ -381,27 +364,28 @@ def check_vectors(vectors: Any, count: int, dimension: int = 0) -> Float32Array:
     """Return vectors as FAISS takes them.
 
     Args:
-        vectors: What an embedder gave.
-        count: How many there must be.
-        dimension: How long they must be; 0 if any length will do.
+        vectors: What an embedder returned.
+        count: Their expected number.
+        dimension: Their expected length; 0 for any.
 
     Raises:
-        ConfigurationError: They have another shape, are no numbers, or are not finite.
+        ConfigurationError: They have another shape, are not numbers, or are not finite.
     """
     try:
         array = np.ascontiguousarray(vectors, dtype=np.float32)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            "The embedder's vectors are no array of numbers.", hint="Return shape (texts, dimension)."
+            "The embedder did not return an array of numbers.", hint="Return shape (texts, dimension)."
         ) from error
     if array.ndim != 2 or array.shape != (count, dimension or array.shape[1]) or (count and not array.size):
         raise ConfigurationError(
-            f"Vectors of shape {array.shape} do not fit {count} texts and dimension {dimension or '(any)'}.",
-            hint="An embedder returns shape (texts, dimension). An index takes vectors of its first embedder.",
+            f"Vectors of shape {array.shape} do not match {count} texts and dimension {dimension or '(any)'}.",
+            hint="An embedder returns shape (texts, dimension). An index takes the vectors of one embedder only.",
         )
+    # NaN is near to nothing, and FAISS would return arbitrary rows for it.
     if not np.isfinite(array).all():
         raise ConfigurationError(
-            "Vectors must be finite, and one holds NaN or infinity.", hint="Check the embedder."
+            "Vectors must be finite, but one holds NaN or infinity.", hint="Check the embedder."
         )
     return array
 
@@ -409,4 +393,5 @@ def check_vectors(vectors: Any, count: int, dimension: int = 0) -> Float32Array:
 def normalise_vectors(vectors: Float32Array) -> Float32Array:
     """Return vectors of length 1; those of length 0 stay so."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    # A zero vector stays zero, so that its cosine to everything is 0 and not NaN.
     return np.ascontiguousarray(vectors / np.maximum(norms, 1e-12), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Passages: what is searched, and how they are read from JSONL."""
+"""Passages, and how they are read from JSONL and checked before they are stored."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.runtime.files import read_jsonl
+from rgate_integrations.runtime.text import encodable
 
 _LINE = 'Each line needs a JSON object such as {"id": "1", "title": "…", "text": "…"}.'
-_DEEPEST = 64  # lists and objects within each other; far less than what the JSON parser can read back
+_MAX_DEPTH = 64  # of nested lists and objects; far less than the JSON parser can read back
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Passage:
         id: Unique in its index. A whole number becomes its text: 0 is "0". The empty text is an id like others.
         text: The passage.
         title: Title of the document it is from; may be empty.
-        metadata: JSON values that travel with it. Read only: what an index finds is what it holds.
+        metadata: JSON values that travel with it. Read only: an index returns the objects that it holds.
     """
 
     id: str
@@ -34,12 +35,12 @@ class Passage:
     def __post_init__(self) -> None:
         if isinstance(self.id, int):  # ids come from tables as numbers
             object.__setattr__(self, "id", str(self.id))
-        if self.metadata is None:  # as some stores and files have it
+        if self.metadata is None:  # as in some stores and files
             object.__setattr__(self, "metadata", {})
 
     @property
     def searchable(self) -> str:
-        """Title and text, as they are embedded."""
+        """Title and text, as they are embedded and searched."""
         return f"{self.title}. {self.text}" if self.title else self.text
 
 
@@ -49,7 +50,7 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
     A line whose ``id`` is missing or null gets its line number; further keys become metadata.
 
     Raises:
-        DataFormatError: The file cannot be read, or a line is no passage or not UTF-8; the message names file and
+        DataFormatError: The file cannot be read, or a line is not UTF-8 or not a passage; the message names file and
             line.
     """
     for number, record in read_jsonl(path, hint=_LINE):
@@ -58,68 +59,64 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
         text = record.pop("text")
         if not text.strip():
             raise DataFormatError(f"{path}, line {number}: the text is empty.", hint="Leave the passage out.")
-        given = record.pop("id", None)
-        name = number if given is None else given  # 0 and "" are ids
+        name = record.pop("id", None)
         title = str(record.pop("title", "") or "")
-        yield Passage(id=str(name), text=text, title=title, metadata=record)
+        # 0 and "" are ids, too.
+        yield Passage(str(number if name is None else name), text, title, metadata=record)
 
 
 def check_passages(passages: Iterable[Passage]) -> list[Passage]:
-    """Return passages as a saved index gives them back: with a copy of their metadata, in which tuples are lists.
+    """Return passages as a saved index returns them: with a copy of their metadata, in which tuples are lists.
 
     Raises:
-        DataFormatError: An id is twice there, or a value cannot be stored; the message names the passage, and the key
+        DataFormatError: An id occurs twice, or a value cannot be stored; the message names the passage, and the key
             of the metadata.
     """
     checked: dict[str, Passage] = {}
     for passage in passages:
         for name in ("id", "title", "text"):
-            if not _fits_json(getattr(passage, name), str):
+            value = getattr(passage, name)
+            if not isinstance(value, str) or value != encodable(value):
                 raise DataFormatError(
                     f"The {name} of the passage {passage.id!r} cannot be stored.",
                     hint="It must be text without lone surrogates; an id may be a whole number.",
                 )
         if passage.id in checked:
             raise duplicate_id(passage.id)
-        metadata = {}
+        metadata: dict[str, Any] = {}
         for key, value in passage.metadata.items():
-            if not _fits_json({key: value}, dict):
+            try:
+                metadata |= _copy_json({key: value}, _MAX_DEPTH)
+            except (TypeError, ValueError):
                 raise DataFormatError(
                     f"The metadata of the passage {passage.id!r} cannot be stored as JSON: {key!r}.",
                     hint="JSON holds text, numbers, true, false, null, lists, and objects whose keys are text: "
                     "convert the value or leave it out.",
-                )
-            metadata[key] = json.loads(json.dumps(value))
+                ) from None
         checked[passage.id] = replace(passage, metadata=metadata)
     return list(checked.values())
 
 
 def duplicate_id(name: str) -> DataFormatError:
-    """Build the error for an id that is there already."""
-    return DataFormatError(f"The id {name!r} is there twice.", hint="Ids of passages must differ.")
+    """Build the error for an id that is taken."""
+    return DataFormatError(f"The id {name!r} occurs twice.", hint="Ids of passages must differ.")
 
 
-def _fits_json(value: Any, kind: type) -> bool:
-    """Whether a value is of a kind, and JSON in UTF-8 gives it back as it was, but with lists for tuples."""
-    if not isinstance(value, kind) or not _keys_are_text(value, _DEEPEST):
-        return False
-    try:
-        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (
-        TypeError,
-        ValueError,
-    ):  # such as NaN, an integer of thousands of digits, half of a surrogate pair
-        return False
-    return True
+def _copy_json(value: Any, depth: int) -> Any:
+    """Return a value as JSON gives it back.
 
-
-def _keys_are_text(value: Any, deepest: int) -> bool:
-    """Whether no object has other keys, of which JSON would make text: 1 and "1" would become the same."""
+    Raises:
+        TypeError: JSON has no such type. Keys must be text: JSON would make the same key of 1 and "1".
+        ValueError: Nested deeper than ``depth``, such as a circle; or NaN, an integer of thousands of digits, or
+            half a surrogate pair.
+    """
+    if depth < 0:
+        raise ValueError("nested too deeply")
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
-            return False
-        value = list(value.values())
-    if not isinstance(value, list | tuple):
-        return True
-    # Where no depth is left there may be a circle.
-    return deepest > 0 and all(_keys_are_text(inner, deepest - 1) for inner in value)
+            raise TypeError("a key is not text")
+        return {_copy_json(key, 0): _copy_json(inner, depth - 1) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copy_json(inner, depth - 1) for inner in value]
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return json.loads(text.encode())

@@ -1,4 +1,4 @@
-"""What the config of a call carries, a threshold or a decision; and the event that reports a decision."""
+"""What travels in the config of a call, a threshold or a decision, and the event of a decision."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ THRESHOLD_SPEC = ConfigurableFieldSpec(
 
 
 def read_threshold(gate: Runnable[Any, Decision], config: RunnableConfig) -> float | None:
-    """Return the threshold that a caller gave, for one input or for the gate; None for the gate's own.
+    """Return the caller's threshold, for one input or else for the gate; None for the gate's own.
 
     Raises:
         ConfigurationError: The one in the config is not a number of at least 0.
@@ -44,11 +44,12 @@ DECISION_KEY = "__rgate_decided"
 def bind_decision(
     config: RunnableConfig, gate: Runnable[Any, Decision], value: Any, decision: Decision
 ) -> RunnableConfig:
-    """Return a config that carries what a gate decided for an input."""
+    """Return a config with the decision about an input."""
+    # The gate itself, without what the user wrapped around it: a part inside compares it with its own.
     while isinstance(gate, RunnableBindingBase | RunnableSequence):
         gate = gate.bound if isinstance(gate, RunnableBindingBase) else gate.last
     question = decision.question
-    # A runnable of the user's own reads inputs in its own way.
+    # The user's own runnable may read inputs in its own way.
     with contextlib.suppress(InvalidQuestionError):
         question = parse_question(value, getattr(gate, "input_key", None)).question
     bound = BoundDecision(
@@ -62,7 +63,7 @@ def bind_decision(
 
 
 def read_bound(config: RunnableConfig) -> BoundDecision | None:
-    """Return what a config carries; None if nothing was decided around the run."""
+    """Return the decision in a config; None without one."""
     bound: BoundDecision | None = config.get("configurable", {}).get(DECISION_KEY)
     return bound
 
@@ -98,7 +99,7 @@ def emit_decision_event(decision: Decision, config: RunnableConfig | None = None
     """
     # A key may be added at any time; one that changes its meaning makes a new version.
     emitted = {"version": 1, **decision.model_dump(mode="json", include=_EMITTED)}
-    with contextlib.suppress(RuntimeError):  # outside of a run there are no listeners
+    with contextlib.suppress(RuntimeError):  # outside a run there are no listeners
         yield Call(dispatch_custom_event, adispatch_custom_event, EVENT, emitted, config=config)
     if "langgraph" in sys.modules:  # else no graph can be running, and langgraph may not be installed
         from langgraph.config import get_stream_writer

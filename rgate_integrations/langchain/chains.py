@@ -41,23 +41,22 @@ def gated_rag(
     look_first: bool | LookFirst = False,
     return_sources: bool = False,
 ) -> Runnable[QuestionInput, Any]:
-    """Return a chain from question to answer that retrieves only when the LLM does not know.
+    """Return a chain from question to answer that retrieves only if the LLM does not know the answer.
 
-    The question is a string, a dict, messages or a prompt value, as `RetrievalGate` takes it. What comes before it in
-    a list of messages, or stands in a dict under ``chat_history`` or ``history``, is the history, which the prompts
-    see as ``chat_history``. A gate with ``condense`` turns a question with a history into one that stands alone,
-    once: for itself, the retriever and the prompts.
+    The question is a string, a dict, messages or a prompt value, as for `RetrievalGate`. The earlier messages, or
+    those in a dict under ``chat_history`` or ``history``, are the prompts' ``chat_history``. A gate with
+    ``condense`` turns a follow-up into a standalone question once, for itself, the retriever and the prompts.
 
     Args:
         retriever: Finds passages: a retriever, or any runnable or function from a query to documents. For a gate with
             several corpora also a mapping from their names to these; see `RetrievalGate.guard`.
         llm: Answers.
-        prompt: Prompt for unknown questions, with ``context``, ``question`` and, if it likes, ``chat_history``. By
-            default the prompt of this package's own command line.
-        direct_prompt: Prompt for known questions, with ``question`` and, if it likes, ``chat_history``.
+        prompt: Prompt for unknown questions, with ``context``, ``question`` and optionally ``chat_history``. By
+            default the prompt of this package's command line.
+        direct_prompt: Prompt for known questions, with ``question`` and optionally ``chat_history``.
         gate: A `RetrievalGate`, or its ``gate`` argument.
         answer_first: Let the LLM begin to answer, and judge that; see `RetrievalGate.route`.
-        look_first: Compare what the LLM knows with what is found; see `RetrievalGate.route`.
+        look_first: Read passages only if they help; see `RetrievalGate.route`.
         return_sources: Return ``{"sources": [...], "answer": "..."}`` instead of the answer.
     """
     decider = gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)
@@ -82,11 +81,11 @@ def gated_rag(
 
 
 class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
-    """Reads the question and its history in any input, and condenses them once: for the gate and for both arms.
+    """Reads the question and its history in any input, and condenses them once, for the gate and both arms.
 
     Attributes:
-        input_key: Key of the question in dict inputs; see `RetrievalGate`. It stands there afterwards, too.
-        condense: From messages to one question that stands alone; None leaves the question as it is.
+        input_key: Key of the question in dict inputs; see `RetrievalGate`. The output has it, too.
+        condense: From messages to one standalone question; None leaves the question unchanged.
     """
 
     input_key: str | None = None
@@ -94,14 +93,14 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
 
     def flow(self, runs: list[Run]) -> Flow[list[dict[str, Any] | Exception]]:
         """Read a batch; the follow-ups among its questions are condensed as one batch."""
-        calls = [GateCall.read(each, self.input_key) for each in runs]
+        calls = [GateCall.read(single, self.input_key) for single in runs]
         yield from condense_follow_ups(self.condense, calls)
         for call in calls:
             if call.result is None:
                 call.result = {
                     QUESTION: call.turn.question,
                     self.input_key or QUESTION: call.turn.question,
-                    # What could not be condensed keeps its history, and the gate says what failed.
+                    # A follow-up that could not be condensed keeps its history; the gate reports the error.
                     HISTORY: list(call.turn.history),
                     "sources": [],
                 }
@@ -109,9 +108,9 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
 
 
 def _chat_prompt(template: PromptTemplate, **variables: str) -> ChatPromptTemplate:
-    """Return a prompt of this package as LangChain's, each field under the variable name given for it."""
+    """Return a prompt of this package as LangChain's, with variable names for its fields."""
     fields = {name: f"{{{variable}}}" for name, variable in variables.items()}
     user = template.user.format(**fields)
     history = MessagesPlaceholder(HISTORY, optional=True)
-    # The system text has no fields; as a message, and not a template, its braces would stay braces.
+    # The system text has no fields: as a message, not a template, its braces stay braces.
     return ChatPromptTemplate.from_messages([SystemMessage(template.system), history, ("human", user)])

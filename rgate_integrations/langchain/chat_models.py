@@ -1,4 +1,4 @@
-"""The chat models inside what a user calls "my LLM": their names, their lengths, and their log-probabilities."""
+"""The chat models inside a chain: their names, length limits and log-probabilities."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from rgate_integrations.gates.ability import least_capable
 _T = TypeVar("_T")
 
 _NAMES = ("base_model_id", "model_name", "model", "deployment_name", "model_id")
-"""Where chat models keep the name of the LLM. Bedrock's first: its ``model_id`` may be an ARN that says nothing."""
+"""Fields with the name of the LLM. Bedrock's comes first: its ``model_id`` may be an ARN without a name."""
 
-_LENGTHS = ("max_tokens", "max_output_tokens", "num_predict")  # a chat model has one of these fields
+_LENGTH_FIELDS = ("max_tokens", "max_output_tokens", "num_predict")
 
 
 def length_field(llm: Any) -> str | None:
     """Return the field of a chat model that limits its answers; None if it has none."""
-    return next(filter(getattr(type(llm), "model_fields", {}).__contains__, _LENGTHS), None)
+    return next(filter(getattr(type(llm), "model_fields", {}).__contains__, _LENGTH_FIELDS), None)
 
 
 def is_decision_model(runnable: Any) -> bool:
@@ -48,7 +48,7 @@ def parts_of(runnable: Any) -> list[Runnable[Any, Any]]:
 
 
 def runnables_in(runnable: Any, kind: type[Any]) -> Iterator[Any]:
-    """Yield the runnables of a type that a runnable is made of, or the runnable itself; not those within these."""
+    """Yield the outermost runnables of a type in a runnable, which may be the runnable itself."""
     if isinstance(runnable, kind):
         yield runnable
         return
@@ -57,20 +57,19 @@ def runnables_in(runnable: Any, kind: type[Any]) -> Iterator[Any]:
 
 
 def instances_in(value: Any, kind: type[_T]) -> Iterator[_T]:
-    """Yield the objects of a type in mappings, lists and tuples within each other."""
+    """Yield the objects of a type in nested mappings, lists and tuples."""
     if isinstance(value, kind):
         yield value
     elif isinstance(value, Mapping):
         yield from instances_in(list(value.values()), kind)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from instances_in(each, kind)
+        for item in value:
+            yield from instances_in(item, kind)
 
 
 def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
-    """Return a copy of an arm whose chat model is asked for log-probabilities; None if it does not know them."""
+    """Return a copy of an arm whose model is asked for log-probabilities; None if it has no unset field for it."""
     if isinstance(arm, BaseChatModel):
-        # LangChain's OpenAI models, for one, have such a field; what the user set stays.
         if "logprobs" in type(arm).model_fields and getattr(arm, "logprobs", None) is None:
             return arm.bind(logprobs=True)
     elif isinstance(arm, RunnableBindingBase) and "logprobs" not in arm.kwargs:
@@ -88,9 +87,9 @@ def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
 
 
 def get_llm_name(arm: Runnable[Any, Any]) -> str:
-    """Return the name of the LLM that answers in an arm; of several, such as fallbacks, the one that knows least.
+    """Return the name of the LLM that answers in an arm; of several, such as fallbacks, that of the least capable.
 
-    Empty where no model is found, or where one of them has no name and the others know more than the default.
+    Empty without a model, or if one of them has no name and the others are more capable than the default.
     """
     names = _llm_names(arm, {})
     return least_capable(names) if names else ""
@@ -117,8 +116,8 @@ def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any]) -> list[str]
     if isinstance(arm, RunnableConfigurableAlternatives):
         for alternative in arm.alternatives.values():
             if not isinstance(alternative, Runnable):
-                names.append("")  # what a factory would make is not known before it is called
-    if not parts:  # a model, or such as what init_chat_model returns, which is no model itself
+                names.append("")  # a factory, whose model is unknown before it is called
+    if not parts:  # a model, or what init_chat_model returns, which is not a model itself
         name = _get_model_name(arm, options)
         if name or isinstance(arm, BaseLanguageModel):
             names.append(name)
@@ -126,15 +125,15 @@ def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any]) -> list[str]
 
 
 def _get_model_name(model: Runnable[Any, Any], options: Mapping[str, Any]) -> str:
-    """Return the name that a model, or the options of its call, have; empty if they have none."""
+    """Return the name in the options of a call, or else that of the model; empty without one."""
     bound = options.get("model") or options.get("model_name")
     if isinstance(bound, str) and bound.strip():
         return bound
-    chosen: Any = getattr(model, "model_fields_set", ())
-    elsewhere = bool(getattr(model, "openai_api_base", None))
+    fields_set: Any = getattr(model, "model_fields_set", ())
+    is_other_server = bool(getattr(model, "openai_api_base", None))
     for field in _NAMES:
         name = getattr(model, field, None)
-        # OpenAI's default says nothing of another server.
-        if isinstance(name, str) and name.strip() and (field in chosen or not elsewhere):
+        # OpenAI's default name is not that of a model on another server.
+        if isinstance(name, str) and name.strip() and (field in fields_set or not is_other_server):
             return name
     return ""

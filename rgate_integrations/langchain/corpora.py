@@ -158,10 +158,10 @@ def as_searched(
 
 
 def profile_searched(searched: Runnable[Any, Any]) -> dict[str, CorpusProfile]:
-    """Return the profile of what is searched, by the names of corpora where there are several.
+    """Return the profiles of what is searched, by the names of the corpora.
 
     Raises:
-        ConfigurationError: Its passages are not at hand, or in several indexes.
+        ConfigurationError: The passages of a corpus are not at hand, or in several indexes.
         ProfileError: There are none.
     """
     parts = searched.parts if isinstance(searched, PerCorpus) else {"corpus": searched}

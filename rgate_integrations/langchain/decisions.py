@@ -1,7 +1,7 @@
 """LangChain's decision models, ``langchain_core.decisions``: a gate as one, and one as a gate.
 
-langchain-core 1.8 has `Noul`, ``_classify`` and a ``state``; its main branch has `Predicate`, ``_decide`` and an
-``input`` in their place. Both are served.
+Both versions of its names work: `Noul`, ``_classify`` and ``state`` in langchain-core 1.8, and `Predicate`,
+``_decide`` and ``input`` on its main branch.
 """
 
 from __future__ import annotations
@@ -44,13 +44,12 @@ else:
 class GateDecisionModel(names.BaseDecisionModel):  # type: ignore[misc]  # Any to mypy
     """Answers `KNOWS` with P(the LLM knows), and `ROUTE` with the gate's choice at its threshold.
 
-    The state is the user's question: a string, messages, or a mapping as `RetrievalGate` takes it. A gate can
-    judge nothing else, so other questions are refused. A failing gate answers 0, ``retrieve``, and so does one
-    that does not read the earlier turns for a follow-up.
+    The state is the user's question: a string, messages, or a mapping as for `RetrievalGate`. Any other question is
+    rejected. A failing gate answers 0, ``retrieve``, and so does one that cannot read the turns before a follow-up.
 
     Attributes:
         gate: A `Gate`, what `load_gate` takes, or None for the default gate.
-        model: The name that responses and traces carry.
+        model: The name in responses and traces.
 
     Example:
         >>> model = GateDecisionModel(gate="constant:never")
@@ -88,7 +87,7 @@ class GateDecisionModel(names.BaseDecisionModel):  # type: ignore[misc]  # Any t
         for name, question in questions.items():
             if question not in (KNOWS, ROUTE):
                 raise ConfigurationError(
-                    f"The question {name!r} is not one that a retrieval gate can answer.",
+                    f"A retrieval gate cannot answer the question {name!r}.",
                     hint="Ask KNOWS or ROUTE of rgate_integrations.langchain.decisions.",
                 )
         turn = parse_question(state)
@@ -112,7 +111,7 @@ class DecisionModelGate(Decider):
     """A gate that asks one of LangChain's decision models `KNOWS` about each question.
 
     Args:
-        model: The decision model. What it cannot answer is retrieved for.
+        model: The decision model. If it cannot answer a question, that question is retrieved for.
     """
 
     threshold = 0.5
@@ -128,9 +127,9 @@ class DecisionModelGate(Decider):
 
     def judge(self, requests: Sequence[Request]) -> Flow[list[Decision | Exception]]:
         """Ask the model about all questions in one batch."""
-        asked = [{_STATE: request.question, "questions": {"known": KNOWS}} for request in requests]
-        responses = yield Call(self.model.batch, self.model.abatch, asked, return_exceptions=True)
-        return [self._decision(*each) for each in zip(requests, responses, strict=True)]
+        inputs = [{_STATE: request.question, "questions": {"known": KNOWS}} for request in requests]
+        responses = yield Call(self.model.batch, self.model.abatch, inputs, return_exceptions=True)
+        return list(map(self._decide, requests, responses))
 
     def answer_gate(self) -> None:
         """Return None: it reads questions alone."""
@@ -142,22 +141,22 @@ class DecisionModelGate(Decider):
         """Return whether the same model is asked."""
         return isinstance(other, DecisionModelGate) and self.model is other.model
 
-    def _decision(self, request: Request, response: Any) -> Decision | Exception:
+    def _decide(self, request: Request, response: Any) -> Decision | Exception:
         if isinstance(response, Exception):
             return response
         answer = response.answers.get("known")
-        known = getattr(answer, "probability", getattr(answer, "noul", None))
-        if known is None:
+        p_known = getattr(answer, "probability", getattr(answer, "noul", None))
+        if p_known is None:
             return EvidenceError(
-                f"The decision model answered {getattr(answer, 'type', 'nothing')!r} and no probability.",
-                hint="Take one that answers yes-or-no questions.",
+                f"The decision model answered {getattr(answer, 'type', 'nothing')!r} instead of a probability.",
+                hint="Use one that answers yes-or-no questions.",
             )
         threshold = self.threshold if request.threshold is None else request.threshold
         return Decision(
             question=request.question,
-            retrieve=known < threshold,
-            p_known=known,
+            retrieve=p_known < threshold,
+            p_known=p_known,
             threshold=threshold,
             gate=self.name,
-            reason=f"{self.name} says that the LLM knows with probability {known:.2f}.",
+            reason=f"{self.name} says that the LLM knows with probability {p_known:.2f}.",
         )

@@ -1,4 +1,4 @@
-"""LangChain's documents: as passages that are judged, as the context of a prompt, and fused from several searches."""
+"""LangChain's documents as passages, as the context of a prompt, and fused from several searches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rgate_integrations.prompts import format_passages
 
 
 def as_passage(document: Document) -> FoundPassage:
-    """Return a document as passages are judged and read."""
+    """Return a document as a passage."""
     metadata = document.metadata or {}  # some stores give None
     return FoundPassage(document.page_content, str(metadata.get("title") or ""))
 
@@ -27,13 +27,13 @@ def format_documents(documents: Sequence[Document]) -> str:
 def fuse_documents(
     origins: Sequence[Mapping[str, Any]], results: Sequence[Any], k: int | None = None
 ) -> list[Document] | Exception:
-    """Fuse what the searches of one question found; returns the exception of a search that failed.
+    """Fuse the results of one question's searches by reciprocal rank; returns the exception of one that failed.
 
-    The documents are copies whose metadata say how they were found, and at which rank.
+    The documents are copies, whose metadata have the origin and the rank.
 
     Args:
-        origins: What to say of each search, as metadata.
-        results: What each found, best first, or raised.
+        origins: Metadata about each search.
+        results: The documents of each search, best first, or its exception.
         k: Maximum number of documents; None for no limit.
     """
     rankings = []
@@ -46,8 +46,8 @@ def fuse_documents(
         for rank, document in enumerate(result, start=1):
             if not isinstance(document, Document):
                 return ConfigurationError(
-                    f"What is guarded returned {type(result).__name__} and no list of documents.",
-                    hint="Guard the retriever, and not the chain around it.",
+                    f"The guarded runnable returned {type(result).__name__} instead of a list of documents.",
+                    hint="Guard the retriever, not the chain around it.",
                 )
             # Some stores give documents without metadata: None.
             metadata = {**origin, "rgate_rank": rank, **(document.metadata or {})}
@@ -57,5 +57,5 @@ def fuse_documents(
 
 
 def _identity(document: Document) -> tuple[Any, ...]:
-    """Return what tells a document from others: ids differ within a corpus only."""
+    """Return what identifies a document; ids are unique in a corpus only."""
     return document.metadata.get("rgate_corpus"), document.id or document.page_content

@@ -1,4 +1,4 @@
-"""One input on its way to a decision, and what an LLM writes for it: a question that stands alone, and a draft."""
+"""One input of a gate, and what LLMs write for it: a standalone question and a draft."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from langchain_core.messages import BaseMessage, SystemMessage
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
-from rgate_integrations.answering.drafting import Drafter, read_message
+from rgate_integrations.answering.drafting import Drafter, attach_draft, read_message
 from rgate_integrations.decision import Draft, Request
 from rgate_integrations.engine.decider import Failed, read_item
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
@@ -37,9 +37,9 @@ class GateCall:
 
     Attributes:
         run: The input and its run.
-        turn: The question, condensed if it was a follow-up that could be.
-        condense_error: Why it could not be.
-        threshold: The threshold that the caller gave.
+        turn: The question; of a follow-up, the condensed one.
+        condense_error: Why a follow-up could not be condensed.
+        threshold: The caller's threshold; None for the gate's own.
         draft: What is judged beside the question, or the error of what should have written it.
         result: The decision, or the exception that concerns this input.
     """
@@ -60,30 +60,29 @@ class GateCall:
             return cls(run, result=error)
 
     def hidden_run(self, tag: str) -> RunnableConfig:
-        """Return the config of a run that is no part of the answer: with this tag, hidden from message streams."""
+        """Return a config for a run that is not part of the answer: with this tag, hidden from message streams."""
         config = self.run.child()
         return {**config, "tags": [*(config.get("tags") or []), NO_STREAM_TAG, tag]}
 
     def item(self) -> Request | Failed:
-        """Return the request that the gate is asked about."""
-        for error in (self.condense_error, self.draft):
-            if isinstance(error, Exception):
-                return Failed(error, self.turn.question)
-        return read_item(
+        """Return the request to the gate, or why there is none."""
+        if self.condense_error is not None:
+            return Failed(self.condense_error, self.turn.question, self.threshold)
+        request = read_item(
             self.turn.question,
             history=self.turn.lines,
-            draft=self.draft,  # type: ignore[arg-type]  # no exception
             metadata=self.run.config.get("metadata"),
             threshold=self.threshold,
         )
+        return attach_draft(request, self.draft)
 
 
 def condense_follow_ups(condense: Runnable[Any, Any] | None, calls: Sequence[GateCall]) -> Flow[None]:
-    """Turn the follow-ups among questions into ones that stand alone, as one batch.
+    """Turn follow-ups into standalone questions, as one batch.
 
     Args:
-        condense: From messages to a question; None leaves questions as they are.
-        calls: The questions; of one that cannot be condensed, `GateCall.condense_error` says why.
+        condense: From messages to a question; None changes nothing.
+        calls: The questions; they get the condensed one, or their `GateCall.condense_error`.
     """
     follow_ups = [call for call in calls if call.turn.history]
     if condense is None or not follow_ups:
@@ -96,7 +95,7 @@ def condense_follow_ups(condense: Runnable[Any, Any] | None, calls: Sequence[Gat
             if isinstance(answer, Exception):
                 raise answer
             question = split_thoughts(parse_question(answer).question).answer.strip()
-            if not question.strip():
+            if not question:
                 raise InvalidQuestionError("The condensed question is empty.")
         except Exception as error:  # any error may come from the application's runnable
             call.condense_error = error
@@ -107,21 +106,21 @@ def condense_follow_ups(condense: Runnable[Any, Any] | None, calls: Sequence[Gat
 class ChatDrafter(Drafter[GateCall]):
     """Lets a chat model write the first tokens of its answers, as one batch.
 
-    The runs of drafts carry the tags `DRAFT_TAG` and `NO_STREAM_TAG`: they are no part of the answer.
+    The runs have the tags `DRAFT_TAG` and `NO_STREAM_TAG`: they are not part of the answer.
 
     Args:
         llm: The answering chat model, or any runnable from messages to a message or string.
         tokens: Maximum number of tokens.
 
     Raises:
-        ConfigurationError: ``llm`` writes what it is asked into a message history.
+        ConfigurationError: ``llm`` keeps a message history, which would then have the drafts in it.
     """
 
     def __init__(self, llm: Runnable[Any, Any], tokens: int) -> None:
         super().__init__(tokens)
         if isinstance(llm, RunnableWithMessageHistory):
             raise ConfigurationError(
-                "An LLM that keeps a message history would keep the drafts in it too.",
+                "An LLM with a message history would keep the drafts in it.",
                 hint="Pass the chat model itself as llm=, and wrap the chain that answers.",
             )
         self.llm = llm
@@ -129,28 +128,29 @@ class ChatDrafter(Drafter[GateCall]):
             self.forms = [{}]
         field = length_field(llm)
         if isinstance(llm, BaseChatModel) and field not in (None, "max_tokens"):
-            # Gemini's and Ollama's classes take no max_tokens, and Gemini's no logprobs.
+            # Gemini's and Ollama's classes take no max_tokens, and Gemini's no logprobs. A field of another name
+            # cannot be an option of the call, so the limit is set in a copy.
             self.llm = llm.model_copy(update={field: tokens})
             self.forms = [{"logprobs": True}, {}] if "logprobs" in type(llm).model_fields else [{}]
 
     def write_for(self, calls: Sequence[GateCall]) -> Flow[None]:
-        """Write the draft of each call; if that raises, none of these questions can be judged."""
-        drafted = [call for call in calls if call.condense_error is None]
-        written: Sequence[Draft | Exception | None]
+        """Write the draft of each call; if that raises, all of them get the error instead."""
+        calls = [call for call in calls if call.condense_error is None]
+        drafts: Sequence[Draft | Exception | None]
         try:
-            written = yield from self.write_drafts(drafted)
+            drafts = yield from self.write_drafts(calls)
         except Exception as error:  # any error may come from an LLM
-            texts = [text for call in drafted for text in self.private_texts(call)]
+            texts = [text for call in calls for text in self.private_texts(call)]
             _log.warning("The LLM wrote no draft: %s: %s", type(error).__name__, redact(error, *texts))
-            written = [error] * len(drafted)
-        for call, draft in zip(drafted, written, strict=True):
+            drafts = [error] * len(calls)
+        for call, draft in zip(calls, drafts, strict=True):
             call.draft = draft
 
-    def ask(self, asked: Sequence[GateCall], options: dict[str, Any]) -> Flow[list[Any]]:
+    def ask(self, prompts: Sequence[GateCall], options: dict[str, Any]) -> Flow[list[Any]]:
         """Ask the LLM for an answer to each question."""
-        prompts = [[SystemMessage(ANSWER.system), *call.turn.conversation] for call in asked]
-        configs = [call.hidden_run(DRAFT_TAG) for call in asked]
-        answers: list[Any] = yield BatchCall(self.llm.bind(**options), prompts, configs)
+        conversations = [[SystemMessage(ANSWER.system), *call.turn.conversation] for call in prompts]
+        configs = [call.hidden_run(DRAFT_TAG) for call in prompts]
+        answers: list[Any] = yield BatchCall(self.llm.bind(**options), conversations, configs)
         return answers
 
     def read_draft(self, answer: Any) -> Draft:
@@ -159,6 +159,6 @@ class ChatDrafter(Drafter[GateCall]):
             return Draft(text=str(answer).strip(), source="llm")
         return read_message(answer)
 
-    def private_texts(self, asked: GateCall) -> list[object]:
+    def private_texts(self, prompt: GateCall) -> list[object]:
         """Return the question and the turns before it."""
-        return [message.content for message in asked.turn.conversation]
+        return [message.content for message in prompt.turn.conversation]

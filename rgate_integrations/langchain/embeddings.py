@@ -1,4 +1,4 @@
-"""Between LangChain's embeddings and this package's: either can be used where the other is asked for."""
+"""This package's embedder as LangChain embeddings, and LangChain embeddings as an embedder."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rgate_integrations.runtime.arrays import Float32Array
 
 
 class RGateEmbeddings(SentenceEmbedder, Embeddings):
-    """A sentence-transformers model as LangChain embeddings: the model that the package's indexes and gates use.
+    """The embedder of this package's indexes and gates, as LangChain embeddings.
 
     It is loaded on first use and shared in the process. The vectors of the latest 1,024 queries are kept, so a gate,
-    an index and a store embed a question once. Vectors are normalised.
+    an index and a store embed a question once. Vectors have length 1.
 
     Args:
         model: Catalogue name, local folder, or Hub id.
@@ -74,13 +74,13 @@ class EmbeddingsAdapter:
 
 
 def as_embedder(embeddings: Embeddings) -> Embedder:
-    """Return what embeds for an index as the given embeddings do.
+    """Return LangChain embeddings as the embedder of an index.
 
     Raises:
-        ConfigurationError: These are no embeddings.
+        ConfigurationError: The object is not LangChain embeddings.
     """
     if type(embeddings) is RGateEmbeddings:
-        return embeddings  # so the index is one that the command line can open, too
+        return embeddings  # then the command line can open the index, too
     if not isinstance(embeddings, Embeddings):
         raise ConfigurationError(
             f"A store needs LangChain embeddings, not {type(embeddings).__name__}.",

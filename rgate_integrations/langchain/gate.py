@@ -164,7 +164,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     @property
     def lc_attributes(self) -> dict[str, Any]:
-        """What ``dumpd`` writes instead of a field: a gate's name, where it was made from one."""
+        """What ``dumpd`` writes instead of a field: the name of a gate that was made from one."""
         return {} if self._gate_name is None else {"gate": self._gate_name}
 
     @property
@@ -239,7 +239,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             look_first: Run ``retrieve`` up to its retriever for every input, while the gate decides, and read the
                 passages only if they help more than what the LLM knows. Options: `LookFirst`.
             condensed_key: Pass both arms a mapping with the standalone question under this key, as ``condense`` wrote
-                it; other keys stay, and an input that is no mapping is put under ``input``.
+                it; a mapping keeps its other keys, and any other input is put under ``input``.
 
         Raises:
             ConfigurationError: ``retrieve`` is to search ahead, and is neither a sequence of steps nor a retriever;

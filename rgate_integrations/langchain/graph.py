@@ -21,6 +21,7 @@ from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain.bound_decision import emit_decision_event
 from rgate_integrations.langchain.gate import RetrievalGate, as_gate_runnable
 from rgate_integrations.runtime.flow import Call, Flow, arun, run
+from rgate_integrations.runtime.replies import get_field
 
 STATE_KEY = "retrieval_decision"
 
@@ -50,18 +51,18 @@ its strict mode, and warns otherwise::
 def gate_node(
     gate: RetrievalGate | GateLike | str | None = None, *, decision_key: str = STATE_KEY
 ) -> Runnable[Any, dict[str, Any]]:
-    """Return a node that decides for the question in a graph's state, and puts the `Decision` into it.
+    """Return a node that puts a `Decision` about the question in a graph's state into that state.
 
-    The state is a mapping, a dataclass or a pydantic model. The question is read from it as `RetrievalGate` reads its
-    input: from ``question``, ``input``, ``query`` or ``messages``, with the earlier turns of a conversation. The
-    decision is a custom event, ``retrieval_gate``, and ``{"retrieval_gate": {...}}`` in the graph's custom stream.
+    The state is a mapping, a dataclass or a pydantic model, in which `RetrievalGate` finds the question and the
+    earlier turns. The decision is also a custom event, ``retrieval_gate``, and ``{"retrieval_gate": {...}}`` in the
+    graph's custom stream.
 
     Args:
         gate: A `RetrievalGate`, or its ``gate`` argument.
-        decision_key: The key of the state that the decision is put under.
+        decision_key: The key of the decision in the state.
 
     Raises:
-        InvalidQuestionError: Raised by the node: there is no question in the state.
+        InvalidQuestionError: Raised by the node: the state has no question.
 
     Example:
         >>> node = gate_node("constant:never")
@@ -72,6 +73,7 @@ def gate_node(
 
     def decide_flow(state: Any, config: RunnableConfig) -> Flow[dict[str, Any]]:
         decision = yield Call(judge.invoke, judge.ainvoke, _mapping(state), config)
+        # A router emits its decisions itself; around a node there is none.
         yield from emit_decision_event(decision, config)
         return {decision_key: decision}
 
@@ -87,19 +89,18 @@ def gate_node(
 def route_edge(
     *, retrieve: str | Mapping[str, str], direct: str, decision_key: str = STATE_KEY
 ) -> Callable[[Any], str | list[str]]:
-    """Return a conditional edge to follow `gate_node`: to one node for unknown questions, to another for known ones.
+    """Return a conditional edge after `gate_node`: to one node for unknown questions, to another for known ones.
 
     Args:
         retrieve: The node for unknown questions, such as the one that searches; or a mapping from the names of the
-            gate's corpora to nodes. With ``top=2``, the edge may lead to two of them. Where the decision names no
-            corpus, since the gate failed, it leads to the first.
+            gate's corpora to nodes. With ``top=2``, the edge may lead to two of them; if the gate failed, it leads to
+            the first.
         direct: The node for known questions, such as the one that answers.
-        decision_key: The key of the state that the decision is under. A decision that came back from a checkpoint as
-            a mapping is read as well.
+        decision_key: The key of the decision in the state, where a checkpoint may have made a mapping of it.
 
     Raises:
-        ConfigurationError: There are no nodes; or, raised by the edge, there is no decision in the state, or it names
-            a corpus that has no node.
+        ConfigurationError: There are no nodes. Raised by the edge: the state has no decision, or it names a corpus
+            without a node.
 
     Example:
         >>> edge = route_edge(retrieve="search", direct="answer")
@@ -119,7 +120,7 @@ def route_edge(
             )
         if not is_retrieved:
             return direct
-        named = decision.get("corpora", ()) if isinstance(decision, Mapping) else decision.corpora
+        named = get_field(decision, "corpora") or ()
         chosen = [nodes[name] for name in named if name in nodes]
         if named and not chosen and not isinstance(retrieve, str):
             raise ConfigurationError(
@@ -140,8 +141,6 @@ def _mapping(state: Any) -> Any:
 
 
 def retrieves(decision: Any) -> bool | None:
-    """Return what was decided, from a decision or its JSON; None where there is no decision."""
-    value = getattr(decision, "retrieve", None)
-    if isinstance(decision, Mapping):
-        value = decision.get("retrieve")
+    """Return whether a decision, or its JSON, retrieves; None for anything else."""
+    value = get_field(decision, "retrieve")
     return value if isinstance(value, bool) else None

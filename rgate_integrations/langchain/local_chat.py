@@ -26,13 +26,11 @@ class LocalChat(BaseChatModel, GenerationOptions):
 
     As the direct arm of ``route(..., answer_first=True)`` it keeps the hidden states of what it writes. A probe of
     the same model, trained under the arm's prompt, then judges the partial answer without reading it again, and a
-    known answer goes on where it was held: no token is computed twice.
+    known answer continues from there: no token is computed twice.
 
-    Nothing is written ahead of what is asked for, so a stream that is closed costs nothing more. Between two tokens
-    others may use the model.
+    Generation is lazy, so a stream that is closed costs nothing more. Between two tokens others may use the model.
 
-    Its other options are those of `rgate_integrations.models.streamed_answer.GenerationOptions`. A call may give
-    them, too.
+    Its other options are those of `rgate_integrations.models.streamed_answer.GenerationOptions`, also for a call.
     With ``logprobs`` messages carry ``response_metadata["logprobs"]``.
 
     Attributes:
@@ -80,7 +78,7 @@ class LocalChat(BaseChatModel, GenerationOptions):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        # Token by token: who is cancelled writes no more.
+        # Token by token, so that a cancelled call stops the model.
         chunks: AsyncIterator[ChatGenerationChunk] = self._astream(messages, stop, run_manager, **kwargs)
         return await agenerate_from_stream(chunks)
 
@@ -96,14 +94,13 @@ class LocalChat(BaseChatModel, GenerationOptions):
         options = self.for_call(kwargs)
         answer = self._model.answer(list(map(_turn, messages)), options)
         info: dict[str, Any] = {"model_name": self._model.name, "model_provider": "rgate"}
-        read = len(
-            answer.prompt
-        )  # sent with the first chunk; the number of tokens written comes with the last
+        # The first chunk reports the length of the prompt, and the last one that of the answer.
+        prompt_tokens = len(answer.prompt)
         for chunk in answer.chunks():
             message = AIMessageChunk(content=chunk.text, id=answer.id)
-            written = 0
+            answer_tokens = 0
             if answer.finish_reason is not None:
-                written = len(answer.ids)
+                answer_tokens = len(answer.ids)
                 info["finish_reason"] = answer.finish_reason
                 message.chunk_position = "last"
             if options.logprobs:
@@ -113,18 +110,19 @@ class LocalChat(BaseChatModel, GenerationOptions):
                     entries.append({**entry, "bytes": list(token.text.encode()), "top_logprobs": []})
                 info["logprobs"] = {"content": entries}
             message.usage_metadata = UsageMetadata(
-                input_tokens=read, output_tokens=written, total_tokens=read + written
+                input_tokens=prompt_tokens,
+                output_tokens=answer_tokens,
+                total_tokens=prompt_tokens + answer_tokens,
             )
             yield ChatGenerationChunk(message=message, generation_info=info or None)
-            info = {}
-            read = 0
+            info, prompt_tokens = {}, 0
 
 
 def _turn(message: BaseMessage) -> dict[str, str]:
     """Return a message as a turn of a chat template."""
     role = message.role if isinstance(message, ChatMessage) else _ROLES.get(message.type)
     if role is None:
-        raise ConfigurationError(f"A local model takes no message of the type {message.type!r}.")
+        raise ConfigurationError(f"A local model cannot read messages of type {message.type!r}.")
     if role != "assistant" and any(block["type"] != "text" for block in message.content_blocks):
         raise ConfigurationError("A local model reads text only.", hint="Leave images and files out.")
     return {"role": role, "content": message.text}

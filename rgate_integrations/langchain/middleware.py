@@ -1,4 +1,4 @@
-"""`RetrievalGateMiddleware`: an agent's retrieval tools are hidden while its LLM knows the answer."""
+"""`RetrievalGateMiddleware`: hides an agent's retrieval tools if its LLM knows the answer."""
 
 from __future__ import annotations
 
@@ -30,15 +30,14 @@ except ImportError as error:
 
 SEARCH_NOT_NEEDED = "Search was not needed: answer from what you know."
 
-_GENERIC_TYPES = ("function", "custom")
-"""Types that say how a tool is described and not which one it is."""
+_GENERIC_TYPES = ("function", "custom")  # types of a description, which do not name a tool
 
 
 class RetrievalGateState(AgentState[Any]):
-    """An agent's state with what was decided for the current user turn.
+    """An agent's state with the decision for the current user turn.
 
-    ``retrieval_decision`` is the decision; with several middlewares that of the last one. ``retrieval_decisions``
-    has each middleware's under its name.
+    ``retrieval_decision`` is that of the last middleware, ``retrieval_decisions`` has all of them by the middlewares'
+    names.
     """
 
     retrieval_decision: NotRequired[Decision]
@@ -46,23 +45,23 @@ class RetrievalGateState(AgentState[Any]):
 
 
 class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
-    """Gates once a user turn, and hides retrieval tools from the model when the question is known.
+    """Decides once a user turn, and hides retrieval tools from the model if the question is known.
 
-    A call to a hidden tool that the model makes all the same is answered without searching, and a ``tool_choice``
-    that forces one is dropped; put this after a middleware that sets it. The decision is in the agent's state under
-    ``retrieval_decision``, and an event ``retrieval_gate``. When the gate fails, or there is no human message,
-    nothing is hidden. An agent may have several, for different tools.
+    If the model calls a hidden tool anyway, the call is answered without searching. A ``tool_choice`` that forces one
+    is dropped; put this after a middleware that sets it. The decision is in the agent's state under
+    ``retrieval_decision``, and an event ``retrieval_gate``. If the gate fails, or there is no human message, nothing
+    is hidden. An agent may have several, for different tools.
 
     Args:
-        gate: A `RetrievalGate`, or its ``gate`` argument. Later turns of a conversation need one that reads the turns
-            before, or its ``condense``: without either they are retrieved for.
+        gate: A `RetrievalGate`, or its ``gate`` argument. For later turns of a conversation nothing is hidden unless
+            it reads the earlier turns, or has ``condense``.
         tools: The retrieval tools, at least one: names, tool objects, or a provider's own tools, such as
             ``{"type": "web_search"}`` or just ``"web_search"``. Names are checked at the first call of the model;
-            pass the tool itself where another middleware may have taken it away by then.
+            pass the tool itself if another middleware may have removed it by then.
 
     Raises:
-        ConfigurationError: ``tools`` is no list of tools, or empty.
-        UnknownNameError: Raised by the first call of the model: the agent has no tool of that name.
+        ConfigurationError: ``tools`` is not a list of tools, or empty.
+        UnknownNameError: Raised by the first call of the model: the agent has no tool with that name.
 
     Example:
         >>> middleware = RetrievalGateMiddleware("constant:never", tools=["search_docs"])
@@ -74,15 +73,16 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
     def __init__(self, gate: RetrievalGate | GateLike | str | None = None, *, tools: Sequence[Any]) -> None:
         super().__init__()
         if not isinstance(tools, list | tuple | set | frozenset) or not tools:
-            raise ConfigurationError("tools is a list of tools or their names.", hint='tools=["search_docs"]')
+            raise ConfigurationError("tools must be a list of tools or names.", hint='tools=["search_docs"]')
         self.gate = as_gate_runnable(gate)
+        # Turns a missing question into the decision that hides nothing.
         self._without_question = resolve_gate("constant:always")
         self.hidden = frozenset(_names(tool)[0] for tool in tools)
-        self._unseen = frozenset(tool for tool in tools if isinstance(tool, str))
+        self._unchecked = frozenset(tool for tool in tools if isinstance(tool, str))
 
     @property
     def name(self) -> str:
-        """The name of this middleware among those of an agent, which has its tools in it."""
+        """Its name, unique in an agent: it includes the tools."""
         return f"{type(self).__name__}({', '.join(sorted(self.hidden))})"
 
     def before_agent(self, state: RetrievalGateState, runtime: Any) -> dict[str, Any]:
@@ -94,23 +94,23 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         return await arun(self._decide(state["messages"]))
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[Any], Any]) -> Any:
-        """Hide the retrieval tools when the question is known."""
+        """Hide the retrieval tools if the question is known."""
         return handler(self._visible_tools(request))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[Any], Awaitable[Any]]
     ) -> Any:
-        """Hide the retrieval tools when the question is known."""
+        """Hide the retrieval tools if the question is known."""
         return await handler(self._visible_tools(request))
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[Any], Any]) -> Any:
-        """Answer a stray call to a hidden tool without searching."""
+        """Answer a call to a hidden tool without searching."""
         return self._block_tool_call(request) or handler(request)
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[Any], Awaitable[Any]]
     ) -> Any:
-        """Answer a stray call to a hidden tool without searching."""
+        """Answer a call to a hidden tool without searching."""
         return self._block_tool_call(request) or await handler(request)
 
     def _decide(self, messages: Sequence[Any]) -> Flow[dict[str, Any]]:
@@ -123,11 +123,11 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         return {"retrieval_decision": decision, "retrieval_decisions": {self.name: decision}}
 
     def _visible_tools(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
-        """Return the request with the tools that the model is to see."""
+        """Return a request with the tools that the model may see."""
         names: set[str] = set().union(*map(_names, request.tools))
-        self._unseen -= names  # once seen, another middleware may take it away
-        if self._unseen:
-            raise unknown_name("tool of this agent", min(self._unseen), names)
+        self._unchecked -= names  # only once: another middleware may remove a tool later
+        if self._unchecked:
+            raise unknown_name("tool of this agent", min(self._unchecked), names)
         if not self._known(request.state):
             return request
         visible = [tool for tool in request.tools if self.hidden.isdisjoint(_names(tool))]
@@ -148,7 +148,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
 
 
 def _names(tool: Any) -> list[str]:
-    """Return every name that a tool, or the choice of one, goes by; the one by which it is hidden comes first.
+    """Return every name of a tool, or of the choice of one; the main name comes first.
 
     Raises:
         ConfigurationError: It is neither a name nor a tool.
@@ -164,6 +164,6 @@ def _names(tool: Any) -> list[str]:
         names = [getattr(tool, "name", getattr(tool, "__name__", ""))]
     if not any(names):
         raise ConfigurationError(
-            f"A tool has a name; {tool!r} has none.", hint='tools=["search_docs"], or the tools themselves.'
+            f"Tool {tool!r} has no name.", hint='tools=["search_docs"], or the tools themselves.'
         )
     return names

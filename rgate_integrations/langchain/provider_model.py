@@ -20,28 +20,30 @@ from rgate_integrations.langchain.chat_models import length_field
 from rgate_integrations.models.base import LanguageModel, TargetScores, Values
 from rgate_integrations.models.request_options import RequestOptions, ServerHabits, Think
 from rgate_integrations.prompts import PromptTemplate
+from rgate_integrations.runtime.flow import Call, run
 
+# The arguments of each provider's chat model; others have to be given by the user.
 _THINK: dict[str, dict[Think, dict[str, Any]]] = {
     "openai": {"off": {"reasoning_effort": "none"}, "low": {"reasoning_effort": "low"}},
     "anthropic": {"off": {"thinking": {"type": "disabled"}}},
     "google_genai": {"off": {"thinking_budget": 0}},
     "ollama": {"off": {"reasoning": False}, "low": {"reasoning": "low"}},
 }
-_UNUSABLE = (401, 403, 404)
-_QUOTED = 300  # characters of a provider's words in an error
+_UNUSABLE = (401, 403, 404)  # statuses after which no other question is worth asking
+_MAX_MESSAGE = 300  # characters of a provider's message in an error
 
 
 class ProviderModel(LanguageModel):
-    """The LLM of a provider that LangChain's ``init_chat_model`` knows. It writes, and gives no scores.
+    """The LLM of a provider that LangChain's ``init_chat_model`` knows. It writes, but gives no scores.
 
     Args:
         provider: The provider, such as ``"openai"``; its package, such as langchain-openai, must be installed.
         name: Name of the LLM.
-        options: How it is asked; what they have more are arguments of the chat model.
+        options: How it is asked; their ``extra`` are arguments of the chat model.
 
     Raises:
         MissingDependencyError: LangChain or the provider's package is not installed.
-        ConfigurationError: The provider, or an argument, is not known, or its key is missing.
+        ConfigurationError: The provider or an argument is unknown, or its key is missing.
     """
 
     is_remote: ClassVar[bool] = True
@@ -60,8 +62,8 @@ class ProviderModel(LanguageModel):
         thinking = _THINK.get(provider, {}).get(options.think, {})
         if options.think != "as-is" and not thinking:
             raise ConfigurationError(
-                f"How to ask {provider!r} for thinking {options.think!r} is not known.",
-                hint="Give the chat model's own argument: --extra-body JSON.",
+                f"No argument is known that sets the thinking of {provider!r} to {options.think!r}.",
+                hint="Pass the chat model's own argument: --extra-body JSON.",
             )
         self.name = name
         self.options = options
@@ -71,19 +73,18 @@ class ProviderModel(LanguageModel):
         except ImportError as error:
             raise MissingDependencyError(str(error)) from error
         except Exception as error:  # each provider raises its own
-            said = str(error)[:_QUOTED]
-            raise ConfigurationError(f"{provider}:{name} cannot be asked: {said}") from error
-        fields = set(type(self._chat).model_fields)
-        self._length = length_field(self._chat)
-        self._settable = [
-            field for field in ("logprobs", "temperature") if field in fields - set(options.extra)
-        ]
+            message = str(error)[:_MAX_MESSAGE]
+            raise ConfigurationError(f"{provider}:{name} cannot be asked: {message}") from error
+        self._length_field = length_field(self._chat)
+        # What the user has set is not changed, and an unknown field would be an error.
+        fields = type(self._chat).model_fields.keys() - options.extra.keys()
+        self._settable = [field for field in ("logprobs", "temperature") if field in fields]
 
     def generate(
         self, prompt: PromptTemplate, values: Sequence[Values], *, tokens: int, adapter: str | None = None
     ) -> list[Draft]:
         """Answer prompts; see `Generates.generate`."""
-        return [self._answer(prompt.messages(**each), tokens, 0.0) for each in values]
+        return [self._answer(prompt.messages(**fields), tokens, 0.0) for fields in values]
 
     def sample(
         self,
@@ -96,11 +97,11 @@ class ProviderModel(LanguageModel):
         seed: int,
     ) -> list[tuple[Draft, ...]]:
         """Sample answers; see `Generates.sample`. The seed is not sent: few providers have one."""
-        sampled = []
-        for each in values:
-            messages = prompt.messages(**each)
-            sampled.append(tuple(self._answer(messages, tokens, temperature) for _ in range(n)))
-        return sampled
+        samples = []
+        for fields in values:
+            messages = prompt.messages(**fields)
+            samples.append(tuple(self._answer(messages, tokens, temperature) for _ in range(n)))
+        return samples
 
     def score(
         self,
@@ -111,9 +112,7 @@ class ProviderModel(LanguageModel):
         adapter: str | None = None,
     ) -> list[TargetScores]:
         """Raise an `EvidenceError`: chat models score no text."""
-        raise EvidenceError(
-            f"{self.name} is asked by LangChain, which scores no text.", hint="ServedProxy does."
-        )
+        raise EvidenceError(f"{self.name}: LangChain's chat models score no text.", hint="ServedProxy does.")
 
     def truncate(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of words, or None when it is not longer."""
@@ -121,45 +120,36 @@ class ProviderModel(LanguageModel):
         return " ".join(words[:tokens]) if len(words) > tokens else None
 
     def _answer(self, messages: list[dict[str, str]], tokens: int, temperature: float) -> Draft:
-        """Ask once; again, with more tokens, if the answer was cut off while the LLM thought."""
-        longer = bool(self.habits.thinks)
-        draft = self._ask(messages, tokens, temperature, longer=longer)
-        if self.habits.is_cut_off(draft, longer=longer):
-            try:
-                again = self._ask(messages, tokens, temperature, longer=True)
-            except Exception:  # each provider raises its own, such as of too large a limit
-                if draft.is_cut_off:
-                    raise
-                again = draft
-            if again.thinking_tokens or draft.is_cut_off:
-                draft, longer = again, True
-        return self.habits.read(draft, longer=longer).head(tokens)
+        def ask(longer: bool, is_required: bool) -> Call:
+            limit = tokens + self.options.thinking_tokens * longer
+            return Call(self._ask, None, messages, limit, {"logprobs": True, "temperature": temperature})
 
-    def _ask(self, messages: list[dict[str, str]], tokens: int, temperature: float, *, longer: bool) -> Draft:
-        """Ask with all that the chat model can be asked for, and with less where the provider refuses it.
+        return run(self.habits.complete(ask)).head(tokens)
+
+    def _ask(self, messages: list[dict[str, str]], limit: int, values: dict[str, Any]) -> Draft:
+        """Ask once with all fields that the chat model has, and with fewer if the provider refuses some.
 
         Raises:
             ServerError: The provider refuses the key, or has no such LLM.
         """
-        values = {"logprobs": True, "temperature": temperature}
-        remaining = [field for field in self._settable if field not in self.habits.refused]
-        refused: list[str] = []
+        names = [name for name in self._settable if name not in self.habits.refused]
         while True:
-            fields = {field: values[field] for field in remaining}
-            if self._length is not None:
-                fields[self._length] = tokens + self.options.thinking_tokens * longer
+            fields = {name: values[name] for name in names}
+            if self._length_field is not None:
+                fields[self._length_field] = limit
             chat: BaseChatModel = self._chat.model_copy(update=fields)
             try:
                 draft: Draft = read_message(chat.invoke(messages))
                 break
             except Exception as error:  # each provider raises its own
                 if getattr(error, "status_code", None) in _UNUSABLE:
-                    raise ServerError(f"{self.name} cannot be asked: {str(error)[:_QUOTED]}") from error
-                if not remaining or not says_unsupported(error):
+                    message = str(error)[:_MAX_MESSAGE]
+                    raise ServerError(f"{self.name} cannot be asked: {message}") from error
+                if not names or not says_unsupported(error):
                     raise
-                # What it names, or else what fewest take.
-                named = [field for field in remaining if field.removesuffix("s") in str(error)]
-                refused.append((named or remaining)[0])
-                remaining.remove(refused[-1])
-        self.habits.refused += [field for field in refused if field not in self.habits.refused]
+                # The field that the error names, or else the one that fewest models take.
+                named = [name for name in names if name.removesuffix("s") in str(error)]
+                names.remove((named or names)[0])
+        # Only after an answer: an error about something else must not be remembered.
+        self.habits.refused += [name for name in self._settable if name not in (*names, *self.habits.refused)]
         return draft

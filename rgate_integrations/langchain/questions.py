@@ -1,4 +1,4 @@
-"""The question, and the turns before it, in whatever a runnable is given."""
+"""The question and the earlier turns in an input of a runnable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.runtime.text import encodable
 
 QuestionInput: TypeAlias = str | PromptValue | BaseMessage | Mapping[str, Any] | Sequence[Any]
-"""What a question is read from: text, a prompt value, a message, a mapping that holds any of these, or messages."""
+"""Text, a prompt value, a message, messages, or a mapping with any of these."""
 
 QUESTION_KEYS = ("question", "input", "query", "messages")
 HISTORY_KEYS = ("chat_history", "history")
@@ -27,7 +27,7 @@ class UserTurn:
 
     Attributes:
         question: The question as the user put it.
-        history: The earlier turns, user's and LLM's; none for the first question of a conversation.
+        history: The earlier turns of user and LLM.
     """
 
     question: str
@@ -53,11 +53,11 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
 
     Args:
         value: The runnable's input. Of messages, the last human one is the question.
-        input_key: Key of the question in a mapping; by default the first of `QUESTION_KEYS` that is there.
-            Beside it the first of `HISTORY_KEYS` has the earlier turns, or ``messages`` if they end in the question.
+        input_key: Key of the question in a mapping; by default the first of `QUESTION_KEYS` that it has. The earlier
+            turns are under one of `HISTORY_KEYS`, or under ``messages`` if they end with the question.
 
     Raises:
-        InvalidQuestionError: There is no question in it.
+        InvalidQuestionError: It has no question.
     """
     if isinstance(value, Mapping):
         return _parse_mapping(value, input_key)
@@ -84,27 +84,28 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
     if earlier is not None:
         try:
             history = _turns(_messages(earlier))
-        except InvalidQuestionError:  # such as the pairs of older chains: they were said all the same
-            history = (AIMessage(str(earlier)),)  # a turn of the user would be read as part of the question
+        except InvalidQuestionError:  # such as the pairs of older chains
+            # As a turn of the user it would be read as part of the question.
+            history = (AIMessage(str(earlier)),)
     elif key != "messages" and value.get("messages"):
-        # A graph's state often has both. A question that differs from the last message has been rewritten from it.
+        # A graph's state often has both. A question that differs from the last message was rewritten to stand alone.
         with contextlib.suppress(InvalidQuestionError):
-            beside = parse_question(value["messages"])
-            if beside.question.strip() == turn.question.strip():
-                history = beside.history
+            last_turn = parse_question(value["messages"])
+            if last_turn.question.strip() == turn.question.strip():
+                history = last_turn.history
     return UserTurn(turn.question, (*history, *turn.history))
 
 
 def _messages(value: Any) -> Sequence[BaseMessage]:
-    """Return what was said, in any of the forms that LangChain has for it.
+    """Return the messages in any of LangChain's forms of a conversation.
 
     Raises:
-        InvalidQuestionError: It is none of them.
+        InvalidQuestionError: It is none of these forms.
     """
     if isinstance(value, BaseMessage):
         value = value.text
     if isinstance(value, str):
-        return [HumanMessage(encodable(value))]  # a message's text may be cut in the middle of an emoji
+        return [HumanMessage(encodable(value))]  # a text may be cut in the middle of an emoji
     if isinstance(value, BaseChatMessageHistory):
         value = value.messages
     try:
@@ -117,7 +118,7 @@ def _messages(value: Any) -> Sequence[BaseMessage]:
 
 
 def _as_typed_message(message: BaseMessage) -> BaseMessage:
-    """Return a `ChatMessage`, whose role is a text, as the message that its role stands for; others unchanged."""
+    """Return a `ChatMessage` as the message class of its role; others unchanged."""
     if isinstance(message, ChatMessage):
         role = message.role.lower()
         if role in ("user", "human"):
@@ -128,7 +129,7 @@ def _as_typed_message(message: BaseMessage) -> BaseMessage:
 
 
 def _turns(messages: Sequence[BaseMessage]) -> tuple[BaseMessage, ...]:
-    """Return what the user and the LLM said, without system messages, tools and calls of tools."""
+    """Return the texts of user and LLM as messages, without system messages, tools and tool calls."""
     turns: list[BaseMessage] = []
     for message in messages:
         if isinstance(message, HumanMessage):

@@ -39,31 +39,30 @@ CANCELLATION = "by the retrieval gate: the search was not needed"
 
 
 class RetrievalRouter(FlowRunnable[Input, Output]):
-    """Sends each input to the retrieve arm or the direct arm, as `RetrievalGate.route` made it.
+    """Sends each input to the retrieve arm or the direct arm; `RetrievalGate.route` makes one.
 
     A batch makes one call of the gate, whatever its size, and one batch of each arm, side by side, or one after the
-    other if ``max_concurrency`` limits them; the order is kept.
-    Arms get the router's input unchanged, or with ``condensed_key`` a mapping with the question in it. Each decision
-    is a child run in traces and a custom event, ``retrieval_gate``, which LangGraph's custom stream has, too; the
-    chosen arm's run has the tag ``retrieve`` or ``direct``.
+    other if ``max_concurrency`` is set. Each decision is a child run in traces and a custom event,
+    ``retrieval_gate``, which LangGraph's custom stream has, too. The chosen arm's run has the tag ``retrieve`` or
+    ``direct``.
 
-    Where the direct arm answers first, it runs as a stream, whatever the caller called, and its first tokens are held
-    back and judged. Known: they are released and the stream goes on. Unknown: the stream is closed, which cancels the
-    request to the LLM, and the retrieve arm runs. Until then only tracers hear of the direct arm, and of an arm
-    that was stopped only they ever do. A batch with ``max_concurrency`` goes in parts of that size, since an
-    answer that waits to be judged holds its place at the LLM.
+    *Answer first*: the direct arm runs as a stream for every call style, and its first tokens are held back and
+    judged. If they are known, they are released and the stream goes on. If not, the stream is closed, which cancels
+    the request to the LLM, and the retrieve arm runs. Only tracers hear of the direct arm before it is released. A
+    batch with ``max_concurrency`` runs in parts of that size, since an answer that waits to be judged occupies the
+    LLM.
 
-    Where it looks first, the retrieve arm runs up to its retriever while the gate decides. What was found is judged,
-    and where it is read, the rest of the arm goes on with it. Where the search fails or finds nothing, the gate's
-    decision stands, and a question that it retrieves for gets what the search raised, as without a gate.
+    *Look first*: the retrieve arm runs up to its retriever while the gate decides. If the passages are to be read,
+    the rest of the arm continues with them. If the search fails or finds nothing, the gate's decision stands; a
+    question that retrieves then gets the exception of the search, as without a gate.
 
     Args:
-        gate: Decides; a `RetrievalGate`. What runs in the retrieve arm takes the decision as its.
+        gate: Decides; a `RetrievalGate`. What runs in the retrieve arm reuses the decision.
         retrieve: Arm for unknown questions. With a strategy that searches ahead, a sequence of steps or a retriever.
         direct: Arm for known questions.
-        strategy: What is looked at before there is a decision, by default the question alone. Its judge takes
-            ``drafts=``, as a `RetrievalGate`.
-        condensed_key: Where arms find the question, as the gate's ``condense`` made it; see `RetrievalGate.route`.
+        strategy: What is looked at before the decision, by default the question alone. Its judge takes ``drafts=``,
+            as a `RetrievalGate` does.
+        condensed_key: See `RetrievalGate.route`.
 
     Raises:
         ConfigurationError: The strategy searches ahead, and the retrieve arm is neither a sequence of steps nor a
@@ -99,7 +98,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             name=name,
             **fields,
         )
-        # Both remember or check things once for all calls.
+        # Made once: the direct arm remembers for all calls what its LLM refuses, and a wrong arm is an error here.
         self._direct_arm = DirectArm(self.direct)
         self._search_arm = split_arm(self.retrieve) if self.strategy.searches_ahead else None
 
@@ -122,6 +121,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     def stream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Output]:
         """Decide, then stream the chosen arm."""
+        # LangChain's method gives the stream its run in traces.
         yield from self._transform_stream_with_config(iter([input]), self._stream, config, **kwargs)
 
     async def astream(
@@ -170,13 +170,14 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         return results
 
     def _answer(self, runs: list[Run]) -> Flow[list[Any]]:
-        """Decide, then finish the answers that were begun, and run each arm on its share of the inputs."""
+        """Decide, then finish the partial answers, and run each arm on its share of the inputs."""
         inputs = yield from self._route(runs)
         shares: dict[Any, list[RouterInput]] = {}
         for item in inputs:  # an exception is the result of its input
             if isinstance(item.result, ArmAnswer):
                 shares.setdefault("answers", []).append(item)
             elif isinstance(item.result, ArmRun):
+                # By arm: after a search ahead, the rest of the retrieve arm is an arm of its own.
                 shares.setdefault(id(item.result.arm), []).append(item)
         steps: list[Step] = []
         for key, share in shares.items():
@@ -284,7 +285,7 @@ class RouterCall(RoutedCall[RouterInput]):
         calls = [GateCall.read(item.run, getattr(gate, "input_key", None)) for item in self.inputs]
         yield from condense_follow_ups(getattr(gate, "condense", None), calls)
         for item, call in zip(self.inputs, calls, strict=True):
-            if call.result is not None:  # there is no question: the gate says so
+            if call.result is not None:  # without a question: the gate raises the error
                 continue
             value = item.run.input
             others = value if isinstance(value, Mapping) else {"input": value}

@@ -22,6 +22,8 @@ from rgate_integrations.langchain.runnable import BatchCall
 class RetrieverRuns(BaseCallbackHandler):
     """Records what retrievers find, whatever their chain makes of it.
 
+    The result of a search is not enough: a chain may turn documents into text on the way.
+
     Args:
         manager: The callback manager of a search's run, to which this handler is added.
         cancellation: See `CancellableTracer`.

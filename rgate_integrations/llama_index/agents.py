@@ -1,4 +1,4 @@
-"""`GatedTool`: a tool that an agent uses only for what its LLM does not know."""
+"""`GatedTool`: a tool that an agent uses only if its LLM does not know the answer."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ QUESTION_KEYS = ("input", "question", "query")
 class GatedTool(FunctionTool):
     """Guards a tool of a ``FunctionAgent``, a ``ReActAgent`` or an ``AgentWorkflow``.
 
-    A call with a question that the LLM knows does not reach the tool: its output tells the agent to answer by
-    itself, and its ``raw_output`` is the decision. The gate judges what the agent asks the tool, which the agent
-    writes with the conversation in view. A call without a question in it reaches the tool.
+    A call with a known question does not reach the tool: its output tells the agent to answer itself, and its
+    ``raw_output`` is the decision. The gate judges the question that the agent writes for the tool, which needs no
+    earlier turns. A call without a question reaches the tool.
 
     Args:
         tool: The guarded tool, or a function that LlamaIndex can make one of.
         gate: A gate, or what `load_gate` takes; the default gate when None.
         llm: The agent's own LLM: it writes its first tokens, and the gate judges them.
         tokens: Maximum number of tokens that it writes, at least 1.
-        question: Name of the argument that is the question; by default the first of ``input``, ``question`` and
-            ``query`` that is there, or else the only text.
-        known_message: What the agent gets for a known question.
+        question: Name of the argument with the question; by default ``input``, ``question`` or ``query``, or else
+            the only text.
+        known_message: The output for a known question.
 
     Raises:
         ConfigurationError: The tool has ``return_direct=True``: the user would get what is meant for the agent.
@@ -60,23 +60,23 @@ class GatedTool(FunctionTool):
         self.tool = adapt_to_async_tool(tool)
         if self.tool.metadata.return_direct:
             raise ConfigurationError(
-                f"The output of {self.tool.metadata.name!r} goes to the user: for a known question it is no answer.",
+                f"The output of {self.tool.metadata.name!r} goes to the user (return_direct=True), not to the agent.",
                 hint="Set return_direct=False, or guard the tool's engine with a GatedQueryEngine.",
             )
         self.decider = QueryDecider(gate, llm, tokens)
         self.question = question
         self.known_message = known_message
         super().__init__(fn=self.call, async_fn=self.acall, metadata=self.tool.metadata)
-        # Agents hand their context to the function tools that ask for it, and this one hands it on.
+        # Agents pass their context to the function tools that ask for it, and this one passes it on.
         self.requires_context = getattr(self.tool, "requires_context", False)
         self.ctx_param_name = getattr(self.tool, "ctx_param_name", None)
 
     def call(self, *args: Any, **kwargs: Any) -> ToolOutput:
-        """Call the tool, or tell the agent that it knows."""
+        """Call the tool, or return the message for a known question."""
         return run(self._call(args, kwargs))
 
     async def acall(self, *args: Any, **kwargs: Any) -> ToolOutput:
-        """Call the tool, or tell the agent that it knows."""
+        """Call the tool, or return the message for a known question."""
         return await arun(self._call(args, kwargs))
 
     def _call(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> Flow[ToolOutput]:
@@ -85,20 +85,21 @@ class GatedTool(FunctionTool):
         if bundle.query_str:
             decision = yield from self.decider.decide(bundle)
         if decision is not None and not decision.retrieve:
-            shown = {name: value for name, value in arguments.items() if name != self.ctx_param_name}
+            inputs = {name: value for name, value in arguments.items() if name != self.ctx_param_name}
             return ToolOutput(
                 tool_name=self.metadata.get_name(),
                 content=self.known_message,
-                raw_input={"args": args, "kwargs": shown},
+                raw_input={"args": args, "kwargs": inputs},
                 raw_output=decision,
             )
+        # Without a question there is no decision to pass on.
         with nullcontext() if decision is None else self.decider.bind(decision, bundle):
             output: ToolOutput = yield Call(self.tool.call, self.tool.acall, *args, **arguments)
         return output
 
 
 def _question(args: Sequence[Any], arguments: Mapping[str, Any], name: str | None) -> str | None:
-    """Return the question in the arguments of a call; None if there is none, or no telling which it is."""
+    """Return the question in the arguments of a call; None if there is none, or several texts could be it."""
     for key in QUESTION_KEYS if name is None else (name,):
         if isinstance(arguments.get(key), str):
             return str(arguments[key])

@@ -1,4 +1,9 @@
-"""The direct engine begins to answer; its chunks are texts, or one response that does not stream."""
+"""The direct engine answers first: the chunks of its response, and what its LLM sends beside them.
+
+LlamaIndex's engines stream text alone. What their LLM sends beside it (log-probabilities, thoughts, usage) comes in
+instrumentation events. So one `_Listener` in the process passes each event to the `EngineStream` that waits for a
+chunk in the event's context.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +56,7 @@ class EngineAnswer(BufferedAnswer):
         self._llm = llm
 
     def read(self, chunk: Any) -> bool:
-        """Note the text of a chunk; returns False for a parsed object."""
+        """Add the text of a chunk; returns False for a parsed object."""
         if isinstance(chunk, PydanticResponse):
             return False
         text = chunk if isinstance(chunk, str) else str(chunk.response or "")
@@ -60,11 +65,12 @@ class EngineAnswer(BufferedAnswer):
         return True
 
     def response(self, *, streaming: bool) -> Flow[RESPONSE_TYPE]:
-        """Release the answer as a response of the kind that the caller wants; a stream may be read to its end.
+        """Release the answer as a response; without ``streaming``, a stream is read to its end.
 
         Raises:
             Exception: The engine failed before the first token.
         """
+        # An answer that was not judged has not been asked for yet: its first chunk shows what kind it is.
         yield from self.buffer(1)
         if self.error is not None:
             raise self.error
@@ -84,15 +90,12 @@ class EngineAnswer(BufferedAnswer):
 
 
 class EngineStream(ChunkStream):
-    """The chunks of an engine's response.
-
-    LlamaIndex's engines stream text alone. What their LLM sends beside it comes in events, which are heard while
-    a chunk is waited for.
+    """The chunks of an engine's response: texts, or the response itself if it does not stream.
 
     Args:
         engine: The engine.
         bundle: The question.
-        answer: Gets what the LLM sends.
+        answer: Gets what the LLM sends beside the text.
 
     Attributes:
         response: The response; None before the engine was asked.
@@ -118,8 +121,8 @@ class EngineStream(ChunkStream):
             return await super().anext()
 
     def on_event(self, event: LLMChatInProgressEvent | LLMCompletionInProgressEvent) -> None:
-        """Note what the LLM sends with a chunk."""
-        # An LLM that chats by completing sends each response twice, in events of two kinds.
+        """Record what the LLM sends with a chunk."""
+        # An LLM whose chat is a completion sends each response twice, in events of two kinds: the first kind counts.
         self._kind = self._kind or type(event)
         response: Any = event.response
         if type(event) is not self._kind or response is None:
@@ -132,10 +135,9 @@ class EngineStream(ChunkStream):
             answer.has_thoughts |= read_reply(part).thoughts is not None
         answer.set_response(get_field(raw, "id"))
         answer.add_logprobs(_logprobs(response, choice))
-        read = get_field(get_field(raw, "usage"), "prompt_tokens") or response.additional_kwargs.get(
-            "prompt_tokens"
-        )
-        answer.prompt_tokens = max(answer.prompt_tokens, read or 0)
+        reported = get_field(get_field(raw, "usage"), "prompt_tokens")
+        prompt_tokens = reported or response.additional_kwargs.get("prompt_tokens") or 0
+        answer.prompt_tokens = max(answer.prompt_tokens, prompt_tokens)
         if choice is not None and not answer.has_end:  # OpenAI's API ends with a finish reason
             answer.has_end = get_field(choice, "finish_reason") is not None
 
@@ -175,7 +177,7 @@ _lock = threading.Lock()
 
 
 class _Listener(BaseEventHandler):
-    """Hands events to the stream that waits where they are sent."""
+    """Passes events on to the stream that waits in their context."""
 
     @classmethod
     def class_name(cls) -> str:
@@ -188,37 +190,32 @@ class _Listener(BaseEventHandler):
 
 
 def listen(kind: type[BaseEventHandler]) -> None:
-    """Give LlamaIndex's events one listener of a kind in this process."""
+    """Add a listener to LlamaIndex's events, once a process."""
     root = get_dispatcher()
-    with _lock:
+    with _lock:  # two threads would add it twice
         if not any(isinstance(handler, kind) for handler in root.event_handlers):
             root.add_event_handler(kind())
 
 
 def _logprobs(response: Any, choice: Any) -> TokenLogprobs:
-    """Read the tokens of a streamed response, as LlamaIndex has them or else as the server gave them."""
-    # Each position is a list: the token that was written first, then those that were likely too.
+    """Read the tokens of a streamed response, from LlamaIndex's fields or else from the server's."""
+    # Each position is a list: the token that was written, then other likely ones.
     entries: Any = [position[0] for position in response.logprobs or [] if position]
     logprobs = get_field(choice, "logprobs")
     if not entries:
         entries = get_field(logprobs, "content")
     if not entries:  # completions have parallel lists
-        pairs = zip(
-            get_field(logprobs, "tokens") or [], get_field(logprobs, "token_logprobs") or [], strict=False
-        )
-        entries = [{"token": token, "logprob": value} for token, value in pairs]
+        columns = [get_field(logprobs, name) or [] for name in ("tokens", "token_logprobs")]
+        entries = [{"token": token, "logprob": value} for token, value in zip(*columns, strict=False)]
     return read_logprobs(entries)
 
 
 def with_logprobs(llm: LLM) -> LLM | None:
-    """Return a copy of an LLM that is asked for log-probabilities; None if it does not know them.
-
-    It knows them if it has a field ``logprobs`` that is not set, as LlamaIndex's OpenAI LLMs have.
-    """
+    """Return a copy of an LLM that is asked for log-probabilities; None if it has no unset field ``logprobs``."""
     if "logprobs" not in type(llm).model_fields or getattr(llm, "logprobs", None) is not None:
         return None
     options: dict[str, Any] = {"logprobs": True}
-    # llama.cpp's server, and the completions of any, give none where no likeliest token is asked for.
+    # llama.cpp's server, and completions of any server, send none unless at least one likeliest token is asked for.
     if getattr(llm, "top_logprobs", None) == 0:
         options["top_logprobs"] = 1
     return llm.model_copy(update=options)

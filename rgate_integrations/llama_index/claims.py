@@ -1,4 +1,4 @@
-"""Claims as queries: searched separately and fused, or as one mean vector for transform pipelines."""
+"""Claims as queries: searched separately and fused, or averaged into one vector for query transforms."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rgate_integrations.answering.query_plan import plan_queries_flow
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.llama_index.decider import QueryDecider, WithoutPrompts
-from rgate_integrations.llama_index.retriever import FlowRetriever
+from rgate_integrations.llama_index.retriever import FlowRetriever, node_id
 from rgate_integrations.runtime.flow import Call, Flow, Gather, run
 
 
 class ClaimFusionRetriever(FlowRetriever):
     """Searches every query of the plan with every retriever, and fuses the results by reciprocal rank.
 
-    It always retrieves: what to search is the question here, whether to search is the query engine's. Inside of a
-    `GatedQueryEngine`, or behind a `RetrievalGateSelector`, the draft that they judged is used, and none is written.
+    It always retrieves: it decides what to search, not whether. Inside a `GatedQueryEngine`, or behind a
+    `RetrievalGateSelector`, it uses the draft that they judged, and writes none.
 
     Args:
         retrievers: The retrievers, of any kind.
@@ -59,21 +59,20 @@ class ClaimFusionRetriever(FlowRetriever):
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
         """Search for the question and for the claims of its draft, side by side."""
         searches = []
-        for query in (yield from _queries_of(self, bundle)):
+        for query in (yield from _plan_queries(self, bundle)):
             for retriever in self.retrievers:
                 # A bundle for each search: LlamaIndex's vector retriever writes the embedding into it.
                 searches.append(Call(retriever.retrieve, retriever.aretrieve, QueryBundle(query)))
         rankings: list[list[NodeWithScore]] = yield Gather(searches)
-        return fuse(rankings, key=lambda node: node.node.node_id, k=self.similarity_top_k)
+        return fuse(rankings, key=node_id, k=self.similarity_top_k)
 
 
 class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
     """Adds the claims of a draft to the query's embedding texts, for pipelines built on query transforms.
 
-    LlamaIndex averages these texts into one vector, and keyword retrievers ignore them. To search claims separately,
-    which finds more, use `ClaimFusionRetriever`. Where several claims are averaged, a warning says so.
-    LlamaIndex's own `TransformQueryEngine` runs transforms on the event loop, which stands still meanwhile; in
-    `ClaimQueryEngine` it goes on.
+    LlamaIndex averages these texts into one vector (a warning says so), and keyword retrievers ignore them.
+    `ClaimFusionRetriever` searches claims separately, which finds more. LlamaIndex's own `TransformQueryEngine`
+    blocks the event loop during a transform; `ClaimQueryEngine` does not.
 
     Args:
         gate: Drafts the answer; the default gate when None.
@@ -96,7 +95,7 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
         super().__init__()
 
     def _run(self, query_bundle: QueryBundle, metadata: dict[str, Any]) -> QueryBundle:
-        queries = run(_queries_of(self, query_bundle))
+        queries = run(_plan_queries(self, query_bundle))
         if len(queries) > 1:
             warnings.warn(
                 "LlamaIndex averages claims into one query vector; ClaimFusionRetriever searches them separately.",
@@ -106,7 +105,7 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
 
 
 class ClaimQueryEngine(TransformQueryEngine):
-    """LlamaIndex's `TransformQueryEngine`, whose ``aquery`` leaves the event loop free while the transform runs."""
+    """LlamaIndex's `TransformQueryEngine`, with an ``aquery`` that does not block the event loop."""
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         transform = self._query_transform.run
@@ -114,15 +113,16 @@ class ClaimQueryEngine(TransformQueryEngine):
         return await self._query_engine.aquery(transformed)
 
 
-def _queries_of(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: QueryBundle) -> Flow[list[str]]:
+def _plan_queries(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: QueryBundle) -> Flow[list[str]]:
     """Draft an answer and return the queries for its claims, the question itself first."""
     inherited = part.decider.inherited(bundle)
     if inherited is not None and inherited.decision.draft is not None:
         decision = inherited.decision
     else:
         decision = yield from part.decider.decide(bundle)
-    # A known question would get an empty plan, but here there is a search in any case.
-    unknown = decision.with_retrieve(True)
     judge = part.decider.gate if part.filter_claims else None
-    (plan,) = yield from plan_queries_flow([unknown], gate=judge, max_queries=part.max_queries)
+    # The plan of a known question would be empty, but here there is always a search.
+    (plan,) = yield from plan_queries_flow(
+        [decision.with_retrieve(True)], gate=judge, max_queries=part.max_queries
+    )
     return plan.texts

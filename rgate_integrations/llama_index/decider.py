@@ -1,8 +1,8 @@
-"""How everything in this folder decides: once a request, on the LLM's own draft where there is an LLM for it.
+"""`QueryDecider`: one decision a request, which travels with its query, for everything in this folder.
 
-A decision travels with its query, so that nothing further down decides or drafts a second time. An engine or a
-retriever that has decided binds the decision while its arm runs. A selector cannot: the router runs the arm after the
-selector has returned. So its decision is attached to the query bundle, which the router hands on.
+An engine or a retriever binds its decision while its arm runs, so that nothing inside decides or drafts again. A
+selector cannot: the router runs the arm after the selector has returned. So its decision is attached to the query
+bundle, which the router passes on.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import QueryBundle, QueryType
 from llama_index_instrumentation import get_dispatcher
 
+from rgate_integrations.answering.drafting import attach_draft
 from rgate_integrations.decision import Decision, Draft, Request, valid_threshold
-from rgate_integrations.engine.decider import BoundDecision, Failed, read_item
+from rgate_integrations.engine.decider import BoundDecision, read_item
 from rgate_integrations.engine.loading import DEFAULT_GATES, GateOptions, resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
@@ -31,13 +32,11 @@ from rgate_integrations.gates.evidence.draft import generation_cost
 from rgate_integrations.llama_index.drafting import LLMDrafter
 from rgate_integrations.runtime.flow import Call, Flow
 
-LLM_NAME_SOURCE = "LlamaIndex's metadata"
-"""Where the name of an LLM was found, for decisions that say whose knowledge they judge."""
-
+LLM_NAME_SOURCE = "LlamaIndex's metadata"  # where the name of an LLM was found, in decisions
 _SPEAKERS = {
     MessageRole.USER: "user",
     MessageRole.ASSISTANT: "assistant",
-    MessageRole.CHATBOT: "assistant",  # as some providers' LLMs name themselves
+    MessageRole.CHATBOT: "assistant",  # some providers' LLMs have these roles
     MessageRole.MODEL: "assistant",
 }
 _dispatcher = get_dispatcher(__name__)
@@ -54,18 +53,18 @@ class RetrievalGateEvent(BaseEvent):
 
     @classmethod
     def class_name(cls) -> str:
-        """Return the name under which the event is sent."""
+        """Return the name of the event."""
         return "RetrievalGateEvent"
 
 
 def get_llm_name(llm: LLM | None) -> str:
-    """Return the name of an LLM from its metadata; empty if they give none."""
+    """Return the name of an LLM from its metadata; empty if they have none."""
     name = "" if llm is None else llm.metadata.model_name
     return "" if name == LLMMetadata.model_fields["model_name"].default else name
 
 
 def copy_bundle(query: QueryType) -> QueryBundle:
-    """Return a bundle of one's own: LlamaIndex's vector retriever writes the embedding into the one it is given."""
+    """Return a new bundle: LlamaIndex's vector retriever writes the embedding into its own."""
     return QueryBundle(query) if isinstance(query, str) else replace(query)
 
 
@@ -74,8 +73,8 @@ class QueryDecision(BoundDecision):
     """A decision that travels with a query.
 
     Attributes:
-        owner: Who decided. It decides anew when it is asked again: that is another request.
-        bundle: The only bundle that the decision is for; None: for every bundle with this question.
+        owner: The decider. Asked again, it decides anew: that is another request.
+        bundle: The only bundle that the decision is for; None for every bundle with this question.
     """
 
     owner: QueryDecider
@@ -85,31 +84,32 @@ class QueryDecision(BoundDecision):
 _current: ContextVar[QueryDecision | None] = ContextVar("rgate_decision", default=None)
 
 
-def decision_for(bundle: QueryBundle) -> Decision | None:
-    """Return what was decided around a query; None if nothing was, or for another bundle."""
+def read_bound(bundle: QueryBundle) -> QueryDecision | None:
+    """Return the decision that travels with a query; None if there is none, or it is for another bundle."""
     bound = _current.get()
     if bound is None or (bound.bundle is not None and bound.bundle is not bundle):
         return None
-    return bound.decision
+    return bound
 
 
 class QueryDecider:
-    """Decides for one question and announces the decision.
+    """Decides for one question, once a request.
 
-    A decision that came with the request is taken over: by the same gate, on a draft of the same LLM, at the same
-    threshold. By another gate, the LLM's draft is.
+    A decision that came with the request is reused by the same gate, with the same LLM for drafts, at the same
+    threshold. Another gate reuses its draft.
 
     Args:
         gate: A gate, or what `load_gate` takes; when None the shipped default for the source of the draft.
         draft_llm: Writes the drafts; None leaves them to the gate.
-        tokens: Maximum number of tokens that it writes, at least 1.
-        memory: Has the turns before the question, where it is not condensed.
-        llm: The LLM that answers, if it is known: the gate judges what it knows. ``draft_llm`` when None.
+        tokens: Maximum number of tokens of a draft, at least 1.
+        memory: Has the turns before the question, for engines that do not condense.
+        llm: The LLM that answers, for P(known); ``draft_llm`` when None.
         **options: Rules, instead of the gate's own, and what is searched; see `GateOptions`.
 
     Attributes:
-        gate: What decides.
-        origin: What decides, as the user gave it; `gate` judges what the LLM knows.
+        gate: Decides, adjusted to the LLM.
+        origin: The same gate before it was adjusted.
+        threshold: The caller's threshold; None for the gate's own.
     """
 
     def __init__(
@@ -132,68 +132,60 @@ class QueryDecider:
         self.threshold: float | None = None
 
     def decide(self, bundle: QueryBundle) -> Flow[Decision]:
-        """Decide as `judge` does, and announce it."""
+        """Decide as `judge` does, and emit the decision."""
         decision = yield from self.judge(bundle)
-        self.announce(decision, bundle)
+        self.emit(decision, bundle)
         return decision
 
     def judge(self, bundle: QueryBundle) -> Flow[Decision]:
-        """Decide, as a flow.
+        """Return the decision for a question; reuse one that came with the request.
 
         A failing gate or LLM retrieves, unless the gate has ``on_error="raise"``. So does a question that the gate
-        cannot understand without what was said before.
-
-        Args:
-            bundle: The question.
+        cannot understand without the earlier turns.
         """
         reusable = self.reusable(bundle)
         if reusable is not None:
             return reusable
-        history = yield from self._history(bundle.query_str)
+        history = yield from self._read_history(bundle.query_str)
         item = read_item(bundle.query_str, history=history, threshold=self.threshold)
-        written: list[Draft] = []
+        new_drafts: list[Draft] = []
         if self.drafter is not None and isinstance(item, Request):
             inherited = self.inherited(bundle)
             draft: Draft | Exception | None = None if inherited is None else inherited.decision.draft
-            # Else this LLM has written it for the request already.
-            if not isinstance(draft, Draft) or draft.source != "llm":
+            if not isinstance(draft, Draft) or draft.source != "llm":  # else this LLM has written it already
                 (draft,) = yield from self.drafter.write_drafts([item.question])
-                written = [draft] if isinstance(draft, Draft) else []
-            if isinstance(draft, Exception):
-                item = Failed(draft, item.question, item.threshold)
-            else:
-                item = replace(item, draft=draft)
+                new_drafts = [draft] if isinstance(draft, Draft) else []
+            item = attach_draft(item, draft)
         (decision,) = yield from self.gate.flow([item])
-        return decision.model_copy(update={"cost": decision.cost + generation_cost(written)})
+        return decision.model_copy(update={"cost": decision.cost + generation_cost(new_drafts)})
 
-    def announce(self, decision: Decision, bundle: QueryBundle) -> None:
-        """Emit a decision that did not come with the request to LlamaIndex's listeners."""
+    def emit(self, decision: Decision, bundle: QueryBundle) -> None:
+        """Emit a new decision to LlamaIndex's listeners; one that came with the request has been emitted."""
         if self.reusable(bundle) is None:
             _dispatcher.event(RetrievalGateEvent(decision=decision))
 
     def reusable(self, bundle: QueryBundle) -> Decision | None:
-        """Return the decision that came with the request, if it is one that this decider would only repeat."""
+        """Return the decision that came with the request, if this decider would only repeat it."""
         inherited = self.inherited(bundle)
         if inherited is None or not inherited.repeats(self.origin, self.threshold):
             return None
         return inherited.decision
 
     def inherited(self, bundle: QueryBundle) -> QueryDecision | None:
-        """Return what came with the request, whichever gate decided, if its draft is by the LLM that drafts here."""
-        bound = _current.get()
-        # One of its own was left by an earlier request with the same bundle.
-        if bound is None or bound.owner is self:
+        """Return the decision that came with the request, if its draft is by the LLM that drafts here."""
+        bound = read_bound(bundle)
+        # One of its own is left from an earlier request with the same bundle.
+        if bound is None or bound.owner is self or not bound.concerns(bundle.query_str, self.draft_llm):
             return None
-        if bound.bundle is not None and bound.bundle is not bundle:
-            return None
-        return bound if bound.concerns(bundle.query_str, self.draft_llm) else None
+        return bound
 
     @contextmanager
     def bind(self, decision: Decision, bundle: QueryBundle) -> Iterator[None]:
-        """Hand a decision to everything that is called inside."""
+        """Pass a decision on to everything that is called inside."""
         bound = _current.get()
         if bound is None or bound.decision is not decision:
-            bound = self._own(decision, bundle)
+            bound = self._bound(decision, bundle)
+        # Engines inside make new bundles of the question, so it holds for all of them.
         token = _current.set(replace(bound, bundle=None))
         try:
             yield
@@ -201,11 +193,11 @@ class QueryDecider:
             _current.reset(token)
 
     def attach(self, decision: Decision, bundle: QueryBundle) -> None:
-        """Leave a decision with its bundle, for what the caller does next with the bundle."""
-        if self.reusable(bundle) is None:  # what came with the request is there already
-            _current.set(self._own(decision, bundle))
+        """Leave a decision with its bundle, for the next part to which the caller passes the bundle."""
+        if self.reusable(bundle) is None:  # else it is there already
+            _current.set(self._bound(decision, bundle))
 
-    def _own(self, decision: Decision, bundle: QueryBundle) -> QueryDecision:
+    def _bound(self, decision: Decision, bundle: QueryBundle) -> QueryDecision:
         return QueryDecision(
             bundle.query_str,
             decision,
@@ -216,32 +208,32 @@ class QueryDecider:
             bundle=bundle,
         )
 
-    def _history(self, question: str) -> Flow[tuple[str, ...]]:
+    def _read_history(self, question: str) -> Flow[tuple[str, ...]]:
         """Return the turns before the question, as gates read them."""
-        if self.memory is None:
-            return ()
-        messages: list[ChatMessage] = yield Call(self.memory.get, self.memory.aget)
+        messages: list[ChatMessage] = []
+        if self.memory is not None:
+            messages = yield Call(self.memory.get, self.memory.aget)
         turns = []
         for message in messages:
             speaker = _SPEAKERS.get(message.role)
             if speaker is not None and message.content:
                 turns.append(f"{speaker}: {message.content}")
-        if turns[-1:] == [f"user: {question}"]:  # some engines note the question before they retrieve
+        if turns[-1:] == [f"user: {question}"]:  # some engines store the question before they retrieve
             turns.pop()
         return tuple(turns)
 
 
 class Gated:
-    """What engines, retrievers and selectors have in common: a decider, whose threshold can be changed."""
+    """An engine, a retriever or a selector with a decider, whose threshold can be changed."""
 
     decider: QueryDecider
     get_prompts: Callable[[], PromptDictType]
 
     def with_threshold(self, threshold: float | None) -> Self:
-        """Return a copy of this at another threshold, for a question or for good.
+        """Return a copy with another threshold, for one question or for good.
 
         Args:
-            threshold: Retrieve where P(known) is below it, at least 0; None is the gate's own.
+            threshold: Retrieve iff P(known) is below it, at least 0; None is the gate's own.
 
         Raises:
             ConfigurationError: It is not a number of at least 0.
@@ -249,15 +241,16 @@ class Gated:
         if threshold is not None:
             valid_threshold(threshold)
         changed = copy(self)
+        # Shallow: gate, LLM and index are shared.
         changed.decider = copy(self.decider)
         changed.decider.threshold = threshold
         return changed
 
     def update_prompts(self, prompts_dict: PromptDictType) -> None:
-        """Change prompts, by the keys that ``get_prompts`` gives.
+        """Change prompts, by the keys of ``get_prompts``.
 
         Raises:
-            ConfigurationError: There is no prompt under a key.
+            ConfigurationError: A key has no prompt.
         """
         known = self.get_prompts()
         for key in prompts_dict:
@@ -265,17 +258,17 @@ class Gated:
                 raise ConfigurationError(
                     f"There are no prompts under {key!r}.", hint=f"Known keys: {', '.join(known)}."
                 )
-        # LlamaIndex's own method takes no key of a part within a part, and the two that it is made of are protected.
+        # LlamaIndex's own method takes no key of a part inside a part, and what it calls is protected.
         for key, prompt in prompts_dict.items():
             part: Any = self
-            *names, own_key = key.split(":")
+            *names, last = key.split(":")
             for name in names:
                 part = part._get_prompt_modules()[name]  # noqa: SLF001
-            part._update_prompts({own_key: prompt})  # noqa: SLF001
+            part._update_prompts({last: prompt})  # noqa: SLF001
 
 
 class WithoutPrompts:
-    """A part of LlamaIndex that could have prompts, and has none."""
+    """A part of LlamaIndex that could have prompts, but has none."""
 
     def _get_prompts(self) -> PromptDictType:
         return {}

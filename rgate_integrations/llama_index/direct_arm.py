@@ -1,4 +1,4 @@
-"""The engine for known questions: the LLM alone, asked as far as possible as the engine with passages asks it."""
+"""The engine for known questions: the LLM alone, with the system messages of the engine with passages."""
 
 from __future__ import annotations
 
@@ -15,37 +15,35 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 
 _log = logging.getLogger("rgate_integrations")
 
-_PROMPTS = ("text_qa_template", "summary_template", "simple_template")
-"""The prompts that a synthesizer may ask its first question with; it has one of them."""
-_MARK = "\0"
-"""Stands for what a prompt is filled with, to see where that is."""
+_PROMPTS = ("text_qa_template", "summary_template", "simple_template")  # a synthesizer asks with one of them
+_MARK = "\0"  # in place of each variable of a prompt, to see which messages have one
 
 
 def find_synthesizer(engine: BaseQueryEngine) -> BaseSynthesizer | None:
-    """Return an engine's synthesizer, or else that of an engine inside; None without one."""
-    waiting: list[object] = [engine]
-    while waiting:
-        part = waiting.pop(0)
+    """Return an engine's synthesizer, or that of an engine inside it; None without one."""
+    queue: list[object] = [engine]
+    while queue:
+        part = queue.pop(0)
         if not isinstance(part, BaseQueryEngine):
             continue
         synthesizer = vars(part).get("_response_synthesizer")
         if isinstance(synthesizer, BaseSynthesizer):
             return synthesizer
         for value in vars(part).values():
-            waiting += value if isinstance(value, list) else [value]
+            queue += value if isinstance(value, list) else [value]
     return None
 
 
 def direct_engine(
     query_engine: BaseQueryEngine, llm: LLM, prompt: BasePromptTemplate | None, *, streaming: bool
 ) -> BaseQueryEngine:
-    """Return an engine that lets an LLM answer alone, and gives what the other engine's ``output_cls`` says.
+    """Return an engine that lets an LLM answer alone, with the ``output_cls`` of the engine with passages.
 
     Args:
         query_engine: The engine with passages.
         llm: The LLM.
-        prompt: What it is asked, with ``query_str``; when None the question alone, after the system messages of
-            the engine's own prompt.
+        prompt: The prompt, with ``query_str``; None for the question alone, after the system messages of the engine's
+            own prompt.
         streaming: Whether it streams; structured output does not.
     """
     if prompt is None:
@@ -61,7 +59,7 @@ def direct_engine(
 
 
 def _system_messages(engine: BaseQueryEngine, llm: LLM) -> list[ChatMessage]:
-    """Return the system messages of the prompt with which an engine asks, without those that hold passages.
+    """Return the system messages of an engine's prompt, without those that hold passages.
 
     LlamaIndex's own is left out: it forbids the LLM to use what it knows.
     """
@@ -72,11 +70,11 @@ def _system_messages(engine: BaseQueryEngine, llm: LLM) -> list[ChatMessage]:
         template = template.select(llm)
     if template is None:
         return []
-    marks = {name: _MARK for name in template.template_vars if name not in template.kwargs}
+    marks = dict.fromkeys(set(template.template_vars) - template.kwargs.keys(), _MARK)
     try:
         messages = template.format_messages(llm=llm, **marks)
-    except Exception as error:  # a function of the user's own fills it, and cannot do without passages
-        _log.warning("The engine's prompt is not taken over for known questions: %s", type(error).__name__)
+    except Exception as error:  # the user's own functions fill it, and may need passages
+        _log.warning("The engine's prompt is not used for known questions: %s", type(error).__name__)
         return []
     system = []
     for message in messages:

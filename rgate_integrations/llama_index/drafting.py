@@ -1,4 +1,4 @@
-"""Drafts: a LlamaIndex LLM writes the first tokens of its answer, for the gate to judge."""
+"""A LlamaIndex LLM writes the first tokens of its answer, for the gate to judge."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rgate_integrations.runtime.records import read_logprobs
 from rgate_integrations.runtime.replies import get_field
 
 DRAFT_TAG = "rgate_draft"
-"""In the ``tags`` of every LlamaIndex event of a drafting call: what the LLM writes there is not the answer."""
+"""The tag of every LlamaIndex event of a drafting call: what the LLM writes there is not the answer."""
 
 
 class LLMDrafter(Drafter[str]):
     """Lets a LlamaIndex LLM write the first tokens of its answer. Events of the call have the tag `DRAFT_TAG`.
 
     Args:
-        llm: The answering LLM. Of one with structured output the LLM inside drafts: the beginning of a JSON object
-            says nothing.
+        llm: The answering LLM. For structured output the LLM inside drafts: the beginning of a JSON object says
+            nothing.
         tokens: Maximum number of tokens of a draft, at least 1.
     """
 
@@ -36,28 +36,27 @@ class LLMDrafter(Drafter[str]):
             llm = llm.llm
         self.llm = llm
 
-    def ask(self, asked: Sequence[str], options: dict[str, Any]) -> Flow[list[Any]]:
+    def ask(self, prompts: Sequence[str], options: dict[str, Any]) -> Flow[list[Any]]:
         """Ask the LLM a question."""
-        (question,) = asked
+        (question,) = prompts
         llm = self.llm
         if llm.metadata.is_chat_model:
             system = ChatMessage(role=MessageRole.SYSTEM, content=ANSWER.system)
             messages = [system, ChatMessage(role=MessageRole.USER, content=question)]
-            asking = Call(llm.chat, llm.achat, messages, **options)
+            call = Call(llm.chat, llm.achat, messages, **options)
         else:
             prompt = f"{ANSWER.system}\n\nQuestion: {question}\nAnswer:"
-            asking = Call(llm.complete, llm.acomplete, prompt, **options)
+            call = Call(llm.complete, llm.acomplete, prompt, **options)
         try:
             with instrument_tags({**active_instrument_tags.get(), DRAFT_TAG: True}):
-                return [(yield asking)]
+                return [(yield call)]
         except Exception as error:  # providers raise errors of their own
             return [error]
 
     def read_draft(self, answer: ChatResponse | CompletionResponse) -> Draft:
         """Return a response as a draft."""
-        # Each position is a list: the token that was written first, then those that were likely too.
-        written = [position[0] for position in answer.logprobs or [] if position]
-        tokens, logprobs = read_logprobs(written)
+        # Each position is a list: the token that was written, then other likely ones.
+        tokens, logprobs = read_logprobs([position[0] for position in answer.logprobs or [] if position])
         return Draft.from_message(
             answer if isinstance(answer, CompletionResponse) else answer.message,
             usage=get_field(answer.raw, "usage"),
@@ -67,6 +66,6 @@ class LLMDrafter(Drafter[str]):
             model=self.llm.metadata.model_name,
         )
 
-    def private_texts(self, asked: str) -> list[str]:
+    def private_texts(self, prompt: str) -> list[str]:
         """Return the question."""
-        return [asked]
+        return [prompt]

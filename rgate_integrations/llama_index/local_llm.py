@@ -42,13 +42,11 @@ class LocalLLM(LLM, GenerationOptions):
 
     As the LLM of ``GatedQueryEngine(..., answer_first=True)`` it keeps the hidden states of what it writes. A probe
     of the same model, trained under the same prompt, then judges the partial answer without reading it again, and a
-    known answer goes on where it was held: no token is computed twice.
+    known answer continues from there: no token is computed twice.
 
-    Nothing is written ahead of what is asked for, so a stream that is closed costs nothing more. Between two tokens
-    others may use the model.
+    Generation is lazy, so a stream that is closed costs nothing more. Between two tokens others may use the model.
 
-    Its other options are those of `rgate_integrations.models.streamed_answer.GenerationOptions`. A call may give
-    them, too.
+    Its other options are those of `rgate_integrations.models.streamed_answer.GenerationOptions`, also for a call.
 
     Attributes:
         model: Catalogue name (see ``rgate download``), local folder, or Hub id.
@@ -69,7 +67,7 @@ class LocalLLM(LLM, GenerationOptions):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """What the model is; loads it, to say how much its context holds."""
+        """Name and context size; loads the model."""
         context = self._proxy().runner.context_size
         return LLMMetadata(
             context_window=context,
@@ -91,7 +89,7 @@ class LocalLLM(LLM, GenerationOptions):
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
-        # Token by token: who is cancelled writes no more.
+        # Token by token, so that a cancelled call stops the model.
         return _whole([response async for response in in_threads(self._responses(messages, kwargs))])
 
     @llm_chat_callback()
@@ -125,9 +123,9 @@ class LocalLLM(LLM, GenerationOptions):
     def _proxy(self) -> TransformersProxy:
         return self.proxy or shared_proxy(self.model)
 
-    def _responses(self, asked: Sequence[ChatMessage] | str, options: dict[str, Any]) -> ChatResponseGen:
-        """Yield the answer so far, each time with what is new; nothing is asked before the first is wanted."""
-        messages = prompt_to_messages(asked) if isinstance(asked, str) else asked
+    def _responses(self, prompt: Sequence[ChatMessage] | str, options: dict[str, Any]) -> ChatResponseGen:
+        """Yield the answer so far with its latest piece; the model starts with the first one."""
+        messages = prompt_to_messages(prompt) if isinstance(prompt, str) else prompt
         turns = []
         for message in messages:
             if any(not isinstance(block, TextBlock) for block in message.blocks):
@@ -153,7 +151,7 @@ class LocalLLM(LLM, GenerationOptions):
 
 
 def _whole(responses: Sequence[ChatResponse]) -> ChatResponse:
-    """Return the last response of a stream as that of a call which does not stream."""
+    """Return the last response of a stream as the response of a call that does not stream."""
     logprobs: list[list[LogProb]] = []
     for response in responses:
         logprobs += response.logprobs or []

@@ -40,7 +40,7 @@ from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
 
 class EngineOptions(GateOptions, total=False):
-    """Options that `GatedQueryEngine.from_defaults` hands on to the class."""
+    """Options that `GatedQueryEngine.from_defaults` passes on to the class."""
 
     answer_first: bool | AnswerFirst
     look_first: bool | LookFirst
@@ -49,27 +49,25 @@ class EngineOptions(GateOptions, total=False):
 class GatedQueryEngine(Gated, BaseQueryEngine):
     """Answers known questions with the LLM alone, the others with the wrapped engine.
 
-    The response's ``metadata["rgate"]`` is the decision. `from_defaults` makes the direct arm: LlamaIndex's own
-    engine without an index, so it never says "Empty Response".
+    The response's ``metadata["rgate"]`` is the decision. `from_defaults` makes the direct arm.
 
     Args:
         query_engine: The engine for unknown questions.
         direct: The engine for known questions.
         gate: A gate, or what `load_gate` takes; the default gate when None.
-        llm: The LLM of ``direct``: the gate judges what it knows, by its name.
-        tokens: Let this LLM write so many tokens, at least 1, for the gate to judge; None leaves drafts to the gate.
-        answer_first: Let ``direct`` begin to answer, and judge its first tokens: it goes on if they are known, and is
-            stopped if not. It should stream. The gate judges, or the one for partial answers that belongs to it;
-            `AnswerFirst` has more to choose. With ``llm``, what retrieves by claims takes what it had written.
-        streaming: Whether an answer that was begun as a stream is given as one.
-        look_first: Search for every question, while the gate decides, and compare what the LLM knows with what was
-            found: only passages that help are read, and nothing is searched twice. `LookFirst` has more to choose.
-            Needs an engine that retrieves and synthesizes in two steps, and a retriever that does not decide or draft
-            itself. With ``answer_first``, an answer is begun only where that can change the outcome, and what was
-            begun is compared with what was found.
-        **gate_options: ``always=`` and ``never=``: rules as of `load_gate`, in place of the gate's own. ``corpus=``,
-            with ``prefer=``, ``when_uncovered=`` and ``top=``: what is searched, as of `load_gate`; True makes a
-            profile of the passages, if these are at hand.
+        llm: The LLM of ``direct``: P(known) is adjusted to its name.
+        tokens: Length of a draft that this LLM writes for the gate to judge, at least 1; None leaves drafts to the
+            gate.
+        answer_first: Let ``direct``, which should stream, begin to answer, and judge its first tokens: if they are
+            known, the answer goes on, otherwise it is stopped. With ``llm``, claims to search for are those of the
+            partial answer. Options: `AnswerFirst`.
+        streaming: Whether the caller gets an answer of ``direct`` as a stream.
+        look_first: Search for every question, while the gate decides, and read the passages only if they help more
+            than what the LLM knows. Needs an engine that retrieves and synthesizes in two steps, with a retriever
+            that does not decide itself. Options: `LookFirst`.
+        **gate_options: ``always=`` and ``never=``: rules as in `load_gate`, instead of the gate's own. ``corpus=``,
+            with ``prefer=``, ``when_uncovered=`` and ``top=``: what is searched, as in `load_gate`; True makes a
+            profile of the passages, if they are at hand.
 
     Raises:
         ConfigurationError: ``look_first`` or `AnswerFirst.prefetch`, and the engine does not work in two steps, or
@@ -130,8 +128,9 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
     ) -> GatedQueryEngine:
         """Wrap a query engine.
 
-        The direct arm asks ``llm`` the question alone, after the system messages of the engine's own prompt. It gives
-        what the engine's ``output_cls`` says; such an answer does not stream.
+        The direct arm asks ``llm`` the question alone, after the system messages of the engine's own prompt. It is
+        LlamaIndex's engine without an index, so it never says "Empty Response". An engine's ``output_cls`` holds for
+        it, too; such an answer does not stream.
 
         Args:
             query_engine: Any query engine.
@@ -139,11 +138,11 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             llm: Answers known questions; by default ``Settings.llm``, as everywhere in LlamaIndex. Give it the LLM
                 that the engine was made with.
             streaming: Whether the direct arm streams; by default it does if the engine does.
-            tokens: Let the LLM itself write so many tokens, at least 1, and the gate judge them: by far the
-                strongest evidence. None leaves drafts to the gate's proxy model.
+            tokens: Length of a draft that the LLM writes for the gate to judge, at least 1; None leaves drafts to the
+                gate.
             direct_prompt: What the LLM is asked for known questions, with ``query_str``.
             direct: An engine of your own for known questions; `llm` is then what it asks.
-            **options: ``answer_first``, ``look_first`` and those of the gate, as of the class. With ``answer_first``
+            **options: ``answer_first``, ``look_first`` and those of the gate; see the class. With ``answer_first``
                 the first 32 tokens are judged, or ``tokens``.
 
         Raises:
@@ -157,18 +156,18 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         if first is not None and tokens is not None:
             first = replace(first, tokens=tokens)
         options["answer_first"] = first or False
-        telling: LLM | None = None
+        logprobs_llm: LLM | None = None
         if direct is None:
-            telling = None if first is None else with_logprobs(llm)
-            # What is begun can only be stopped where it streams.
+            logprobs_llm = None if first is None else with_logprobs(llm)
+            # Only a stream can be stopped.
             streams = streaming or first is not None
-            direct = direct_engine(query_engine, telling or llm, direct_prompt, streaming=streams)
+            direct = direct_engine(query_engine, logprobs_llm or llm, direct_prompt, streaming=streams)
         elif direct_prompt is not None:
             raise ConfigurationError(
-                "An engine of your own has its own prompt.", hint="Pass direct= or direct_prompt=, not both."
+                "direct= has its own prompt.", hint="Pass direct= or direct_prompt=, not both."
             )
         engine = cls(query_engine, direct, gate, llm=llm, tokens=tokens, streaming=streaming, **options)
-        engine.logprobs_llm = telling
+        engine.logprobs_llm = logprobs_llm
         return engine
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
@@ -178,12 +177,13 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         return await arun(self._answer(query_bundle))
 
     def _answer(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
-        """Decide, and answer in the arm that was decided for, from what was begun or found meanwhile."""
+        """Decide, and answer in the chosen arm, from the partial answer or the passages if there are any."""
         call = EngineCall(self, bundle)
         (routed,) = yield from call.route()
         decision = routed.decision
         engine = self.query_engine
         response: RESPONSE_TYPE
+        # Gated parts inside the engines reuse the decision.
         with self.decider.bind(decision, bundle):
             if not decision.retrieve:
                 answer = routed.answer
@@ -222,13 +222,13 @@ def _llm_of_settings() -> LLM:
         return Settings.llm
     except (ImportError, ValueError) as error:  # none is set, and OpenAI's package or key is missing
         raise ConfigurationError(
-            "There is no LLM for known questions: none was given, and LlamaIndex's Settings have none.",
+            "There is no LLM for known questions: llm= is None, and LlamaIndex's Settings have none.",
             hint="Pass the engine's own: GatedQueryEngine.from_defaults(engine, llm=llm). Or set Settings.llm.",
         ) from error
 
 
 class EngineCall(QuestionCall):
-    """One question to an engine. Where a decision came with the request, nothing else is looked at.
+    """The routing of one question to an engine; a decision that came with the request is reused as it stands.
 
     Args:
         engine: The engine.
@@ -237,6 +237,7 @@ class EngineCall(QuestionCall):
 
     def __init__(self, engine: GatedQueryEngine, bundle: QueryBundle) -> None:
         is_decided = engine.decider.reusable(bundle) is not None
+        # Not even a search: what decided around this engine had its own look.
         strategy = Strategy() if is_decided else engine.strategy
         super().__init__(strategy, read_item(bundle.query_str, threshold=engine.decider.threshold))
         self.engine = engine
@@ -253,7 +254,7 @@ class EngineCall(QuestionCall):
     def emit(self, item: RoutedInput, decision: Decision) -> Flow[None]:
         """Emit a decision that did not come with the request to LlamaIndex's listeners."""
         yield from ()
-        self.engine.decider.announce(decision, self.bundle)
+        self.engine.decider.emit(decision, self.bundle)
 
     def search(self, inputs: Sequence[RoutedInput]) -> Gather:
         """Return the step that lets the engine retrieve."""
@@ -261,12 +262,12 @@ class EngineCall(QuestionCall):
 
     def _retrieve(self, item: RoutedInput) -> Flow[Any]:
         engine: Any = self.engine.query_engine
-        where = item.latest_decision if self.strategy.chooses_corpus else None
-        with nullcontext() if where is None else self.engine.decider.bind(where, self.bundle):
+        decision = item.latest_decision if self.strategy.chooses_corpus else None
+        with nullcontext() if decision is None else self.engine.decider.bind(decision, self.bundle):
             return (yield Call(engine.retrieve, getattr(engine, "aretrieve", None), copy_bundle(self.bundle)))
 
     def read_passages(self, item: RoutedInput) -> Sequence[FoundPassage]:
-        """Return nodes as they are judged."""
+        """Return the nodes as passages."""
         passages = []
         for node in item.passages:
             title = (node.node.metadata or {}).get("title") or ""

@@ -26,18 +26,21 @@ from rgate_integrations.engine.loading import GateOptions
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.index.retriever import Retriever as Index
 from rgate_integrations.llama_index.answer_first import listen
-from rgate_integrations.llama_index.decider import Gated, QueryDecider, copy_bundle, decision_for
+from rgate_integrations.llama_index.decider import Gated, QueryDecider, copy_bundle, read_bound
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
 NO_PASSAGES_NEEDED = "No passages were needed for this question: answer it from what you know."
-PLACEHOLDER_SCORE = 1e9
-"""Above every cutoff, also those for BM25 and inner products; finite, for JSON."""
-
+NOTE_SCORE = 1e9  # above every cutoff, also those for BM25 and inner products; finite, for JSON
 _MARK = uuid.uuid4().hex  # in the metadata of notes and their copies; no document can have it
 
 
+def node_id(node: NodeWithScore) -> str:
+    """Return what identifies a node among those of a corpus."""
+    return node.node.node_id
+
+
 class FlowRetriever(BaseRetriever):
-    """A retriever whose search is a flow, which is called and awaited."""
+    """A retriever whose search is a flow, for sync and async callers."""
 
     @abstractmethod
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
@@ -51,10 +54,10 @@ class FlowRetriever(BaseRetriever):
 
 
 class CorpusRetriever(FlowRetriever):
-    """Asks the retrievers of the corpora that the gate's decision names, or all of them if it names none.
+    """Asks the retrievers of the corpora that the decision names, or all of them if it names none.
 
-    What they find is fused by reciprocal rank. `GatedRetriever` makes one of ``{"docs": retriever, "hr": other}``. It
-    may also stand in the engine of a `GatedQueryEngine`.
+    Results are fused by reciprocal rank. `GatedRetriever` makes one of ``{"docs": retriever, "hr": other}``. It may
+    also be the retriever of a `GatedQueryEngine`'s engine.
 
     Args:
         parts: The retrievers, by the names of their corpora.
@@ -70,35 +73,33 @@ class CorpusRetriever(FlowRetriever):
 
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
         """Search the corpora side by side."""
-        names = chosen_corpora(decision_for(bundle), list(self.parts))
+        bound = read_bound(bundle)
+        names = chosen_corpora(None if bound is None else bound.decision, list(self.parts))
         parts = [self.parts[name] for name in names]
-        found = yield Gather([Call(part.retrieve, part.aretrieve, copy_bundle(bundle)) for part in parts])
-        rankings: dict[str, list[list[NodeWithScore]]] = {
-            name: [ranking] for name, ranking in zip(names, found, strict=True)
-        }
-        return fuse_corpora(rankings, key=lambda node: node.node.node_id)
+        nodes = yield Gather([Call(part.retrieve, part.aretrieve, copy_bundle(bundle)) for part in parts])
+        rankings = {name: [ranking] for name, ranking in zip(names, nodes, strict=True)}
+        return fuse_corpora(rankings, key=node_id)
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return dict(self.parts)
 
 
 def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
-    """Return the profile of what a retriever searches, by the names of corpora where there are several.
+    """Return the profiles of what a retriever searches, by the names of the corpora.
 
     Raises:
-        ConfigurationError: Its passages are not at hand: it is no `IndexRetriever`, nor one over an index in memory.
+        ConfigurationError: The passages are not at hand, as with a database.
         ProfileError: There are none.
     """
+    parts = retriever.parts if isinstance(retriever, CorpusRetriever) else {"corpus": retriever}
     profiles = {}
-    for name, part in (
-        retriever.parts if isinstance(retriever, CorpusRetriever) else {"corpus": retriever}
-    ).items():
+    for name, part in parts.items():
         if isinstance(part, IndexRetriever):
             profiles[name] = profile_index(part.index, name)
             continue
         index: Any = getattr(part, "_index", None)
         ids = list(getattr(getattr(index, "index_struct", None), "nodes_dict", {}).values())
-        if not ids:  # a database has the texts, or it is no retriever of an index
+        if not ids:  # the texts are in a database, or the retriever has no index
             raise no_passages(type(part).__name__)
         nodes = index.docstore.get_nodes(ids)
         profiles[name] = profile_texts([node.get_content() for node in nodes], name)
@@ -109,27 +110,27 @@ class GatedRetriever(Gated, FlowRetriever):
     """Guards a retriever, for engines that cannot be wrapped: chat engines, retriever query engines.
 
     LlamaIndex's engines answer "Empty Response" when a retriever finds nothing. So for a known question this one
-    finds a single note that tells the LLM to answer from what it knows (``metadata["rgate"]`` says why). The note is
-    no source: responses do not list it, and have the decision in their ``metadata["rgate"]``. Where an engine can be
-    wrapped, `GatedQueryEngine` is better: its direct arm has a prompt of its own.
+    returns a single note that tells the LLM to answer from what it knows. The note is not a source: responses do not
+    list it, and have the decision in their ``metadata["rgate"]``. If an engine can be wrapped, `GatedQueryEngine` is
+    better: its direct arm has a prompt of its own.
 
-    The note passes postprocessors that go by score, time or place: its score is above every cutoff. Those that judge
-    its text, such as ``KeywordNodePostprocessor``, an LLM's or a cross-encoder's reranker, may drop it if the engine
-    has them. Give them to this retriever instead: then they see passages only.
+    The note passes postprocessors that filter by score, time or position: its score is above every cutoff. One that
+    judges the text, such as ``KeywordNodePostprocessor`` or a reranker, may drop it. Pass such postprocessors to this
+    retriever instead of the engine: then they see passages only.
 
     Args:
         retriever: The guarded retriever. With several corpora also a mapping from their names to retrievers: at most
-            ``top`` are asked, or all of them where the gate failed.
+            ``top`` are asked, or all of them if the gate failed.
         gate: A gate, or what `load_gate` takes; the default gate when None.
         llm: Your own LLM: it writes its first tokens, and the gate judges them.
         tokens: Maximum number of tokens that it writes, at least 1.
-        memory: The memory of a chat engine that hands on messages as they are, such as ``ContextChatEngine``: the
-            gate reads the turns before them. None for engines that condense.
-        known_message: Text of the note; None finds nothing instead.
+        memory: The memory of a chat engine that does not condense follow-ups, such as ``ContextChatEngine``: the gate
+            reads the earlier turns in it.
+        known_message: Text of the note; None returns nothing instead.
         node_postprocessors: Applied to the passages, never to the note.
-        **options: ``always=`` and ``never=``: rules as of `load_gate`, in place of the gate's own. ``corpus=``, with
-            ``prefer=``, ``when_uncovered=`` and ``top=``: what is searched, as of `load_gate`; True makes a profile
-            of the passages, if these are at hand.
+        **options: ``always=`` and ``never=``: rules as in `load_gate`, instead of the gate's own. ``corpus=``, with
+            ``prefer=``, ``when_uncovered=`` and ``top=``: what is searched, as in `load_gate`; True makes a profile
+            of the passages, if they are at hand.
 
     Raises:
         ConfigurationError: The retrievers' names are not those of the corpora, or there are no passages at hand.
@@ -164,79 +165,76 @@ class GatedRetriever(Gated, FlowRetriever):
         for postprocessor in self.node_postprocessors:
             postprocessor.callback_manager = self.callback_manager  # as LlamaIndex's engines do
 
-    # LlamaIndex's own two methods say that a retrieval begins, before anything is decided. Here the guarded retriever
-    # says so, for the questions that reach it.
+    # LlamaIndex's own two methods emit the start of a retrieval before anything is decided. Here the guarded
+    # retriever emits it, for the questions that reach it.
 
     def retrieve(self, str_or_query_bundle: QueryType) -> list[NodeWithScore]:
-        """Return what the guarded retriever finds, or the note for a known question."""
+        """Return the passages, or the note for a known question."""
         return run(self.find(_as_bundle(str_or_query_bundle)))
 
     async def aretrieve(self, str_or_query_bundle: QueryType) -> list[NodeWithScore]:
-        """Return what the guarded retriever finds, or the note for a known question."""
+        """Return the passages, or the note for a known question."""
         return await arun(self.find(_as_bundle(str_or_query_bundle)))
 
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
         """Decide; search and postprocess, or return the note."""
-        nodes: list[NodeWithScore] = []
+        nodes: list[NodeWithScore]
         decision = yield from self.decider.decide(bundle)
         if not decision.retrieve:
-            if self.known_message is not None:
-                note = placeholder_node(decision, self.known_message)
-                nodes.append(note)
-                # Chat engines ask the LLM with what is in this list, and then give the list as their sources. So the
-                # note carries it along, and `_NoteListener` empties it in between.
-                metadata: Any = note.node.metadata
-                metadata.found = nodes
-            return nodes
+            return [] if self.known_message is None else _note(decision, self.known_message)
         with self.decider.bind(decision, bundle):
             nodes = yield Call(self.retriever.retrieve, self.retriever.aretrieve, copy_bundle(bundle))
-        for each in self.node_postprocessors:
-            nodes = yield Call(each.postprocess_nodes, each.apostprocess_nodes, nodes, copy_bundle(bundle))
+        # A bundle for each: one may write into it.
+        for processor in self.node_postprocessors:
+            nodes = yield Call(
+                processor.postprocess_nodes, processor.apostprocess_nodes, nodes, copy_bundle(bundle)
+            )
         return nodes
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"retriever": self.retriever}
 
 
-class _Metadata(dict[str, Any]):
-    """Metadata that has every key: postprocessors that sort by a ``date`` fail on a node without one.
+class _NoteMetadata(dict[str, Any]):
+    """Metadata with every key: postprocessors that sort by a ``date`` fail on a node without one.
 
     Attributes:
-        found: The list that the note was found in; copies do not have it. In the node itself, comparing two notes
-            would compare their lists without end.
+        nodes: The list that the note is in; copies do not have it. As a field of the node, it would make the
+            comparison of two notes endless.
     """
 
-    found: list[NodeWithScore]
+    nodes: list[NodeWithScore]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Metadata, (dict(self),)
+        return _NoteMetadata, (dict(self),)
 
     def __missing__(self, key: str) -> None:
         return None
 
 
-class _Placeholder(TextNode):
-    """A text node that keeps its metadata as it is; validation would make a plain dict of it."""
+class _Note(TextNode):
+    """A text node that keeps the class of its metadata; validation would make a plain dict of it."""
 
-    metadata: Annotated[dict[str, Any], SkipValidation] = Field(default_factory=_Metadata, alias="extra_info")
-
-
-def placeholder_node(decision: Decision, text: str = NO_PASSAGES_NEEDED) -> NodeWithScore:
-    """Return a node that stands in for passages when a question is known.
-
-    Its ``metadata["rgate"]`` is the decision, as in the metadata of a response.
-    """
-    node = _Placeholder(
-        text=text,
-        extra_info=_Metadata(rgate=decision.model_dump(mode="json"), rgate_note=_MARK),
-        excluded_llm_metadata_keys=["rgate", "rgate_note"],
-        excluded_embed_metadata_keys=["rgate", "rgate_note"],
+    metadata: Annotated[dict[str, Any], SkipValidation] = Field(
+        default_factory=_NoteMetadata, alias="extra_info"
     )
-    return NodeWithScore(node=node, score=PLACEHOLDER_SCORE)
+
+
+def _note(decision: Decision, text: str) -> list[NodeWithScore]:
+    """Return the nodes for a known question: one note, with the decision in its ``metadata["rgate"]``."""
+    metadata = _NoteMetadata(rgate=decision.model_dump(mode="json"), rgate_note=_MARK)
+    keys = list(metadata)
+    note = _Note(
+        text=text, extra_info=metadata, excluded_llm_metadata_keys=keys, excluded_embed_metadata_keys=keys
+    )
+    # Chat engines ask the LLM with what is in this list, and then return the list as their sources. So the note has
+    # a reference to it, and `_NoteListener` empties it in between.
+    metadata.nodes = [NodeWithScore(node=note, score=NOTE_SCORE)]
+    return metadata.nodes
 
 
 class _NoteListener(BaseEventHandler):
-    """Takes the note from the sources of a response, once the LLM has been asked with it."""
+    """Removes the note from the sources of a response, once the LLM has been asked with it."""
 
     @classmethod
     def class_name(cls) -> str:
@@ -252,8 +250,8 @@ class _NoteListener(BaseEventHandler):
             response.source_nodes.remove(source)
             response.metadata = {**(response.metadata or {}), "rgate": source.node.metadata["rgate"]}
             response.metadata.pop(source.node.node_id, None)
-            found: list[NodeWithScore] = getattr(source.node.metadata, "found", [])
-            found.clear()  # chat engines give this list as their sources
+            nodes: list[NodeWithScore] = getattr(source.node.metadata, "nodes", [])
+            nodes.clear()
 
 
 class IndexRetriever(FlowRetriever):

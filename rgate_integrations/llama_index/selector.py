@@ -20,24 +20,23 @@ from rgate_integrations.runtime.flow import Flow, arun, run
 
 
 class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
-    """Selects the direct tool for known questions, and a retrieve tool for the others: where they may be answered.
+    """Selects the direct tool for known questions, and for the others the tool of the corpus that covers them.
 
-    With several corpora, up to ``top`` tools are selected, and the router merges their answers. All of them are where
-    the gate failed.
+    With several corpora, up to ``top`` tools are selected, and the router merges their answers. If the gate fails,
+    all retrieve tools are.
 
     Args:
         gate: A gate, or what `load_gate` takes; the default gate when None.
         direct: Name of the tool that answers without retrieval.
-        retrieve: Name of the tool that retrieves, or names of several; by default the names of the gate's corpora, or
-            else ``"retrieve"``.
+        retrieve: Name of the tool that retrieves, or of several; by default the names of the gate's corpora, or
+            ``"retrieve"``.
         llm: Your own LLM: it writes its first tokens, and the gate judges them.
         tokens: Maximum number of tokens that it writes, at least 1.
-        **options: ``corpus=``, with ``prefer=``, ``when_uncovered=`` and ``top=``: what the tools search, as of
-            `load_gate`. ``always=`` and ``never=``: rules, which replace the gate's own.
+        **options: ``corpus=``, with ``prefer=``, ``when_uncovered=`` and ``top=``: what the tools search, as in
+            `load_gate`. ``always=`` and ``never=``: rules, instead of the gate's own.
 
     Raises:
-        ConfigurationError: ``corpus`` is True, and no passages are at hand here; or, raised when it selects, no tool
-            has one of the names.
+        ConfigurationError: ``corpus`` is True: a selector has no passages. Raised by a selection: a name has no tool.
         ProfileError: The profile of a corpus cannot be read.
     """
 
@@ -65,11 +64,11 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
         return await arun(self._choose(choices, query))
 
     def _choose(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> Flow[SelectorResult]:
-        # All names are looked up before the gate is asked: a wrong one fails at the first question, known or not.
+        # All names are looked up before the gate is asked, so that a wrong one fails at the first question.
         direct = _index_of(choices, self.direct)
         tools = {name: _index_of(choices, name) for name in self.retrieve}
         decision = yield from self.decider.decide(query)
-        self.decider.attach(decision, query)  # the router hands this bundle on to the tools that are selected
+        self.decider.attach(decision, query)  # the router passes this bundle on to the selected tools
         reason = decision.reason or ("unknown" if decision.retrieve else "known")
         selected = [direct]
         if decision.retrieve:
@@ -78,7 +77,7 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
 
 
 def _index_of(choices: Sequence[ToolMetadata], name: str) -> int:
-    # A choice that was given as a string has no name.
+    # A choice that is a string has no name: it is the description.
     names = [choice.name or choice.description for choice in choices]
     if name not in names:
         raise ConfigurationError(

@@ -1,8 +1,7 @@
-"""What gates ask of a model: drafts and samples, scores of fixed continuations, hidden states.
+"""The interfaces of models: drafts and samples, scores of fixed continuations, hidden states.
 
-Each is a class of its own, and a model names those that it can do. Every method takes a batch and returns results in
-its order, equal (within rounding) to those of one call an item. Models apply their own maximum batch size and are
-safe to call from threads.
+A model inherits from those that it supports. Every method takes a batch and returns results in its order, equal
+(within rounding) to those of one call an item. Models apply their own maximum batch size and are safe for threads.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ class HiddenStates:
     """Pooled hidden states of one prompt.
 
     Attributes:
-        states: Shape (layers asked for, hidden size), float32.
-        prompt_tokens: Length of the text read, in tokens; 0 if they were kept while a draft was written.
+        states: Shape (requested layers, hidden size), float32.
+        prompt_tokens: Length of the text read, in tokens; 0 if the states were kept while a draft was written.
     """
 
     states: Float32Array = field(repr=False)
@@ -57,8 +56,8 @@ class RequestStates:
     """Pooled hidden states of one request.
 
     Attributes:
-        whole: Those of all of it, shape (layers asked for, hidden size), float32.
-        segments: Those of each segment, shape (segments, layers asked for, hidden size).
+        whole: Of the whole request, shape (requested layers, hidden size), float32.
+        segments: Of each segment, shape (segments, requested layers, hidden size).
         prompt_tokens: Length of the text read, in tokens.
     """
 
@@ -68,26 +67,26 @@ class RequestStates:
 
 
 class Proxy(ABC):
-    """A model that evidence comes from. What it can do, its other base classes say.
+    """A model that evidence comes from; the subclasses say what it can do.
 
     Attributes:
-        name: Catalogue name, folder, Hub id, or what a server calls it.
+        name: Catalogue name, folder, Hub id, or its name on a server.
     """
 
     name: str
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the weights; empty when they are not known (a served model)."""
+        """Identifies the weights; empty if they are unknown, as on a server."""
         return ""
 
     @abstractmethod
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` cut to a number of tokens, or None when it is not longer."""
+        """Return ``text`` cut to a number of tokens, or None if it is not longer."""
 
 
 class Generates(Proxy):
-    """A model that writes."""
+    """A model that writes text."""
 
     @abstractmethod
     def generate(
@@ -117,7 +116,7 @@ class Generates(Proxy):
 
 
 class Scores(Proxy):
-    """A model that says how probable a text is."""
+    """A model that gives the probability of a text."""
 
     @abstractmethod
     def score(
@@ -135,9 +134,9 @@ class LanguageModel(Generates, Scores):
     """A model that writes and scores.
 
     Attributes:
-        is_remote: Whether it is asked over a network: one question a call, and judged by what it writes.
-        options: How it is asked beyond prompts and lengths.
-        habits: What was found out about it by asking, if that is remembered.
+        is_remote: Whether it is behind a network: one question a call, and judged by its text.
+        options: Further options of its requests.
+        habits: What its server turned out to accept, if that is remembered.
     """
 
     is_remote: ClassVar[bool] = False
@@ -155,7 +154,7 @@ class HasStates(Proxy):
 
     @property
     def question_layers(self) -> tuple[int, ...]:
-        """The layers that say most of a question."""
+        """The layers that are read of a question by default."""
         return middle_layers(self.num_layers, "question")
 
     @abstractmethod
@@ -172,7 +171,7 @@ class HasStates(Proxy):
             prompt: The template.
             values: The template's fields, one mapping a prompt.
             drafts: One a prompt, or None for the prompts alone.
-            layers: Which layers, and how each is pooled.
+            layers: Which states.
         """
 
     def request_states(
@@ -180,29 +179,29 @@ class HasStates(Proxy):
     ) -> list[RequestStates]:
         """Pool hidden states over requests and over each of their segments.
 
-        By default each is read by itself, without what was said before it. A model that keeps the states of every
+        By default each segment is read by itself, without the earlier turns. A model that keeps the states of every
         token reads a request once.
 
         Args:
             prompt: The template.
             texts: The requests.
-            layers: What is pooled.
+            layers: Which states.
         """
         questions = [{"question": " ".join(text.segments)} for text in texts]
         parts = [{"question": segment} for text in texts for segment in text.segments]
-        of_questions = self.hidden(prompt, questions, None, layers.whole)
-        of_parts = iter(self.hidden(prompt, parts, None, layers.segments) if layers.segments else ())
+        wholes = self.hidden(prompt, questions, None, layers.whole)
+        remaining = iter(self.hidden(prompt, parts, None, layers.segments) if layers.segments else ())
         results = []
-        for text, whole in zip(texts, of_questions, strict=True):
-            own = list(islice(of_parts, len(text.segments)))
-            segments = np.array([each.states for each in own], np.float32)
-            tokens = whole.prompt_tokens + sum(each.prompt_tokens for each in own)
-            results.append(RequestStates(whole.states, segments, tokens))
+        for text, whole in zip(texts, wholes, strict=True):
+            segments = list(islice(remaining, len(text.segments)))
+            states = np.array([segment.states for segment in segments], np.float32)
+            tokens = whole.prompt_tokens + sum(segment.prompt_tokens for segment in segments)
+            results.append(RequestStates(whole.states, states, tokens))
         return results
 
 
 def draft_tokens_or_text(draft: Draft, model: str) -> str | tuple[int, ...]:
-    """Return what a model reads of a draft: the tokens if it wrote them itself, or else the text."""
+    """Return the tokens of a draft if the model wrote it itself, and its text otherwise."""
     if draft.token_ids and draft.source == "proxy" and draft.model == model:
         return draft.token_ids
     return draft.text

@@ -1,4 +1,4 @@
-"""Requests to servers of models and decisions: bounded in time and size, without cookies, and nothing is unpacked."""
+"""HTTP requests with bounds on time and size, without cookies or compression."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 LONGEST_BODY = 16 << 20
-"""Maximum bytes of an answer; 4,000 tokens with the 20 likeliest of each take 8 MB."""
+"""Maximum bytes of an answer; 4,000 tokens with 20 log-probabilities each take 8 MB."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server answered.
+    """A server's answer.
 
     Attributes:
         status: The status code.
         headers: The headers.
-        content: The body, as it was sent.
+        content: The body.
     """
 
     status: int
@@ -42,7 +42,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The body as text, for errors; the server's charset is not trusted."""
+        """The body as text, for errors; the server's charset is ignored."""
         return self.content.decode(errors="replace")
 
 
@@ -52,28 +52,33 @@ def make_client(
     """Return a client for a server, which keeps no cookies.
 
     Args:
-        url: The server's base. For this machine no proxy server of the environment is used: it would get the key.
-        headers: Sent with every request. The login goes here, and not into the URL, which httpx writes to its log.
-        timeout: Of connecting, and between two pieces of an answer; None for `request`, which has one deadline for
+        url: The server's base URL. On this machine the environment's proxy server is not used: it would get the key.
+        headers: Sent with every request. The login goes here, not into the URL, which httpx logs.
+        timeout: Of connecting, and between two parts of an answer; None for `request`, which has one deadline for
             everything.
         keepalive: Seconds that an unused connection is kept.
 
     Raises:
-        ConfigurationError: A proxy server of the environment cannot be used.
+        ConfigurationError: The environment's proxy server cannot be used.
     """
     import httpx
 
     try:
         return httpx.AsyncClient(
             headers={"Accept-Encoding": "identity", **headers},
+            # A jar that accepts no domain: a cookie would link one user's request to another's.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
             timeout=timeout,
-            # The callers bound how many requests there are.
+            # The callers limit the number of requests.
             limits=httpx.Limits(max_connections=None, keepalive_expiry=keepalive),
             verify=_ssl_context(),
             trust_env=not _is_loopback(httpx.URL(url).host),
         )
-    except (ImportError, httpx.InvalidURL, ValueError):  # messages quote parts of a proxy server's login
+    except (
+        ImportError,
+        httpx.InvalidURL,
+        ValueError,
+    ):  # not chained: they quote parts of the proxy server's login
         raise ConfigurationError(
             "A proxy server that the environment names (such as HTTPS_PROXY or ALL_PROXY) cannot be used.",
             hint="Percent-encode user and password in it: / is %2F, @ is %40, : is %3A. "
@@ -90,44 +95,44 @@ async def request(
     body: Any = None,
     headers: Mapping[str, str] | None = None,
 ) -> Answer:
-    """Send a request, and read the whole answer.
+    """Send a request, and return the whole answer.
 
     Args:
         client: Of `make_client`.
         method: The HTTP method.
         url: The URL.
-        seconds: Deadline for all of it: connecting, sending, and the answer, however slowly it comes.
-        body: JSON values to send; None for no body.
-        headers: More headers.
+        seconds: Deadline for everything: connecting, sending, and the last byte of the answer.
+        body: A JSON value; None for no body.
+        headers: Further headers.
 
     Raises:
-        TimeoutError: The answer is not complete.
+        TimeoutError: The answer is not complete in time.
         httpx.RequestError: The server cannot be reached, or breaks off.
         ServerError: The answer is longer than `LONGEST_BODY`.
     """
-    more = dict(headers or {})
+    headers = dict(headers or {})
     content = None
     if body is not None:
-        more["Content-Type"] = "application/json"
-        content = json_line(body).encode()  # half a surrogate pair, which has no bytes, is escaped
-    # httpx bounds the wait for each next piece: a server that sends a byte a second would never be late.
+        headers["Content-Type"] = "application/json"
+        content = json_line(body).encode()  # not httpx's `json=`: this escapes halves of surrogate pairs
+    # httpx limits only the wait for each part: a server that sends a byte a second would never be late.
     async with (
         asyncio.timeout(seconds),
-        client.stream(method, url, content=content, headers=more) as response,
+        client.stream(method, url, content=content, headers=headers) as response,
     ):
-        answered = bytearray()
-        # Raw, not unpacked: a megabyte of gzip can be gigabytes, and none was asked for.
+        received = bytearray()
+        # Raw: a megabyte of gzip, which was not requested, can be gigabytes.
         async for part in response.aiter_raw():
-            answered += part
-            if len(answered) > LONGEST_BODY:
+            received += part
+            if len(received) > LONGEST_BODY:
                 raise ServerError(
                     f"{url} answered more than {LONGEST_BODY >> 20} MiB; the rest was not read."
                 )
-        return Answer(response.status_code, response.headers, bytes(answered))
+        return Answer(response.status_code, response.headers, bytes(received))
 
 
 def run_requests(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Return the result of a coroutine, which runs in a thread of its own: the caller's may run an event loop."""
+    """Run a coroutine in another thread, since the caller's may run an event loop, and return its result."""
     result: _T = Start(Call(_run_on_own_loop, None, coroutine)).run().run()
     return result
 
@@ -138,12 +143,12 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:
         return loop.run_until_complete(coroutine)
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
-        # `asyncio.run` would also wait for host names that are still looked up, which nothing can interrupt.
+        # `asyncio.run` would also wait for host name look-ups, which cannot be interrupted.
         loop.close()
 
 
 def _is_loopback(host: str) -> bool:
-    """Return whether a host is this machine, in whatever form it is written."""
+    """Return whether a host is this machine, in any notation."""
     host = host.rstrip(".")
     try:
         address = ipaddress.ip_address(host)
@@ -158,7 +163,7 @@ def _is_loopback(host: str) -> bool:
 
 @cache
 def _ssl_context() -> ssl.SSLContext:
-    """Return what checks servers' certificates: reading those of all authorities takes 20 ms."""
+    """Return the context that checks certificates; cached, since reading those of all authorities takes 20 ms."""
     import httpx
 
     return httpx.create_ssl_context()

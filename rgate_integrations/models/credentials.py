@@ -1,4 +1,4 @@
-"""Server credentials: an API key, or user and password of its URL. They are sent, and shown nowhere."""
+"""Server credentials: an API key, or the login of a URL; never shown."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rgate_integrations.errors import ConfigurationError, missing_dependency
 
 @dataclass(frozen=True)
 class Credentials:
-    """An API key, or a login, or neither. A ``repr`` does not show them; a pickle has them, since workers need them.
+    """An API key, a login, or neither. A ``repr`` hides them; a pickle has them, since workers need them.
 
     Attributes:
-        headers: The headers that they are sent in.
-        secrets: What must not be shown.
+        headers: The headers to send.
+        secrets: The texts to hide.
     """
 
     headers: dict[str, str] = field(default_factory=dict, repr=False)
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
     def redact(self, text: str) -> str:
-        """Return ``text`` without the credentials: servers echo what they were sent.
+        """Return ``text`` without the credentials, which servers may echo.
 
-        Redact before cutting: half a key would not be found.
+        Redact before truncating: half a key would not be found.
         """
         for secret in self.secrets:
             text = text.replace(secret, "***")
@@ -37,11 +37,10 @@ def read_credentials(url: str, api_key: str | SecretStr | None) -> tuple[str, Cr
 
     Args:
         url: The URL.
-        api_key: The key; white space around it is dropped, and an empty one is none.
+        api_key: The key, which is stripped; an empty one is none.
 
     Raises:
-        ConfigurationError: It is no URL that paths can be added to, the key cannot be sent, or both a key and a login
-            were given. None of them is quoted.
+        ConfigurationError: The URL or the key is invalid, or there is both a key and a login. None of them is quoted.
         MissingDependencyError: The extra ``served`` is not installed.
     """
     try:
@@ -53,25 +52,26 @@ def read_credentials(url: str, api_key: str | SecretStr | None) -> tuple[str, Cr
     except httpx.InvalidURL:  # its message may quote a part of the password
         parts = httpx.URL("")
     is_server = parts.scheme in ("http", "https") and parts.host
-    # An @ in the path: of `http://user:1/2@host` the password would pass for a port and a path, and be shown.
+    # An @ in the path: in `http://user:1/2@host` the password would be taken for a port and a path, and be shown.
     if not is_server or parts.query or parts.fragment or "@" in parts.path:
         raise ConfigurationError(
             "The server's URL is invalid.",
-            hint="Such as http://localhost:8000/v1; percent-encode user and password (/ is %2F, @ is %40).",
+            hint="Give one such as http://localhost:8000/v1; percent-encode user and password (/ is %2F, @ is %40).",
         )
+    # The login is sent as a header; in the URL it would be logged.
     bare = str(parts.copy_with(username="", password="")).rstrip("/")
     key = api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key or ""
     if not (isinstance(key, str) and key.strip().isascii() and key.strip().isprintable()):
         raise ConfigurationError(
             "The API key must be printable ASCII text.",
-            hint="Was it copied with something else, such as a second line or a byte order mark?",
+            hint="Copy it again, without other characters such as a second line or a byte order mark.",
         )
     key = key.strip()
     secret = parts.password or parts.username  # a user without a password is a token
     if key and secret:
         raise ConfigurationError(
-            "An API key was given, and a user in the URL: a request can be sent with only one of them.",
-            hint="Leave one of them out.",
+            "There is an API key and a user in the URL, but a request can be sent with only one of them.",
+            hint="Remove one of them.",
         )
     if key:
         return bare, Credentials({"Authorization": f"Bearer {key}"}, (key,))

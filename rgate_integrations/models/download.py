@@ -55,7 +55,7 @@ def cached_path(name: str) -> Path | None:
     try:
         sizes = parse_json(read_file(path / _MANIFEST)).get("files", {})
         complete = all((path / file).stat().st_size == size for file, size in sizes.items())
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError):  # missing, not JSON, or not an object
         return None
     return path if complete else None
 

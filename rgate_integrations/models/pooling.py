@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 Pooling = Literal["mean", "last"]
-"""How the states of a span become one vector."""
+"""How the states of a span are reduced to one vector."""
 Span = Literal["question", "prompt", "draft", "all"]
 """Whose states; see `PooledLayer`."""
 _DEPTH: Mapping[Span, tuple[float, float]] = {"question": (0.47, 0.60), "draft": (0.47, 0.74)}
 
 
 class PooledLayer(NamedTuple):
-    """Hidden states of one layer, pooled to a single vector. A plain tuple of the three will do in its place.
+    """Hidden states of one layer, pooled to a single vector; a plain tuple is accepted, too.
 
     Attributes:
         layer: Which layer, from 0 (the embedding) to the number of layers (the output after the final norm).
-        span: Whose tokens: those of the question, of the prompt that it stands in, of the draft, or of the whole
-            text; the last three with control tokens. Without a draft, ``"draft"`` is the whole prompt.
+        span: The tokens of the question, of the prompt around it, of the draft, or of the whole text; the last three
+            with control tokens. Without a draft, ``"draft"`` is the whole prompt.
         pooling: ``"mean"`` over the span, or its ``"last"`` token.
     """
 
@@ -30,10 +30,10 @@ class PooledLayer(NamedTuple):
 
 @dataclass(frozen=True)
 class RequestLayers:
-    """What is pooled of a request.
+    """The states that are pooled of a request.
 
     Attributes:
-        whole: Over the request, without what was said before it.
+        whole: Over the request, without the earlier turns.
         segments: Over each segment; their span is ``"question"``.
     """
 
@@ -42,12 +42,12 @@ class RequestLayers:
 
     @property
     def every(self) -> tuple[PooledLayer, ...]:
-        """All of them."""
+        """The states of both."""
         return (*self.whole, *self.segments)
 
 
 def layer_numbers(layers: Iterable[PooledLayer]) -> list[int]:
-    """Return which layers are pooled, each once, in order."""
+    """Return the numbers of the layers, each once, ascending."""
     return sorted({layer for layer, _, _ in layers})
 
 
@@ -67,7 +67,7 @@ def pool_states(
         question: Positions of the question in the prompt; empty if it was not found.
         prompt: Length of the prompt.
         draft: Length of the draft; without one, its span is the prompt.
-        layers: What is pooled.
+        layers: Which states.
     """
     spans = {
         "question": question or range(prompt),

@@ -1,7 +1,7 @@
 """Loads a causal language model, its tokenizer and LoRA adapters with transformers. Code and pickles are refused.
 
-transformers refuses both by what it is told here, and sentence-transformers does so since version 6. What they would
-still read as a pickle is looked for before (`refuse_pickles`). torch is imported by what needs it.
+transformers refuses both with the options here, and so does sentence-transformers since version 6; `refuse_pickles`
+looks for what they would still unpickle.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def load_pretrained(name: str, device: str = "auto", dtype: str = "auto") -> Any
         dtype: ``"float32"`` or ``"bfloat16"``, or ``"auto"``: bfloat16 on CUDA alone.
 
     Raises:
-        ModelLoadError: There is no causal language model that can be loaded, or its weights are not safetensors.
+        ModelLoadError: It is not a causal language model that can be loaded, or its weights are not safetensors.
         UnknownNameError: Neither a catalogue name, nor a folder, nor a Hub id.
     """
     import torch
@@ -40,7 +40,7 @@ def load_pretrained(name: str, device: str = "auto", dtype: str = "auto") -> Any
     if dtype == "auto":
         dtype = "bfloat16" if device.startswith("cuda") else "float32"
     with _load_errors(name), quiet():
-        refuse_pickles(where)
+        refuse_pickles(where)  # before transformers opens a file
         model = transformers.AutoModelForCausalLM.from_pretrained(
             where,
             dtype=getattr(torch, dtype),
@@ -55,7 +55,7 @@ def load_tokenizer(name: str) -> Any:
     """Load a model's tokenizer.
 
     Raises:
-        ModelLoadError: There is none.
+        ModelLoadError: It has none.
         UnknownNameError: Neither a catalogue name, nor a folder, nor a Hub id.
     """
     import transformers
@@ -64,14 +64,14 @@ def load_tokenizer(name: str) -> Any:
     with _load_errors(name), quiet():
         refuse_special_files(where)
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
-    if tokenizer.pad_token_id is None:
+    if tokenizer.pad_token_id is None:  # any will do: padding is masked out
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
 @contextmanager
 def _load_errors(name: str) -> Iterator[None]:
-    """Turn what transformers raises into an error that says what to do."""
+    """Turn errors of transformers into a `ModelLoadError`."""
     try:
         yield
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
@@ -83,42 +83,42 @@ def _load_errors(name: str) -> Iterator[None]:
 
 
 def load_adapter(model: Any, adapter: str, name: str) -> None:
-    """Put a LoRA adapter into a model, and switch it on.
+    """Add a LoRA adapter to a model, and switch it on.
 
     Args:
         model: A causal language model of transformers.
         adapter: Folder or Hub id.
-        name: What the model is to call it.
+        name: Its name in the model.
 
     Raises:
         ModelLoadError: It does not fit, is an activated LoRA, or its weights are not safetensors. The model may hold
-            a part of it by now: do not use it any more.
+            a part of it: do not use it any more.
     """
     try:
         from peft import PeftConfig
         from transformers.utils import cached_file
 
         config = PeftConfig.from_pretrained(adapter)
-        # Without them load_adapter would go on to a pickle, whatever it is told.
+        # Raises without the safetensors file: load_adapter would unpickle another, whatever its options.
         cached_file(adapter, _ADAPTER_WEIGHTS)
         if getattr(config, "alora_invocation_tokens", None):
             raise ValueError("it is an activated LoRA, which acts on a part of the text only")
-        # Of a second adapter it is said that the first one's weights were missing; they stay as they are.
+        # peft warns of a second adapter that the first one's weights are missing, which is wrong.
         with quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             model.load_adapter(adapter, adapter_name=name, peft_config=config, use_safetensors=True)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise ModelLoadError(
             f"The adapter {adapter!r} does not fit the model: {str(error).splitlines()[0]}",
-            hint=f"Give a LoRA adapter of this very model, with its {_ADAPTER_WEIGHTS}: pickles are not read.",
+            hint=f"Give a LoRA adapter of this model, with its {_ADAPTER_WEIGHTS}: pickles are not read.",
         ) from error
 
 
 def refuse_special_files(where: str) -> None:
-    """Refuse a folder that holds a pipe or a device: reading it might never end.
+    """Refuse a folder with a pipe or a device: reading it might never end.
 
     Raises:
-        ModelLoadError: It does.
+        ModelLoadError: There is one.
     """
     for path in Path(where).rglob("*"):
         if path.exists() and not (path.is_file() or path.is_dir()):
@@ -129,35 +129,35 @@ def refuse_special_files(where: str) -> None:
 
 
 def refuse_pickles(where: str) -> None:
-    """Refuse a folder with weights that would be unpickled: beside no safetensors, or as parts that an index names.
+    """Refuse a folder with weights that would be unpickled: without safetensors beside them, or named by an index.
 
-    A Hub id passes: the loaders are told to take safetensors only.
+    A Hub id passes: the loaders take only safetensors from there.
 
     Raises:
         ModelLoadError: There are such weights, or files that are not regular ones.
-        ValueError: An index is no JSON.
+        ValueError: An index is not JSON.
     """
     refuse_special_files(where)
     folder = Path(where)
-    found = []
+    pickles = []
     for path in [*folder.rglob("pytorch_model*.bin"), *folder.rglob("adapter_model.bin")]:
         taken_instead = path.stem.partition("-")[0].removeprefix("pytorch_") + "*.safetensors"
         if not list(path.parent.glob(taken_instead)):
-            found.append(path.name)
+            pickles.append(path.name)
     for path in folder.rglob("*.safetensors.index.json"):
         for part in parse_json(read_file(path))["weight_map"].values():
-            if not part.endswith(".safetensors"):  # it is read by its own suffix, not by that of the index
-                found.append(f"{part} in {path.name}")
-    if found:
+            if not part.endswith(".safetensors"):  # its own suffix decides how it is read
+                pickles.append(f"{part} in {path.name}")
+    if pickles:
         raise ModelLoadError(
-            f"The model folder {where!r} has weights that are not safetensors: {min(found)}.",
+            f"The model folder {where!r} has weights that are not safetensors: {min(pickles)}.",
             hint="A pickle is never read: save the model again with save_pretrained(folder).",
         )
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence transformers' progress bars and advice while loading."""
+    """Silence the progress bars and advice of transformers."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()

@@ -1,8 +1,8 @@
-"""Which implementation of a proxy does what.
+"""Chooses the implementation of a proxy.
 
 The encoder is an `EncoderProxy`. The default model has two: `ReaderProxy` (ONNX Runtime, no torch) reads the states
-that the shipped gates look at; the whole model, a `TransformersProxy`, writes, scores, and reads what the reader
-cannot. Any other model has one.
+that the shipped gates use; the whole model, a `TransformersProxy`, writes, scores, and reads what the reader cannot.
+Any other model has one.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from rgate_integrations.prompts import PromptTemplate
 
 
 def gate_proxy(name: str) -> HasStates:
-    """Return the proxy of a gate by its name: the encoder, the reader for the default model, or else the model."""
+    """Return the proxy of a name: the encoder, the reader for the default model, or else the local model."""
     if name == ENCODER:
         return EncoderProxy()
     return ReaderProxy() if name == DEFAULT_MODEL else local.shared_proxy(name)
 
 
 def language_model(proxy: Proxy) -> LanguageModel:
-    """Return what writes and scores for a proxy.
+    """Return the model that writes and scores for a proxy.
 
     Raises:
         EvidenceError: It does neither.
@@ -45,20 +45,20 @@ def language_model(proxy: Proxy) -> LanguageModel:
     if isinstance(proxy, ReaderProxy):
         return local.shared_proxy(proxy.name)
     if not isinstance(proxy, LanguageModel):
-        raise EvidenceError(f"The proxy {proxy.name!r} writes and scores no text.")
+        raise EvidenceError(f"The proxy {proxy.name!r} neither writes nor scores text.")
     return proxy
 
 
 def state_reader(
     proxy: Proxy, prompt: PromptTemplate, layers: Sequence[PooledLayer], draft: Draft | None = None
 ) -> HasStates:
-    """Return what reads hidden states for a proxy.
+    """Return the model that reads hidden states for a proxy.
 
     Args:
         proxy: The proxy.
-        prompt: The prompt that is read.
+        prompt: The prompt.
         layers: Which states.
-        draft: What is read behind it. A draft that the whole model wrote is read by it, exactly.
+        draft: The draft that continues the prompt. The whole model reads its own drafts, token by token.
 
     Raises:
         EvidenceError: The model gives no hidden states.
@@ -70,14 +70,14 @@ def state_reader(
 
 
 def require_states(proxy: Proxy) -> HasStates:
-    """Return a proxy as one that has hidden states.
+    """Return a proxy that has hidden states as such.
 
     Raises:
         EvidenceError: It has none.
     """
     if not isinstance(proxy, HasStates):
         raise EvidenceError(
-            f"The model {proxy.name!r} gives no hidden states, which probes read.",
+            f"The model {proxy.name!r} gives no hidden states, which this gate reads.",
             hint="Use a gate that judges text, such as ik or slimplm with an adapter, or a local proxy.",
         )
     return proxy
@@ -90,10 +90,10 @@ def read_states(
     drafts: Sequence[Draft] | None,
     layers: Sequence[PooledLayer],
 ) -> list[HiddenStates]:
-    """Return hidden states: those that a local LLM kept while it wrote a draft, and the others by reading.
+    """Return hidden states: kept ones of a local LLM that wrote a draft, or else newly read ones.
 
     Args:
-        proxy: The proxy whose states are wanted.
+        proxy: The proxy.
         prompt: The template.
         values: The template's fields, one mapping a prompt.
         drafts: One a prompt, or None for the prompts alone.
@@ -107,13 +107,13 @@ def read_states(
     results: dict[int, HiddenStates] = {}
     unread: dict[HasStates, list[int]] = {}
     for i, draft in enumerate(drafts):
+        # States that the LLM kept cost nothing, and are exact.
         kept = recall_states(draft, proxy.fingerprint, prompt, values[i], layers)
         if kept is not None:
             results[i] = HiddenStates(kept, prompt_tokens=0)
         else:
             unread.setdefault(state_reader(proxy, prompt, layers, draft), []).append(i)
     for model, indices in unread.items():
-        some = [values[i] for i in indices]
-        states = model.hidden(prompt, some, [drafts[i] for i in indices], layers)
+        states = model.hidden(prompt, [values[i] for i in indices], [drafts[i] for i in indices], layers)
         results.update(zip(indices, states, strict=True))
     return [results[i] for i in range(len(values))]

@@ -1,8 +1,9 @@
-"""Makes the files that `Reader` loads, of the model's GGUF: int8 weights, and the tokenizer. Needs no torch."""
+"""Makes the files of `Reader`, int8 weights and a tokenizer, from the model's GGUF. Needs no torch."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from rgate_integrations.runtime.files import SHIPPED
 
 READER_WEIGHTS, TOKENIZER = "reader.bin", "tokenizer.json"
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE = 22, 9, 3, 64
-ALIGNED = 4_096  # the operating system maps whole pages
+PAGE_BYTES = 4_096  # the operating system maps whole pages
 _BLOCK = 32  # values a scale in the file's embedding (Q8_0)
+_CONTROL = 3  # GGUF's type of control tokens
 
 
 def make_reader(source: Path, target: Path) -> None:
@@ -27,43 +29,49 @@ def make_reader(source: Path, target: Path) -> None:
     from gguf import GGUFReader
 
     file = GGUFReader(source)
-    with (target / READER_WEIGHTS).open("wb") as out:
-        for array in reader_tensors(file).values():
-            out.write(b"\0" * (-out.tell() % ALIGNED))
-            out.write(array.tobytes())
+    write_tensors(target / READER_WEIGHTS, reader_tensors(file))
     (target / TOKENIZER).write_text(_tokenizer_json(file), encoding="utf-8")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Write arrays one after the other, each from the beginning of a page."""
+    with path.open("wb") as out:
+        for array in tensors.values():
+            out.write(b"\0" * (-out.tell() % PAGE_BYTES))
+            out.write(array.tobytes())
 
 
 def reader_tensors(file: Any) -> dict[str, np.ndarray[Any, Any]]:
     """Return the arrays of the graph's weights by name, in the order of the file.
 
-    A linear map has int8 weights of shape (inputs, outputs), with a scale an output. What is large in the
-    activations is moved into the weights first (SmoothQuant, arXiv 2211.10438): each input of a map is divided by a
-    factor, of which ``smoothing.npz`` has a row a layer.
+    A linear map has int8 weights of shape (inputs, outputs), with a scale an output. Outliers of the activations are
+    moved into the weights first (SmoothQuant, arXiv 2211.10438): each input of a map is divided by a factor of
+    ``smoothing.npz``, which has a row a layer.
 
     Args:
         file: An open GGUF file.
     """
     from gguf import dequantize
 
-    stored = {each.name: each for each in file.tensors}
+    stored = {tensor.name: tensor for tensor in file.tensors}
 
     def weight(name: str) -> Float32Array:
         tensor = stored[f"{name}.weight"]
         return np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
 
     blocks = stored["token_embd.weight"].data.reshape(-1, HEADS * HEAD_SIZE // _BLOCK, 2 + _BLOCK)
-    found: dict[str, np.ndarray[Any, Any]] = {
+    # In the order of the file, which the graph's offsets rest on. The embedding stays in Q8_0: int8 with float16
+    # scales.
+    tensors: dict[str, np.ndarray[Any, Any]] = {
         "embedding.weight": np.ascontiguousarray(blocks[..., 2:]).view(np.int8),
         "embedding.scale": np.ascontiguousarray(blocks[..., :2]).view(np.float16),
     }
-    packed = SHIPPED / "reader" / "smoothing.npz"
-    with np.load(packed, allow_pickle=False) as arrays:
+    with np.load(SHIPPED / "reader" / "smoothing.npz", allow_pickle=False) as arrays:
         smoothing = {name: arrays[name].astype(np.float32) for name in arrays.files}
     for number in range(LAYERS):
         block = f"blk.{number}"
         factor = {name: factors[number] for name, factors in smoothing.items()}
-        # The scores are divided by the root of the head's size here, once.
+        # Attention divides its scores by the root of the head's size; doing it here costs nothing at run time.
         queries = _unpermuted(weight(f"{block}.attn_q"), HEADS) / np.float32(HEAD_SIZE**0.5)
         keys = _unpermuted(weight(f"{block}.attn_k"), KV_HEADS)
         values = weight(f"{block}.attn_v") / factor["out"][:, None]
@@ -76,18 +84,18 @@ def reader_tensors(file: Any) -> dict[str, np.ndarray[Any, Any]]:
             "gate_up": np.concatenate([gate, up]) * factor["gate_up"],
             "down": weight(f"{block}.ffn_down") * factor["down"],
         }
-        found[f"{number}.norm_1"] = weight(f"{block}.attn_norm") / factor["qkv"]
-        found[f"{number}.norm_2"] = weight(f"{block}.ffn_norm") / factor["gate_up"]
+        tensors[f"{number}.norm_1"] = weight(f"{block}.attn_norm") / factor["qkv"]
+        tensors[f"{number}.norm_2"] = weight(f"{block}.ffn_norm") / factor["gate_up"]
         for name, full in maps.items():
-            found[f"{number}.{name}.weight"], found[f"{number}.{name}.scale"] = quantise(full)
-    return found
+            tensors[f"{number}.{name}.weight"], tensors[f"{number}.{name}.scale"] = quantise(full)
+    return tensors
 
 
 def quantise(weight: Float32Array) -> tuple[np.ndarray[Any, Any], Float32Array]:
     """Return int8 weights, shape (inputs, outputs), and their scales, shape (outputs,).
 
-    CPUs without VNNI multiply 8-bit activations (at most 255) and weights by an instruction that adds each pair of
-    neighbouring inputs up in 16 bits, and saturates. So no pair of weights of one sign may exceed 128 together:
+    CPUs without VNNI multiply 8-bit activations (at most 255) and weights with an instruction that adds up
+    neighbouring inputs in 16 bits, and saturates. So the sum of two weights of the same sign must not exceed 128:
     255 * 128 is below 2**15. Then every CPU computes the same integers.
 
     Args:
@@ -104,7 +112,7 @@ def quantise(weight: Float32Array) -> tuple[np.ndarray[Any, Any], Float32Array]:
 
 
 def _unpermuted(weight: Float32Array, heads: int) -> Float32Array:
-    """Undo the order of rows that GGUF gives to queries and keys: it turns neighbours, the graph turns halves."""
+    """Undo GGUF's order of the rows of queries and keys: its rotation pairs neighbours, the graph's pairs halves."""
     parts = weight.reshape(heads, HEAD_SIZE // 2, 2, -1)
     return parts.swapaxes(1, 2).reshape(weight.shape)
 
@@ -122,7 +130,3 @@ def _tokenizer_json(file: Any) -> str:
     control = [token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
     return json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False)
-
-
-_CONTROL = 3
-"""GGUF's type of control tokens."""

@@ -1,16 +1,17 @@
-"""What an application sends with its questions, what a server takes of that, and whether its model thinks first."""
+"""Options of an application's requests, and what its server turns out to accept."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 from rgate_integrations.decision import Draft
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.runtime.files import json_line
+from rgate_integrations.runtime.flow import Flow, Step
 
 Think: TypeAlias = Literal["off", "low", "as-is"]
 """How much an LLM thinks before it answers; ``"as-is"`` asks for nothing."""
@@ -24,8 +25,8 @@ _THINK: Mapping[Think, dict[str, Any]] = {
     "low": {"reasoning_effort": "low"},
     "as-is": {},
 }
-_MORE_EFFORT = {"none": "minimal", "minimal": "low"}  # what is asked for where less is refused
-# In the order in which they are looked for in a refusal.
+_MORE_EFFORT = {"none": "minimal", "minimal": "low"}  # requested if less is refused
+# In the order in which a refusal is searched for them.
 _OPTIONAL = (
     "max_tokens",
     "temperature",
@@ -39,15 +40,15 @@ _OPTIONAL = (
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """How an LLM is asked: as the application asks it, or what is measured is another LLM.
+    """Options of requests to an LLM. Use the application's own, or another LLM is measured.
 
     Attributes:
-        think: How much it is to think before it answers.
-        thinking_tokens: By how many tokens an answer of an LLM that thinks may be longer, at least 0.
-        extra: More fields of the body of a request, or more arguments of a provider's chat model.
+        think: How much it thinks before it answers.
+        thinking_tokens: Additional tokens for the thoughts of an LLM that thinks, at least 0.
+        extra: Further fields of a request's body, or further arguments of a provider's chat model.
 
     Raises:
-        ConfigurationError: A value is out of its range.
+        ConfigurationError: A value is out of range.
     """
 
     think: Think = "as-is"
@@ -67,12 +68,12 @@ class RequestOptions:
 
     @property
     def body(self) -> dict[str, Any]:
-        """The fields that they add to the body of a request to a server."""
+        """The fields that they add to the body of a request."""
         return {**_THINK[self.think], **self.extra}
 
     @property
     def facts(self) -> dict[str, str]:
-        """What of them decides an answer, as JSON values; of the extra fields a hash, since one may be a key."""
+        """What identifies them, as JSON values; of the extra fields a hash, since one may be a secret."""
         extra = {name: value for name, value in self.extra.items() if name != "base_url"}
         digest = hashlib.sha256(json_line(extra).encode()).hexdigest()[:16]
         facts = {"think": self.think, "extra": digest if extra else ""}
@@ -80,14 +81,14 @@ class RequestOptions:
 
 
 class ServerHabits:
-    """What a server takes, and whether its model thinks first: found out by asking, and then remembered.
+    """Remembers which fields a server refuses, and whether its model thinks before it answers.
 
     Args:
-        options: How it is asked.
+        options: The options of the requests.
 
     Attributes:
-        refused: The parameters that are not sent again, in the order in which they were refused.
-        thinks: Whether the model has thought before an answer; None before it has answered.
+        refused: The fields that are not sent again, in the order of their refusal.
+        thinks: Whether the model has thought before an answer; None before its first answer.
     """
 
     def __init__(self, options: RequestOptions) -> None:
@@ -96,27 +97,28 @@ class ServerHabits:
         self.thinks: bool | None = None
 
     def __str__(self) -> str:
-        said = []
+        habits = []
         if self.thinks:
             although = " although --think off was sent" if self.options.think == "off" else ""
-            said.append(f"thinks before it answers{although}")
+            habits.append(f"thinks before it answers{although}")
         if self.refused:
-            said.append(f"does not take {', '.join(dict.fromkeys(self.refused))}")
-        return " and ".join(said)
+            habits.append(f"does not take {', '.join(dict.fromkeys(self.refused))}")
+        return " and ".join(habits)
 
     def body(self, body: dict[str, Any], without: list[str], *, longer: bool) -> dict[str, Any]:
         """Return the body of a request as it is sent.
 
         Args:
             body: The body of a question.
-            without: Parameters that are refused; one that is there twice was refused with two values.
-            longer: Whether the model may think first.
+            without: Refused fields; one that occurs twice was refused with two values.
+            longer: Whether to add the tokens for thoughts.
         """
         sent = {**body, **self.options.body}
         if longer:
             sent["max_tokens"] += self.options.thinking_tokens
         for name in without:
             value = sent.pop(name, None)
+            # A refused field is left out, unless the API has another name or value for it.
             if name == "max_tokens" and value is not None:
                 sent["max_completion_tokens"] = value
             elif name == "reasoning_effort" and value in _MORE_EFFORT:
@@ -124,7 +126,7 @@ class ServerHabits:
         return sent
 
     def find_refused(self, refusal: str, sent: Mapping[str, Any]) -> str:
-        """Return the parameter that a refusal names; empty if it names none that was sent by us."""
+        """Return the optional field that a refusal names; empty if it names none."""
         for name in _OPTIONAL:
             if (
                 name in sent
@@ -134,16 +136,32 @@ class ServerHabits:
                 return name
         return ""
 
-    def is_cut_off(self, draft: Draft, *, longer: bool) -> bool:
-        """Whether an answer was, or may have been, cut off while the model thought, and more tokens would help."""
-        if longer or not self.options.thinking_tokens or draft.finished:
-            return False
-        # Thoughts that the prompt opens show only at their end: the first answer is asked for again.
-        return draft.is_cut_off or self.thinks is None
+    def complete(self, ask: Callable[[bool, bool], Step]) -> Flow[Draft]:
+        """Request an answer, and repeat the request with more tokens if it was cut off during thoughts.
 
-    def read(self, draft: Draft, *, longer: bool) -> Draft:
-        """Note whether the model thought, and return its answer: empty if that was all thoughts."""
-        # Thoughts may be neither shown nor counted: then there was no answer until it was asked for a longer one.
+        Args:
+            ask: Returns the step of one request, from two flags: whether to add the tokens for thoughts, and whether
+                the answer is required or an earlier one is good enough.
+        """
+        longer = bool(self.thinks)
+        draft: Draft = yield ask(longer, True)
+        # If the prompt opens the thoughts, only their end shows; so the first cut-off answer is requested again.
+        may_be_thoughts = draft.is_cut_off or self.thinks is None
+        if not longer and self.options.thinking_tokens and not draft.finished and may_be_thoughts:
+            is_required = draft.is_cut_off
+            try:
+                again: Draft = yield ask(True, is_required)
+            except Exception:  # such as a slow server, or a short context
+                if is_required:
+                    raise
+                again = draft
+            if again.thinking_tokens or is_required:
+                draft, longer = again, True
+        return self._read(draft, longer=longer)
+
+    def _read(self, draft: Draft, *, longer: bool) -> Draft:
+        """Remember whether the model thought, and return its answer, without text if it was all thoughts."""
+        # Thoughts may be neither shown nor counted: an answer that came only with more tokens follows thoughts.
         self.thinks = bool(self.thinks or draft.thinking_tokens or (longer and draft.text))
         if longer and not draft.thinking_tokens and not draft.finished:
             thinking = len(draft.tokens) or len(draft.text.split()) or 1

@@ -1,6 +1,6 @@
-"""One answer of a local model, written token by token as it is asked for; a gate can use the states that it keeps.
+"""An answer of a local model, written token by token as it is read; a gate can use the states that it keeps.
 
-torch is imported by what needs it, so that adapters can be imported without.
+torch is imported only when it is used, so that framework adapters can be imported without it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _ONE_OR_SEVERAL = BeforeValidator(lambda stop: (stop,) if isinstance(stop, str) 
 
 
 class GenerationOptions(BaseModel):
-    """How an answer is written. A chat model or LLM that runs here has these fields, too.
+    """How an answer is written; local chat models and LLMs inherit these fields.
 
     Attributes:
         temperature: 0 is greedy; above that, tokens are drawn.
         max_tokens: Maximum number of tokens of an answer; None is as many as the model's context holds.
-        stop: Texts that end an answer, and are no part of it.
-        seed: Of the draw; None draws another answer each time.
-        logprobs: Whether the log-probabilities of its tokens are given, as OpenAI's models do. Answer first asks for
-            them if it is None.
+        stop: Texts that end an answer, and are cut off.
+        seed: Of the sampling; None samples another answer each time.
+        logprobs: Whether to return the log-probabilities of the tokens, as OpenAI's models do. With None, answer
+            first requests them.
         layers: Layers whose hidden states are kept while an answer is written; by default those that ``rgate train``
             reads. ``()`` keeps none.
     """
@@ -52,26 +52,26 @@ class GenerationOptions(BaseModel):
     layers: tuple[int, ...] | None = None
 
     def for_call(self, call: Mapping[str, Any]) -> GenerationOptions:
-        """Return the options of one call: what it gives, and these for the rest.
+        """Return these options, overridden by those of one call.
 
         Raises:
-            ConfigurationError: There is no such option.
+            ConfigurationError: An option is unknown.
         """
-        own = self.model_dump(include=set(GenerationOptions.model_fields))
-        unknown = call.keys() - own.keys()
+        options = self.model_dump(include=set(GenerationOptions.model_fields))
+        unknown = call.keys() - options.keys()
         if unknown:
             raise ConfigurationError(
                 f"{type(self).__name__} got an unexpected keyword argument {min(unknown)!r}.",
-                hint=f"It takes {', '.join(own)}.",
+                hint=f"It takes {', '.join(options)}.",
             )
-        return GenerationOptions(**{**own, **call})
+        return GenerationOptions(**{**options, **call})
 
 
 class GeneratedToken(NamedTuple):
     """A token of an answer.
 
     Attributes:
-        text: The text that it adds; empty where a character is not complete yet.
+        text: The text that it adds; empty if its last character is not complete yet.
         logprob: Its log-probability, <= 0.
     """
 
@@ -80,21 +80,21 @@ class GeneratedToken(NamedTuple):
 
 
 class TextChunk(NamedTuple):
-    """A part of an answer: its text, without a stop sequence, and the tokens that were written for it."""
+    """A part of an answer: its text, without a stop sequence, and its tokens."""
 
     text: str
     tokens: tuple[GeneratedToken, ...]
 
 
 class StreamedAnswer:
-    """An answer that is written as its chunks are asked for. Nothing is computed ahead, and no token twice.
+    """An answer that is written lazily, as its chunks are read.
 
-    The model is free between two tokens, and nobody has to end an answer that is not wanted any more.
+    The model is free between two tokens, and an abandoned answer need not be closed.
 
     Args:
-        use_model: Gives the model to the thread that calls it, for a short time.
-        prompt: Token ids of what is answered.
-        options: How.
+        use_model: Holds the model for the calling thread.
+        prompt: Token ids of the prompt.
+        options: How it is written.
         layers: Layers whose hidden states are kept.
 
     Attributes:
@@ -102,11 +102,11 @@ class StreamedAnswer:
         encoder: Makes the model's token ids.
         text: The text written so far.
         ids: Its token ids.
-        finish_reason: Why it ended: by itself or at a stop sequence, or because it was long enough; None before.
+        finish_reason: ``"stop"``: by itself or at a stop sequence; ``"length"``: cut off; None: not ended.
         fingerprint: Of the model.
 
     Raises:
-        ConfigurationError: The prompt fills the model's context, or there is no such layer.
+        ConfigurationError: The prompt fills the model's context, or a layer does not exist.
     """
 
     def __init__(
@@ -124,14 +124,14 @@ class StreamedAnswer:
         self.ids: list[int] = []
         self.finish_reason: Literal["stop", "length"] | None = None
         self._use_model = use_model
-        self._ahead: NextTokens | None = None  # computed, and not yet taken
+        self._ahead: NextTokens | None = None  # computed, but not yet written
         self._states: dict[int, list[torch.Tensor]] = {layer: [] for layer in self.layers}
         with use_model() as runner:
             room = runner.context_size - len(prompt)
             if room < 1:
                 raise ConfigurationError(
-                    f"The prompt has {len(prompt)} tokens, and the model's context holds {runner.context_size}.",
-                    hint="Ask with less text: fewer passages, or fewer earlier turns.",
+                    f"The prompt has {len(prompt)} tokens, but the model's context holds {runner.context_size}.",
+                    hint="Shorten it: fewer passages, or fewer earlier turns.",
                 )
             if not all(0 <= layer <= runner.num_layers for layer in self.layers):
                 raise ConfigurationError(f"The model has {runner.num_layers} layers, not {self.layers}.")
@@ -139,55 +139,54 @@ class StreamedAnswer:
             self.encoder = runner.encoder
             self._limit = min(options.max_tokens or room, room)
             seed = secrets.randbits(32) if options.seed is None else options.seed
-            # Its keys and values are this answer's own, so others may use the model between two tokens.
+            # This answer has its own keys and values, so others may use the model between two tokens.
             self._steps = runner.steps([self.prompt], options.temperature, [seed], states=bool(self.layers))
         if self.layers:
             _live[self.id] = self
 
     def chunks(self) -> Iterator[TextChunk]:
-        """Yield the answer as it comes; what may be the beginning of a stop sequence is held back.
+        """Yield the answer as it is written; a possible beginning of a stop sequence is held back.
 
         The last chunk comes when the answer has ended, and may be empty.
         """
-        given = 0
+        sent = 0
         tokens: list[GeneratedToken] = []
-        stop = [each for each in self.options.stop if each]
-        held_back = max(map(len, stop), default=1) - 1
+        stops = [stop for stop in self.options.stop if stop]
+        held_back = max(map(len, stops), default=1) - 1
         for token in iter(self._next, None):
             tokens.append(token)
-            found = [self.text.find(each) for each in stop if each in self.text]
-            if found:
+            matches = [self.text.find(stop) for stop in stops if stop in self.text]
+            if matches:
                 self.finish_reason = "stop"
-                self.text = self.text[: min(found)]
+                self.text = self.text[: min(matches)]
                 break
             safe = len(self.text) - held_back
-            if safe > given:
-                yield TextChunk(self.text[given:safe], tuple(tokens))
-                given = safe
-                tokens = []
-        yield TextChunk(self.text[given:], tuple(tokens))
+            if safe > sent:
+                yield TextChunk(self.text[sent:safe], tuple(tokens))
+                sent, tokens = safe, []
+        yield TextChunk(self.text[sent:], tuple(tokens))
 
     def states(self, question: range, layers: Sequence[PooledLayer], tokens: int) -> Float32Array:
-        """Pool what was kept of the prompt and the first tokens, to shape (layers, hidden size).
+        """Pool the kept states of the prompt and the first tokens, to shape (layers, hidden size).
 
         Args:
             question: Positions of the question in the prompt.
-            layers: Which states; those of their layers are kept.
-            tokens: How many tokens of the answer, at most as many as are written.
+            layers: Which states, of the layers that are kept.
+            tokens: How many tokens of the answer, of those that are written.
         """
         import torch
 
         from rgate_integrations.models.model_runner import pool_tensors
 
         with self._use_model():
-            # The last token is read only when the next one is chosen. So that one is chosen now, and not again then.
+            # The last token is read only when the next one is chosen, so choose that one now, once.
             self._ahead = self._ahead or self._step()
             length = len(self.prompt) + tokens
             kept = {layer: torch.cat(parts)[:length].float() for layer, parts in self._states.items()}
             return pool_tensors(kept, question, len(self.prompt), tokens, layers)
 
     def _step(self) -> NextTokens:
-        """Compute another token, and keep the states of what is read for it."""
+        """Compute another token, and keep the states that this takes."""
         step = next(self._steps)
         for layer, kept in self._states.items():
             kept.append(step.states[layer][0])
@@ -195,6 +194,7 @@ class StreamedAnswer:
 
     def _next(self) -> GeneratedToken | None:
         """Write a token; None at the end of the answer."""
+        # Held for one token, so that concurrent answers of one model advance in turns.
         with self._use_model() as runner:
             if len(self.ids) >= self._limit:
                 self.finish_reason = "length"
@@ -212,12 +212,12 @@ class StreamedAnswer:
             return GeneratedToken(added, step.logprobs[0])
 
 
-# Weak: an answer is found while it is being written or judged.
+# Weak, so that an answer lives no longer than its stream or its judgment.
 _live: WeakValueDictionary[str, StreamedAnswer] = WeakValueDictionary()
 
 
 def find_answer(response_id: str) -> StreamedAnswer | None:
-    """Return the local answer with that id; None for those of other LLMs, and once it is written and judged."""
+    """Return the local answer with that id; None for other LLMs, and once it is written and judged."""
     return _live.get(response_id)
 
 
@@ -228,17 +228,18 @@ def recall_states(
 
     Args:
         draft: The beginning of its answer.
-        fingerprint: The model whose states are wanted.
-        prompt: The prompt that they are wanted under.
+        fingerprint: The model of the states.
+        prompt: The prompt of the states.
         values: The template's fields.
         layers: Which states.
 
     Returns:
-        The states; None if it kept none, or those of another model, prompt or layer.
+        The states; None if they were not kept, or belong to another model, prompt or layer.
     """
     answer = find_answer(draft.response_id)
     if answer is None or answer.fingerprint != fingerprint:
         return None
+    # The gate's prompt must be, token by token, what the LLM was asked: states depend on everything before them.
     row = answer.encoder.encode(prompt, values)
     is_written = 0 < len(draft.tokens) <= len(answer.ids)
     if not is_written or answer.prompt != row.ids or not set(layer_numbers(layers)) <= set(answer.layers):

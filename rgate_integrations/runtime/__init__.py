@@ -1,1 +1,1 @@
-"""What all rooms stand on: flows for threads and asyncio alike, files that are whole or absent, records, locks."""
+"""Shared foundations: flows for threads and asyncio, atomic files, records, locks."""

@@ -1,4 +1,4 @@
-"""Types of the arrays that this package computes with."""
+"""Array types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Float32Array: TypeAlias = npt.NDArray[np.float32]
-"""Hidden states, embeddings and weights, as models give them."""
+"""Hidden states, embeddings and weights."""
 
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 """Probabilities and statistics."""

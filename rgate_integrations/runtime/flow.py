@@ -1,7 +1,7 @@
-"""Logic that is written once and runs in both worlds, with threads and with asyncio.
+"""Logic that is written once and runs both in threads and on asyncio.
 
-A *flow* is a generator: it yields each thing that it wants done, a `Step`, and gets the result back. It never
-waits by itself. `run` and `arun` drive it and do the waiting, each in its own way. (httpx writes authentication so.)
+A *flow* is a generator that yields `Step`s and gets their results back. It never waits: `run` and `arun` drive it and
+do the waiting. (httpx implements authentication this way.)
 
 >>> def greeting(name):
 ...     text = yield Call(str.title, None, name)
@@ -28,15 +28,15 @@ _log = logging.getLogger("rgate_integrations")
 
 
 class Step(ABC):
-    """Something that a flow wants done."""
+    """An operation that a flow yields."""
 
     @abstractmethod
     def run(self) -> Any:
-        """Do it, blocking."""
+        """Run it, blocking."""
 
     @abstractmethod
     async def arun(self) -> Any:
-        """Do it without blocking the event loop."""
+        """Run it without blocking the event loop."""
 
 
 Flow: TypeAlias = Generator[Step, Any, _T]
@@ -44,45 +44,45 @@ Flow: TypeAlias = Generator[Step, Any, _T]
 
 
 def run(flow: Flow[_T]) -> _T:
-    """Drive a flow, blocking; returns what it returns, raises what it raises."""
+    """Drive a flow, blocking, and return its result."""
     try:
         step = next(flow)
         while True:
             try:
                 result = step.run()
-            except BaseException as error:  # the flow decides what a failing step means
+            except BaseException as error:  # the flow may handle it
                 step = flow.throw(error)
             else:
                 step = flow.send(result)
     except StopIteration as end:
-        found: _T = end.value
-        return found
+        value: _T = end.value
+        return value
 
 
 async def arun(flow: Flow[_T]) -> _T:
-    """Drive a flow on the event loop; a cancellation is raised inside the flow, at the step it waits for."""
+    """Drive a flow on the event loop, and return its result; a cancellation is raised at the flow's current step."""
     try:
         step = next(flow)
         while True:
             try:
                 result = await step.arun()
-            except BaseException as error:  # the flow decides what a failing step means
+            except BaseException as error:  # the flow may handle it
                 step = flow.throw(error)
             else:
                 step = flow.send(result)
     except StopIteration as end:
-        found: _T = end.value
-        return found
+        value: _T = end.value
+        return value
 
 
 class Call(Step):
-    """A call that has a blocking form and one to be awaited; ``Call(run, arun, flow)`` is a whole flow as one step.
+    """A call with a blocking and an async form; ``Call(run, arun, flow)`` is a whole flow as one step.
 
     Args:
         blocking: The blocking form.
-        awaitable: The other form; None if there is none: then the blocking one runs in a thread.
-        *arguments: For either.
-        **options: For either.
+        awaitable: The async form; None runs the blocking one in a thread.
+        *arguments: For both.
+        **options: For both.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Call(Step):
         return self.blocking(*self.arguments, **self.options)
 
     async def arun(self) -> Any:
-        """Await the other form, or the blocking one in a thread."""
+        """Await the async form, or the blocking one in a thread."""
         if self.awaitable is None:
             return await asyncio.to_thread(self.blocking, *self.arguments, **self.options)
         return await self.awaitable(*self.arguments, **self.options)
@@ -110,15 +110,16 @@ class Call(Step):
 
 @dataclass
 class Gather(Step):
-    """Several steps side by side, in threads or on the event loop. The result is a list in their order.
+    """Steps that run side by side, in threads or on the event loop. The result is a list in their order.
 
-    When one raises, that is raised, and the others are dropped.
+    If one raises, the error is raised, and the others are dropped.
     """
 
     steps: Sequence[Step]
 
     def run(self) -> list[Any]:
-        """Do the last one in this thread and the others in threads of their own."""
+        """Run the last step in this thread and each other one in its own."""
+        # The caller's thread would only wait, so it runs one step itself.
         jobs = [_run_in_thread(step) for step in self.steps[:-1]]
         try:
             last = [step.run() for step in self.steps[-1:]]
@@ -128,7 +129,7 @@ class Gather(Step):
                 job.drop()
 
     async def arun(self) -> list[Any]:
-        """Do all side by side; a single one in the caller's own task."""
+        """Run the steps as tasks; a single one in the caller's task."""
         if len(self.steps) == 1:
             return [await self.steps[0].arun()]
         return list(await asyncio.gather(*(step.arun() for step in self.steps)))
@@ -136,22 +137,22 @@ class Gather(Step):
 
 @dataclass
 class Start(Step):
-    """Begins a step in the background; the result is the `Task` that it runs in."""
+    """Starts a step in the background; the result is its `Task`."""
 
     step: Step
 
     def run(self) -> Task:
-        """Begin in a thread, in the caller's context."""
+        """Start in a thread, in the caller's context."""
         return _run_in_thread(self.step)
 
     async def arun(self) -> Task:
-        """Begin as a task."""
+        """Start as a task."""
         return Task(asyncio.ensure_future(self.step.arun()))
 
 
 @dataclass
 class Task(Step):
-    """A step that is under way. Yield it to wait for its result; `drop` it when nobody will."""
+    """A running step. Yield it to wait for its result, or `drop` it."""
 
     job: Future[Any] | asyncio.Future[Any]
 
@@ -161,35 +162,35 @@ class Task(Step):
 
     async def arun(self) -> Any:
         """Wait for the result."""
-        return await self.job  # type: ignore[misc]  # begun by `arun`, so it is asyncio's
+        return await self.job  # type: ignore[misc]  # started by `arun`, so it is asyncio's
 
     def drop(self) -> None:
-        """Cancel the job, or forget its result; what it raises is logged only. A job that is done is left alone."""
+        """Cancel the job, or ignore its result; an error is only logged."""
         if not self.job.done():
             cancel(self.job)
         self.job.add_done_callback(_log_failure)
 
 
 def cancel(job: Future[Any] | asyncio.Future[Any]) -> None:
-    """Cancel a job, unless its event loop is closed: that would raise, and nobody waits there any more."""
+    """Cancel a job, unless its event loop is closed: cancelling would raise, and nothing waits for it."""
     if not (isinstance(job, asyncio.Future) and job.get_loop().is_closed()):
         job.cancel()
 
 
 def _run_in_thread(step: Step) -> Task:
-    """Begin a step in a thread of its own, in the caller's context.
+    """Start a step in its own thread, in the caller's context.
 
-    There is no pool: jobs that were dropped, but cannot be interrupted, would hold its threads, and all later jobs.
+    Not in a pool: dropped jobs that cannot be interrupted would occupy its threads, and block all later jobs.
     """
     job: Future[Any] = Future()
-    context = contextvars.copy_context()
+    context = contextvars.copy_context()  # tracing and callbacks of frameworks live there
 
     def work() -> None:
         if not job.set_running_or_notify_cancel():
             return
         try:
             result = context.run(step.run)
-        except BaseException as error:  # raised where the result is asked for
+        except BaseException as error:  # raised to whoever waits for the result
             job.set_exception(error)
         else:
             job.set_result(result)
@@ -200,5 +201,5 @@ def _run_in_thread(step: Step) -> Task:
 
 def _log_failure(job: Future[Any] | asyncio.Future[Any]) -> None:
     if not job.cancelled() and job.exception() is not None:
-        # Without its message, which may quote a question.
+        # Only its type: the message may quote a question.
         _log.info("A background job that was not needed failed: %s", type(job.exception()).__name__)

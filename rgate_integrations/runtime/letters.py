@@ -1,4 +1,4 @@
-"""Letters as models read them: compatibility forms folded, what is invisible and runs of emoji left out."""
+"""Plain letters for models: compatibility forms folded, invisible characters and runs of emoji removed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import re
 import unicodedata
 from urllib.parse import unquote
 
+# From so many escapes in a row, or letters in a base64 text, a hidden text is assumed.
 _FEWEST = 12
-"""Escapes in a row, and letters in a base64 text, from which text is hidden."""
 # Full-width marks stand in ordinary Chinese and Japanese, where they end sentences.
 _MARKS = re.compile("([\u2026\u3001-\u303f\uff01\uff08\uff09\uff0c\uff1a\uff1b\uff1f\uff5e-\uff65])")
 # Unicode's Default_Ignorable_Code_Point. Scripts from Hebrew to Khmer and Meetei are spelt with the joiners.
@@ -33,36 +33,33 @@ _ESCAPE = re.compile(r"\\[uUx]\{?([0-9a-fA-F]{2,8})\}?")
 
 
 def plain_text(text: str) -> str:
-    r"""Return a text as it looks to a reader, in plain letters; the text itself if nothing were left of it.
+    r"""Return a text in plain letters, as a reader sees it; the text itself if nothing would remain.
 
     >>> plain_text("Ｗｈｅｎ is my 𝐛𝐢𝐥\u200b𝐥 due? 😀😀😀😀")
     'When is my bill due?'
     """
     if text.isascii():
         return text
+    # NFKC would turn full-width punctuation, which ends Chinese sentences, into ASCII: it is left as it is.
     parts = _MARKS.split(_INVISIBLE.sub("", text))
     parts[::2] = [unicodedata.normalize("NFKC", part) for part in parts[::2]]
     return _EMOJI_RUN.sub(" ", "".join(parts)).strip() or text
 
 
 def find_original(text: str, part: str) -> str:
-    """Return what a part of a plain text is in the text that it was made of; the part if it is not found.
+    """Return the passage of a text that became ``part`` in its `plain_text`; the part itself if it is not found.
 
     >>> find_original("𝐇𝐢! Ｗｈｅｎ is it due?", "When is it due?")
     'Ｗｈｅｎ is it due?'
     """
     if part in text:
         return part
-    letters, places = [], []
-    for place, character in enumerate(text):
-        for letter in _letters(character):
-            letters.append(letter)
-            places.append(place)
-    searched = _letters(part)
-    begin = "".join(letters).find(searched)
-    if begin < 0 or not searched:
+    letters = [(letter, i) for i, character in enumerate(text) for letter in _letters(character)]
+    wanted = _letters(part)
+    begin = "".join(letter for letter, _ in letters).find(wanted)
+    if begin < 0 or not wanted:
         return part
-    first, last = places[begin], places[begin + len(searched) - 1]
+    first, last = letters[begin][1], letters[begin + len(wanted) - 1][1]
     return text[first : last + 1] + re.match(r"[^\w\s]*", text[last + 1 :])[0]  # type: ignore[index]  # may be empty
 
 
@@ -71,21 +68,24 @@ def _letters(text: str) -> str:
 
 
 def detect_encoding(text: str) -> str:
-    """Return how text is written that stands in a text and that no model reads, such as ``base64``; empty if none is.
+    """Return the encoding of a hidden text, such as ``base64``, which no model reads; empty if there is none.
 
     >>> detect_encoding("Please answer: V2hlbiBpcyBteSBiaWxsIGR1ZT8=")
     'base64'
     """
-    text = _ADDRESS.sub(" ", text)
+    text = _ADDRESS.sub(" ", text)  # an address is full of escapes, and hides nothing
     for name, pattern in _ENCODED.items():
-        for found in pattern.finditer(text):
-            if _is_prose(_decoded(name, found.group())):
+        for match in pattern.finditer(text):
+            hidden = _decode(name, match.group())
+            letters = sum(character.isalpha() for character in hidden)
+            # Words are made of letters and spaces.
+            if letters >= _FEWEST - 4 and letters + hidden.count(" ") >= 0.75 * len(hidden):
                 return name
     return ""
 
 
-def _decoded(name: str, text: str) -> str:
-    """Return a text of one of the encodings; empty if it is none."""
+def _decode(name: str, text: str) -> str:
+    """Decode a text; empty if that is impossible."""
     if name == "HTML entities":
         return html.unescape(text)
     if name == "percent escapes":
@@ -100,9 +100,3 @@ def _decoded(name: str, text: str) -> str:
         return base64.b64decode(unpadded + "=" * (-len(unpadded) % 4)).decode()
     except (binascii.Error, UnicodeDecodeError):
         return ""
-
-
-def _is_prose(text: str) -> bool:
-    """Return whether a text is made of letters and spaces, as words are."""
-    letters = sum(character.isalpha() for character in text)
-    return letters >= _FEWEST - 4 and letters + text.count(" ") >= 0.75 * len(text)

@@ -1,4 +1,4 @@
-"""Records of data files, and log-probabilities as servers and files give them: checked where they are read."""
+"""Validated records of data files, and log-probabilities of servers and files."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from rgate_integrations.runtime.files import read_jsonl
 _T = TypeVar("_T")
 
 TokenLogprobs: TypeAlias = tuple[tuple[str, ...], tuple[float, ...]]
-"""Tokens and the log-probability of each; both empty where there are none."""
+"""Tokens and the log-probability of each; both empty if there are none."""
 
-_ROUNDING = 1e-3  # by which a log-probability may be above 0
-_LEAST = -9_999.0  # what APIs send for "never"; JSON has no infinity
+_ROUNDING = 1e-3  # by which a log-probability may exceed 0
+_IMPOSSIBLE = -9_999.0  # what APIs send for a probability of 0; JSON has no infinity
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Record:
 
     Attributes:
         where: File and line, for errors.
-        fields: What it holds.
+        fields: Its values by key.
         hint: What a line should look like, for errors.
     """
 
@@ -44,27 +44,27 @@ class Record:
     hint: str = ""
 
     def wrong(self, what: str) -> DataFormatError:
-        """Build the error for this record; ``what`` is wrong with it."""
+        """Build the error for this record; ``what`` says what is wrong with it."""
         return DataFormatError(f"{self.where}: {what}.", hint=self.hint)
 
     def text(self, key: str) -> str:
-        """Return a text without the white space around it.
+        """Return a stripped text.
 
         Raises:
-            DataFormatError: There is none, or it is empty or no text.
+            DataFormatError: It is missing, empty, or not a text.
         """
         return self._read(key, _TEXT, wanted=f"no {key}")
 
     def optional_text(self, key: str) -> str:
-        """Return a text or number as text, without the white space around it; empty if it is missing or null.
+        """Return a text or number as stripped text; empty if it is missing or null.
 
         Raises:
-            DataFormatError: It is something else.
+            DataFormatError: It is of another type.
         """
-        return self._read(key, _OPTIONAL_TEXT, wanted=f"{key} is no text") or ""
+        return self._read(key, _OPTIONAL_TEXT, wanted=f"{key} is not a text") or ""
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """Return stripped texts of which there may be one or several; none if it is missing or null.
+        """Return one or several stripped texts; none if it is missing or null.
 
         Raises:
             DataFormatError: It is neither a text nor a list of texts and numbers.
@@ -75,30 +75,31 @@ class Record:
         """Return a finite number, or None if it is missing or null.
 
         Raises:
-            DataFormatError: It is something else.
+            DataFormatError: It is of another type.
         """
-        return self._read(key, _OPTIONAL_NUMBER, wanted=f"{key} is no finite number")
+        return self._read(key, _OPTIONAL_NUMBER, wanted=f"{key} is not a finite number")
 
     def numbers(self, key: str) -> tuple[float, ...]:
         """Return finite numbers, at least one.
 
         Raises:
-            DataFormatError: There is something else.
+            DataFormatError: It is missing, empty, or not a list of numbers.
         """
-        return self._read(key, _NUMBERS, wanted=f"{key} is no list of numbers")
+        return self._read(key, _NUMBERS, wanted=f"{key} is not a list of numbers")
 
     def logprobs(self, key: str) -> tuple[float, ...] | None:
         """Return log-probabilities, each at most 0, or None if they are missing, null or an empty list.
 
         Raises:
-            DataFormatError: It is something else than a list of numbers, none above 0.
+            DataFormatError: It is not a list of numbers, or one is above 0.
         """
-        return self._read(key, _LOGPROBS, wanted=f"{key} is no list of log-probabilities") or None
+        return self._read(key, _LOGPROBS, wanted=f"{key} is not a list of log-probabilities") or None
 
     def _read(self, key: str, kind: TypeAdapter[_T], *, wanted: str) -> _T:
         try:
             return kind.validate_python(self.fields.get(key))
         except ValidationError as error:
+            # Not chained: pydantic's message has a page of its own.
             raise self.wrong(f"{wanted} ({error.errors()[0]['msg']})") from None
 
 
@@ -110,7 +111,7 @@ def read_records(path: str | Path, *, hint: str = "") -> Iterator[Record]:
         hint: What a line should look like, for errors.
 
     Raises:
-        DataFormatError: The file cannot be read, or a line is no JSON object; the message names file and line.
+        DataFormatError: The file cannot be read, or a line is not a JSON object; the message names file and line.
     """
     for number, value in read_jsonl(path, hint=hint):
         where = f"{path}, line {number}"
@@ -120,22 +121,22 @@ def read_records(path: str | Path, *, hint: str = "") -> Iterator[Record]:
 
 
 def check_logprob(value: float) -> float:
-    """Return a natural log-probability, at most 0, and finite: "never" is -9999.
+    """Return a natural log-probability in [-9999, 0].
 
     Raises:
-        ValueError: It is above 0, or infinite, or not a number. Taken for 0, it would make any answer certain.
+        ValueError: It is above 0 or NaN. Rounded to 0, it would make any answer certain.
     """
     if math.isnan(value):
         raise ValueError("a log-probability is not a number")
     if value > _ROUNDING:
         raise ValueError(f"a log-probability is at most 0, not {value}: are these probabilities?")
-    return max(min(value, 0.0), _LEAST)
+    return max(min(value, 0.0), _IMPOSSIBLE)
 
 
 def read_logprobs(entries: Any) -> TokenLogprobs:
-    """Read a list of what has a ``token`` and its ``logprob``, as OpenAI's API gives them.
+    """Read a list of objects with ``token`` and ``logprob``, as in OpenAI's API; empty if that is not what it is.
 
-    What cannot be read is none. Tokens without text, such as the end of the turn, are left out.
+    Tokens without text, such as the end of the turn, are left out.
     """
     tokens: list[str] = []
     logprobs: list[float] = []
@@ -153,30 +154,28 @@ def read_logprobs(entries: Any) -> TokenLogprobs:
 
 
 def read_choice_logprobs(choice: Any) -> TokenLogprobs:
-    """Read what has ``logprobs`` with a ``content``, such as a choice of OpenAI's chat API; see `read_logprobs`."""
+    """Read the ``logprobs`` of a choice of OpenAI's chat API; see `read_logprobs`."""
     for key in ("logprobs", "content"):
         if isinstance(choice, Mapping):
             choice = choice.get(key)
     return read_logprobs(choice)
 
 
-def _as_list(value: Any) -> Any:
-    """Return one text as a list of texts, and null as none."""
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]
-
-
-def _as_text(value: Any) -> Any:
-    """Return a number as text; what else there is, as it is."""
-    return str(value) if isinstance(value, int | float) else value
-
-
-_Text = Annotated[str, BeforeValidator(_as_text), StringConstraints(strip_whitespace=True)]
+_Text = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if isinstance(value, int | float) else value),
+    StringConstraints(strip_whitespace=True),
+]
 _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _TEXT = TypeAdapter(Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)])
 _OPTIONAL_TEXT = TypeAdapter(_Text | None)
-_TEXTS = TypeAdapter(Annotated[tuple[_Text, ...], BeforeValidator(_as_list)])
+_TEXTS = TypeAdapter(
+    # One text is a list of one, and null an empty list.
+    Annotated[
+        tuple[_Text, ...],
+        BeforeValidator(lambda value: value if isinstance(value, list) else [] if value is None else [value]),
+    ]
+)
 _OPTIONAL_NUMBER = TypeAdapter(_Number | None)
 _NUMBERS = TypeAdapter(Annotated[tuple[_Number, ...], Field(min_length=1)])
 _LOGPROBS = TypeAdapter(tuple[Annotated[float, AfterValidator(check_logprob)], ...] | None)

@@ -1,9 +1,11 @@
-"""What an LLM sends back: its thoughts, the answer that follows them, and whether that is an answer at all."""
+"""Separates an LLM's thoughts from its answer, and recognises replies that are no answers."""
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 _OPENING = re.compile(
@@ -19,12 +21,12 @@ _CLOSING = re.compile(
     rf"</(?:seed:)?think(?:ing)?>|</thought>|</reasoning>|\[/THINK\]|<channel\|>|assistantfinal|{_FINAL}",
     re.IGNORECASE,
 )
-# Of a tag that the prompt has opened, only the end is written. In quotes it is what the answer is about.
+# If the prompt has opened the tag, the reply has its end alone. In quotes it is a subject of the answer.
 _CLOSING_ALONE = re.compile(rf"(?<![`'\"])</think>|{_FINAL}", re.IGNORECASE)
 _TURN_END = re.compile(r"(?:<\|(?:return|end|END_RESPONSE)\|>)+\s*\Z")
 
 THINKING_OFF = "thinking off"
-"""Behind the name of an LLM that was measured so."""
+"""Suffix of the name of an LLM that was measured this way."""
 
 _THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _THOUGHT_TYPES = frozenset(("reasoning", "thinking", "redacted_thinking", "reasoning_content", "thought"))
@@ -44,15 +46,15 @@ _TOOL_CALL = re.compile(
     r'|name"\s*:\s*"[^"]{0,99}"\s*,\s*"(?:arguments|parameters)")\s*:)',
     re.IGNORECASE,
 )
-_READ = 300  # characters that show what a text is
+_READ = 300  # characters that are enough to recognise a refusal
 
 
 class Reply(NamedTuple):
-    """What an LLM sent back.
+    """An LLM's reply.
 
     Attributes:
-        thoughts: What it thought, as far as it shows that; None if it did not think.
-        answer: What follows; empty while it still thinks.
+        thoughts: Its visible thoughts; None if it did not think.
+        answer: The text after them; empty while it still thinks.
     """
 
     thoughts: str | None
@@ -60,7 +62,7 @@ class Reply(NamedTuple):
 
 
 def split_thoughts(text: str) -> Reply:
-    """Split a text at the tags that set an LLM's thoughts apart, such as ``<think>`` and harmony's channels.
+    """Split a text at the tags of thoughts, such as ``<think>`` and harmony's channels.
 
     >>> split_thoughts("<think>Easy.</think> Paris")
     Reply(thoughts='Easy.', answer=' Paris')
@@ -69,6 +71,7 @@ def split_thoughts(text: str) -> Reply:
     """
     thoughts: list[str] = []
     end = 0
+    # An LLM may think several times before it answers: each opening tag directly behind a closing one counts.
     while (opening := _OPENING.match(text, end)) or not end:
         start = opening.end() if opening else 0
         closing = (_CLOSING if opening else _CLOSING_ALONE).search(text, start)
@@ -85,15 +88,13 @@ def split_thoughts(text: str) -> Reply:
 
 
 def read_reply(message: Any) -> Reply:
-    """Read a message, or a part of a streamed one: JSON as servers send it, or an object of a framework.
+    """Read a message, or a chunk of one: a server's JSON, or an object of a framework.
 
-    Thoughts are known by where they are: a field beside the content (``reasoning_content``, ``reasoning``,
-    ``thinking``), or a block of the content (OpenAI's Responses, Anthropic, Gemini, LangChain, LlamaIndex). Those in
-    the text are left to `split_thoughts`.
+    Thoughts are in a field beside the content (``reasoning_content``, ``reasoning``, ``thinking``), or in a block of
+    the content (OpenAI's Responses, Anthropic, Gemini, LangChain, LlamaIndex). `split_thoughts` splits those in the
+    text.
     """
-    content = get_field(message, "content")
-    if not content:
-        content = get_field(message, "text")
+    content = get_field(message, "content") or get_field(message, "text")
     blocks = get_field(message, "blocks") or content
     thoughts: list[str] = []
     answers: list[str] = []
@@ -108,47 +109,48 @@ def read_reply(message: Any) -> Reply:
         elif isinstance(block, str):
             answers.append(block)
         else:
-            answers += [each for each in (get_field(block, "text"),) if isinstance(each, str)]
+            text = get_field(block, "text")
+            answers.append(text if isinstance(text, str) else "")
     return Reply("".join(thoughts) if thoughts else None, "".join(answers))
 
 
 def _texts(value: Any) -> Iterable[str]:
-    """Yield the texts of thoughts, however they are nested: text, summaries, content."""
+    """Yield the texts of thoughts, which may be nested in text, summaries and content."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Sequence):
-        for each in value:
-            yield from _texts(each)
+        for part in value:
+            yield from _texts(part)
     else:
         for name in ("text", "summary", *_THOUGHT_FIELDS, "content"):
             yield from _texts(get_field(value, name) or ())
 
 
 def get_field(thing: Any, name: str) -> Any:
-    """Return a key of a mapping, or an attribute of an object; None without it."""
+    """Return a key of a mapping, or an attribute of an object, or None."""
     return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
 
 
 def count_thinking(usage: Any) -> int:
-    """Return how many tokens of thoughts an API counted, in the shape of OpenAI's, SGLang's or LangChain's usage."""
-    counts = [
+    """Return an API's count of thinking tokens, from the usage of OpenAI, SGLang or LangChain."""
+    counts = (
         get_field(usage, "reasoning_tokens"),
         get_field(get_field(usage, "output_token_details"), "reasoning"),
-    ]
-    for name in ("completion_tokens_details", "output_tokens_details"):
-        counts.append(get_field(get_field(usage, name), "reasoning_tokens"))
+        get_field(get_field(usage, "completion_tokens_details"), "reasoning_tokens"),
+        get_field(get_field(usage, "output_tokens_details"), "reasoning_tokens"),
+    )
     return max([count for count in counts if isinstance(count, int)], default=0)
 
 
 def is_truncated(reason: object) -> bool:
-    """Whether a finish reason says that an answer was cut off at its maximum length."""
+    """Return whether a finish reason means that an answer was cut off at its maximum length."""
     return str(reason).rpartition(".")[2].lower() in _CUT
 
 
 def describe_non_answer(text: str) -> str:
     """Return what a text is instead of an answer: nothing, a call of a tool, or a refusal; empty if it is an answer.
 
-    Refusals are known in English alone.
+    Only English refusals are recognised.
 
     >>> describe_non_answer("I'm sorry, but I cannot help with that.")
     'a refusal'
@@ -159,17 +161,15 @@ def describe_non_answer(text: str) -> str:
         return "nothing"
     if _TOOL_CALL.match(text):
         return "a call of a tool"
+    # Refusals begin with their reason; anchored at the start, the pattern cannot match within an answer.
     return "a refusal" if _REFUSAL.match(text[:_READ].lower().replace("’", "'")) else ""
 
 
 def find_answer_start(tokens: Sequence[str], answer: str) -> int:
-    """Return the index of the token that an answer begins with; their number if it is not made of them."""
+    """Return the index of the first token of an answer; the number of tokens if the answer is not among them."""
     if not answer or not all(isinstance(token, str) for token in tokens):
         return len(tokens)
     start = "".join(tokens).rfind(answer)
-    end = 0
-    for index, token in enumerate(tokens if start >= 0 else ()):
-        end += len(token)
-        if end > start:
-            return index
-    return len(tokens)
+    if start < 0:
+        return len(tokens)
+    return bisect_right(list(accumulate(map(len, tokens))), start)

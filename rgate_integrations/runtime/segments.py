@@ -1,4 +1,4 @@
-"""Splits a request into segments, each of which is judged: sentences, lines, items of a list."""
+"""Splits a request into segments, which are judged one by one: sentences, lines, items of a list."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ LAYOUT = 11
 """Columns of `layout`."""
 
 QUESTION_MARKS = ("?", "？", "؟")
-"""How a question ends, in all scripts."""
+"""The ends of questions, in all scripts."""
 
 _CLOSERS = "\"')]*_”’»」』）"
 _OPENERS = "\"'([*_“‘«「『（¿¡"
 _ENDS = (*QUESTION_MARKS, "!", "！")
 _STOPS = (".", "．", "…", "。", "।", "۔")
 _UNSPACED = re.compile(rf"(?<=[。！？])(?=[^\s。！？{re.escape(_CLOSERS)}])")
-"""Where a sentence ends in scripts that have no spaces."""
+"""Ends of sentences in scripts without spaces."""
 _IDEOGRAPH = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff]")
 _LABEL = re.compile(r"[A-Z][a-z]+:$")  # such as "Hint:"
 _ABBREVIATION = re.compile(r"(?:[A-Z][a-z]{0,2}|[a-z]|\w(?:\.\w)+|vs|etc|approx|incl|no)\.$")
 BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
-_MOST_WORDS = 60
-"""A sentence without an end is cut after so many words: the mean of more says little of any of them."""
+_MAX_WORDS = 60  # a sentence without an end is cut here: a mean over more words says little about any of them
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Segmented:
 
     Attributes:
         lines: Its segments by line; at least one.
-        history: What was said before it, a line feed behind each turn; may be empty.
+        history: The earlier turns, a line feed after each; may be empty.
     """
 
     lines: tuple[tuple[str, ...], ...]
@@ -50,15 +49,15 @@ class Segmented:
 
     @property
     def segments(self) -> tuple[str, ...]:
-        """All of them in order."""
+        """All segments in order."""
         return tuple(chain.from_iterable(self.lines))
 
 
 def segments(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> list[str]:
     r"""Return the segments of a text in order, each run of white space as one space.
 
-    A full stop behind an abbreviation ends none. By default any word of up to three letters with a capital may be
-    one: of a request, a segment too many costs more than one too few.
+    A full stop after an abbreviation ends none. By default any capitalised word of up to three letters may be one: in
+    a request, one segment too many costs more than one too few.
 
     >>> segments("Hi Anna, it rained. When is my bill due?\nThanks!")
     ['Hi Anna, it rained.', 'When is my bill due?', 'Thanks!']
@@ -67,17 +66,17 @@ def segments(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> list[s
 
 
 def split_lines(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> list[list[str]]:
-    """Return the segments of each line that is not empty; see `segments`. One walk over the words of the text."""
+    """Return the segments of each line that is not empty; see `segments`."""
     lines = []
     for line in text.splitlines():
         words = _UNSPACED.sub(" ", line).split()
-        found, begin = [], 0
+        line_segments, begin = [], 0
         for i, word in enumerate(words[:-1], start=1):
-            if _ends(word, words[i], abbreviation) or i - begin >= _MOST_WORDS:
-                found.append(" ".join(words[begin:i]))
+            if _ends(word, words[i], abbreviation) or i - begin >= _MAX_WORDS:
+                line_segments.append(" ".join(words[begin:i]))
                 begin = i
         if words:
-            lines.append([*found, " ".join(words[begin:])])
+            lines.append([*line_segments, " ".join(words[begin:])])
     return lines
 
 
@@ -89,19 +88,19 @@ def _ends(word: str, following: str, abbreviation: re.Pattern[str]) -> bool:
     if not bare.endswith(_STOPS) or abbreviation.match(bare.lstrip(_OPENERS)):
         return False
     first = following.lstrip(_OPENERS)[:1]
-    # Many scripts have no capitals.
+    # Not lower case, instead of upper case: many scripts have no capitals.
     return first.isalnum() and not first.islower()
 
 
 def count_words(text: str) -> int:
-    """Return the number of words; where none are marked, as in Chinese, two characters count as one."""
+    """Return the number of words; in scripts without spaces, as Chinese, two characters count as one."""
     return len(text.split()) + len(_IDEOGRAPH.findall(text)) // 2
 
 
 def layout(text: str) -> Float32Array:
-    """Return how each segment stands in a text, and what it looks like, shape (segments, 11).
+    """Return features of the layout and look of each segment, shape (segments, 11).
 
-    What was pasted stands in blocks of lines, and looks unlike what is asked beside it. The columns are: lines of
+    Pasted material stands in blocks of lines, and looks unlike a question beside it. The columns are: lines of
     its paragraph and segments of its line (logarithms), whether it is the first or the last of all, ends in a
     question mark, its words (logarithm), the share of letters and spaces, whether it begins with a capital or with
     no letter, all segments (logarithm), and whether its paragraph is one line.
@@ -128,8 +127,8 @@ def layout(text: str) -> Float32Array:
                         len(paragraph) == 1,
                     )
                 )
-    found = np.array(rows, np.float32).reshape(-1, LAYOUT)
-    if len(found):
-        found[0, 2] = found[-1, 3] = 1.0
-        found[:, 9] = np.log1p(len(found))
-    return found
+    features = np.array(rows, np.float32).reshape(-1, LAYOUT)
+    if len(features):
+        features[0, 2] = features[-1, 3] = 1.0
+        features[:, 9] = np.log1p(len(features))
+    return features

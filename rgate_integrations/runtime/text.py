@@ -1,4 +1,4 @@
-"""Text as the field compares it: normalised answers, which of them are right; and text of others in a log."""
+"""Comparing answers as the field does, and redacting the texts of others in a log."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rgate_integrations.runtime.replies import describe_non_answer
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_LONGEST_IN_LOG = 300  # characters
-_LONGEST_WORD = 32  # characters; what is longer may be a key
+_MAX_LOGGED = 300  # characters
+_MAX_WORD = 32  # characters; a longer one may be a key
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)")
 _WORD = re.compile(r"\w+")
 _PART = re.compile(r"[^\W\d_]+|\d+")  # of a word: "who_wrote_hamlet" has three
@@ -33,12 +33,12 @@ def normalise(text: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """Replace halves of surrogate pairs, which have no bytes in UTF-8 and which tokenizers refuse, by ``?``."""
+    """Replace halves of surrogate pairs by ``?``: UTF-8 has no bytes for them, and tokenizers refuse them."""
     return text.encode("utf-8", errors="replace").decode()
 
 
 def replace_surrogates(content: bytes) -> bytes:
-    r"""Return JSON whose escapes name no half of a surrogate pair: some parsers refuse all of a message with one.
+    r"""Replace escaped halves of surrogate pairs in JSON: some parsers refuse a whole message with one.
 
     >>> print(replace_surrogates(rb'["\ud83d\ude00", "\ud83d", "\\ud83d"]').decode())
     ["\ud83d\ude00", "\ufffd", "\\ud83d"]
@@ -49,10 +49,10 @@ def replace_surrogates(content: bytes) -> bytes:
 def redact(message: object, *private: object) -> str:
     r"""Return a message for a log: one line, at most 300 characters, without words of private texts.
 
-    Errors of libraries quote what they were given, whole, cut or escaped. Their line feeds would forge lines.
+    Libraries quote their input in errors, whole, cut or escaped, and its line feeds could forge log lines.
 
     Args:
-        message: The message, or an exception that has it.
+        message: The message, or an exception.
         *private: The texts, such as a question.
 
     >>> redact("cannot parse 'Who wrote Hamlet?'\nERROR forged", "Who wrote Hamlet?")
@@ -61,26 +61,26 @@ def redact(message: object, *private: object) -> str:
     text = " ".join(map(str, private)).casefold()
     words = set(_PART.findall(text))
 
-    def mask(found: re.Match[str]) -> str:
-        return "…" if len(found.group()) > _LONGEST_WORD else _PART.sub(mask_part, found.group())
+    def mask(word: re.Match[str]) -> str:
+        return "…" if len(word.group()) > _MAX_WORD else _PART.sub(mask_part, word.group())
 
-    def mask_part(found: re.Match[str]) -> str:
-        part = found.group().casefold()
-        return "…" if part in words or (len(part) > 2 and part in text) else found.group()
+    def mask_part(match: re.Match[str]) -> str:
+        part = match.group().casefold()
+        return "…" if part in words or (len(part) > 2 and part in text) else match.group()
 
-    # Words are cut after they are masked: a part of one would not be recognised.
-    shown = _ESCAPE.sub(" ", unquote(str(message)[: 4 * _LONGEST_IN_LOG]))  # errors of HTTP quote URLs
-    printable = "".join(character if character.isprintable() else " " for character in shown)
-    return _WORD.sub(mask, " ".join(printable.split()))[:_LONGEST_IN_LOG]
+    # Cut to the limit last: a private word that was cut in half would not be recognised.
+    plain = _ESCAPE.sub(" ", unquote(str(message)[: 4 * _MAX_LOGGED]))  # errors of HTTP quote URLs
+    printable = "".join(character if character.isprintable() else " " for character in plain)
+    return _WORD.sub(mask, " ".join(printable.split()))[:_MAX_LOGGED]
 
 
 def normalise_answers(answers: Sequence[str]) -> list[str]:
-    """Normalise answers that will be compared with each other.
+    """Normalise answers for comparing them with each other.
 
-    What is no answer is made different from all others: two LLM samples that say nothing, or refuse, do not agree.
+    Each empty text, refusal and tool call becomes unique: two samples that say nothing do not agree.
 
     Raises:
-        NoAnswerError: None is an answer.
+        NoAnswerError: None of them is an answer.
     """
     texts = ["" if describe_non_answer(answer) else normalise(answer) for answer in answers]
     if not any(texts):
@@ -89,7 +89,7 @@ def normalise_answers(answers: Sequence[str]) -> list[str]:
 
 
 def contains_answer(text: str, answer: str) -> bool:
-    """Whether a normalised answer occurs in a normalised text, on token boundaries.
+    """Return whether a normalised answer occurs in a normalised text, on token boundaries.
 
     An answer that normalises to nothing is never contained.
 
@@ -101,20 +101,20 @@ def contains_answer(text: str, answer: str) -> bool:
 
 
 def is_correct(answer: str, gold: Sequence[str]) -> bool:
-    """Whether an answer contains a gold answer. Every label of this package that is not given is made here.
+    """Return whether an answer contains a gold answer. All labels of this package are made here.
 
     Gold answers that normalise to nothing never match.
 
     >>> is_correct("I do not know.", ["no"]), is_correct("No, it is not.", ["no", "never"])
     (False, True)
     """
-    return any(contains_answer(answer, each) for each in gold)
+    return any(contains_answer(answer, text) for text in gold)
 
 
 def matching_ratio(text: str, answers: Sequence[str]) -> float:
     """Return the share of gold answers that a text contains (SlimPLM, equation 2), on token boundaries.
 
-    Answers that normalise to nothing do not count. 0.0 when none is left.
+    Answers that normalise to nothing do not count; 0.0 without any other.
     """
     contained = [contains_answer(text, answer) for answer in answers if normalise(answer)]
     return sum(contained) / max(len(contained), 1)

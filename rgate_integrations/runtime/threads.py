@@ -1,13 +1,13 @@
-"""What must not outlive its process: threads are waited for at exit, and a forked child finds no lock held.
+"""Threads that end with the process, and locks that are free in a forked child.
 
-A thread that is inside a model when the interpreter ends takes the whole process down with SIGABRT. A lock that
-another thread held at a fork is never released in the child, where that thread does not exist.
+A thread that is inside a model when the interpreter ends crashes the process with SIGABRT. A lock that another thread
+held at a fork is never released in the child, where that thread does not exist.
 """
 
 from __future__ import annotations
 
 import atexit
-import concurrent.futures.thread  # noqa: F401  it refuses to be imported while the process ends, as torch may do
+import concurrent.futures.thread  # noqa: F401  torch may import it while the process ends, when it cannot be loaded any more
 import os
 import threading
 import time
@@ -16,48 +16,48 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-_PATIENCE = 2.0  # seconds that the end of the process waits for threads that no model holds
+_JOIN_SECONDS = 2.0  # that the end of the process waits for threads outside models
 
 
 def count_cores() -> int:
-    """Return on how many cores to compute: ``OMP_NUM_THREADS``, or those that this process may use."""
-    told = os.environ.get("OMP_NUM_THREADS", "")
-    if told.isdecimal() and int(told) > 0:
-        return int(told)
+    """Return how many cores to use: ``OMP_NUM_THREADS``, or as many as this process may."""
+    number = os.environ.get("OMP_NUM_THREADS", "")
+    if number.isdecimal() and int(number) > 0:
+        return int(number)
     if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 class Closable(Protocol):
-    """Something that runs in threads of its own."""
+    """An owner of threads."""
 
     def close(self) -> None:
-        """Begin nothing more, and wait for what cannot be interrupted."""
+        """Start nothing more, and wait for what cannot be interrupted."""
 
 
 class ForkAware(Protocol):
-    """Something that holds locks or threads."""
+    """An owner of locks or threads."""
 
     def after_fork(self) -> None:
-        """Forget, in a forked child, what the threads of the parent held."""
+        """Reset locks and threads in a forked child."""
 
 
 _ending = threading.Event()
-_closing: weakref.WeakSet[Closable] = weakref.WeakSet()
-_forgetting: weakref.WeakSet[ForkAware] = weakref.WeakSet()
+_closable: weakref.WeakSet[Closable] = weakref.WeakSet()
+_fork_aware: weakref.WeakSet[ForkAware] = weakref.WeakSet()
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class ForkSafeLock:
-    """A re-entrant lock that is free in each forked child; what a writer was changing may be half changed there."""
+    """A re-entrant lock that is free in a forked child, where the state that it guards may be half changed."""
 
     def __init__(self) -> None:
         self.after_fork()
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """Forget who holds the lock."""
+        """Replace the lock by a free one."""
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
@@ -69,17 +69,17 @@ class ForkSafeLock:
 
 
 def close_at_exit(owner: Closable) -> None:
-    """Have something closed when the process ends normally, by an exception or by Ctrl-C."""
-    _closing.add(owner)
+    """Close an object when the process ends: normally, by an exception or by Ctrl-C."""
+    _closable.add(owner)
     if not _ending.is_set():  # a callback must not be unregistered while it runs
-        # Again each time, to be called before what was registered meanwhile: torch cleans up behind itself, too.
+        # Registered again each time, to run before what was registered meanwhile, such as torch's own cleanup.
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
 
 
 def reset_after_fork(owner: ForkAware) -> None:
-    """Have something reset in each forked child."""
-    _forgetting.add(owner)
+    """Reset an object in each forked child."""
+    _fork_aware.add(owner)
 
 
 def start_thread(run: Callable[[], None], name: str) -> threading.Thread:
@@ -96,16 +96,16 @@ def start_thread(run: Callable[[], None], name: str) -> threading.Thread:
 
 def _at_exit() -> None:
     _ending.set()
-    for owner in list(_closing):
+    for owner in list(_closable):
         owner.close()
-    end = time.monotonic() + _PATIENCE
+    end = time.monotonic() + _JOIN_SECONDS
     for thread in list(_threads):
         if thread is not threading.current_thread():
             thread.join(max(end - time.monotonic(), 0.0))
 
 
 def _after_fork() -> None:
-    for owner in list(_forgetting):
+    for owner in list(_fork_aware):
         owner.after_fork()
 
 

@@ -1,4 +1,4 @@
-"""Conversations that are handed over as one text: transcripts with labels, and prompts in a model's chat template."""
+"""Splits a conversation in one text into turns: a labelled transcript, or a prompt in a chat template."""
 
 from __future__ import annotations
 
@@ -19,32 +19,31 @@ _TURN = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _END = re.compile(r"<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|<\|end\|>|<\|begin_of_text\|>|</?s>|<bos>")
-_MOST_WORDS_BEFORE = 40
-"""A text with more words before its first turn is a prompt of its own, not a conversation."""
+_MAX_WORDS_BEFORE = 40  # with more words before its first turn, a text is a prompt, not a conversation
 
 
 def split_transcript(text: str) -> list[tuple[str, str]] | None:
-    r"""Return the turns of a conversation that ends in an open message of the user; None of any other text.
+    r"""Return the turns of a conversation that ends with an unanswered message of the user; None for any other text.
 
-    What stands before it, or is the system's, is left out, as it is of messages. A transcript in which the user spoke
-    last, behind words of its own, is material for these words: they may be a task.
+    Text before it and system turns are left out. A transcript after other words, unless its last turn is an open
+    one of the assistant, is material for these words, which may be a task.
 
     >>> split_transcript("Human: Hi!\nAI: Hello!\nHuman: When is it due?\nAI:")
     [('user', 'Hi!'), ('assistant', 'Hello!'), ('user', 'When is it due?')]
     >>> split_transcript("Find a title for this chat.\n\nUser: Hi!\nAI: Hello!\nUser: When is it due?")
     """
-    found = list(_TURN.finditer(text))
-    if not found:
+    labels = list(_TURN.finditer(text))
+    if not labels:
         return None
-    before = _END.sub(" ", text[: found[0].start()]).split()
+    before = _END.sub(" ", text[: labels[0].start()]).split()
     turns = []
-    for turn, following in zip(found, [*found[1:], None], strict=True):
-        role = str(turn.lastgroup).rpartition("_")[2]
-        said = _END.sub(" ", text[turn.end() : following.start() if following else len(text)]).strip()
-        turns.append((role, said))
+    ends = [label.start() for label in labels[1:]] + [len(text)]
+    for label, end in zip(labels, ends, strict=True):
+        role = str(label.lastgroup).rpartition("_")[2]
+        turns.append((role, _END.sub(" ", text[label.end() : end]).strip()))
     is_open = turns[-1] == ("assistant", "")
-    turns = [(role, said) for role, said in turns if said and role != "system"]
+    turns = [(role, words) for role, words in turns if words and role != "system"]
     has_answer = any(role == "assistant" for role, _ in turns)
-    if not turns or turns[-1][0] != "user" or len(before) > _MOST_WORDS_BEFORE:
+    if not turns or turns[-1][0] != "user" or len(before) > _MAX_WORDS_BEFORE:
         return None
     return turns if is_open or (has_answer and not before) else None

@@ -13,7 +13,7 @@ from pydantic import BaseModel, OnErrorOmit, TypeAdapter
 from starlette.requests import Request
 
 from rgate_integrations.prompts import CONDENSE
-from rgate_integrations.runtime.segments import count_words
+from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, segments
 from rgate_integrations.runtime.text import encodable
 from rgate_integrations.runtime.transcripts import split_transcript
 
@@ -26,6 +26,7 @@ _FIELDS = {
 }
 """By the end of the path: the field with the question, and the type of a text part in its messages."""
 _MAX_REMARK_WORDS = 3
+_MAX_EARLIER_CHARACTERS = 400
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class UserTurn:
     def search_text(self) -> str:
         """Text to search for: the question, after the last question before it if there is one.
 
-        Earlier turns of a few words, such as "Try again.", are remarks and not questions.
+        Earlier turns of a few words, such as "Try again.", are remarks and not questions. Of a long one, such as a
+        file that a coding client hands over, only its questions count, or its beginning.
         """
         question, history = self.question, self.history
         turns = split_transcript(question) if not history else None
@@ -54,7 +56,15 @@ class UserTurn:
         earlier = [turn.removeprefix("user: ") for turn in history if turn.startswith("user: ")]
         asking = [turn for turn in earlier if count_words(turn) > _MAX_REMARK_WORDS]
         last = asking or earlier
-        return "\n".join([*last[-1:], question])
+        return "\n".join([*map(_shorten, last[-1:]), question])
+
+
+def _shorten(turn: str) -> str:
+    """Return an earlier turn, or if it is long what it asks, so that an embedder reads the question after it."""
+    if len(turn) <= _MAX_EARLIER_CHARACTERS:
+        return turn
+    asked = " ".join(segment for segment in segments(turn) if segment.endswith(QUESTION_MARKS))
+    return (asked or turn)[:_MAX_EARLIER_CHARACTERS]
 
 
 class TextPart(BaseModel):

@@ -14,7 +14,7 @@ from rgate_integrations.engine.decision_engine import DecisionEngine
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.artifacts import TunedArtifact
 from rgate_integrations.gates.probability import logits, sigmoids
-from rgate_integrations.gates.tuned import features_of
+from rgate_integrations.gates.tuned import draft_features
 from rgate_integrations.models.base import HasStates
 from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.models.proxies import read_states, require_states
@@ -140,7 +140,7 @@ def fit_gate(
     indices = np.flatnonzero([not tokens or answer.logprobs is not None for answer in answers])
     features = np.zeros((len(indices), 0))
     if tokens:
-        features = np.array([features_of(answers[index].head(tokens)) for index in indices])
+        features = np.array([draft_features(answers[index].head(tokens)) for index in indices])
     known, rag = labels.known[indices], labels.rag[indices]
     if len(known) < LEAST or known.all() or not known.any():
         return None

@@ -49,7 +49,7 @@ class Kills(Scenario):
         expect(now in (saved, saved + 1), what, before, saved, now)
 
     def _rows(self, chance: random.Random) -> None:
-        """Start again until all is written: no row is lost, none is there twice, none is half."""
+        """Start again until all is written: no row is lost, none occurs twice, none is half."""
         if chance.random() < 0.3:
             self._on_a_full_disk("rows", self.rows)
         for _ in range(chance.randint(1, 3)):

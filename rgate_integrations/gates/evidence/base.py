@@ -1,8 +1,8 @@
 """Evidence: what gates look at, how a kind of evidence is defined, and how it is computed once for a batch.
 
-A *spec* describes one piece of evidence: the first 32 tokens of a draft, the nearest labelled questions. It is
-frozen and hashable, so gates that need the same piece share it. A new kind of evidence is one class: a frozen
-dataclass with a ``compute`` method. Nothing else has to know it.
+A *spec* describes one piece of evidence: the first 32 tokens of a draft, the nearest labelled questions. It is frozen
+and hashable, so gates that need the same piece share it. A new kind of evidence is one class, a frozen dataclass
+with a ``compute`` method.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from rgate_integrations.models.base import Proxy
 
 _T = TypeVar("_T")
 
-_NO_MODEL = (DownloadError, MissingDependencyError, ModelLoadError, ServerError, UnknownNameError)
-"""Errors that every question of a batch would meet: they are not tried again for each."""
+# Errors that every question of a batch would meet, so they are not retried question by question.
+_SHARED_ERRORS = (DownloadError, MissingDependencyError, ModelLoadError, ServerError, UnknownNameError)
 
 
 @dataclass(frozen=True)
 class Piece(Generic[_T]):
-    """A computed piece of evidence of one question.
+    """A computed piece of evidence for one question.
 
     Attributes:
         value: The piece.
-        cost: What computing it cost, without what it was made of and without its time.
+        cost: Cost of computing it, without time and without the pieces that it needs.
     """
 
     value: _T
@@ -44,18 +44,18 @@ class Piece(Generic[_T]):
 
 
 class Drafter(Protocol):
-    """Whatever writes the first tokens of the answering LLM's answer: an adapter, or a proxy."""
+    """Writes the beginning of the answering LLM's answer: an adapter or a proxy."""
 
     def draft(self, questions: Sequence[str], tokens: int) -> Sequence[Draft]:
-        """Return one draft a question, of at most ``tokens`` tokens, with log-probabilities where known."""
+        """Return a draft per question, of at most ``tokens`` tokens, with log-probabilities if known."""
 
 
 class EvidenceSpec(ABC, Generic[_T]):
     """Describes a piece of evidence of type ``_T``, and computes it for a batch. Subclasses are frozen dataclasses.
 
     Attributes:
-        reads_model: Whether a model reads the question, which is then cut to a length that models take.
-        reads_history: Whether it is computed in the light of `Request.history`.
+        reads_model: Whether a model reads the question, which is then truncated to a length that models take.
+        reads_history: Whether it depends on `Request.history`.
         reads_draft: Whether it is the beginning of an answer.
     """
 
@@ -65,43 +65,43 @@ class EvidenceSpec(ABC, Generic[_T]):
 
     @property
     def needs(self) -> tuple[EvidenceSpec[Any], ...]:
-        """The pieces it is made of, which are those among its fields; they are there when `compute` is called."""
-        return tuple(each for each in vars(self).values() if isinstance(each, EvidenceSpec))
+        """The specs among its fields, whose pieces are computed first."""
+        return tuple(value for value in vars(self).values() if isinstance(value, EvidenceSpec))
 
     @abstractmethod
     def compute(self, context: Context) -> Sequence[Piece[_T] | Exception]:
-        """Return the piece of each question of a batch, or why it cannot be had.
+        """Return a piece or an error for each question of a batch.
 
-        May raise: then each question is computed alone, so that one cannot fail the others.
+        If it raises, each question is computed alone, so that one cannot fail the others.
         """
 
 
 def expand_specs(specs: Sequence[EvidenceSpec[Any]]) -> list[EvidenceSpec[Any]]:
-    """Return some specs and all that they need, each once."""
-    found: dict[EvidenceSpec[Any], None] = {}
+    """Return specs and everything that they need, each once."""
+    expanded: dict[EvidenceSpec[Any], None] = {}
     pending = list(specs)
     while pending:
         spec = pending.pop()
-        if spec not in found:
-            found[spec] = None
+        if spec not in expanded:
+            expanded[spec] = None
             pending += spec.needs
-    return list(found)
+    return list(expanded)
 
 
 @dataclass
 class Evidence:
-    """What a gate scores: a request, and its pieces of evidence by the spec that asked for each.
+    """A request and its pieces of evidence, which a gate scores.
 
     >>> Evidence(Request("who wrote hamlet?")).question
     'who wrote hamlet?'
 
     Attributes:
-        request: The request, as it is read.
-        truncated: Whether the question was too long to be read whole, so that parts of its middle are left out.
-        leaves_out: Whether something is left out that may ask for something.
-        original: The question as the user wrote it; empty where it is read as it is.
-        pieces: The pieces by spec, or why they cannot be had.
-        proxies: The models that read the request for some of them, by the name that they were asked for under.
+        request: The request as models read it.
+        truncated: Whether a part of the question's middle was left out because it is too long.
+        leaves_out: Whether that part may ask for something.
+        original: The question as the user wrote it, if models read it in another form; otherwise empty.
+        pieces: The piece or its error, by spec.
+        proxies: The models that read the request, by the name that they were requested by.
     """
 
     request: Request
@@ -113,16 +113,11 @@ class Evidence:
 
     @property
     def question(self) -> str:
-        """The question, as it is read."""
+        """The question as models read it."""
         return self.request.question
 
     def __getitem__(self, spec: EvidenceSpec[_T]) -> _T:
-        """Return the value of a piece.
-
-        Raises:
-            EvidenceError: The gate has not named it in its specs.
-            Exception: Why it cannot be had.
-        """
+        """Return the value of a piece; raises its error, or an `EvidenceError` if the gate's specs lack it."""
         piece = self.pieces.get(spec, EvidenceError(f"The evidence {spec} was not collected."))
         if isinstance(piece, Exception):
             raise piece
@@ -131,19 +126,19 @@ class Evidence:
 
     @property
     def cost(self) -> Cost:
-        """What all pieces cost that were computed so far."""
+        """Cost of all pieces computed so far."""
         return sum((piece.cost for piece in self.pieces.values() if isinstance(piece, Piece)), Cost())
 
 
 @dataclass(frozen=True)
 class Sources:
-    """What evidence is computed from.
+    """Where evidence comes from.
 
     Attributes:
-        proxy: Returns the proxy of a name, or that of the gate; called only when a piece needs it.
-        llm: Writes drafts for specs with ``source="llm"``, or None.
-        memory: What outlives a batch, by key.
-        timeout: How long a call of the gate may take by default, in seconds: what asks a server waits no longer.
+        proxy: Returns the proxy of a name, or the gate's for an empty name; loads it if necessary.
+        llm: Writes drafts for specs with ``source="llm"``, if any.
+        memory: Values that outlive a batch, by key.
+        timeout: The gate's time limit in seconds, which requests to a server respect.
     """
 
     proxy: Callable[[str], Proxy]
@@ -154,13 +149,13 @@ class Sources:
 
 @dataclass(frozen=True)
 class Context:
-    """A batch of requests and its evidence: each piece is computed once, whoever asks for it.
+    """A batch of requests and its evidence. Each piece is computed once, whoever asks for it.
 
     Attributes:
-        evidence: The evidence of each request; what fails for one does not concern the others.
-        sources: What evidence is computed from. `use_proxy` is for what a model reads; whoever asks ``sources`` for
-            the proxy, as to count tokens, makes no evidence with it.
-        planned: Everything that will be asked for.
+        evidence: The evidence of each request; a failure of one does not affect the others.
+        sources: Where evidence comes from. Specs get models from `use_proxy`; ``sources.proxy`` is for what does not
+            become evidence, such as counting tokens.
+        planned: Every spec of the batch.
     """
 
     evidence: Sequence[Evidence]
@@ -169,29 +164,26 @@ class Context:
 
     @property
     def requests(self) -> list[Request]:
-        """The requests, as they are read."""
-        return [each.request for each in self.evidence]
+        """The requests as models read them."""
+        return [evidence.request for evidence in self.evidence]
 
     def use_proxy(self, name: str = "") -> Proxy:
-        """Return a proxy model, loaded when first asked for, and note on each request that it is read by it.
+        """Return a proxy model by the name that gates use, and note on each request that this model reads it.
 
-        A gate that was trained on one model refuses evidence that another one made. It is noted here, where the
-        model is handed out, so that no spec can forget it.
-
-        Args:
-            name: Which, as gates name it; that of the gate that decides unless given.
+        A gate that was trained on one model refuses the evidence of another. The note is made here, where the model
+        is handed out, so that no spec can forget it.
         """
         proxy = self.sources.proxy(name)
-        for each in self.evidence:
-            each.proxies[name] = proxy
+        for evidence in self.evidence:
+            evidence.proxies[name] = proxy
         return proxy
 
     def memory(self, key: Hashable, make: Callable[[], _T]) -> _T:
-        """Return what is kept under a key as long as the engine lives; made when it is missing."""
-        kept = self.sources.memory
-        if key not in kept:
-            kept.setdefault(key, make())  # of two that are made at once, by two threads, one is kept
-        value: _T = kept[key]
+        """Return the value of a key, which is made once in the life of an engine."""
+        memory = self.sources.memory
+        if key not in memory:
+            memory.setdefault(key, make())  # two threads may both make it: the first one wins
+        value: _T = memory[key]
         return value
 
     def part(self, evidence: Sequence[Evidence]) -> Context:
@@ -199,46 +191,37 @@ class Context:
         return Context(evidence, self.sources, self.planned)
 
     def find(self, spec: EvidenceSpec[_T]) -> list[Piece[_T] | Exception]:
-        """Return the piece of each request, computed where it is missing, or why it cannot be had."""
+        """Return a piece or an error for each request; computes what is missing."""
         for needed in spec.needs:
             missing = self.without(spec)
-            for each, piece in zip(missing.evidence, missing.find(needed), strict=True):
-                if isinstance(piece, Exception):
-                    # The reason is what failed first, not what follows from it.
-                    each.pieces[spec] = piece
+            for evidence, piece in zip(missing.evidence, missing.find(needed), strict=True):
+                if isinstance(piece, Exception):  # report the first failure, not what follows from it
+                    evidence.pieces[spec] = piece
         missing = self.without(spec)
         if missing.evidence:
             missing.compute(spec)
-        return [each.pieces[spec] for each in self.evidence]
+        return [evidence.pieces[spec] for evidence in self.evidence]
 
     def without(self, spec: EvidenceSpec[Any]) -> Context:
         """Return the context of the requests that have no piece of a spec yet."""
-        return self.part([each for each in self.evidence if spec not in each.pieces])
+        return self.part([evidence for evidence in self.evidence if spec not in evidence.pieces])
 
     def get(self, spec: EvidenceSpec[_T]) -> list[_T]:
-        """Return the value of each request's piece.
-
-        Raises:
-            Exception: Why the first that is missing cannot be had.
-        """
+        """Return the value of each request's piece; raises the first error."""
         self.find(spec)
-        return [each[spec] for each in self.evidence]
-
-    def put(self, spec: EvidenceSpec[_T], pieces: Sequence[Piece[_T] | Exception]) -> None:
-        """Keep pieces of a spec, one a request; also of another one, that were made on the way."""
-        for each, piece in zip(self.evidence, pieces, strict=True):
-            each.pieces[spec] = piece
+        return [evidence[spec] for evidence in self.evidence]
 
     def compute(self, spec: EvidenceSpec[Any]) -> None:
-        """Compute a spec for all requests; if that fails, for each alone, so that one cannot fail all."""
+        """Compute a spec for all requests together; if that fails, for each alone."""
         try:
             pieces = spec.compute(self)
             if len(pieces) != len(self.evidence):
                 raise EvidenceError(f"{spec} gave {len(pieces)} pieces for {len(self.evidence)} questions.")
-        except Exception as error:  # evidence may be any user's code, so any error may come
-            if len(self.evidence) > 1 and not isinstance(error, _NO_MODEL):
-                for each in self.evidence:
-                    self.part([each]).compute(spec)
+        except Exception as error:  # specs may be any user's code
+            if len(self.evidence) > 1 and not isinstance(error, _SHARED_ERRORS):
+                for evidence in self.evidence:
+                    self.part([evidence]).compute(spec)
                 return
             pieces = [error] * len(self.evidence)
-        self.put(spec, pieces)
+        for evidence, piece in zip(self.evidence, pieces, strict=True):
+            evidence.pieces[spec] = piece

@@ -1,4 +1,4 @@
-"""Drafts: the first tokens of an answer, written by the proxy or by the answering LLM, or given by the caller."""
+"""Drafts: the first tokens of an answer, by the proxy, by the answering LLM, or from the caller."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from rgate_integrations.prompts import ANSWER, PromptTemplate
 class DraftSpec(EvidenceSpec[Draft]):
     """The first tokens of an answer.
 
-    A greedy draft of n tokens begins with the greedy draft of fewer. So drafts that differ in length only are one
-    piece, written once at the maximum length that is planned, and each gate takes its part of it.
+    A greedy draft of n tokens begins with every shorter greedy draft, so it is cut to each gate's length.
 
     Attributes:
         tokens: Maximum number of tokens, at least 1.
-        source: Who writes it: the proxy or the answering LLM; a ``recorded`` one must be given.
-        prompt: The prompt that the drafting model is given; not used for recorded drafts.
-        model: The proxy that writes, or whose tokens count; that of the gate that decides unless given.
+        source: Who writes it: the proxy or the answering LLM; a ``recorded`` one comes from the caller.
+        prompt: The drafting model's prompt; unused for recorded drafts.
+        model: The proxy that writes, or whose tokens count; empty for the gate's.
     """
 
     reads_draft: ClassVar[bool] = True
@@ -35,57 +34,51 @@ class DraftSpec(EvidenceSpec[Draft]):
     model: str = ""
 
     def compute(self, context: Context) -> list[Piece[Draft]]:
-        """Take given drafts and write the others."""
-        unwritten = [each for each in context.evidence if each.request.draft is None]
+        """Take the callers' drafts, and write the others."""
+        unwritten = [evidence for evidence in context.evidence if evidence.request.draft is None]
         written = iter(self._write(context.part(unwritten)) if unwritten else ())
         pieces = []
-        for each in context.requests:
-            if each.draft is not None:
-                pieces.append(Piece(self._beginning_of(each.draft, context)))
+        for request in context.requests:
+            if request.draft is not None:
+                pieces.append(Piece(self._cut(request.draft, context)))
                 continue
             draft = next(written)
-            # An LLM may write more than it is asked for.
+            # An LLM may write more than requested.
             pieces.append(Piece(draft.head(self.tokens), generation_cost([draft])))
         return pieces
 
-    def _beginning_of(self, given: Draft, context: Context) -> Draft:
-        """Cut a given draft; bare text is counted in the proxy's tokens, as it was in training."""
-        if given.tokens or given.logprobs is not None or len(given.text) <= self.tokens:
-            return given.head(self.tokens)
-        # A part of it first: counting the tokens of a whole book takes minutes.
-        part = given.text[: self.tokens * MAX_TOKEN_CHARACTERS]
-        text = context.sources.proxy(self.model).truncate(part, self.tokens) or part
-        if text != given.text:
-            given = given.model_copy(update={"text": text.strip(), "finished": False})
-        return given.head(self.tokens)
+    def _cut(self, draft: Draft, context: Context) -> Draft:
+        """Cut a caller's draft; bare text is counted in the proxy's tokens, as in training."""
+        # Text with fewer characters than that is not worth loading a tokenizer for.
+        if not draft.tokens and draft.logprobs is None and len(draft.text) > self.tokens:
+            # A part of it first: tokenizing a book takes minutes.
+            part = draft.text[: self.tokens * MAX_TOKEN_CHARACTERS]
+            text = context.sources.proxy(self.model).truncate(part, self.tokens) or part
+            if text != draft.text:
+                draft = draft.model_copy(update={"text": text.strip(), "finished": False})
+        return draft.head(self.tokens)
 
     def _write(self, context: Context) -> Sequence[Draft]:
-        if self.source == "recorded":
+        if self.source == "proxy":
+            model = language_model(context.use_proxy(self.model))
+            return model.generate(self.prompt, prompt_values(context), tokens=self.tokens)
+        if self.source == "recorded" or context.sources.llm is None:
+            missing = "draft" if self.source == "recorded" else "LLM that writes drafts"
             raise EvidenceError(
-                "This gate judges recorded drafts, and none was given.",
-                hint="Pass drafts=[...] to decide_batch, or load the gate with source='proxy'.",
+                f"This gate judges {self.source} drafts, but has no {missing}.",
+                hint="Pass Request(question, draft=...), or load the gate with llm=... or source='proxy'.",
             )
-        if self.source == "llm":
-            if context.sources.llm is None:
-                raise EvidenceError(
-                    "This gate judges the LLM's own first tokens, and it has no LLM.",
-                    hint="Load it with llm=..., pass drafts=[...], or load it with source='proxy'.",
-                )
-            questions = [each.question for each in context.requests]
-            drafts = context.sources.llm.draft(questions, self.tokens)
-            if len(drafts) != len(questions):
-                raise EvidenceError(f"The LLM wrote {len(drafts)} drafts for {len(questions)} questions.")
-            return [draft.model_copy(update={"source": "llm"}) for draft in drafts]
-        return language_model(context.use_proxy(self.model)).generate(
-            self.prompt, prompt_values(context), tokens=self.tokens
-        )
+        drafts = context.sources.llm.draft([request.question for request in context.requests], self.tokens)
+        if len(drafts) != len(context.requests):
+            raise EvidenceError(f"The LLM wrote {len(drafts)} drafts for {len(context.requests)} questions.")
+        return [draft.model_copy(update={"source": "llm"}) for draft in drafts]
 
 
 def generation_cost(drafts: Sequence[Draft]) -> Cost:
-    """Return what texts cost that were written to one question."""
+    """Return the cost of texts that were generated for one question."""
     cost = Cost()
     for draft in drafts:
-        written = len(draft.tokens) or len(draft.text.split())  # where the LLM gives no tokens
+        written = len(draft.tokens) or len(draft.text.split())  # some LLMs report no tokens
         written += draft.thinking_tokens
         cost += Cost(model_calls=1, tokens_in=draft.prompt_tokens, tokens_out=written)
     return cost
@@ -93,8 +86,8 @@ def generation_cost(drafts: Sequence[Draft]) -> Cost:
 
 def prompt_values(context: Context, draft: DraftSpec | None = None) -> list[dict[str, str]]:
     """Return a prompt's fields for each question, with its draft if the prompt quotes one."""
-    values = [{"question": each.question} for each in context.requests]
-    if draft is not None:
-        for fields, each in zip(values, context.get(draft), strict=True):
-            fields["draft"] = each.text
-    return values
+    questions = [request.question for request in context.requests]
+    if draft is None:
+        return [{"question": question} for question in questions]
+    drafts = context.get(draft)
+    return [{"question": q, "draft": answer.text} for q, answer in zip(questions, drafts, strict=True)]

@@ -1,4 +1,4 @@
-"""What the proxy gives for a prompt: hidden states, scores of fixed continuations, completions and samples."""
+"""What a model returns for a prompt: hidden states, scores of continuations, completions and samples."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class HiddenSpec(EvidenceSpec[Float32Array]):
 
     Attributes:
         layers: Which states: (layer, span, pooling) each; layer 0 is the embedding, the last is the output.
-        draft: The draft that is the assistant's turn, or None for the question alone.
-        prompt: The prompt that the question stands in.
-        model: The proxy that reads; that of the gate that decides unless given.
+        draft: The draft as the assistant's turn, or None for the question alone.
+        prompt: The prompt around the question.
+        model: The proxy that reads; empty for the gate's.
     """
 
     layers: tuple[PooledLayer, ...]
@@ -32,22 +32,23 @@ class HiddenSpec(EvidenceSpec[Float32Array]):
     model: str = ""
 
     def compute(self, context: Context) -> list[Piece[Float32Array]]:
-        """Read the questions, with their drafts if there are any."""
+        """Read the questions, with their drafts if any."""
         drafts = None if self.draft is None else context.get(self.draft)
         proxy = context.use_proxy(self.model)
         states = read_states(proxy, self.prompt, prompt_values(context), drafts, self.layers)
-        return [Piece(each.states, _reading_cost(each.prompt_tokens)) for each in states]
+        return [Piece(pooled.states, _reading_cost(pooled.prompt_tokens)) for pooled in states]
 
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """A request as it was read.
+    """Pooled hidden states of a request and of its segments.
 
     Attributes:
-        texts: Its segments, in order.
-        whole: Pooled hidden states of all of it, shape (layers, hidden size).
-        segments: Those of each segment, shape (segments, layers, hidden size).
-        layout: How they stand in the request, shape (segments, 11); see `rgate_integrations.runtime.segments.layout`.
+        texts: The segments, in order.
+        whole: States of the request, shape (layers, hidden size).
+        segments: States of each segment, shape (segments, layers, hidden size).
+        layout: Position and form of each segment, shape (segments, 11); see
+            `rgate_integrations.runtime.segments.layout`.
     """
 
     texts: tuple[str, ...]
@@ -63,8 +64,8 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
     Attributes:
         whole: How the request is pooled: (layer, span, pooling) each; layer 0 is the embedding.
         segments: How a segment is pooled; the span is ``"question"``.
-        prompt: The prompt that the request stands in.
-        model: The proxy that reads; that of the gate that decides unless given.
+        prompt: The prompt around the request.
+        model: The proxy that reads; empty for the gate's.
     """
 
     reads_history: ClassVar[bool] = True
@@ -78,24 +79,23 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
         """Read the requests."""
         layers = RequestLayers(self.whole, self.segments)
         model = state_reader(context.use_proxy(self.model), self.prompt, layers.every)
-        requests = [Segmented.from_text(each.question, each.history) for each in context.requests]
+        requests = [Segmented.from_text(request.question, request.history) for request in context.requests]
+        pooled = model.request_states(self.prompt, requests, layers)
         pieces = []
-        for evidence, request, states in zip(
-            context.evidence, requests, model.request_states(self.prompt, requests, layers), strict=True
-        ):
+        for evidence, request, states in zip(context.evidence, requests, pooled, strict=True):
             value = ReadRequest(request.segments, states.whole, states.segments, layout(evidence.question))
             pieces.append(Piece(value, _reading_cost(states.prompt_tokens)))
         return pieces
 
 
 def _reading_cost(prompt_tokens: int) -> Cost:
-    """Return what reading a prompt cost: nothing if its states were kept while a draft was written."""
+    """Return the cost of reading a prompt; it has no tokens if its states were kept from writing a draft."""
     return Cost(model_calls=int(prompt_tokens > 0), tokens_in=prompt_tokens)
 
 
 @dataclass(frozen=True)
 class TargetsSpec(EvidenceSpec[tuple[float, ...]]):
-    """The log-probability of each of some continuations of a prompt, in their order.
+    """The log-probabilities of some continuations of a prompt, in their order.
 
     Attributes:
         prompt: The prompt; its fields are ``question`` and, if ``draft`` is given, ``draft``.
@@ -112,10 +112,9 @@ class TargetsSpec(EvidenceSpec[tuple[float, ...]]):
     def compute(self, context: Context) -> list[Piece[tuple[float, ...]]]:
         """Score the targets after the prompt."""
         values = prompt_values(context, self.draft)
-        scores = language_model(context.use_proxy()).score(
-            self.prompt, values, self.targets, adapter=self.adapter
-        )
-        return [Piece(each.logprobs, Cost(model_calls=1, tokens_in=each.prompt_tokens)) for each in scores]
+        model = language_model(context.use_proxy())
+        scores = model.score(self.prompt, values, self.targets, adapter=self.adapter)
+        return [Piece(score.logprobs, Cost(model_calls=1, tokens_in=score.prompt_tokens)) for score in scores]
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ class CompletionSpec(EvidenceSpec[Draft]):
         values = prompt_values(context, self.draft)
         model = language_model(context.use_proxy())
         written = model.generate(self.prompt, values, tokens=self.tokens, adapter=self.adapter)
-        return [Piece(each, generation_cost([each])) for each in written]
+        return [Piece(draft, generation_cost([draft])) for draft in written]
 
 
 @dataclass(frozen=True)
@@ -147,11 +146,11 @@ class SamplesSpec(EvidenceSpec[tuple[Draft, ...]]):
     """Several sampled answers.
 
     Attributes:
-        n: How many.
+        n: Number of samples.
         temperature: Sampling temperature, > 0.
-        tokens: Maximum number of tokens of each.
-        seed: Seed; the samples of a question depend on it and on the question, never on the batch.
-        prompt: The prompt that the model is given.
+        tokens: Maximum number of tokens of a sample.
+        seed: Seed; the samples depend on it and on the question, not on the batch.
+        prompt: The model's prompt.
     """
 
     n: int = 10

@@ -1,4 +1,4 @@
-"""The encoder's sentence vectors of a request and of its segments, from a pass that a gate has it read in anyway."""
+"""The encoder's sentence vectors of a request and of its segments, from the gate's own pass if possible."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ VECTOR = PooledLayer(LAYERS, "question", "mean")
 
 @dataclass(frozen=True)
 class RequestVectors:
-    """A request and its segments as the encoder embeds them.
+    """Sentence vectors of length 1 of a request and its segments.
 
     Attributes:
         texts: The segments, in order.
-        whole: Vector of all of it, shape (384,), of length 1.
-        segments: Those of each segment, shape (segments, 384).
+        whole: Vector of the request, shape (384,).
+        segments: Vectors of the segments, shape (segments, 384).
     """
 
     texts: tuple[str, ...]
@@ -38,18 +38,21 @@ class VectorSpec(EvidenceSpec[RequestVectors]):
     """Sentence vectors of a request.
 
     Attributes:
-        states: The pass that they are taken from.
+        states: The encoder's pass that they are taken from.
     """
 
     states: RequestSpec
 
     @classmethod
     def shared_with(cls, specs: Sequence[EvidenceSpec[object]]) -> VectorSpec:
-        """Return vectors that are taken from the pass of other evidence, if there is one, or else from their own."""
+        """Return vectors from the encoder's pass of other evidence, or else from a pass of their own."""
         for spec in expand_specs(specs):
-            if not isinstance(spec, RequestSpec) or spec.model != ENCODER:
-                continue
-            if VECTOR in spec.whole and VECTOR in spec.segments:
+            if (
+                isinstance(spec, RequestSpec)
+                and spec.model == ENCODER
+                and VECTOR in spec.whole
+                and VECTOR in spec.segments
+            ):
                 return cls(spec)
         return cls(RequestSpec((VECTOR,), (VECTOR,), model=ENCODER))
 

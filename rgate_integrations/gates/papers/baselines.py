@@ -26,7 +26,7 @@ class ConstantGate(Gate):
     Attributes:
         policy: Which of the three.
         rate: Share of the questions to retrieve for, with ``policy="random"`` and the threshold 0.5.
-        seed: Seed; the draw depends on it and on the question, so it is the same in any batch.
+        seed: Seed; the draw depends on it and on the question, not on the batch.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
@@ -39,12 +39,12 @@ class ConstantGate(Gate):
 
     @classmethod
     def parse_argument(cls, argument: str) -> dict[str, Any]:
-        """Read ``constant:always``, ``constant:never``, ``constant:random`` or ``constant:random:RATE``."""
+        """Parse ``constant:always``, ``constant:never``, ``constant:random`` or ``constant:random:RATE``."""
         policy, _, rate = argument.partition(":")
         return {"policy": policy, "rate": rate} if rate else {"policy": policy}
 
     def answer_gate(self) -> Gate:
-        """Return itself: it is as good a baseline for begun answers as for questions."""
+        """Return itself: it is a baseline for partial answers, too."""
         return self
 
     @property
@@ -59,6 +59,7 @@ class ConstantGate(Gate):
         digest = hashlib.sha256(f"{self.seed}|{evidence.question}".encode()).digest()
         draw = int.from_bytes(digest[:7], "big") / 2**56
         reason = f"Drawn at random: retrieves for {self.rate:.0%} of the questions."
+        # Both sides are stretched to a half each, so that the default threshold meets the rate.
         if draw < self.rate:
             return Score(0.5 * draw / self.rate, reason)
         return Score(0.5 + 0.5 * (draw - self.rate) / (1 - self.rate), reason)
@@ -67,8 +68,8 @@ class ConstantGate(Gate):
 class PopularityGate(Gate):
     """Adaptive retrieval by popularity (Mallen et al. 2023; ADAPT-LLM, section 4.7).
 
-    P(known) is ``score / (score + cutoff)``: at least 0.5 from the cutoff on. The score is the user's, one a
-    question, on any scale that begins at 0.
+    P(known) is ``popularity / (popularity + cutoff)``: at least 0.5 from the cutoff on. The caller gives the
+    popularity of each question, on any scale that starts at 0.
 
     Attributes:
         cutoff: Popularity from which a question is known.
@@ -83,20 +84,20 @@ class PopularityGate(Gate):
 
     @property
     def specs(self) -> Specs:
-        """Nothing but what came with the question."""
+        """Nothing: the request has the popularity."""
         return ()
 
     def score(self, evidence: Evidence) -> Score:
         """Score by the popularity against the cutoff.
 
         Raises:
-            EvidenceError: No popularity was given, or one below 0.
+            EvidenceError: The popularity is missing or below 0.
         """
         value = evidence.request.popularity
         if value is None or not value >= 0:
             raise EvidenceError(
-                f"A popularity score must be given, and be at least 0, not {value}.",
-                hint="Pass popularity=[...], one number a question, to decide_batch.",
+                f"The popularity must be a number of at least 0, not {value}.",
+                hint="Pass Request(question, popularity=...).",
             )
         side = "at or above" if value >= self.cutoff else "below"
         share = 1.0 if value == math.inf else value / (value + self.cutoff)
@@ -107,9 +108,9 @@ class NeighboursGate(Gate):
     """SKR-kNN (Wang et al. 2023; a baseline of SlimPLM, section 4.3): the k nearest labelled questions vote.
 
     Attributes:
-        examples: JSONL file of labelled questions (``question`` and ``known`` or ``closed_book_correct``): which ones
-            the LLM answered rightly by itself.
-        k: How many vote.
+        examples: JSONL file of labelled questions (``question`` and ``known`` or ``closed_book_correct``: whether
+            the LLM answered correctly by itself).
+        k: Number of neighbours that vote.
         embedder: Catalogue name, folder or Hub id of the sentence embedder.
     """
 
@@ -128,12 +129,12 @@ class NeighboursGate(Gate):
         return (NeighboursSpec(self),)
 
     def score(self, evidence: Evidence) -> Score:
-        """Score by the votes for known over one more than the number of voters."""
-        near = evidence[self.specs[0]]
-        known = sum(near)
-        # The extra voter says unknown: a strict majority is at least 0.5, a tie is below it, so ties retrieve.
-        p = known / (len(near) + 1)
-        return Score(p, f"{known} of the {len(near)} nearest labelled questions were known.")
+        """Return the votes for known over one more than the number of voters."""
+        labels = evidence[self.specs[0]]
+        known = sum(labels)
+        # The extra voter says unknown, so that ties are below 0.5 and retrieve.
+        p = known / (len(labels) + 1)
+        return Score(p, f"{known} of the {len(labels)} nearest labelled questions were known.")
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class NeighboursSpec(EvidenceSpec[tuple[bool, ...]]):
     """The labels of the k labelled questions with the most similar embeddings, nearest first.
 
     Attributes:
-        gate: Says how many, of which file, by which embedder. They are read and embedded once for each engine.
+        gate: Names the file and the embedder. The file is embedded once per engine.
     """
 
     reads_model: ClassVar[bool] = False  # embedders cut long texts themselves
@@ -152,7 +153,7 @@ class NeighboursSpec(EvidenceSpec[tuple[bool, ...]]):
         """Search the labelled questions for all questions together."""
         key = (self.gate.examples, self.gate.embedder)
         labelled = context.memory(key, lambda: LabelledQuestions(*key))
-        nearest = labelled.nearest([each.question for each in context.requests], self.gate.k)
+        nearest = labelled.nearest([request.question for request in context.requests], self.gate.k)
         return [Piece(labels, Cost(model_calls=1)) for labels in nearest]
 
 
@@ -170,7 +171,7 @@ class LabelledQuestions:
     def __init__(self, path: str, embedder: str) -> None:
         from rgate_integrations.index.embedder import SentenceEmbedder
 
-        if not os.path.isfile(path):  # a saved gate may name a pipe
+        if not os.path.isfile(path):  # a saved gate from anywhere may name a pipe, which blocks
             raise DataFormatError(f"There is no file {path!r}.")
         questions: list[str] = []
         self.known: list[bool] = []
@@ -181,9 +182,10 @@ class LabelledQuestions:
             questions.append(record.text("question"))
             self.known.append(label)
         if not questions:
-            raise DataFormatError(f"{path} holds no labelled questions.")
+            raise DataFormatError(f"{path} contains no labelled questions.")
         self._embedder = SentenceEmbedder(embedder)
-        self._vectors = self._embedder.embed_queries(questions)  # not passages: what is like a question
+        # As queries, not passages: they are compared with other queries.
+        self._vectors = self._embedder.embed_queries(questions)
 
     def nearest(self, questions: Sequence[str], k: int) -> list[tuple[bool, ...]]:
         """Return the labels of the ``k`` nearest labelled questions of each question, nearest first."""
@@ -195,7 +197,7 @@ class LabelledQuestions:
 class TokenProbabilityGate(Gate):
     """FLARE's trigger (Jiang et al. 2023, section 3.2): a threshold on token *probability*, not on logits.
 
-    It works on drafts of any source that gives log-probabilities.
+    It works on drafts from any source with log-probabilities.
 
     Attributes:
         threshold: FLARE's theta.
@@ -222,7 +224,7 @@ class TokenProbabilityGate(Gate):
         """Score by the statistic of the token probabilities.
 
         Raises:
-            EvidenceError: The draft's source gives no log-probabilities.
+            EvidenceError: The draft has no log-probabilities.
         """
         draft = evidence[self.specs[0]]
         logprobs = draft.logprobs

@@ -24,16 +24,15 @@ BOUNDARY_QUESTION = PromptTemplate(
     version=1,
     user="{question}\n\nIs the answer to this question known to you? Reply known or unknown.",
 )
-Normalisation = Literal["distinct", "samples"]
 
 
-def certainty(counts: Sequence[int], normalisation: Normalisation = "distinct") -> float:
+def certainty(counts: Sequence[int]) -> float:
     """Return C = 1 - H / H_max over the distribution of distinct answers (KBM, equations 1 and 2).
+
+    H_max is log2 of the number of distinct answers, as in the paper: 15:15 is as uncertain as 30 different answers.
 
     Args:
         counts: How often each distinct answer was given, each >= 1.
-        normalisation: H_max is log2 of the number of ``"distinct"`` answers (the paper: 15:15 is as
-            uncertain as 30 different answers), or of the number of ``"samples"``.
 
     Returns:
         Certainty in [0, 1]; 1 for a single distinct answer, where the formula is 0/0.
@@ -41,28 +40,27 @@ def certainty(counts: Sequence[int], normalisation: Normalisation = "distinct") 
     >>> round(certainty([29, 1]), 3), round(certainty([28, 1, 1]), 3), certainty([15, 15])
     (0.789, 0.735, 0.0)
     """
-    n = sum(counts)
     if len(counts) <= 1:
         return 1.0
+    n = sum(counts)
     entropy = -sum(c / n * math.log2(c / n) for c in counts)
-    greatest = math.log2(len(counts) if normalisation == "distinct" else n)
-    return min(max(1.0 - entropy / greatest, 0.0), 1.0)
+    # Clipped, because rounding may leave [0, 1].
+    return min(max(1.0 - entropy / math.log2(len(counts)), 0.0), 1.0)
 
 
 class BoundaryGate(AdapterGate):
     """Knowledge Boundary Model (sections 2.2 and 3.1).
 
-    Without an adapter, and for ``label="certainty"`` only, the answers are sampled on the spot and their
-    certainty is the score; nothing is trained. With an adapter the model predicts the soft label from the
-    question alone, which costs one pass. The accuracy label needs gold answers, so it can only be trained.
+    Without an adapter, which needs ``label="certainty"``, the score is the certainty of answers that are sampled on
+    the spot. With an adapter the model predicts the soft label from the question alone, in one pass. The accuracy
+    label needs gold answers, so it can only be trained.
 
     Attributes:
         threshold: The paper's tau.
         label: Which soft label: ``"certainty"`` or ``"accuracy"`` of sampled answers.
-        samples: How many answers to sample; the paper takes 30.
+        samples: Number of answers to sample; 30 in the paper.
         temperature: Sampling temperature.
         tokens: Maximum length of a sampled answer.
-        normalisation: See `certainty`.
         seed: Seed of the sampling.
         adapter: LoRA adapter trained on soft labels, or None.
     """
@@ -81,14 +79,13 @@ class BoundaryGate(AdapterGate):
     samples: int = Field(default=30, ge=2, le=200)
     temperature: float = Field(default=1.0, gt=0)
     tokens: int = Field(default=16, ge=1, le=256)
-    normalisation: Normalisation = "distinct"
     seed: int = 0
 
     @model_validator(mode="after")
-    def _accuracy_is_trained(self) -> Self:
+    def _check_adapter(self) -> Self:
         if self.label == "accuracy" and self.adapter is None:
             raise ConfigurationError(
-                "The accuracy label compares samples with gold answers, so it cannot be computed for a new question.",
+                "The accuracy label compares samples with gold answers, which a new question does not have.",
                 hint='Give a trained adapter, or use label="certainty".',
             )
         return self
@@ -109,7 +106,7 @@ class BoundaryGate(AdapterGate):
         answers = evidence[spec]
         texts = normalise_answers([answer.text for answer in answers])
         counts = Counter(texts)
-        p = certainty(list(counts.values()), self.normalisation)
+        p = certainty(list(counts.values()))
         most_frequent = answers[texts.index(counts.most_common(1)[0][0])]
         reason = f"{len(counts)} distinct answers in {len(answers)} samples: certainty {p:.2f}."
         return Score(p, reason, most_frequent)

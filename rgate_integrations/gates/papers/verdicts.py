@@ -20,13 +20,13 @@ from rgate_integrations.prompts import PromptTemplate
 
 
 class VerdictGate(AdapterGate):
-    """A gate that asks the model for one of two verdicts, on the question or on a draft of an answer to it.
+    """A gate that asks the model for one of two verdicts, on the question or on a draft.
 
     P(known) is the softmax over the log-probabilities of the two, taken at the first.
 
     Attributes:
-        verdicts: The two, the one for known first.
-        question: What the model is asked, unless `prompt` says something else.
+        verdicts: The two verdicts; the first one means known.
+        question: The prompt, unless `prompt` is overridden.
         tokens: Draft tokens that are read; 0 for the question alone.
         source: Who writes the draft.
     """
@@ -39,12 +39,12 @@ class VerdictGate(AdapterGate):
 
     @property
     def prompt(self) -> PromptTemplate:
-        """What the model is asked."""
+        """The prompt that asks for the verdict."""
         return self.question
 
     @property
     def specs(self) -> Specs:
-        """The draft, if one is read, and the scores of the verdicts behind it."""
+        """The draft, if one is read, and the scores of the verdicts."""
         if not self.tokens:
             return (TargetsSpec(self.prompt, self.verdicts, adapter=self.adapter),)
         draft = DraftSpec(self.tokens, self.source)
@@ -53,9 +53,9 @@ class VerdictGate(AdapterGate):
     def score(self, evidence: Evidence) -> Score:
         """Score by the softmax over the verdicts."""
         *drafts, targets = self.specs
+        known, unknown = self.verdicts
         p = ik_score(*evidence[targets])
         draft = evidence[drafts[0]] if drafts else None
-        known, unknown = self.verdicts
         reason = f"Asked for {known} or {unknown}, the model says {known} with {p:.2f}."
         return Score(p, reason, draft)
 
