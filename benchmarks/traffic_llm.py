@@ -125,10 +125,11 @@ class Chat(BaseChatModel):
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
         if self._client is None:
-            key = os.environ.get("OPENAI_API_KEY")
-            self._client = httpx.Client(
-                timeout=600, headers={"Authorization": f"Bearer {key}"} if key else None
-            )
+            # A llama.cpp server closes a kept connection when it likes, perhaps just when it is used again.
+            headers = {"Connection": "close"}
+            if key := os.environ.get("OPENAI_API_KEY"):
+                headers["Authorization"] = f"Bearer {key}"
+            self._client = httpx.Client(timeout=600, headers=headers)
         body = {
             "model": self.model,
             "messages": convert_to_openai_messages(messages),
@@ -217,8 +218,7 @@ def llm_ways(chat: Chat, application: str) -> dict[str, Decide]:
     """Return the ways that ask the LLM, by name."""
     gate = load_gate(llm_name=chat.model, on_error="raise")
     ways: dict[str, Decide] = {}
-    if chat.model != "gpt-4o":
-        ways[f"gate, {chat.model}"] = counted(chat, lambda each: gate.decide(each.request).retrieve)
+    ways["gate, the LLM's name"] = counted(chat, lambda each: gate.decide(each.request).retrieve)
     ways["router prompt (LangChain)"] = counted(chat, lambda each: classify(chat, application, each))
     ways["LLMSingleSelector (LlamaIndex)"] = counted(chat, selector(chat, application))
     ways["answer first"] = counted(chat, answer_first(chat))
@@ -256,6 +256,7 @@ def _with_history(each: LabelledRequest) -> str:
 def selector(chat: Chat, application: str) -> Any:
     """Return a way by LlamaIndex's selector, as it is; a reply that it cannot parse retrieves."""
     from llama_index.core.llms import CompletionResponse, CustomLLM, LLMMetadata
+    from llama_index.core.output_parsers.base import OutputParserException
     from llama_index.core.selectors import LLMSingleSelector
     from llama_index.core.tools import ToolMetadata
 
@@ -279,7 +280,7 @@ def selector(chat: Chat, application: str) -> Any:
     def retrieves(each: LabelledRequest) -> bool:
         try:
             return select(tools, _with_history(each)).ind != 0
-        except (ValueError, KeyError, TypeError):  # what its parser raises
+        except (OutputParserException, ValueError, KeyError, TypeError):  # what its parser raises
             return True
 
     return retrieves
@@ -306,13 +307,12 @@ def answer_first(chat: Chat) -> Any:
 
 
 def similarity_way(application: str) -> dict[str, Decide]:
-    """Return semantic-router over the gate's own encoder, by utterances; nothing where it is not installed."""
+    """Return semantic-router (1.1) over the gate's own encoder; nothing where it is not installed."""
     if importlib.util.find_spec("semantic_router") is None:
         CONSOLE.print("Left out: semantic-router is not installed.")
         return {}
-    from semantic_router import Route
+    from semantic_router import IndexedRouter, Route
     from semantic_router.encoders import DenseEncoder
-    from semantic_router.routers import SemanticRouter
 
     from rgate_integrations.corpus.profile import corpus_encoder
 
@@ -320,17 +320,18 @@ def similarity_way(application: str) -> dict[str, Decide]:
         def __call__(self, docs: list[Any]) -> list[list[float]]:
             return corpus_encoder().vectors([str(doc) for doc in docs], "query: ").tolist()
 
+        async def acall(self, docs: list[Any]) -> list[list[float]]:
+            return self(docs)
+
     routes = [
         Route(name="direct", utterances=list(DIRECT_UTTERANCES)),
         Route(name=RETRIEVE, utterances=list(UTTERANCES[application])),
     ]
-    router = SemanticRouter(
-        encoder=Encoder(name="gate's encoder", score_threshold=0.0), routes=routes, auto_sync="local"
-    )
+    router = IndexedRouter(Encoder(name="gate's encoder"), routes)
 
     def choose(each: LabelledRequest) -> Choice:
         start = time.process_time()
-        route = router(each.request.question)
+        route = router(each.query)
         return Choice(route.name != "direct", time.process_time() - start)
 
     return {"semantic-router": choose}
