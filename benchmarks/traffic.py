@@ -119,18 +119,22 @@ def show(title: str, requests: Sequence[LabelledRequest], chosen: Choices) -> No
 
 
 def show_kinds(title: str, requests: Sequence[LabelledRequest], chosen: Choices) -> None:
-    """Print the shares that each way skips, by kind and label."""
-    groups: dict[tuple[bool, str], list[int]] = defaultdict(list)
-    for number, each in enumerate(requests):
-        groups[each.needs_passages, each.kind].append(number)
-    ways = [way for way in chosen if way not in ("always", "never")]
-    rows = []
-    for (needs_passages, kind), numbers in sorted(groups.items()):
-        label = "needed" if needs_passages else "needless"
-        skipped = [sum(not chosen[way][number].retrieve for number in numbers) for way in ways]
-        cells = [f"{100 * count / len(numbers):.0f}" for count in skipped]
-        rows.append([f"{kind.replace('_', ' ')} ({label})", str(len(numbers)), *cells])
-    print_table(("kind", "n", *ways), rows, f"{title}: skipped, %, by kind")
+    """Print the shares that each way skips, by kind: first of what needs no passages, then of what needs them."""
+    for needs_passages in (False, True):
+        groups: dict[str, list[int]] = defaultdict(list)
+        for number, each in enumerate(requests):
+            if each.needs_passages == needs_passages:
+                groups[each.kind].append(number)
+        rows = []
+        for way, choices in chosen.items():
+            if way in ("always", "never"):
+                continue
+            skipped = [sum(not choices[number].retrieve for number in numbers) for numbers in groups.values()]
+            counts = zip(skipped, groups.values(), strict=True)
+            rows.append([way, *(f"{100 * count / len(numbers):.0f}" for count, numbers in counts)])
+        kinds = [f"{kind.replace('_', ' ')} ({len(numbers)})" for kind, numbers in groups.items()]
+        what = "missed of what needs passages" if needs_passages else "avoided of what needs none"
+        print_table(("way", *kinds), rows, f"{title}: {what}, %, by kind (n)")
 
 
 def draw(days: dict[str, tuple[Sequence[LabelledRequest], Choices]], file: Path) -> None:
