@@ -58,7 +58,7 @@ class ServedProxy(LanguageModel):
 
     Raises:
         ConfigurationError: The URL or the key is invalid, there is both a key and a login, or a number is out of
-        range.
+            range.
 
     Key and login appear in no error, log or ``repr``, even if a server's answer quotes them. A pickle of the proxy
     contains them, since workers need them: protect it like the key.

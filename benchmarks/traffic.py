@@ -1,0 +1,210 @@
+"""A day of three applications: what each way to decide spares, what it misses, and what it adds.
+
+    python benchmarks/traffic.py                                  ways that need no LLM (minutes)
+    python benchmarks/traffic.py --picture traffic.svg            also draws missed against avoided
+    python benchmarks/traffic.py --llm http://127.0.0.1:8080 --model NAME [--limit 10]
+
+``traffic/`` has 400 requests to each application; its README says how they are made and labelled. The docs
+assistant searches the docstrings of the installed package ``networkx``, the help desk ``traffic/handbook.jsonl``, and
+the general assistant the corpus ``encyclopedia-leads`` (`rgate download encyclopedia-leads`).
+
+*Avoided* is the share of requests skipped of those that need no passages, *missed* that of those that need them;
+intervals are Wilson's, of 95 %. What a way adds is the median CPU time of a decision, one request at a time. With
+``--llm``, an OpenAI-compatible server answers every request alone and with passages. Then ways that ask the LLM are
+measured too (time on the clock), and all ways by right answers, tokens and seconds; see `traffic_llm`.
+``OPENAI_API_KEY`` is sent if it is set.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from base import CONSOLE, argument_parser, print_table
+from traffic_llm import Chat, answer_all, llm_ways, show_answers, similarity_way
+from traffic_requests import (
+    APPLICATIONS,
+    Choice,
+    Choices,
+    Decide,
+    K,
+    LabelledRequest,
+    count_skipped,
+    pick,
+    read_corpus,
+    read_traffic,
+    share_cell,
+    wilson,
+)
+
+from rgate_integrations import CorpusProfile, LookFirst, load_gate
+from rgate_integrations.answering.look_first import decide_with_passages
+from rgate_integrations.decision import Decision
+from rgate_integrations.gates.passage_utility import FoundPassage
+from rgate_integrations.index import BM25Index, Passage
+
+STRONG = "gpt-4o"
+"""The LLM whose name the named gates get."""
+
+
+def local_ways(passages: Sequence[Passage]) -> dict[str, Decide]:
+    """Return the ways to decide that need no LLM, by name."""
+    profile = CorpusProfile.from_texts(passage.searchable for passage in passages)
+    index = BM25Index(passages)
+    gates = {
+        "gate": load_gate(on_error="raise"),
+        f"gate, {STRONG}": load_gate(llm_name=STRONG, on_error="raise"),
+        "gate, corpus": load_gate(corpus=profile, on_error="raise"),
+        f"gate, corpus, {STRONG}": load_gate(corpus=profile, llm_name=STRONG, on_error="raise"),
+    }
+    ways: dict[str, Decide] = {
+        "always": lambda _: Choice(retrieve=True),
+        "never": lambda _: Choice(retrieve=False),
+    }
+    for name, gate in gates.items():
+        ways[name] = timed(lambda each, gate=gate: gate.decide(each.request))
+    for name in ("gate", f"gate, {STRONG}"):
+        look = timed(lambda each, gate=gates[name]: look_first(gate, index, each))
+        ways[name.replace("gate", "look first")] = look
+    return ways
+
+
+def look_first(gate: Any, index: BM25Index, each: LabelledRequest) -> Decision:
+    """Decide by the gate, and by what a search found."""
+    decision = gate.decide(each.request)
+    hits = index.search([each.query], K)[0]
+    found = [FoundPassage(hit.passage.text, hit.passage.title) for hit in hits]
+    return decide_with_passages(decision, found, LookFirst())
+
+
+def timed(decide: Callable[[LabelledRequest], Decision]) -> Decide:
+    """Return a way that counts the CPU time of its decisions: other work on the machine does not change it."""
+
+    def choose(each: LabelledRequest) -> Choice:
+        start = time.process_time()
+        decision = decide(each)
+        return Choice(decision.retrieve, time.process_time() - start)
+
+    return choose
+
+
+def choose_all(ways: dict[str, Decide], requests: Sequence[LabelledRequest]) -> Choices:
+    """Decide all requests in all ways."""
+    chosen = {}
+    for name, decide in ways.items():
+        decide(requests[0])  # loads the models
+        chosen[name] = [decide(each) for each in requests]
+    return chosen
+
+
+def show(title: str, requests: Sequence[LabelledRequest], chosen: Choices) -> None:
+    """Print what each way avoids, misses and adds, and what it skips of each kind."""
+    needed = sum(each.needs_passages for each in requests)
+    rows = []
+    for way, choices in chosen.items():
+        avoided = count_skipped(requests, choices, needs_passages=False)
+        missed = count_skipped(requests, choices, needs_passages=True)
+        added = 1e3 * median(choice.seconds for choice in choices)
+        rows.append([way, share_cell(*avoided), share_cell(*missed), f"{added:.1f}"])
+    columns = (
+        "way",
+        f"avoided, % of {len(requests) - needed}",
+        f"missed, % of {needed}",
+        "added, ms (median)",
+    )
+    print_table(columns, rows, title)
+    show_kinds(title, requests, chosen)
+
+
+def show_kinds(title: str, requests: Sequence[LabelledRequest], chosen: Choices) -> None:
+    """Print the shares that each way skips, by kind: first of what needs no passages, then of what needs them."""
+    for needs_passages in (False, True):
+        groups: dict[str, list[int]] = defaultdict(list)
+        for number, each in enumerate(requests):
+            if each.needs_passages == needs_passages:
+                groups[each.kind].append(number)
+        rows = []
+        for way, choices in chosen.items():
+            if way in ("always", "never"):
+                continue
+            skipped = [sum(not choices[number].retrieve for number in numbers) for numbers in groups.values()]
+            counts = zip(skipped, groups.values(), strict=True)
+            rows.append([way, *(f"{100 * count / len(numbers):.0f}" for count, numbers in counts)])
+        kinds = [f"{kind.replace('_', ' ')} ({len(numbers)})" for kind, numbers in groups.items()]
+        what = "missed of what needs passages" if needs_passages else "avoided of what needs none"
+        print_table(("way", *kinds), rows, f"{title}: {what}, %, by kind (n)")
+
+
+def draw(days: dict[str, tuple[Sequence[LabelledRequest], Choices]], file: Path) -> None:
+    """Draw missed against avoided, a panel an application, with intervals, as an SVG file."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams["svg.hashsalt"] = "traffic"
+    figure, panels = pyplot.subplots(1, len(days), figsize=(4.2 * len(days), 4.2), sharey=True, squeeze=False)
+    for panel, (application, (requests, chosen)) in zip(panels[0], days.items(), strict=True):
+        for way, choices in chosen.items():
+            x, y = (count_skipped(requests, choices, needs_passages=needed) for needed in (False, True))
+            (left, right), (low, high) = wilson(*x), wilson(*y)
+            across, up = 100 * x[0] / x[1], 100 * y[0] / y[1]
+            panel.errorbar(
+                across,
+                up,
+                xerr=[[max(0.0, across - 100 * left)], [max(0.0, 100 * right - across)]],
+                yerr=[[max(0.0, up - 100 * low)], [max(0.0, 100 * high - up)]],
+                fmt="o",
+                capsize=2,
+                label=way,
+            )
+        panel.set(title=APPLICATIONS[application], xlabel="needless retrievals avoided, %", xlim=(-4, 104))
+    panels[0][0].set(ylabel="needed retrievals missed, %", ylim=(-4, 104))
+    panels[0][0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(file, format="svg", metadata={"Date": None})
+
+
+def main() -> None:
+    """Print the tables; with an LLM also those of answers."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--applications", nargs="*", choices=tuple(APPLICATIONS), default=tuple(APPLICATIONS))
+    parser.add_argument("--limit", type=int, help="how many requests an application")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="draw missed against avoided (matplotlib)"
+    )
+    parser.add_argument("--llm", metavar="URL", help="an OpenAI-compatible server, without /v1")
+    parser.add_argument("--model", default="", help="name of the LLM on the server")
+    options = parser.parse_args()
+    if options.llm and not options.model:
+        parser.error("--llm needs --model")
+    days: dict[str, tuple[Sequence[LabelledRequest], Choices]] = {}
+    for application in options.applications:
+        title, requests = APPLICATIONS[application], pick(read_traffic(application), options.limit)
+        passages = read_corpus(application)
+        ways = {**local_ways(passages), **similarity_way(application)}
+        if options.llm:
+            chat = Chat(url=options.llm, model=options.model)
+            ways |= llm_ways(chat, title)
+        chosen = choose_all(ways, requests)
+        show(title, requests, chosen)
+        if options.llm:
+            show_answers(title, requests, chosen, answer_all(chat, passages, requests))
+        days[application] = requests, chosen
+    if len(days) > 1:
+        everything = [each for requests, _ in days.values() for each in requests]
+        first = next(iter(days.values()))[1]
+        show(
+            "all applications",
+            everything,
+            {way: [choice for _, chosen in days.values() for choice in chosen[way]] for way in first},
+        )
+    if options.picture:
+        draw(days, options.picture)
+        CONSOLE.print(f"{options.picture}")
+
+
+if __name__ == "__main__":
+    main()

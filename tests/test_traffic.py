@@ -1,0 +1,67 @@
+"""The traffic that benchmarks count on: its labels, its mix, and that none of it is training text."""
+
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+traffic = pytest.importorskip("traffic_requests")
+training_text = pytest.importorskip("training_text")
+
+MIX = {
+    "in_domain": (120, 120),
+    "follow_up": (50, 35),
+    "how_to": (40, 0),
+    "thanks": (30, 0),
+    "task": (45, 0),
+    "common": (30, 0),
+    "fresh": (20, 20),
+    "out_of_domain": (25, 0),
+    "language": (25, 15),
+    "helper": (15, 0),
+}
+"""Requests of each kind, and how many of them need passages: the table of the data's README."""
+DAYS = {application: traffic.read_traffic(application) for application in traffic.APPLICATIONS}
+
+
+def normalise(text: str) -> str:
+    return " ".join(re.findall(r"\w+", text.lower()))
+
+
+@pytest.mark.parametrize("application", DAYS)
+def test_the_mix_is_the_one_that_is_stated(application):
+    day = DAYS[application]
+    kinds = Counter(each.kind for each in day)
+    needing = Counter(each.kind for each in day if each.needs_passages)
+    assert {kind: (kinds[kind], needing[kind]) for kind in kinds} == MIX
+    assert len({each.id for each in day}) == 400
+    assert len({(each.request.history, each.request.question) for each in day}) == 400
+
+
+@pytest.mark.parametrize("application", DAYS)
+def test_follow_ups_alone_have_turns_before_them_and_no_answer_is_empty(application):
+    for each in DAYS[application]:
+        roles = [line.split(": ")[0] for line in each.request.history]
+        assert roles == (["user", "assistant"] if each.kind == "follow_up" else [])
+        assert all(normalise(gold) for gold in each.gold_answers)
+
+
+def test_an_answer_of_the_help_desk_is_in_its_handbook():
+    handbook = normalise(" ".join(passage.searchable for passage in traffic.read_corpus("helpdesk")))
+    for each in DAYS["helpdesk"]:
+        if each.needs_passages:
+            assert all(normalise(gold) in handbook for gold in each.gold_answers), each.id
+
+
+def test_no_request_is_a_training_text():
+    trained = {normalise(row.text) for row in training_text.training_rows()}
+    same = [each.id for day in DAYS.values() for each in day if normalise(each.request.question) in trained]
+    assert same == []
+
+
+def test_intervals_are_wilsons():
+    assert traffic.wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+    assert traffic.wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
