@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from base import read_records
-from corpora import read_docstrings
+from corpus_domains import read_docstrings
 
 from rgate_integrations.decision import Request
 from rgate_integrations.index import Passage, read_passages
