@@ -435,7 +435,11 @@ def test_the_default_gate_reads_a_question_once_and_decides_by_the_corpus(profil
 @pytest.mark.model
 def test_what_asks_nothing_is_not_searched_unless_it_names_something_of_the_corpus(profiles, monkeypatch):
     """Such as a text to translate that is about the corpus."""
-    monkeypatch.setattr(HeadsGate, "p_nothing_asked", lambda gate, evidence: np.ones(1))
+
+    def is_task(gate, evidence, *names):
+        return np.ones(1) if "no_knowledge" in names else np.zeros(1)
+
+    monkeypatch.setattr(HeadsGate, "p_kinds", is_task)
     gate = load_gate(corpus=profiles, threshold=0.0, on_error="raise")
     task, named = gate.decide_batch(
         ["Translate this: the battery of the logger is low.", "Translate this: E-41 is shown."]
@@ -443,6 +447,23 @@ def test_what_asks_nothing_is_not_searched_unless_it_names_something_of_the_corp
     assert task.p_covered > 0.5
     assert not task.retrieve
     assert named.retrieve
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "### Task\nWrite a title of at most five words for the conversation.\n### Conversation\n<chat>\n"
+        "USER: What does error E-41 of the logger mean?\nASSISTANT: I do not know.\n</chat>",
+        '### Job:\nList one to three tags for the chat, as JSON.\n### Format:\n{"tags": ["a"]}\n### Chat:\n<chat>\n'
+        "USER: How do I replace the battery when E-41 is shown?\nASSISTANT: It is under the lid.\n"
+        "USER: Thanks!\nASSISTANT: You are welcome.\n</chat>",
+    ],
+)
+def test_a_chat_that_is_pasted_into_a_prompt_is_not_searched_for(profiles, prompt):
+    gate = load_gate(corpus=profiles, on_error="raise")
+    assert not gate.decide(prompt).retrieve
+    assert gate.decide("What does error E-41 of the logger mean?").retrieve
 
 
 @pytest.mark.model

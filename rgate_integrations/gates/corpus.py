@@ -17,6 +17,8 @@ from rgate_integrations.gates.heads import HeadsGate
 
 COVERED = 0.5
 """Minimum P(covered) of a request that is about a corpus."""
+GIVEN_TEXT = 0.4
+"""P(given) from which a segment is text to work on: front ends paste chats about the corpus into their prompts."""
 NOTHING_ASKED = 0.85
 """Probability of small talk, a task or pasted text from which on a segment asks nothing of a corpus."""
 _REASON_WORDS = 3  # words in a reason
@@ -168,14 +170,16 @@ class CorpusGate(Gate):
         return replace(score.overridden(reason, retrieve=False), outcome=self.when_uncovered)
 
     def _asking(self, evidence: Evidence) -> list[bool]:
-        """Return whether each segment asks anything. One with a name of a corpus always does."""
+        """Return whether each segment asks anything. One with a name of a corpus does, unless it is given text."""
         texts, heads = evidence[self._vector_spec].texts, self.inner.question_gate()
         if not isinstance(heads, HeadsGate):
             return [True] * len(texts)
+        given = heads.p_kinds(evidence, "given")
+        nothing = given + heads.p_kinds(evidence, "no_knowledge")
         asking = []
-        for text, p in zip(texts, heads.p_nothing_asked(evidence), strict=True):
+        for text, p_given, p_nothing in zip(texts, given, nothing, strict=True):
             named = any(profile.match_names(text) for profile in self.profiles)
-            asking.append(bool(named or p < NOTHING_ASKED))
+            asking.append(bool(p_given < GIVEN_TEXT and (named or p_nothing < NOTHING_ASKED)))
         return asking
 
     def _cover(self, evidence: Evidence, asking: list[bool]) -> list[_Coverage]:

@@ -35,8 +35,6 @@ ALWAYS_READ = 40.0
 # Added to the ability for a fact that is asked in another language than English: four LLMs know less of SimpleQA in
 # Czech than in English, by 0 to 0.4 in log-odds.
 _FOREIGN_PENALTY = -0.4
-# Kinds of segments that ask for no knowledge.
-_NOTHING_ASKED = ("no_knowledge", "given")
 _URL = re.compile(r"\b(?:https?://|www\.)\w", re.IGNORECASE)
 # A URL is the subject of a request of up to this many words; in a longer one it may be part of a log or of code.
 _MAX_WORDS_WITH_URL = 8
@@ -178,9 +176,9 @@ class HeadsGate(TrainedGate, NamedLLMGate):
             return score.overridden("Follow-up that may need the earlier turns.")
         return score
 
-    def p_nothing_asked(self, evidence: Evidence) -> Float64Array:
-        """Return P(it asks for no knowledge), as small talk, a task or a text to work on, for each segment."""
-        columns = [i for i, kind in enumerate(self.trained.segments.kinds) if kind.name in _NOTHING_ASKED]
+    def p_kinds(self, evidence: Evidence, *names: str) -> Float64Array:
+        """Return P(it is of one of these kinds) for each segment, shape (segments,)."""
+        columns = [i for i, kind in enumerate(self.trained.segments.kinds) if kind.name in names]
         p: Float64Array = evidence[self.specs[1]][:, columns].sum(axis=1)
         return p
 
