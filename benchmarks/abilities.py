@@ -18,9 +18,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from base import CONSOLE, argument_parser, print_table, read_records
-from encoder_states import EncoderStates
+from encoder_states import OF_FACTS
 from head_fit import HeadExamples, HeadsRecipe, fit_known, logistic
-from heads import CACHE, GOALS, KNOWN_WEIGHTS, LAYERS, THRESHOLD, key, kinds_of, p_known, read_question_states
+from heads import (
+    CACHE,
+    GOALS,
+    KNOWN_WEIGHTS,
+    LAYERS,
+    THRESHOLD,
+    fact_states,
+    key,
+    kinds_of,
+    p_known,
+    read_question_states,
+)
 from labels import (
     LLAMA,
     TABLE,
@@ -233,12 +244,12 @@ class Asked:
     @classmethod
     def read(cls, questions: list[str], cache: Path, shipped: HeadsArtifact) -> "Asked":
         """Read questions, or find what was kept of them."""
-        kept = EncoderStates(cache / "encoder")
+        kept = fact_states(cache)
         kept.fill((question, "") for question in questions)
         states = read_question_states(questions, cache)
         return cls(
-            kinds_of(questions, shipped, kept),
-            np.stack([kept.whole(question) for question in questions]),
+            kinds_of(questions, shipped, cache),
+            np.stack([kept.whole(question)[: len(OF_FACTS)] for question in questions]),
             np.stack([states[key(question)] for question in questions]),
         )
 

@@ -15,9 +15,12 @@ from base import OUT as KEPT
 from base import argument_parser
 from onnx import TensorProto, helper
 from onnx_graph import MICROSOFT, Int8Builder
+from safetensors.numpy import load_file
 
-from rgate_integrations.models.encoder import STAGES, Encoder, graph_file
+from rgate_integrations.models.encoder import ALL_LAYERS, STAGES, STATES, Encoder, graph_file
 from rgate_integrations.models.encoder_file import (
+    ADAPTER,
+    BRANCH,
     HEADS,
     HIDDEN,
     VALUES,
@@ -47,9 +50,10 @@ class EncoderGraph:
     Args:
         weights: What the file of weights holds.
         layers: Which layers, counted from 0.
+        below: The layer whose states they begin with, counted from 1; 0 for the embeddings.
     """
 
-    def __init__(self, weights: dict[str, np.ndarray], layers: range) -> None:
+    def __init__(self, weights: dict[str, np.ndarray], layers: range, below: int) -> None:
         self.builder = b = Int8Builder(weights, WEIGHTS)
         self.layers = layers
         # What stands behind the end of a shorter text.
@@ -57,12 +61,12 @@ class EncoderGraph:
         empty[1, :, -1] = MASKED
         self.empty = b.constant(empty.reshape(1, -1))
         self.inputs = {"rows": ["texts", "longest"], "tokens": ["n"]}
-        if layers.start == 0:
+        if below == 0:
             self.inputs |= {"embedded": ["n", HIDDEN], "places": ["n"]}
             states = b.node("Add", "embedded", b.node("Gather", "positions", "places"))
             self.states = b.node("LayerNormalization", states, "norm.weight", "norm.bias", axis=-1, **EPSILON)
         else:
-            self.states = f"layer_{layers.start}"
+            self.states = f"layer_{below}"
             self.inputs[self.states] = ["n", HIDDEN]
         self.heads = b.node("Concat", b.node("Shape", "rows"), b.ints(3, HEADS, VALUES), axis=0)
         self.middles = b.node("Expand", b.constant(128, np.uint8), b.node("Shape", "tokens"))
@@ -138,19 +142,20 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--source", type=Path, required=True)
     source = parser.parse_args().source
-    weights = encoder_tensors(read_weights(source))
+    weights = encoder_tensors(read_weights(source), load_file(ADAPTER))
     OUT.mkdir(exist_ok=True)
-    below = 0
+    first = 0
     for stage in STAGES:
-        model = EncoderGraph(weights, range(below, stage)).build()
+        model = EncoderGraph(weights, range(first, stage), BRANCH if first else 0).build()
         (OUT / graph_file(stage)).write_bytes(model.SerializeToString())
-        below = stage
+        first = stage
 
     made = KEPT / "encoder"
     made.mkdir(parents=True, exist_ok=True)
     make_encoder(source, made)
     known = {}
-    for text, read in zip(TESTED, Encoder(made, self_test=False).encode(TESTED), strict=True):
+    encoder = Encoder(made, self_test=False)
+    for text, read in zip(TESTED, encoder.encode(TESTED, layers=(*STATES, ALL_LAYERS)), strict=True):
         known[text] = read.whole[:, :TESTED_VALUES].astype(float).round(4).tolist()
     content = json.dumps(known, ensure_ascii=False, indent=1)
     (OUT / SELF_TEST).write_text(content + "\n", encoding="utf-8")

@@ -1,29 +1,36 @@
 """The encoder's states of requests and of their segments, kept on disk in parts, so that a stopped run goes on."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from rgate_integrations.models.encoder_file import LAYERS, adapter_digest
 from rgate_integrations.models.encoder_proxy import EncoderProxy
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.segments import Segmented
 
-LAYERS = (6, 8, 10, 12)
+OF_FACTS, OF_KINDS = (6, 8), (6, 8, 14, 16)
+"""The layers that the heads read."""
+VECTOR = LAYERS
+"""The layer whose mean is the sentence vector."""
 PART, AT_ONCE = 1_024, 64
-_POOLED = tuple(PooledLayer(layer, "question", "mean") for layer in LAYERS)
 
 
 class EncoderStates:
-    """Means of the layers of `LAYERS` over each request, and over each of its segments.
+    """Means of some layers over each request, and over each of its segments.
 
     Args:
-        folder: Where they are kept.
+        folder: Where they are kept, each choice of layers in a folder of its own.
+        layers: Which layers.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, layers: Sequence[int]) -> None:
+        self.pooled = tuple(PooledLayer(layer, "question", "mean") for layer in layers)
+        weights = [adapter_digest()] if max(layers) > LAYERS else []
+        folder /= "-".join([*map(str, layers), *weights])
         self.folder = folder
         self._parts: list[tuple[np.ndarray, np.ndarray]] = []
         self._places: dict[str, tuple[int, int, slice]] = {}
@@ -56,7 +63,7 @@ class EncoderStates:
                     Segmented.from_text(text, [history] if history else [])
                     for _, (text, history) in some[at : at + AT_ONCE]
                 ]
-                read += encoder.request_states(ANSWER, texts, RequestLayers(_POOLED, _POOLED))
+                read += encoder.request_states(ANSWER, texts, RequestLayers(self.pooled, self.pooled))
             part = {
                 "keys": np.array([key for key, _ in some]),
                 "whole": np.stack([each.whole for each in read]).astype(np.float16),

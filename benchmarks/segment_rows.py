@@ -19,7 +19,7 @@ from templates import template_requests
 from rgate_integrations.runtime.segments import segments
 
 SEED = 21
-MIXTURES, PARAGRAPHS, DIALOGUES = 4_000, 300, (0, 1, 2)  # of the last, the seeds
+MIXTURES, PARAGRAPHS, DIALOGUES = 8_000, 300, (0, 1, 2)  # of the last, the seeds
 SHARES = {
     "private": 0.29,
     "fresh": 0.14,
@@ -49,8 +49,23 @@ TRAINED_ON = (
     "story",
     "math",
     "prose",
+    "biology",
+    "recipe",
+    "json",
+    "sql",
+    "sport",
+    "biography",
+    "economics",
+    "console",
+    "calendar",
+    "forum",
+    "csv",
+    "terms",
+    "verse",
+    "geography",
+    "yaml",
 )
-"""The frames that the shipped heads were fitted on; the others only measure. Fits on all 46 were no better."""
+"""The frames that the shipped heads were fitted on; the others only measure."""
 _NEEDIEST = ("private", "fresh", "obscure", "knowledge", "common", COURTESY, GIVEN)
 _BETWEEN = "\x1e"
 

@@ -22,16 +22,18 @@ from rgate_integrations.models import encoder as encoder_module
 from rgate_integrations.models.catalog import entry
 from rgate_integrations.models.download import cached_path, download
 from rgate_integrations.models.encoder import (
+    ALL_LAYERS,
     ENCODER,
     FINGERPRINT,
     STATES,
     Encoder,
-    _Tokens,
+    Tokens,
     _windows,
     join_segments,
     shared_encoder,
 )
 from rgate_integrations.models.encoder_file import (
+    ADAPTER,
     FLOATS,
     FOUR_BIT,
     HIDDEN,
@@ -261,6 +263,16 @@ def test_states_are_close_to_those_of_transformers(encoder, hub_folder):
             found.whole[-1] / np.linalg.norm(found.whole[-1]),
             atol=1e-6,
         )
+    matrices = load_file(ADAPTER)
+    weights = exact.state_dict()
+    for name in {name.rpartition(".")[0] for name in matrices}:
+        weights[f"{name}.weight"] += (matrices[f"{name}.down"].float() @ matrices[f"{name}.up"].float()).T
+    for text in TEXTS[:8]:
+        with torch.no_grad():
+            ids = torch.tensor([[0, *prefix, *encoder.ids(text), 2]])
+            wanted = exact(ids).last_hidden_state[0].mean(0).numpy()
+        (found,) = encoder.encode([text], layers=(ALL_LAYERS,))
+        assert cosines(found.whole, wanted[None]).min() > 0.997
 
 
 @pytest.mark.model
@@ -280,12 +292,13 @@ def test_no_company_changes_one_bit(encoder):
 
 @pytest.mark.model
 def test_layers_above_those_that_are_wanted_change_nothing_and_are_not_computed(encoder):
-    (every,) = encoder.encode([QUESTION], layers=range(1, LAYERS + 1))
-    for layers in ((8,), (3, 1), (10, 8), (12, 8, 12)):
+    (every,) = encoder.encode([QUESTION], layers=range(1, ALL_LAYERS + 1))
+    for layers in ((8,), (3, 1), (10, 8), (12, 8, 12), (16,), (14, 12, 6)):
         (found,) = encoder.encode([QUESTION], layers=layers)
         np.testing.assert_array_equal(found.whole, every.whole[[layer - 1 for layer in layers]])
-    with patch.dict(encoder._sessions, {12: None}):
-        encoder.encode([QUESTION], layers=(8,))
+    for layer, others in ((8, (12, 16)), (12, (16,)), (16, (12,))):
+        with patch.dict(encoder._sessions, dict.fromkeys(others)):
+            encoder.encode([QUESTION], layers=(layer,))
 
 
 # --- parts and windows -------------------------------------------------------------------------------------------
@@ -335,7 +348,7 @@ def test_segments_mean_much_the_same_across_windows(encoder):
 def test_every_token_counts_in_one_window(count, cuts, before):
     ids = [0] * before + list(range(1, count + 1)) + [2]
     borders = sorted({min(cut, count) + before for cut in cuts})
-    row = _Tokens(ids, [(0, len(ids)), *pairwise(borders)])
+    row = Tokens(ids, [(0, len(ids)), *pairwise(borders)])
     counted = [[] for _ in row.ranges]
     for window in _windows(row, before):
         assert len(window.ids) <= 512

@@ -17,7 +17,7 @@ from pathlib import Path
 from rgate_integrations.errors import DownloadError, ModelLoadError, unknown_name
 from rgate_integrations.models.catalog import Entry, catalogue_names, entry
 from rgate_integrations.models.convert import convert_gguf
-from rgate_integrations.models.encoder_file import make_encoder
+from rgate_integrations.models.encoder_file import adapter_digest, make_encoder
 from rgate_integrations.models.first_use import FirstUse
 from rgate_integrations.models.reader_file import make_reader
 from rgate_integrations.models.sources import Source, fetch_files
@@ -47,14 +47,16 @@ def cache_dir() -> Path:
 
 
 def cached_path(name: str) -> Path | None:
-    """Return the folder of a catalogue entry, or None if it is not in the cache or damaged.
+    """Return the folder of a catalogue entry, or None if it is not in the cache, damaged, or of another revision.
 
     Only sizes are compared, which costs a few file look-ups; checksums were compared at the download.
     """
     path = cache_dir() / name
     try:
-        sizes = parse_json(read_file(path / _MANIFEST)).get("files", {})
+        manifest = parse_json(read_file(path / _MANIFEST))
+        sizes = manifest.get("files", {})
         complete = all((path / file).stat().st_size == size for file, size in sizes.items())
+        complete = complete and manifest.get("revision", "") == _revision(entry(name))
     except (OSError, ValueError, AttributeError):  # missing, not JSON, or not an object
         return None
     return path if complete else None
@@ -183,7 +185,13 @@ def _write_manifest(item: Entry, folder: Path) -> None:
         if path.is_file():
             path.chmod(0o644)  # safetensors writes 0600, which shuts others out of a shared cache
             sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
-    (folder / _MANIFEST).write_text(json_text({"licence": item.licence, "files": sizes}), encoding="utf-8")
+    manifest = {"licence": item.licence, "revision": _revision(item), "files": sizes}
+    (folder / _MANIFEST).write_text(json_text(manifest), encoding="utf-8")
+
+
+def _revision(item: Entry) -> str:
+    """Return what a folder depends on besides its downloaded files: the encoder's has layers that ship here."""
+    return adapter_digest() if item.kind == "encoder" else ""
 
 
 def _write_passages(source: Path, target: Path) -> None:

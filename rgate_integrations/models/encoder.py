@@ -17,6 +17,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from rgate_integrations.models.encoder_file import (
+    BRANCH,
+    BRANCH_LAYERS,
     HIDDEN,
     LAYERS,
     POSITIONS,
@@ -33,9 +35,11 @@ ENCODER = "multilingual-e5-small"
 FINGERPRINT = "1571fc9827503943"
 """The first digits of the SHA-256 of the 4-bit weights."""
 STATES = (8, 10, 12)
-"""The layers, of twelve, that are pooled by default. The last gives the sentence vector."""
-STAGES = (8, LAYERS)
-"""The last layers of the two graphs: the second is not run for layers of the first."""
+"""The layers that are pooled by default. The last gives the sentence vector."""
+ALL_LAYERS = LAYERS + BRANCH_LAYERS
+"""Layers 13 to 16 are layers 9 to 12 once more, adapted to tell what a request asks; they, too, follow layer 8."""
+STAGES = (BRANCH, LAYERS, ALL_LAYERS)
+"""The last layers of the graphs. The others begin with the states of the first, and run only for layers of theirs."""
 MAX_TOKENS = 3_072
 """Of a longer text the beginning is read."""
 
@@ -77,7 +81,7 @@ class Encoded:
         return last
 
 
-class _Tokens(NamedTuple):
+class Tokens(NamedTuple):
     """A text, or a window of one, in tokens, and the ranges to be pooled: the first is the whole text."""
 
     ids: list[int]
@@ -102,7 +106,7 @@ class Encoder(OnnxModel):
             self._sessions[stage] = OnnxSession((self.shipped / graph_file(stage)).read_bytes(), folder)
 
     def _compute_test_states(self, text: str) -> Float32Array:
-        return self.encode([text])[0].whole
+        return self.encode([text], layers=(*STATES, ALL_LAYERS))[0].whole
 
     def vectors(self, texts: Sequence[str], prefix: Prefix) -> Float32Array:
         """Return e5's sentence vectors, shape (texts, 384), of length 1.
@@ -128,12 +132,13 @@ class Encoder(OnnxModel):
             texts: The texts; what is longer than 3,072 tokens is cut.
             parts: For each text, ranges of characters, ascending and disjoint, that are pooled separately. A part
                 without tokens of its own, such as white space, gets its neighbour's.
-            layers: The layers that are pooled, from 1 to 12. Graphs above them are not run.
+            layers: The layers that are pooled, from 1 to 16; see `ALL_LAYERS`. Others are not computed.
             prefix: What the texts are; see `vectors`.
         """
-        before = [_BEGIN, *self._tokens.encode(prefix)]
-        rows = [self._row(*pair, before) for pair in zip(texts, parts or [()] * len(texts), strict=True)]
-        windows = [list(_windows(row, len(before))) for row in rows]
+        pairs = zip(texts, parts or [()] * len(texts), strict=True)
+        rows = [self.tokens(text, own_parts, prefix=prefix) for text, own_parts in pairs]
+        before = len(self._tokens_before(prefix))
+        windows = [list(_windows(row, before)) for row in rows]
         every = list(chain.from_iterable(windows))
         lengths = [len(window.ids) for window in every]
         sums = iter(self._run_batches(every, lengths, _BATCH_TOKENS, partial(self._sums, layers=layers)))
@@ -169,7 +174,9 @@ class Encoder(OnnxModel):
         mapping = self._tokens.encode(_SURROGATE.sub("\ufffd", text), return_type="offset_mapping")
         return mapping["ids"], [end for _, end in mapping["offsets"]]
 
-    def _row(self, text: str, parts: Sequence[Range], before: list[int]) -> _Tokens:
+    def tokens(self, text: str, parts: Sequence[Range] = (), *, prefix: Prefix = "query: ") -> Tokens:
+        """Return a text in tokens as the model reads it, with those around it; arguments as for `encode`."""
+        before = self._tokens_before(prefix)
         tokens, ends = self._tokenize(text) if parts else (self.ids(text), [])
         ids, ends = [*before, *tokens[:MAX_TOKENS], _END], ends[:MAX_TOKENS]
         ranges = [(0, len(ids))]
@@ -178,9 +185,12 @@ class Encoder(OnnxModel):
             first = min(bisect_right(ends, begin), max(len(ends) - 1, 0))
             last = max(bisect_right(ends, end), first + 1)
             ranges.append((len(before) + first, len(before) + last))
-        return _Tokens(ids, ranges)
+        return Tokens(ids, ranges)
 
-    def _sums(self, windows: Sequence[_Tokens], layers: Sequence[int]) -> list[Float32Array]:
+    def _tokens_before(self, prefix: Prefix) -> list[int]:
+        return [_BEGIN, *self._tokens.encode(prefix)]
+
+    def _sums(self, windows: Sequence[Tokens], layers: Sequence[int]) -> list[Float32Array]:
         """Return for each window the sums of the states of its ranges, shape (ranges, layers, 384)."""
         results = []
         by_window = self.states([window.ids for window in windows], layers)
@@ -206,19 +216,22 @@ class Encoder(OnnxModel):
         positions = np.broadcast_to(columns, inside.shape)[inside].astype(np.int64)
         inputs = {"embedded": embedded, "places": positions}
         states: dict[int, Float32Array] = {}
+        below = 0
         for stage, session in self._sessions.items():
-            # Always its last layer, too: the next stage begins with it.
-            numbers = sorted({stage, *(layer for layer in layers if layer <= stage)} - states.keys())
-            arrays = session.run([f"layer_{number}" for number in numbers], inputs | shape)
-            states |= dict(zip(numbers, arrays, strict=True))
-            if stage >= max(layers):
-                break
-            inputs = {f"layer_{stage}": states[stage]}
+            wanted = {layer for layer in layers if below < layer <= stage}
+            if stage == BRANCH:
+                wanted.add(BRANCH)
+            if wanted:
+                numbers = sorted(wanted)
+                arrays = session.run([f"layer_{number}" for number in numbers], inputs | shape)
+                states |= dict(zip(numbers, arrays, strict=True))
+            inputs = {f"layer_{BRANCH}": states[BRANCH]}
+            below = stage
         stacked = np.stack([states[layer] for layer in layers])
         return np.split(stacked, ends[:-1], axis=1)
 
 
-def _windows(row: _Tokens, before: int) -> Iterable[_Tokens]:
+def _windows(row: Tokens, before: int) -> Iterable[Tokens]:
     """Yield the windows that a text is read in, one up to 512 tokens; each token counts in one of them.
 
     Args:
@@ -235,7 +248,7 @@ def _windows(row: _Tokens, before: int) -> Iterable[_Tokens]:
         begin = 0 if start == 0 else start + before + _OVERLAP // 2
         end = len(row.ids) if start == starts[-1] else start + before + room - _OVERLAP // 2
         ranges = [(max(first, begin) - start, min(last, end) - start) for first, last in row.ranges]
-        yield _Tokens(ids, ranges)
+        yield Tokens(ids, ranges)
 
 
 def join_segments(lines: Sequence[Sequence[str]]) -> tuple[str, list[Range]]:

