@@ -119,7 +119,7 @@ def test_other_names_than_those_of_the_corpora_are_an_error_at_once(make):
         (lambda: route_edge(retrieve={}, direct="answer"), "nothing to search"),
         (lambda: RetrievalGate(Sure(), corpus={}), "takes no corpus"),
         (lambda: RetrievalGate(top=2), "top= needs a corpus"),
-        (lambda: RetrievalGate(corpus=True).invoke("a"), "nothing is searched here"),
+        (lambda: RetrievalGate(corpus=True).invoke("a"), "needs a retriever or chain"),
         (lambda: RetrievalGate(corpus=True).guard(Search()), "does not have them at hand"),
         (lambda: RetrievalGateSelector(corpus=True), "does not have them at hand"),
         (lambda: GatedRetriever(llama_index_parts.Shelf(), corpus=True), "does not have them at hand"),

@@ -139,7 +139,7 @@ def test_a_misspelt_name_is_an_error_and_a_tool_that_was_taken_away_is_none():
     assert ask(agent, "known?")["retrieval_decision"].retrieve is False
 
 
-NOTHING_ASKED = "There is no human message among the messages."
+NOTHING_ASKED = "The messages include no human message."
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_ids_may_be_whole_numbers_or_uuids_and_none_is_a_new_one(store):
     assert store.delete([0, name, "not there"]) is True
     assert store.get_by_ids([0, name]) == []
     for method in (store.get_by_ids, store.delete):
-        with pytest.raises(ConfigurationError, match="Pass a list of ids"):
+        with pytest.raises(ConfigurationError, match="Ids must be a list"):
             method("aaa")
 
 

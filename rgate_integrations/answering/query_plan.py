@@ -87,7 +87,7 @@ def plan_queries(
         rewriter: Turns drafts into claims; by default sentence by sentence, without a model.
         always_include_question: Whether the question itself is always a query. Without it, the question is a query
             only if there is no other: a question that needs retrieval always has one.
-        max_queries: Maximum number of queries a question, at least 1.
+        max_queries: Maximum number of queries per question, at least 1.
 
     Returns:
         One plan a decision, in order.

@@ -1,6 +1,6 @@
 """Adapts retrievers and vector stores of LangChain and LlamaIndex, and functions, to `Retriever`.
 
-They are recognised by their methods, so that neither framework is imported.
+They are recognised by their methods, so neither framework has to be imported.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def as_retriever(source: Any) -> Retriever:
-    """Return an object that searches as a `Retriever`.
+    """Return a `Retriever` that searches an object.
 
-    It may be, in this order: a vector store of LangChain, an object with ``search(queries, k)``, a retriever of
-    LlamaIndex, an index of LlamaIndex, a retriever or another runnable of LangChain, or a function of a query, or of
-    a query and ``k``. A retriever of a framework keeps its own number of passages.
+    The object may be, tried in this order: a LangChain vector store, an object with ``search(queries, k)``, a
+    LlamaIndex retriever, a LlamaIndex index, a LangChain retriever or other runnable, or a function of a query, or of
+    a query and ``k``. A framework's retriever returns its own number of passages.
 
     Raises:
         ConfigurationError: The object is none of these.
     """
-    # Before `search`, which stores of LangChain have with another signature.
+    # Before `search`, which LangChain's stores have with another signature.
     if _has(source, "similarity_search"):
         return SearchFunction(lambda query, k: source.similarity_search(query, k=k))
     if _has(source, "search"):
@@ -42,7 +42,7 @@ def as_retriever(source: Any) -> Retriever:
         return SearchFunction(lambda query, k: source(query, k) if _takes_k(source) else source(query))
     raise ConfigurationError(
         f"A {type(source).__name__} cannot search.",
-        hint="A retriever, a vector store, a function of a query, or an object with search(queries, k).",
+        hint="Pass a retriever, a vector store, a function of a query, or an object with search(queries, k).",
     )
 
 
