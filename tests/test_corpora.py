@@ -255,7 +255,7 @@ def test_the_edge_names_several_nodes_and_reads_what_came_back_from_a_checkpoint
     saved = {"retrieve": True, "corpora": ["hr", "docs", "web"]}
     assert edge({"retrieval_decision": saved}) == ["b", "a"]
     assert edge({"retrieval_decision": {"retrieve": True}}) == "a"
-    with pytest.raises(ConfigurationError, match="no node for the corpus 'web'"):
+    with pytest.raises(ConfigurationError, match="The corpus 'web' has no node"):
         edge({"retrieval_decision": saved | {"corpora": ["web"]}})
 
 
@@ -291,7 +291,7 @@ def test_several_tools_are_selected_where_several_may_hold_it_or_the_gate_fails(
     assert selected("a known one") == ["direct"]
     text = str(call(router_engine(), "query", "unknown to hr and docs"))
     assert text.index("from hr") < text.index("from docs")
-    with pytest.raises(ConfigurationError, match="no tool named 'web'"):
+    with pytest.raises(ConfigurationError, match="Unknown tool 'web'"):
         call(selector, "select", tools[1:], "a known one")
     given = RetrievalGateSelector(Sure(), retrieve=["hr", "docs"])
     assert call(given, "select", tools[1:], "unknown to docs").ind == 1

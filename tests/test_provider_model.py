@@ -289,7 +289,7 @@ def test_what_cannot_be_asked_says_so(openai, reply, error, said):
     ("provider", "options", "said"),
     [
         ("groq_or_so", RequestOptions(), "groq_or_so"),
-        ("mistralai", RequestOptions(think="off"), "No argument is known"),
+        ("mistralai", RequestOptions(think="off"), "Cannot set thinking"),
     ],
 )
 def test_what_is_not_known_is_a_typed_error(provider, options, said):
