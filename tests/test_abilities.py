@@ -492,7 +492,7 @@ def test_a_measurement_that_is_a_pipe_is_refused_and_not_taken_for_a_name(tmp_pa
 @pytest.mark.parametrize("name", ["./nope", "../nope", "~/nope", "./ability-llama-3.1-8b", "./\0"])
 def test_a_path_to_nothing_is_no_name_where_the_user_gives_it(name):
     """Regression: a mistyped folder was judged as an LLM of that name, here as Llama-3.1-8B."""
-    with pytest.raises(ConfigurationError, match="There is no folder") as caught:
+    with pytest.raises(ConfigurationError, match="does not exist") as caught:
         load_gate(llm_name=name)
     assert "rgate ability" in caught.value.hint
     assert isinstance(rgate("gates", "--llm", name).exception, ConfigurationError)

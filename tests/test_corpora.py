@@ -106,7 +106,7 @@ WRONG = {
 @pytest.mark.parametrize("make", WRONG.values(), ids=list(WRONG))
 def test_other_names_than_those_of_the_corpora_are_an_error_at_once(make):
     with pytest.raises(
-        ConfigurationError, match="'docs', 'hr', 'web', but there are 'docs', 'web'"
+        ConfigurationError, match="'docs', 'hr', 'web', but the choices are 'docs', 'web'"
     ) as caught:
         make()
     assert "same names" in caught.value.hint
@@ -117,12 +117,12 @@ def test_other_names_than_those_of_the_corpora_are_an_error_at_once(make):
     [
         (lambda: CorpusChain(parts={}), "nothing to search"),
         (lambda: route_edge(retrieve={}, direct="answer"), "nothing to search"),
-        (lambda: RetrievalGate(Sure(), corpus={}), "takes no corpus"),
+        (lambda: RetrievalGate(Sure(), corpus={}), "accepts no corpus"),
         (lambda: RetrievalGate(top=2), "top= needs a corpus"),
         (lambda: RetrievalGate(corpus=True).invoke("a"), "needs a retriever or chain"),
-        (lambda: RetrievalGate(corpus=True).guard(Search()), "does not have them at hand"),
-        (lambda: RetrievalGateSelector(corpus=True), "does not have them at hand"),
-        (lambda: GatedRetriever(llama_index_parts.Shelf(), corpus=True), "does not have them at hand"),
+        (lambda: RetrievalGate(corpus=True).guard(Search()), "does not provide"),
+        (lambda: RetrievalGateSelector(corpus=True), "does not provide"),
+        (lambda: GatedRetriever(llama_index_parts.Shelf(), corpus=True), "does not provide"),
         (lambda: load_gate(corpus=True), "must be a CorpusProfile or its folder"),
         (lambda: load_gate(corpus=[]), "profiles"),
     ],

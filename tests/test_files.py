@@ -39,7 +39,7 @@ def test_a_folder_does_not_replace_a_file_or_something_else(tmp_path):
     gate = {"gate.json": "{}", "README.md": "a card"}
     with pytest.raises(ConfigurationError, match="is a file"):
         write_folder(thesis / "README.md", gate)
-    with pytest.raises(ConfigurationError, match=r"something else in it, such as 'README\.md'"):
+    with pytest.raises(ConfigurationError, match=r"contains other files, such as 'README\.md'"):
         write_folder(thesis, gate)
     assert contents(thesis) == mine
     (tmp_path / "empty").mkdir()

@@ -99,7 +99,10 @@ def test_a_begun_answer_counts_as_far_as_knowledge_is_needed(folder):
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("answer:ik,token_probability", "cannot take question"), ("answer:default", "does not name two gates")],
+    [
+        ("answer:ik,token_probability", "does not accept question"),
+        ("answer:default", "does not name two gates"),
+    ],
 )
 def test_a_begun_answer_is_weighed_by_a_gate_that_knows_kinds(name, why):
     with pytest.raises(ConfigurationError, match=why):
@@ -163,7 +166,7 @@ def test_gates_of_gates_tell_their_gates_the_llm_unless_they_were_fitted_to_one(
     answer = load_gate(f"answer:{folder},token_probability", llm_name="phi-4").gate
     assert answer.question.ability.llm == "phi-4"
     assert load_gate("calibrated", inner=folder, llm_name="phi-4").gate.inner.ability is None
-    with pytest.raises(ConfigurationError, match="judges no LLM by its name"):
+    with pytest.raises(ConfigurationError, match="cannot be adjusted to an LLM"):
         load_gate("ik", llm_name="phi-4")
 
 

@@ -56,7 +56,7 @@ def test_a_model_that_fails_retrieves(monkeypatch):
     monkeypatch.setattr("rgate_integrations.answering.look_first.search_features", None)
     told = Told()
     assert router_over(reading(Shelf())).invoke("fine", {"callbacks": [told]}) == TEXT
-    assert told.events[0]["warnings"] == ["Judging the passages failed (TypeError): they are read."]
+    assert told.events[0]["warnings"] == ["Judging the passages failed (TypeError), so they are read."]
 
 
 class Nested(BaseRetriever):

@@ -114,7 +114,7 @@ def test_the_page_shows_what_is_covered_and_what_no_corpus_has(browser, tmp_path
 # --- drift -------------------------------------------------------------------------------------------------
 
 
-LIKE = "The traffic is like that of the calibration."
+LIKE = "The traffic is like the traffic at calibration."
 CHANGED = "The traffic has changed: calibrate again."
 
 

@@ -167,7 +167,7 @@ def test_openai_like(style, dialect):
         decision = response.metadata["rgate"]
         assert "thinks before it answers" in decision["reason"]
         assert decision["warnings"] == [
-            "The LLM thinks before it answers; it was measured with its thinking off."
+            "The LLM thinks before it answers, but its ability was measured with thinking off."
         ]
 
 

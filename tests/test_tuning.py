@@ -149,7 +149,7 @@ def test_the_log_that_a_gate_was_tuned_on_is_no_other_traffic(tmp_path, prior):
         decisions = load_gate(folder, proxy=Reader(), on_error="raise").decide_batch(requests)
         log = write(tmp_path / "log.jsonl", *({"p_known": each.p_known} for each in decisions))
         told = printed("monitor", log, "--gate", folder)
-        assert "like that of the calibration" in told
+        assert "like the traffic at calibration" in told
         rate, expected = (float(each) for each in re.findall(r"([0-9.]+)%", told)[:2])
         assert rate == pytest.approx(expected, abs=2)
 
@@ -159,7 +159,7 @@ def test_an_existing_folder_is_left_alone_before_anything_is_asked(tmp_path, pri
     save_gate(SavedGate(method="calibrated"), tmp_path / "my-gate")
     with pytest.raises(ConfigurationError, match=why) as caught:
         tuned(tmp_path, prior, direct=pytest.fail, update=update)
-    assert update or caught.value.hint.startswith("update=True (--update) adds")
+    assert update or caught.value.hint.startswith("Add questions to it with update=True (--update)")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_options_and_guarantees_out_of_range_are_refused_by_name_and_value(kind,
 def test_too_small_for_a_guarantee_says_how_many_would_do(tmp_path, prior):
     choice = tuned(tmp_path, prior, options={"policy": MaxLoss(0.05)}).question.choice
     assert (choice.guaranteed, choice.threshold) == (False, ALWAYS)
-    assert re.search(r"n = \d+.*questions like these would do", choice.guarantee)
+    assert re.search(r"n = \d+.*questions like these would be enough", choice.guarantee)
 
 
 def test_tokens_by_hand():

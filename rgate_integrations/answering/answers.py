@@ -1,4 +1,4 @@
-"""Answers by an LLM: from the question alone, or with passages."""
+"""Lets an LLM answer questions, with or without passages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_answers(
         prompt: The closed-book prompt, with the field ``question``.
 
     Returns:
-        One answer a question, in order.
+        One answer per question, in order.
     """
     batches: dict[PromptTemplate, list[int]] = {}
     for index, texts in enumerate(passages):
