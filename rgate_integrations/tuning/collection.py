@@ -168,8 +168,7 @@ class Answers:
     ) -> int:
         """Make all calls whose answers are missing, and return how many failed.
 
-        A failed call is recorded, and the others continue. An answer that is cut off before it starts counts as
-        failed.
+        A failed call is recorded, and the others continue. An answer cut off before it starts counts as failed.
 
         Args:
             questions: The questions.
@@ -180,8 +179,7 @@ class Answers:
 
         Raises:
             ServerError: The first call, ten calls in a row, or all calls failed; all answers so far are kept.
-            NoAnswerError: A kind of arm has never answered, and three of its answers were cut off before they
-                started.
+            NoAnswerError: A kind of arm has never answered, and three answers were cut off before they started.
             WriteError: An answer could not be written, for example because the disk is full.
         """
         if arms is None:
