@@ -75,10 +75,8 @@ def test_whatever_a_retriever_returns_the_upstream_is_asked(found, look_first):
         for _ in range(2):
             response = between.ask()
             assert response.status_code == 200
-            assert (gateway_headers(response)["decision"], gateway_headers(response)["p-known"]) == (
-                "retrieve",
-                "0.100",
-            )
+            headers = gateway_headers(response)
+            assert (headers["decision"], headers["p-known"]) == ("retrieve", "0.100")
             assert gateway_headers(response)["passages"] == "0"
             assert between.sent == HAMLET
         assert len(between.shelf.queries) == 2

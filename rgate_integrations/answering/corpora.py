@@ -20,6 +20,7 @@ def chosen_corpora(decision: Decision | None, names: Sequence[str]) -> tuple[str
         names: The corpora that can be searched.
     """
     corpora = () if decision is None else decision.corpora
+    # Searching all is the safe choice if the gate failed or names unknown corpora.
     return tuple(name for name in corpora if name in names) or tuple(names)
 
 

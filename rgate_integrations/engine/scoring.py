@@ -112,6 +112,7 @@ def read_request(request: Request, sources: Sources) -> Evidence:
     question, original = plain_text(request.question), ""
     if question != request.question:
         request, original = replace(request, question=question), request.question
+    # Skips tokenization for almost all requests.
     if len(question.encode()) <= MAX_REQUEST_TOKENS:  # a token has at least one byte
         return Evidence(request, original=original)
     head = question[: 8 * MAX_REQUEST_TOKENS]  # a token rarely has more than 8 characters

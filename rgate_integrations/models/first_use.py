@@ -95,6 +95,7 @@ class FirstUse:
                 )
             message = f"The {what} {name!r} is not downloaded yet, and {obstacle}."
             raise ModelLoadError(message, hint=f"Run: rgate download {name}")
+        # `setdefault` is atomic, so all threads get the same lock.
         with self._locks.setdefault(name, ForkSafeLock()):
             folder = self._find_cached(name)
             if folder is not None:  # another thread has downloaded it while this one waited for the lock

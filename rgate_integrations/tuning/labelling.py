@@ -51,6 +51,7 @@ answer, or else agreement."""
 Verdicts: TypeAlias = Mapping[tuple[ArmName, str], bool | None]
 """A judge's verdict on an arm's answer to a question, by arm and `Question.key`; None without a verdict."""
 
+# Sentence vectors of unrelated answers are close together, too, so only near-paraphrases may pass.
 SAME_MEANING = 0.96
 """Cosine similarity at and above which two answers count as the same."""
 
@@ -259,6 +260,7 @@ def ask_judge(
             for answered in with_gold
             if not describe_non_answer(judged.get(answered.question.key, ""))
         ]
+        # Each judge and arm has its own verdicts, so another judge does not reuse them.
         name = f"judge {judge.name} of {arm}"
         # The prompt asks for one word, but some models write a few more.
         answers.add({name: JudgeArm(judge, tokens=8, prompt=JUDGE, judged=judged)})
