@@ -374,7 +374,7 @@ def test_resolve_model(cache, tmp_path, monkeypatch):
         (resolve_model, "a/b/c", ModelLoadError, "does not exist"),
         (resolve_model, __file__, ModelLoadError, "does not exist"),
         (corpus_path, "encyclopedia-leads", DownloadError, "rgate download encyclopedia-leads"),
-        (corpus_path, "smollm2-135m-instruct", UnknownNameError, "Unknown corpus"),
+        (corpus_path, "smollm2-135m-instruct", UnknownNameError, "There is no corpus named"),
         (partial(download, source="hub"), "encyclopedia-leads", DownloadError, "leads is not on the Hub"),
         (partial(download, source="web"), "encyclopedia-leads", ConfigurationError, "Unknown source 'web'"),
     ],

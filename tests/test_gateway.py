@@ -305,8 +305,8 @@ def test_the_gateways_token_does_not_go_to_the_upstream(key, sent):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"look_first": True}, "something to search"),
-        ({"answer_first": AnswerFirst(prefetch=True)}, "something to search"),
+        ({"look_first": True}, "needs a retriever"),
+        ({"answer_first": AnswerFirst(prefetch=True)}, "needs a retriever"),
         ({"answer_first": True}, "partial answer"),
     ],
 )

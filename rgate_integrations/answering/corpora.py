@@ -37,7 +37,10 @@ def check_corpora(corpora: Iterable[str], parts: Iterable[str]) -> None:
     """
     known, names = list(corpora), list(parts)
     if not names:
-        raise ConfigurationError("No corpora were given.", hint='Name each corpus: {"docs": …, "hr": …}.')
+        raise ConfigurationError(
+            "There is nothing to search: no corpora were given.",
+            hint='Name each corpus: {"docs": …, "hr": …}.',
+        )
     if known and set(known) != set(names):
         raise ConfigurationError(
             f"The gate has the corpora {', '.join(map(repr, known))}, but the choices are "

@@ -78,7 +78,7 @@ def score_requests(
             continue
         score: Score = replace(piece.value, cost=item.cost + Cost(milliseconds=milliseconds))
         if item.truncated:
-            warning = f"Only {len(item.question):,} of {len(request.question):,} characters were read."
+            warning = f"Of {len(request.question):,} characters only {len(item.question):,} were read."
             score = replace(score, warnings=(warning, *score.warnings))
             if item.leaves_out or score.p_known < MIN_P_KNOWN_IF_TRUNCATED:
                 score = score.overridden(

@@ -356,7 +356,7 @@ class ServedProxy(LanguageModel):
         message = f"({answer.status}): {self._credentials.redact(answer.text)[:_QUOTED]}"
         if answer.status in (401, 403, 404):
             raise ServerError(
-                f"The server at {self.url} rejected the key, the path or the model {message}",
+                f"The server at {self.url} refused the key, the path or the model {message}",
                 hint="Check api_key=, url=…/v1 and model=.",
             )
         raise EvidenceError(f"The server at {self.url} refused the request {message}")

@@ -103,7 +103,9 @@ class Answers:
             if isinstance(fields.get("made_with"), dict):
                 self._made_with |= fields["made_with"]  # each run adds its new arms
             elif number == 1:
-                raise DataFormatError(f"{str(path)!r} does not contain answers.", hint="Choose another file.")
+                raise DataFormatError(
+                    f"{str(path)!r} contains something else, not answers.", hint="Choose another file."
+                )
             else:
                 self._load(Record(f"{path}, line {number}", fields))
         self.add(arms)

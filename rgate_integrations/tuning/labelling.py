@@ -95,7 +95,7 @@ class Labels:
             "gold": "An answer is right if it contains a gold answer, compared by whole words.",
             "judge": f"The model {self.judge} judged each answer against the gold ones.",
             "agreement": "Without gold answers, an answer without retrieval counts as right if it says the same as "
-            "the one with retrieval, which always counts as right. This is a substitute for correctness.",
+            "the one with retrieval, which always counts as right. This is a substitute: agreement is not correctness.",
         }[self.kind]
         if not self.samples:
             return text
@@ -327,7 +327,7 @@ def collect(
         to_ask = read_questions(questions, gold=True)
         if out.exists() and not answers_path.exists():
             raise DataFormatError(
-                f"{str(out)!r} was not written by collect: the file with its answers is missing.",
+                f"{str(out)!r} contains something else: the file with its answers is missing.",
                 hint="Choose another file.",
             )
         answers = Answers(answers_path, arms)
