@@ -95,7 +95,8 @@ class Labels:
             "gold": "An answer is right if it contains a gold answer, compared by whole words.",
             "judge": f"The model {self.judge} judged each answer against the gold ones.",
             "agreement": "Without gold answers, an answer without retrieval counts as right if it says the same as "
-            "the one with retrieval, which always counts as right. This is a substitute: agreement is not correctness.",
+            "the one with retrieval, which always counts as right. This is a substitute, and "
+            "agreement is not correctness.",
         }[self.kind]
         if not self.samples:
             return text
