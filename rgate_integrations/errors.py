@@ -124,7 +124,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
     names = sorted(known)
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(near)}?" if near else f"Known names: {', '.join(names)}."
-    return UnknownNameError(f"Unknown {kind} {name!r}.", hint=hint)
+    return UnknownNameError(f"There is no {kind} named {name!r}.", hint=hint)
 
 
 def missing_dependency(module: str, extra: str) -> MissingDependencyError:

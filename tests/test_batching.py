@@ -185,7 +185,7 @@ def test_a_call_ends_when_its_time_is_up_wherever_the_question_is(held, call, be
         assert [d.error for d in waiting.result(PATIENCE)] == [None] * len(before)
         assert gate.decide("after?", timeout=PATIENCE).error is None
     if before:
-        assert held.asked == [["slow before?"], ["after?"]], "what nobody waits for is not begun"
+        assert held.asked == [["slow before?"], ["after?"]], "work without a waiting caller is not started"
 
 
 def test_the_gate_has_a_deadline_of_its_own_which_stays_with_it(held, call):

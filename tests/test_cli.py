@@ -39,7 +39,7 @@ def process(*arguments, before=""):
 def test_errors_have_a_hint_in_one_line_and_exit_code_one():
     done = process("decide", "--gate", "ikk", "who?")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: Unknown gate 'ikk'.\nhint: Did you mean ik?\n"
+    assert done.stderr == "error: There is no gate named 'ikk'.\nhint: Did you mean ik?\n"
     assert "rgate index build" in rgate("index", "search", "/no/such/index", "q").exception.hint
     assert isinstance(rgate("report", "/no/such/result.json").exception, DataFormatError)
 

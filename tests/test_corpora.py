@@ -28,12 +28,12 @@ from rgate_integrations.serving.gateway import Gateway
 from rgate_integrations.serving.service import DecisionService
 from rgate_integrations.serving.upstream import Upstream
 from tests import llama_index_parts
-from tests.begun_answers import UNSURE, Librarian, Told, Writer
+from tests.begun_answers import UNSURE, EventRecorder, Librarian, Writer
 from tests.http_servers import serving_gate
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Search, each, texts
 from tests.llama_index_parts import Rag, both_ways
 from tests.scripted_upstream import Shelf
-from tests.test_gateway import gateway, told
+from tests.test_gateway import gateway, gateway_headers
 from tests.test_langchain_runnables import READABLE, loaded, pickled
 
 NAMES = Librarian.corpora
@@ -142,7 +142,7 @@ def test_without_corpora_a_mapping_is_what_it_is_everywhere_in_langchain():
 
 @each(SINGLES)
 def test_the_chain_of_the_corpus_runs(gate, call):
-    listener = Told()
+    listener = EventRecorder()
     for question, name in UNKNOWN.items():
         assert call(routed(gate), question, {"callbacks": [listener]}) == f"{name}: {question}"
     assert call(routed(gate), "a known one") == "direct: a known one"
@@ -315,13 +315,15 @@ def test_a_guard_asks_the_retrievers_of_the_corpora(call):
 def test_the_gateway_searches_the_indexes_that_the_gate_names(options):
     shelf = {name: Shelf(f"What is unknown to docs and hr is in {name}.") for name in NAMES}
     with gateway(Sure(), shelf=shelf, **options) as between:
-        answer = told(between.ask("unknown to hr and docs"))
+        answer = gateway_headers(between.ask("unknown to hr and docs"))
         assert (answer["corpus"], answer["p-covered"], answer["passages"]) == ("hr", "0.900", "2")
         assert between.sent.index("is in hr") < between.sent.index("is in docs")
         assert [bool(each.queries) for each in shelf.values()] == [True, True, False]
         shelf["hr"].error = OSError("disk gone")
-        assert told(between.ask("unknown to hr and docs"))["passages"] == "1"
-        assert told(between.ask("RAISE unknown"))["passages"] == "2", "all are asked, and one fails"
+        assert gateway_headers(between.ask("unknown to hr and docs"))["passages"] == "1"
+        assert gateway_headers(between.ask("RAISE unknown"))["passages"] == "2", (
+            "all are asked, and one fails"
+        )
 
 
 async def test_clients_are_told_where_to_search():

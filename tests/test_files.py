@@ -86,7 +86,7 @@ def test_damaged_jsonl_names_what_is_wrong(tmp_path, name, content, message):
         list(read_jsonl(tmp_path / name, hint="one number a line"))
 
 
-# Separators that are no line feed stay in their line, half a surrogate pair is escaped, and a kill may cut an é.
+# Other separators than line feeds stay in their line, half a surrogate pair is escaped, and a kill may cut an é.
 ROWS = [{"a": "one\u2028two\x85 and half a\ud800b"}, {"a": "é"}]
 
 
@@ -155,10 +155,10 @@ def test_a_log_that_is_edited_between_two_appends_loses_nothing(tmp_path):
     path.write_bytes(ONE + TWO[:-1])
     log.append([{"n": 3}])
     assert [row["n"] for row in log.values()] == [1, 2, 3]
-    path.write_bytes(b"mine\nand nobody else's")
+    path.write_bytes(b"mine\nand only mine")
     with pytest.raises(DataFormatError, match="something else"):
         log.append([{"n": 4}])
-    assert path.read_bytes() == b"mine\nand nobody else's"
+    assert path.read_bytes() == b"mine\nand only mine"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def status_of(answer):
 
 @dataclass
 class Attacked:
-    """A gateway with a key, its upstream below a path, and another server that nobody should ask."""
+    """A gateway with a key, its upstream below a path, and another server that must not be reached."""
 
     url: str
     upstream: RawUpstream

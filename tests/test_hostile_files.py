@@ -302,7 +302,7 @@ def test_a_gate_whose_configuration_is_no_object_cannot_be_read(gate_folder, tex
 
 
 def named(folder, gates):
-    """A calibrated gate's folder that names other gates in place of its own."""
+    """A calibrated gate's folder that names other gates instead of its own."""
     change(calibrated(folder), parameters={"inner": gates})
     return str(folder)
 

@@ -105,8 +105,8 @@ def test_a_server_that_echoes_the_login_is_not_quoted_with_it(fake, caplog):
 
 @pytest.mark.parametrize(("login", "key"), [("", KEY), (f"{LOGIN}@", None)])
 def test_a_lost_connection_tells_no_secret(login, key, caplog):
-    nobody = ServedProxy(f"http://{login}127.0.0.1:9/v1", "m", api_key=key, retries=0)
-    failed(nobody, caplog, ServerError, r"127\.0\.0\.1:9/v1 could not be used")
+    unreachable = ServedProxy(f"http://{login}127.0.0.1:9/v1", "m", api_key=key, retries=0)
+    failed(unreachable, caplog, ServerError, r"127\.0\.0\.1:9/v1 could not be used")
 
 
 def test_a_transport_error_that_quotes_the_key_is_redacted(fake, monkeypatch, caplog):
@@ -286,7 +286,7 @@ TEXT = {
 @given(body=changed(CHAT) | changed(TEXT))
 def test_an_answer_of_any_shape_is_read_or_refused(body):
     draft, likeliest = read_completion(json.dumps(body).encode()) or (Draft(text=""), {})
-    draft.text.encode()  # raises if it is no text
+    draft.text.encode()  # raises if it is not text
     assert draft.prompt_tokens >= 0
     assert max((0.0, *(draft.logprobs or ()), *likeliest.values())) == 0.0
 

@@ -102,7 +102,7 @@ ARMS = {
         "amazon.nova-pro-v1:0",
     ),
     "another server's model": (openai("m.gguf", base_url="http://localhost:8080/v1"), "m.gguf"),
-    "another server, whose model nobody named": (
+    "another server, whose model has no name": (
         ChatOpenAI(api_key="x", base_url="http://localhost:8080/v1"),
         "",
     ),

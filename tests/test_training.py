@@ -84,7 +84,7 @@ def test_labels_other_than_the_default(tmp_path, label, fields, target):
 
 @pytest.fixture(scope="module")
 def separable():
-    """States of three layers, of which one number tells what is known; and that."""
+    """States of three layers, one number of which says what is known; and the labels."""
     rng = np.random.default_rng(0)
     known = rng.random(200) < 0.4
     states = rng.normal(size=(200, 3, 24)).astype(np.float32)

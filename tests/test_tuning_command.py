@@ -82,7 +82,7 @@ PASSAGES = ["--index", "passages"]
     ("options", "said"),
     [
         ([*PASSAGES, "--yes"], "--model is required"),
-        ([*PASSAGES, "--model", "m", "--yes", "--max-loss", "0.1", "--budget", "0.4"], "exclude each other"),
+        ([*PASSAGES, "--model", "m", "--yes", "--max-loss", "0.1", "--budget", "0.4"], "cannot be combined"),
         # It compared answers without retrieval with answers read from the demo's encyclopedia.
         (["--model", "m", "--yes"], "--index"),
         ([*PASSAGES, "--model", "m"], "Go on (--yes does not ask)?"),

@@ -100,6 +100,7 @@ def screen(decision: Decision, options: AnswerFirst) -> Screening:
     """Return what a decision by the question alone says; an override or a failure is always clear."""
     if decision.error is not None or decision.override is not None:
         return Screening.UNKNOWN if decision.retrieve else Screening.KNOWN
+    # A clear case must also be on the same side of the threshold.
     if decision.p_known < min(options.retrieve_below, decision.threshold):
         return Screening.UNKNOWN
     if decision.p_known >= max(options.answer_above, decision.threshold):

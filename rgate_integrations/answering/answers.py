@@ -35,6 +35,7 @@ def write_answers(
     Returns:
         One answer per question, in order.
     """
+    # A model call has a single template, so questions are grouped by it.
     batches: dict[PromptTemplate, list[int]] = {}
     for index, texts in enumerate(passages):
         batches.setdefault(ANSWER_WITH_PASSAGES if texts else prompt, []).append(index)

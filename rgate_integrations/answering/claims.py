@@ -52,6 +52,7 @@ def parse_claims(text: str) -> list[Claim]:
         >>> parse_claims("<Claim> Paris is in France. <Query> Paris country")[0].query
         'Paris country'
     """
+    # A block lasts until the next one starts, so a malformed block cannot swallow its successors.
     starts = list(_BLOCK.finditer(text))
     ends = [start.start() for start in starts[1:]] + [len(text)]
     claims = []

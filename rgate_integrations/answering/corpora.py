@@ -20,6 +20,7 @@ def chosen_corpora(decision: Decision | None, names: Sequence[str]) -> tuple[str
         names: The corpora that can be searched.
     """
     corpora = () if decision is None else decision.corpora
+    # Searching all is the safe choice if the gate failed or names unknown corpora.
     return tuple(name for name in corpora if name in names) or tuple(names)
 
 
@@ -36,7 +37,10 @@ def check_corpora(corpora: Iterable[str], parts: Iterable[str]) -> None:
     """
     known, names = list(corpora), list(parts)
     if not names:
-        raise ConfigurationError("No corpora were given.", hint='Name each corpus: {"docs": …, "hr": …}.')
+        raise ConfigurationError(
+            "There is nothing to search: no corpora were given.",
+            hint='Name each corpus: {"docs": …, "hr": …}.',
+        )
     if known and set(known) != set(names):
         raise ConfigurationError(
             f"The gate has the corpora {', '.join(map(repr, known))}, but the choices are "

@@ -120,6 +120,7 @@ def read_message(message: Any) -> Draft:
     )
 
 
+# Statuses with which servers reject a field. Others, such as 401, 429 or 500, concern every request.
 _REFUSED = frozenset({400, 404, 405, 415, 422, 501})
 _UNSUPPORTED = ("unsupported", "notsupported", "notimplemented", "badrequest", "unprocessable")
 _WORDS = ("logprob", "max_tokens", "unsupported", "not supported", "unexpected keyword", "unknown parameter")

@@ -94,6 +94,7 @@ def decide_with_passages(
         options: How the passages are judged.
         direct_threshold: The caller's threshold. A P(known) of at least this answers directly, whatever was found.
     """
+    # The order matters: each check below relies on the ones before it.
     if isinstance(passages, Exception):
         return _warn(decision, f"The search failed ({type(passages).__name__}), so the gate alone decided.")
     if decision.error is not None or decision.override is not None or is_follow_up(decision.question):
@@ -123,6 +124,7 @@ def help_no_llm(question: str, passages: Sequence[FoundPassage], options: LookFi
     Passages help an LLM more the less it knows, so this tests the lowest P(known) that matters: below
     `LookFirst.abstain_below`, neither arm is likely to be right.
     """
+    # Passages help most at this P(known), so if they do not help here, they help no LLM.
     least = options.abstain_below
     return estimate_p_helps(question, passages, least, options) - options.min_gain <= least
 

@@ -191,6 +191,7 @@ class BufferedAnswer(ABC):
             try:
                 chunk = yield Call(self.source.next, self.source.anext)
             except Exception as error:  # if the answer fails before it is judged, the router retrieves
+                # Only before the first chunk: a refusal comes at once, and a later error has another cause.
                 if self.fallback is not None and not self.chunks and says_unsupported(error):
                     self.set_logprobs(wanted=False)
                     self.source, self.fallback = self.fallback, None

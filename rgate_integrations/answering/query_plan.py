@@ -190,4 +190,5 @@ def _plan(
 def are_alike(first: str, second: str) -> bool:
     """Return whether two queries have at least four fifths of their words in common."""
     words, others = set(normalise(first).split()), set(normalise(second).split())
+    # Searching both would return the same passages twice.
     return first == second or len(words & others) >= 0.8 * len(words | others) > 0

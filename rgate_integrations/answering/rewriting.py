@@ -106,10 +106,12 @@ _ABBREVIATION = re.compile(
 )
 _PRONOUN = re.compile(r"^(?:he|she|it|they|this|that|these|those)\b(?!\s+(?:is why|means))", re.IGNORECASE)
 _POSSESSIVE = re.compile(r"^(?:his|her|its|their)\b", re.IGNORECASE)
+# Words that connect a sentence to the one before it, which its query does not have.
 _LEAD_IN = re.compile(
     r"^(?:so|thus|therefore|hence|however|moreover|in addition|also|finally)[, ]+|^the answer is:?\s*",
     re.IGNORECASE,
 )
+# Refusals and fillers make no claim that could be searched for.
 _EMPTY = re.compile(
     r"^(?:i(?:'m| am)? (?:sorry|not sure|unable|do not know|don't know|cannot|can't)|as an ai|sure[,!]"
     r"|yes[.!]?$|no[.!]?$|there is no (?:information|record)|i don't have)",

@@ -102,6 +102,7 @@ class RoutedCall(ABC, Generic[_Input]):
         self.inputs = inputs
         self.search_task: Task | None = None
         self._search_inputs: Sequence[_Input] = ()
+        # Users wait from here on, so the time to the first token includes the decision.
         self._start = time.perf_counter()
         self._screening_time = 0.0  # milliseconds
 

@@ -148,6 +148,7 @@ class Decider(ABC):
 
         This is the only place where a failure becomes a decision to retrieve.
         """
+        # A string is iterable, so each of its characters would be judged as a question.
         if isinstance(items, str | Request):
             raise ConfigurationError("decide_batch takes a list of questions.", hint="Use decide() for one.")
         checked = [read_item(item) for item in items]

@@ -74,6 +74,7 @@ class DecisionEngine(Decider):
         size = _LOCAL_BATCH
         if llm is not None or isinstance(proxy, Proxy):  # servers take larger batches
             size = getattr(proxy, "max_batch_size", _MAX_BATCH)
+        # One queue per engine: all callers of a gate share its batches.
         self._batcher: Batcher[Request, Decision | Exception] = Batcher(self._decide, max_size=size)
 
     def __repr__(self) -> str:

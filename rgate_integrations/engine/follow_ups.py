@@ -69,6 +69,7 @@ def missing_context(request: Request, *, reads_history: bool) -> str:
         request: The question, with the turns before it if they are known.
         reads_history: Whether the gate reads those turns.
     """
+    # With earlier turns, any message may refer to them, whatever its wording.
     if request.history:
         return "" if reads_history else UNREAD
     return REFERS_BACK if is_follow_up(request.question) else ""

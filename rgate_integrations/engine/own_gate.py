@@ -79,6 +79,7 @@ class OwnGate(Decider):
             return ConfigurationError(
                 f"The gate {self.name!r} returned {type(decision).__name__}, not a Decision."
             )
+        # A user's gate that fails must not skip retrieval silently.
         must_retrieve = decision.error is not None or (decision.override and decision.override.retrieve)
         if must_retrieve and not decision.retrieve:
             return ConfigurationError(

@@ -78,7 +78,7 @@ def score_requests(
             continue
         score: Score = replace(piece.value, cost=item.cost + Cost(milliseconds=milliseconds))
         if item.truncated:
-            warning = f"Only {len(item.question):,} of {len(request.question):,} characters were read."
+            warning = f"Of {len(request.question):,} characters only {len(item.question):,} were read."
             score = replace(score, warnings=(warning, *score.warnings))
             if item.leaves_out or score.p_known < MIN_P_KNOWN_IF_TRUNCATED:
                 score = score.overridden(
@@ -112,6 +112,7 @@ def read_request(request: Request, sources: Sources) -> Evidence:
     question, original = plain_text(request.question), ""
     if question != request.question:
         request, original = replace(request, question=question), request.question
+    # Skips tokenization for almost all requests.
     if len(question.encode()) <= MAX_REQUEST_TOKENS:  # a token has at least one byte
         return Evidence(request, original=original)
     head = question[: 8 * MAX_REQUEST_TOKENS]  # a token rarely has more than 8 characters

@@ -172,7 +172,7 @@ class Gate(BaseModel, ABC):
         """
         if not cls.argument:
             raise ConfigurationError(
-                f"The gate {cls.info.name!r} accepts no argument, but got {argument!r}.",
+                f"The gate {cls.info.name!r} takes no argument, but got {argument!r}.",
                 hint=f'Use load_gate("{cls.info.name}").',
             )
         return {cls.argument: argument}

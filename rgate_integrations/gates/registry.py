@@ -142,6 +142,6 @@ def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:
     for spec in expand_specs([ScoreSpec(gate)]):
         if isinstance(spec, ScoreSpec) and spec.gate.name == "remote":
             # A folder from anywhere could send all questions to a stranger's server.
-            raise ModelLoadError("A saved gate must not contact a server.", hint="Do not use this gate.")
+            raise ModelLoadError("A saved gate must not ask a server.", hint="Do not use this gate.")
     check_prompts(gate, saved, name)
     return gate

@@ -116,7 +116,7 @@ def draft_features(draft: Draft) -> Float64Array:
     """
     if draft.logprobs is None:
         raise EvidenceError(
-            "This gate needs log-probabilities, which the partial answer does not have.",
+            "The partial answer has no log-probabilities, which this gate needs.",
             hint="Request them from the server (LangChain: logprobs=True), or use the gate for the question alone.",
         )
     logprobs = np.clip(np.array(draft.logprobs or (_MIN_LOGPROB,), dtype=float), _MIN_LOGPROB, 0.0)

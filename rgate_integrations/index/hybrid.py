@@ -102,6 +102,7 @@ class HybridIndex:
     def search(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
         """Return the ``k`` best passages for each query, best first; one embedding call for all queries."""
         check_search(queries, k)
+        # A passage that one side ranks below k can still be best after fusion.
         pool = max(self.pool, k)
         rankings = zip(self.dense.search(queries, pool), self.bm25.search(queries, pool), strict=True)
         return [fuse(pair, key=passage_id, k=k) for pair in rankings]

@@ -256,6 +256,7 @@ class PassageIndex:
         if not state.passages:
             return [[] for _ in vectors]
         wanted = normalise_vectors(check_vectors(vectors, len(vectors), state.buffer.shape[1]))
+        # FAISS fills up with row -1 if k exceeds the number of vectors.
         k = min(k, len(state.passages))
         nearest = self._faiss.knn(wanted, state.vectors, k, metric=self._faiss.METRIC_INNER_PRODUCT)
         results = []

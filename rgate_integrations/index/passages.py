@@ -34,6 +34,7 @@ class Passage:
 
     def __post_init__(self) -> None:
         if isinstance(self.id, int):  # ids come from tables as numbers
+            # A frozen dataclass can only be changed this way, even in __post_init__.
             object.__setattr__(self, "id", str(self.id))
         if self.metadata is None:  # some stores and files have null
             object.__setattr__(self, "metadata", {})

@@ -58,6 +58,7 @@ class ArmAnswer(BufferedAnswer):
         self._events = BufferingHandler(self, config["callbacks"], self._cancellation)
         call = (parent.input, config, parent.options, self._events)
         source, fallback = ArmStream(direct.arm, *call), None
+        # The plain arm stays available in case the LLM refuses log-probabilities.
         if direct.with_logprobs is not None and direct.wants_logprobs:
             source, fallback = ArmStream(direct.with_logprobs, *call), source
         super().__init__(PartialAnswer(), source, fallback)
@@ -79,6 +80,7 @@ class ArmAnswer(BufferedAnswer):
 
     def cancel(self) -> Flow[None]:
         """Stop the LLM; traces show that it was cancelled, and after how many tokens."""
+        # Before closing, because closing makes the tracers record the end of the runs.
         self._cancellation.update(cancelled=CANCELLATION, tokens=self.partial.count)
         yield from self.close()
 
@@ -158,7 +160,9 @@ def merge_chunks(chunks: Sequence[Any]) -> Any:
     for chunk in chunks[1:]:
         addable = isinstance(total, str | BaseMessageChunk | AddableDict) and isinstance(chunk, type(total))
         if isinstance(total, list) and isinstance(chunk, list):
+            # A list that starts with all of the previous one is a parser's longer version of it.
             addable = chunk[: len(total)] != total
         # Parsers send the whole object again each time, with more in it, so the last one replaces the others.
         total = total + chunk if addable else chunk
+    # As `invoke` would return it: a message, not a chunk.
     return message_chunk_to_message(total) if isinstance(total, BaseMessageChunk) else total

@@ -89,6 +89,7 @@ class BufferingHandler(BaseCallbackHandler):
 
     def __init__(self, answer: BufferedAnswer, manager: Any, cancellation: dict[str, Any]) -> None:
         self._answer = answer
+        # Must run before the arm starts: children copy the handlers of their parent's manager.
         tracers, self._listeners = split_handlers(manager, cancellation)
         manager.set_handlers([*tracers, self])
         self._events: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
@@ -185,6 +186,7 @@ class BufferingHandler(BaseCallbackHandler):
         usage = getattr(chunk.message, "usage_metadata", None)
         answer.has_thoughts |= read_reply(chunk.message).thoughts is not None or count_thinking(usage) > 0
         if usage:
+            # The maximum, because chunks after the first may report 0.
             answer.prompt_tokens = max(answer.prompt_tokens, usage["input_tokens"])
 
 

@@ -44,6 +44,7 @@ def parts_of(runnable: Any) -> list[Runnable[Any, Any]]:
         return list(runnable.deps)
     if isinstance(runnable, BaseLanguageModel) or not isinstance(runnable, BaseModel):
         return []
+    # LangChain has no common interface for parts, but all composed runnables keep them in fields.
     return list(instances_in(vars(runnable), Runnable))  # type: ignore[type-abstract]  # only for isinstance
 
 

@@ -65,6 +65,7 @@ class PerCorpus(FlowRunnable[Input, Output]):
     def flow(self, runs: list[Run]) -> Flow[list[Any]]:
         """Run each part on its share of a batch."""
         corpora = [self.choose(single.config) for single in runs]
+        # The keys are set now, so that results keep this order whichever part finishes first.
         results: list[dict[str, Any]] = [dict.fromkeys(names) for names in corpora]  # best first
         shares, steps = {}, []
         for name, part in self.parts.items():

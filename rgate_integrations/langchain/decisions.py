@@ -85,6 +85,7 @@ class GateDecisionModel(names.BaseDecisionModel):  # type: ignore[misc]  # Any t
 
     def _answer_questions(self, state: Any, questions: Mapping[str, Any]) -> Flow[Any]:
         for name, question in questions.items():
+            # A gate cannot answer free questions, and an answer to another one would be misleading.
             if question not in (KNOWS, ROUTE):
                 raise ConfigurationError(
                     f"A retrieval gate cannot answer the question {name!r}.",

@@ -70,6 +70,7 @@ class EmbeddingsAdapter:
 
     def embed_queries(self, texts: Sequence[str]) -> Float32Array:
         """Embed queries one by one, because LangChain's interface has no batch call for queries."""
+        # Not `embed_documents`, because many models embed queries and documents differently.
         return check_vectors([self.embeddings.embed_query(text) for text in texts], len(texts))
 
 

@@ -126,6 +126,7 @@ def route_edge(
             raise ConfigurationError(
                 f"The corpus {named[0]!r} has no node.", hint=f"retrieve= has nodes for: {', '.join(nodes)}."
             )
+        # A single node as a string, which is the usual form of an edge's result.
         return chosen if len(chosen) > 1 else [*chosen, *nodes.values()][0]
 
     # LangGraph compiles and draws edges to the nodes in the return annotation.

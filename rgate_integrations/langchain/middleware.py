@@ -135,6 +135,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
             return request
         visible = [tool for tool in request.tools if self.hidden.isdisjoint(_names(tool))]
         choice = request.tool_choice
+        # Providers reject a request whose tool_choice names a tool that is not in the list.
         if isinstance(choice, str | dict) and not self.hidden.isdisjoint(_names(choice)):
             choice = None
         return request.override(tools=visible, tool_choice=choice)

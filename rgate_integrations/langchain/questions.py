@@ -86,6 +86,7 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
             history = _turns(_messages(earlier))
         except InvalidQuestionError:  # such as the pairs of older chains
             # Not a user turn, because consecutive user turns are read as one question.
+            # The gate must know that something came before, even in an unknown form.
             history = (AIMessage(str(earlier)),)
     elif key != "messages" and value.get("messages"):
         # A graph's state often has both. If they differ, the question was rewritten to stand alone.

@@ -49,6 +49,7 @@ class IndexRetriever(BaseRetriever):
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
         search = self._get_relevant_documents
+        # Embedding takes milliseconds of CPU time, which would block the event loop.
         return await run_in_executor(None, search, query, run_manager=run_manager.get_sync(), k=k)
 
 

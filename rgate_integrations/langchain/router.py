@@ -352,6 +352,7 @@ class RouterCall(RoutedCall[RouterInput]):
     def emit(self, item: RouterInput, decision: Decision) -> Flow[None]:
         """Emit the decision, and bind it to the arms' config, so that no gate inside an arm decides again."""
         yield from emit_decision_event(decision, item.run.child())
+        # Emitted first: components inside the arm do not emit a decision that they reuse.
         item.run.config = bind_decision(item.run.config, self.router.gate, item.run.input, decision)
 
     def remaining_run(self, item: RouterInput) -> ArmRun | ArmAnswer | Exception:

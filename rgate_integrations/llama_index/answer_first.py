@@ -108,6 +108,7 @@ class EngineStream(ChunkStream):
         self._bundle = copy_bundle(bundle)
         self._answer = answer
         self._kind: type[BaseEvent] | None = None
+        # On first use and not at import, which should have no effects.
         listen(_Listener)
 
     def next(self) -> Any:

@@ -89,6 +89,7 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
         max_queries: int = 6,
         filter_claims: bool = False,
     ) -> None:
+        # 64 tokens are two or three sentences, which are the claims.
         self.decider = QueryDecider(gate, draft_llm, tokens=64)
         self.max_queries = max_queries
         self.filter_claims = filter_claims

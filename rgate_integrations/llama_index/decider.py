@@ -219,6 +219,7 @@ class QueryDecider:
             speaker = _SPEAKERS.get(message.role)
             if speaker is not None and message.content:
                 turns.append(f"{speaker}: {message.content}")
+        # The question itself is not an earlier turn.
         if turns[-1:] == [f"user: {question}"]:  # some engines store the question before they retrieve
             turns.pop()
         return tuple(turns)

@@ -54,6 +54,7 @@ def direct_engine(
     output_cls = getattr(find_synthesizer(query_engine), "_output_cls", None)
     if output_cls is not None and not isinstance(llm, StructuredLLM):
         llm = llm.as_structured_llm(output_cls)
+    # A structured answer is an object, which exists only once it is complete.
     streaming = streaming and not isinstance(llm, StructuredLLM)
     return EmptyIndex().as_query_engine(llm=llm, simple_template=prompt, streaming=streaming)
 

@@ -262,6 +262,7 @@ class EngineCall(QuestionCall):
     def _retrieve(self, item: RoutedInput) -> Flow[Any]:
         engine: Any = self.engine.query_engine
         decision = item.latest_decision if self.strategy.chooses_corpus else None
+        # A retriever over several corpora finds in the bound decision which of them to search.
         with nullcontext() if decision is None else self.engine.decider.bind(decision, self.bundle):
             return (yield Call(engine.retrieve, getattr(engine, "aretrieve", None), copy_bundle(self.bundle)))
 

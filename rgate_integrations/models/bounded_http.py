@@ -66,6 +66,7 @@ def make_client(
 
     try:
         return httpx.AsyncClient(
+            # Without compression, the limit on the size of an answer holds for what is in memory.
             headers={"Accept-Encoding": "identity", **headers},
             # Accepts no cookies, which would link one user's request to another's.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),

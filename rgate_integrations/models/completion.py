@@ -46,6 +46,7 @@ def read_completion(body: bytes, model: str = "") -> Completion | None:
             logprobs=logprobs or None,
             source="proxy",
             model=model,
+            # Servers may send null or a negative number.
             prompt_tokens=max(int(usage.get("prompt_tokens") or 0), 0),
         )
         return draft, dict(zip(*read_logprobs(likeliest), strict=True))

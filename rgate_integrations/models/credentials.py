@@ -78,6 +78,7 @@ def read_credentials(url: str, api_key: str | SecretStr | None) -> tuple[str, Cr
     if key:
         return bare, Credentials({"Authorization": f"Bearer {key}"}, (key,))
     if secret:
+        # The encoded form is a secret, too: anyone can decode it.
         basic = base64.b64encode(f"{parts.username}:{parts.password}".encode()).decode()
         return bare, Credentials({"Authorization": f"Basic {basic}"}, (basic, secret))
     return bare, Credentials()

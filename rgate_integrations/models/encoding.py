@@ -98,6 +98,7 @@ class PromptEncoder(TextEncoder):
         self.limit = limit
         self.chat = bool(getattr(tokenizer, "chat_template", None))
         vocabulary = tokenizer.get_vocab()
+        # Several, because a tokenizer's own end of text is often not the token that ends a turn.
         self.stop_ids = [vocabulary[token] for token in _TURN_ENDS if token in vocabulary]
         # Chat models are trained to end with an end-of-turn token, base models with the end-of-text token.
         if tokenizer.eos_token_id is not None:

@@ -37,6 +37,7 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray[Any, Any]]) -> No
     """Write arrays one after the other, each starting at the beginning of a page."""
     with path.open("wb") as out:
         for array in tensors.values():
+            # Zeros up to the next page.
             out.write(b"\0" * (-out.tell() % PAGE_BYTES))
             out.write(array.tobytes())
 

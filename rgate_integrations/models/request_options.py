@@ -74,6 +74,7 @@ class RequestOptions:
     @property
     def facts(self) -> dict[str, str]:
         """JSON values that identify these options, with a hash of the extra fields, because one may be a secret."""
+        # A server may move without its answers changing.
         extra = {name: value for name, value in self.extra.items() if name != "base_url"}
         digest = hashlib.sha256(json_line(extra).encode()).hexdigest()[:16]
         facts = {"think": self.think, "extra": digest if extra else ""}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import httpx
 
 _Request: TypeAlias = tuple[str, dict[str, Any]]  # path and body
+# Statuses after which the same request may succeed.
 _BUSY = {408, 429, 500, 502, 503, 504}
 _MAX_PAUSE = 60.0  # seconds, even if a server asks for a longer pause
 _TOP_LOGPROBS = 20  # the maximum of OpenAI's API and vLLM
@@ -240,6 +241,7 @@ class ServedProxy(LanguageModel):
     async def _ask_all(
         self, requests: Sequence[_Request], needs_logprobs: bool
     ) -> list[Completion | BaseException]:
+        # All requests at once could exceed the server's queue, and those that wait in it would time out.
         slots = asyncio.Semaphore(self.max_concurrency)
         async with make_client(self.url, self._credentials.headers) as client:
             calls = [self._complete(client, slots, *each, needs_logprobs) for each in requests]
@@ -354,7 +356,7 @@ class ServedProxy(LanguageModel):
         message = f"({answer.status}): {self._credentials.redact(answer.text)[:_QUOTED]}"
         if answer.status in (401, 403, 404):
             raise ServerError(
-                f"The server at {self.url} rejected the key, the path or the model {message}",
+                f"The server at {self.url} refused the key, the path or the model {message}",
                 hint="Check api_key=, url=…/v1 and model=.",
             )
         raise EvidenceError(f"The server at {self.url} refused the request {message}")

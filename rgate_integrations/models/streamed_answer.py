@@ -117,6 +117,7 @@ class StreamedAnswer:
         options: GenerationOptions,
         layers: Sequence[int],
     ) -> None:
+        # Random, so that no client can guess the id of another answer.
         self.id = f"rgate-{uuid.uuid4().hex}"
         self.prompt = tuple(prompt)
         self.options = options
@@ -153,6 +154,7 @@ class StreamedAnswer:
         sent = 0
         tokens: list[GeneratedToken] = []
         stops = [stop for stop in self.options.stop if stop]
+        # All of a stop sequence but its last character may already be at the end of the text.
         held_back = max(map(len, stops), default=1) - 1
         for token in iter(self._next, None):
             tokens.append(token)

@@ -38,6 +38,7 @@ def plain_text(text: str) -> str:
     >>> plain_text("Ｗｈｅｎ is my 𝐛𝐢𝐥\u200b𝐥 due? 😀😀😀😀")
     'When is my bill due?'
     """
+    # The usual case, which needs none of this.
     if text.isascii():
         return text
     # Punctuation is left out, because NFKC would turn the full-width marks that end Chinese sentences into ASCII.

@@ -30,6 +30,7 @@ THINKING_OFF = "thinking off"
 
 _THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _THOUGHT_TYPES = frozenset(("reasoning", "thinking", "redacted_thinking", "reasoning_content", "thought"))
+# Providers have different words for the same finish reason.
 _CUT = frozenset(("length", "max_tokens", "max_output_tokens", "incomplete", "model_length"))
 
 _SORRY = r"(?:(?:i am|i'm) (?:very |so |really )?sorry|sorry|i apologi[sz]e|unfortunately)\b[^a-z]*(?:but )?"

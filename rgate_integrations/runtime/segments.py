@@ -25,6 +25,7 @@ _UNSPACED = re.compile(rf"(?<=[。！？])(?=[^\s。！？{re.escape(_CLOSERS)}]
 """Ends of sentences in scripts that use no spaces."""
 _IDEOGRAPH = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff]")
 _LABEL = re.compile(r"[A-Z][a-z]+:$")  # such as "Hint:"
+# "Dr. Smith", "e.g. this", "No. 5": the full stop does not end the sentence.
 _ABBREVIATION = re.compile(r"(?:[A-Z][a-z]{0,2}|[a-z]|\w(?:\.\w)+|vs|etc|approx|incl|no)\.$")
 BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 _MAX_WORDS = 60  # longer sentences are cut, because a mean over more words says little about any of them

@@ -41,6 +41,7 @@ def split_transcript(text: str) -> list[tuple[str, str]] | None:
     for label, end in zip(labels, ends, strict=True):
         role = str(label.lastgroup).rpartition("_")[2]
         turns.append((role, _END.sub(" ", text[label.end() : end]).strip()))
+    # A prompt that ends in "AI:" asks the model to continue.
     is_open = turns[-1] == ("assistant", "")
     turns = [(role, words) for role, words in turns if words and role != "system"]
     has_answer = any(role == "assistant" for role, _ in turns)

@@ -109,8 +109,10 @@ def serve_stdio(server: MCPServer) -> None:
         with suppress(BrokenPipeError), original, os.fdopen(writing, "wb") as piped:
             for line in original:
                 piped.write(replace_surrogates(line))
+                # Flush each line: the client waits for an answer before it sends the next message.
                 piped.flush()
 
+    # A daemon, because nothing can interrupt a thread that reads standard input.
     Thread(target=copy, name="rgate-mcp-input", daemon=True).start()
     server.run()
 

@@ -36,6 +36,7 @@ from rgate_integrations.serving.wire import (
 
 _log = logging.getLogger("rgate_integrations.serving")
 
+# A body with many questions may have hundreds of errors, and the first few show what is wrong.
 _MAX_ERRORS = 5  # validation errors in a response
 _MAX_PAUSE = 30.0  # seconds between two attempts to load the model
 

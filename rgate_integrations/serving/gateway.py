@@ -97,6 +97,7 @@ class Gateway:
             retrievers = retriever
         elif retriever is not None:
             retrievers = {"": retriever}
+        # With a single corpus, the search need not wait for a decision.
         chooses = len(retrievers) > 1
         self.strategy = Strategy(partial_answers, LookFirst.coerce(look_first), chooses_corpus=chooses)
         self._shadow = None if shadow is None else JsonlLog(shadow, _SHADOW_KEYS)
@@ -128,8 +129,10 @@ class Gateway:
     async def answer(self, request: Request) -> Response:
         """Answer any request: decide about those with a question for the LLM, and forward the others."""
         content = await request.body()
+        # Only a POST can ask an LLM; lists of models and the like pass unchanged.
         if request.method != "POST":
             return await self.upstream.forward(request, content)
+        # The header is for the gateway alone; `upstream` removes it before forwarding.
         command = request.headers.get(OWN_HEADER, "").strip().lower()
         if command not in _COMMANDS:
             return problem(400, "InvalidRequest", f"{OWN_HEADER} must be off, retrieve or direct.")
@@ -141,6 +144,7 @@ class Gateway:
         except UndecidedError as undecided:
             self.service.metrics.requests.labels("undecided").inc()
             self.service.metrics.undecided.labels(str(undecided)).inc()
+            # In shadow mode, not even a header may differ.
             headers = {f"{OWN_HEADER}-undecided": str(undecided)} if self._shadow is None else {}
             return await self.upstream.forward(request, content, headers)
         if self._shadow is not None:
@@ -166,6 +170,7 @@ class Gateway:
         headers = _make_headers(decision)
         if isinstance(routed.answer, UpstreamAnswer) and routed.answer.response is not None:
             return Relay(routed.answer.response, routed.answer.astream(), headers)
+        # The search text is condensed only now, so that a known follow-up costs no extra LLM call.
         if decision.retrieve and self._searches:
             hits = routed.passages if routed.searched else await self.search(llm_request, decision)
             count = 0

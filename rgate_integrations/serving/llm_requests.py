@@ -210,6 +210,7 @@ class LLMRequest:
                 text: Any = heading + message["content"]
             else:
                 text = [{"type": self.part, "text": heading}, *message["content"]]
+            # A copy, because the parsed body must stay as the client sent it.
             value[self.index] = {**message, "content": text}
         return json.dumps({**self.body, self.field: value}).encode()
 
@@ -224,6 +225,7 @@ def _last_user_turn(messages: list[Any]) -> int:
         role = messages[index].get("role") if isinstance(messages[index], dict) else None
         if role == "user":
             return index
+        # After a tool's result, the LLM is in the middle of its work, and the user has not asked anything new.
         if role not in ("assistant", "system", "developer"):
             raise UndecidedError("tool-result")
     raise UndecidedError("no-question")

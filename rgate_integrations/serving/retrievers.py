@@ -38,6 +38,7 @@ def as_retriever(source: Any) -> Retriever:
         return SearchFunction(lambda query, k: source.as_retriever(similarity_top_k=k).retrieve(query))
     if _has(source, "invoke"):
         return SearchFunction(lambda query, _: source.invoke(query))
+    # Last, because runnables and stores may be callable, too. A class is a mistake: its instance was meant.
     if callable(source) and not isinstance(source, type):
         return SearchFunction(lambda query, k: source(query, k) if _takes_k(source) else source(query))
     raise ConfigurationError(
@@ -68,6 +69,7 @@ class SearchFunction:
             results = self._function(query, k)
             if isinstance(results, str | Mapping):  # such as the answer of a chain
                 raise TypeError(f"The search returned a {type(results).__name__}, not a list.")
+            # Some retrievers have their own number of results, so cut here.
             hits.append([as_hit(result, query) for result in results][:k])
         return hits
 
@@ -80,6 +82,7 @@ def as_hit(result: Any, query: str) -> Hit:
     """
     if isinstance(result, Hit):
         return result
+    # LangChain's documents have no score, and fusion only needs the order.
     score = getattr(result, "score", None)
     record = getattr(result, "node", result)  # LlamaIndex wraps nodes with a score
     if isinstance(record, str):

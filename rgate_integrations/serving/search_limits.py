@@ -39,6 +39,7 @@ class LimitedSearch:
         self._retriever = retriever
         self._k = k
         self._timeout = timeout
+        # Counts threads, not callers: a caller that times out leaves, but its thread may go on.
         self._free = asyncio.Semaphore(_THREADS)
         self._late = 0
         self._paused_until = 0.0
@@ -88,6 +89,7 @@ class LimitedSearch:
         hits: list[list[Hit]] = []
         try:
             for ranking in islice(self._retriever.search(queries, self._k), len(queries)):
+                # `islice` also bounds a generator that never ends.
                 hits.append(list(islice(ranking, self._k)))
         except BaseException as error:
             if isinstance(error, Exception) and not isinstance(error, StopIteration):

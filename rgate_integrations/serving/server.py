@@ -35,6 +35,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*A-Z]+")
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _MAX_HEADERS = 32 << 10
+# Requests with images are a few MiB.
 _MAX_BODY = 16 << 20
 _PATIENCE = 10.0
 _FRAMES = 5  # number of frames logged of a traceback
@@ -77,9 +78,11 @@ def make_server(
         host,
         port,
         http=_TimedProtocol,
+        # No route is a WebSocket, and the checks below only handle HTTP.
         ws="none",
         lifespan="on",
         log_config=None,
+        # URLs may contain questions, which do not belong in a log.
         access_log=False,
         server_header=False,
         h11_max_incomplete_event_size=_MAX_HEADERS,
@@ -114,6 +117,7 @@ def protect(
                 f"{origin!r} is not an origin.",
                 hint="Give scheme, host and port, such as http://localhost:3000.",
             )
+    # The order matters: each wrapper runs before those that it wraps.
     app = Guard(app, token=token, patience=patience)
     if allow_origins:
         # Outside the guard: browsers send CORS preflight requests without the token.

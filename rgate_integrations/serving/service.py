@@ -24,6 +24,7 @@ from rgate_integrations.serving.wire import DecideItem, likeliest_kind, route_la
 
 _log = logging.getLogger("rgate_integrations.serving")
 
+# From less than the fastest decision to the default timeout.
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _MAX_LLMS = 64
@@ -157,6 +158,7 @@ class DecisionService:
             QueueFullError: The queue is full.
         """
         gates = self.gates(llm, name_source)
+        # A client may shorten the timeout but not lengthen it, or it could block the queue.
         timeout = min((milliseconds or math.inf) / 1e3, self.timeout)
         # One by one: the gate's own queue batches them with those of other clients.
         steps = [Call(run, arun, _decide(item, gates, timeout)) for item in items]
@@ -171,6 +173,7 @@ class DecisionService:
         Raises:
             QueueFullError: The queue is full.
         """
+        # Reject at once: a client that is told "full" retrieves now, and one that waits would time out later.
         if self._waiting + questions > self._queue:
             raise QueueFullError(
                 f"The queue is full: {self._waiting} questions are waiting.",
@@ -178,6 +181,7 @@ class DecisionService:
             )
         start = time.perf_counter()
         decisions: list[Decision] = []
+        # No lock is needed, because everything here runs on one event loop.
         self._waiting += questions
         self.metrics.waiting.set(self._waiting)
         try:

@@ -124,6 +124,7 @@ class Upstream:
         url = self._url_for(request)
         built = self._client.build_request(request.method, url, headers=headers, content=body)
         response = await self._client.send(built, stream=True)
+        # The response could not be forwarded with such a status.
         if not 200 <= response.status_code < 600:
             await response.aclose()
             raise httpx.RemoteProtocolError(f"Invalid status {response.status_code}.")

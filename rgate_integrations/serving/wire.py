@@ -23,6 +23,7 @@ from rgate_integrations.serving.llm_requests import parse_question
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 """HTTP methods that clients may use, and that the gateway forwards."""
 
+# Half of the default queue, so that a single request cannot fill it.
 MOST_QUESTIONS = 256
 """Maximum number of questions per request."""
 
@@ -30,6 +31,7 @@ NO_LLM = "rgate"
 """The ``model`` of a System One request that names no LLM."""
 
 _ROUTES = ["direct", "retrieve"]
+# Servers and proxies limit the size of headers, often to 8 KiB in total.
 _MAX_LINE = 300
 _IN_ASCII = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "–": "-", "—": "-", "…": "..."})
 _CAN_ASK = (

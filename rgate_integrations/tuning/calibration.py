@@ -30,6 +30,7 @@ from rgate_integrations.tuning.questions import DataFile, DraftKind, all_example
 ALWAYS = 1.01
 """A threshold above every probability: always retrieve."""
 
+# At n = 20 without a single error, the 95 % bound (Clopper and Pearson) is still 14 %.
 LEAST = 20
 """Minimum number of labelled questions for choosing a threshold."""
 
@@ -268,6 +269,7 @@ def calibrate(
         DataFormatError: There are fewer than 20 questions for the threshold.
     """
     examples = all_examples(files)
+    # Shuffled before splitting, because files are often sorted by data set.
     fit, choose = np.split(np.random.default_rng(seed).permutation(len(examples)), [len(examples) // 2])
     if len(choose) < LEAST:
         raise DataFormatError(

@@ -40,6 +40,7 @@ ArmName: TypeAlias = str
 STOP_AFTER = 10
 """Consecutive failures of one kind of arm after which the run stops: the LLM is down, not one question bad."""
 
+# One cut-off answer may be chance; a few in a row mean that every further call would be paid for in vain.
 STOP_IF_CUT_OFF = 3
 """Number of answers cut off before they started after which the run stops, if that kind of arm has never answered."""
 
@@ -102,7 +103,9 @@ class Answers:
             if isinstance(fields.get("made_with"), dict):
                 self._made_with |= fields["made_with"]  # each run adds its new arms
             elif number == 1:
-                raise DataFormatError(f"{str(path)!r} does not contain answers.", hint="Choose another file.")
+                raise DataFormatError(
+                    f"{str(path)!r} contains something else, not answers.", hint="Choose another file."
+                )
             else:
                 self._load(Record(f"{path}, line {number}", fields))
         self.add(arms)

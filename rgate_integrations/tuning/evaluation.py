@@ -270,7 +270,7 @@ def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float],
     """
     if len(logged) < _MIN_LOGGED:
         raise DataFormatError(
-            f"The log has only {len(logged)} decisions.", hint=f"Log at least {_MIN_LOGGED} decisions."
+            f"{len(logged)} logged decisions are too few.", hint=f"Log at least {_MIN_LOGGED} decisions."
         )
     before, now = np.asarray(quantiles, dtype=float), np.asarray(logged, dtype=float)
     # The inner edges of the deciles; the first and the last bin are open.
@@ -318,6 +318,7 @@ def auc(scores: Sequence[float] | Float64Array, labels: Sequence[bool] | BoolArr
 def expected_calibration_error(p: Float64Array, labels: BoolArray, bins: int = 10) -> float:
     """Return the mean distance between probability and share of positives over bins of equal width, in [0, 1]."""
     bin_index = np.minimum((p * bins).astype(int), bins - 1)
+    # The sum of p - label over a bin is its size times the distance of its means.
     distances = np.bincount(bin_index, weights=p - labels, minlength=bins)
     return float(np.abs(distances).sum() / len(p))
 

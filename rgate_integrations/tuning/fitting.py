@@ -331,6 +331,7 @@ def fit_correction(table: Table, seed: int = 0) -> Correction:
             losses[row, test] = np.logaddexp(0.0, logits) - held_out.target * logits
     # The first candidate, unless another is better by more than one standard error.
     best = int(losses.mean(axis=1).argmin())
+    # Paired differences, because the losses of a question under two candidates are strongly correlated.
     difference = losses[0] - losses[best]
     is_better = difference.mean() > difference.std() / np.sqrt(n)
     head_strength, strength = candidates[best if is_better else 0]

@@ -51,6 +51,7 @@ answer, or else agreement."""
 Verdicts: TypeAlias = Mapping[tuple[ArmName, str], bool | None]
 """A judge's verdict on an arm's answer to a question, by arm and `Question.key`; None without a verdict."""
 
+# Sentence vectors of unrelated answers are close together, too, so only near-paraphrases may pass.
 SAME_MEANING = 0.96
 """Cosine similarity at and above which two answers count as the same."""
 
@@ -94,7 +95,8 @@ class Labels:
             "gold": "An answer is right if it contains a gold answer, compared by whole words.",
             "judge": f"The model {self.judge} judged each answer against the gold ones.",
             "agreement": "Without gold answers, an answer without retrieval counts as right if it says the same as "
-            "the one with retrieval, which always counts as right. This is a substitute for correctness.",
+            "the one with retrieval, which always counts as right. This is a substitute, and "
+            "agreement is not correctness.",
         }[self.kind]
         if not self.samples:
             return text
@@ -259,6 +261,7 @@ def ask_judge(
             for answered in with_gold
             if not describe_non_answer(judged.get(answered.question.key, ""))
         ]
+        # Each judge and arm has its own verdicts, so another judge does not reuse them.
         name = f"judge {judge.name} of {arm}"
         # The prompt asks for one word, but some models write a few more.
         answers.add({name: JudgeArm(judge, tokens=8, prompt=JUDGE, judged=judged)})
@@ -325,7 +328,7 @@ def collect(
         to_ask = read_questions(questions, gold=True)
         if out.exists() and not answers_path.exists():
             raise DataFormatError(
-                f"{str(out)!r} was not written by collect: the file with its answers is missing.",
+                f"{str(out)!r} contains something else: the file with its answers is missing.",
                 hint="Choose another file.",
             )
         answers = Answers(answers_path, arms)

@@ -152,6 +152,7 @@ def _fit_layer(
     from sklearn.linear_model import LogisticRegression
 
     mean, scale = states.mean(axis=0), states.std(axis=0) + _TINY
+    # The full solver is deterministic, unlike the randomised one.
     pca = PCA(min(COMPONENTS, *states.shape), svd_solver="full")
     components = pca.fit_transform((states - mean) / scale)
     model = LogisticRegression(C=REGULARISATION, max_iter=2_000, random_state=seed).fit(components, known)

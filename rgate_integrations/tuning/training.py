@@ -273,4 +273,5 @@ def _print_claims(record: Record) -> str:
                 Claim(text=" ".join(text.split()), query=" ".join(query.split()), needs_search=needs_search)
             )
     printed = print_claims(claims)
+    # A rewriter must not learn output that our own parser cannot read.
     return printed if len(parse_claims(printed)) == len(claims) else ""

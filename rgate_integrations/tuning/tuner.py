@@ -231,5 +231,6 @@ def _fit_and_write(
             files[f"{ANSWER_FIRST}/{name}"] = content
     files[REPORT] = write_page(labels, question, answer_first, readings, notes)
     files[CARD] = write_card(folder.name, labels, llm, notes, failed)
+    # All files at once, so that an interrupted run never leaves half a gate.
     write_folder(folder, files)
     return TuneResult(folder, question, answer_first, labels, failed, notes)

@@ -230,7 +230,7 @@ class TokenProbabilityGate(Gate):
         logprobs = draft.logprobs
         if not logprobs:
             raise EvidenceError(
-                "This gate needs log-probabilities, which the draft does not have.",
+                "The draft has no log-probabilities, which this gate needs.",
                 hint="Request them from the LLM (LangChain: logprobs=True), or use a gate that judges text.",
             )
         statistics = {
