@@ -1,7 +1,7 @@
 """A day of three applications: what each way to decide spares, what it misses, and what it adds.
 
     python benchmarks/traffic.py                                  ways that need no LLM (minutes)
-    python benchmarks/traffic.py --picture traffic.svg            also draws missed against avoided
+    python benchmarks/traffic.py --save FILE                      also keeps the figures, for `traffic_picture`
     python benchmarks/traffic.py --llm http://127.0.0.1:8080 --model NAME [--limit 10]
 
 ``traffic/`` has 400 requests to each application; its README says how they are made and labelled. The docs
@@ -19,11 +19,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from base import CONSOLE, argument_parser, print_table
+from base import argument_parser, print_table
 from traffic_llm import Chat, answer_all, llm_ways, show_answers, similarity_way
+from traffic_picture import TRIVIAL, Day, WayFigures, save_figures, table
 from traffic_requests import (
     APPLICATIONS,
     Choice,
@@ -31,12 +31,9 @@ from traffic_requests import (
     Decide,
     K,
     LabelledRequest,
-    count_skipped,
     pick,
     read_corpus,
     read_traffic,
-    share_cell,
-    wilson,
 )
 
 from rgate_integrations import CorpusProfile, LookFirst, load_gate
@@ -99,23 +96,12 @@ def choose_all(ways: dict[str, Decide], requests: Sequence[LabelledRequest]) -> 
     return chosen
 
 
-def show(title: str, requests: Sequence[LabelledRequest], chosen: Choices) -> None:
-    """Print what each way avoids, misses and adds, and what it skips of each kind."""
-    needed = sum(each.needs_passages for each in requests)
-    rows = []
-    for way, choices in chosen.items():
-        avoided = count_skipped(requests, choices, needs_passages=False)
-        missed = count_skipped(requests, choices, needs_passages=True)
-        added = 1e3 * median(choice.seconds for choice in choices)
-        rows.append([way, share_cell(*avoided), share_cell(*missed), f"{added:.1f}"])
-    columns = (
-        "way",
-        f"avoided, % of {len(requests) - needed}",
-        f"missed, % of {needed}",
-        "added, ms (median)",
-    )
-    print_table(columns, rows, title)
+def show(title: str, requests: Sequence[LabelledRequest], chosen: Choices) -> Day:
+    """Print what each way avoids, misses and adds, which is returned, and what it skips of each kind."""
+    day = {way: WayFigures.from_choices(requests, choices) for way, choices in chosen.items()}
+    print_table(*table(day), title)
     show_kinds(title, requests, chosen)
+    return day
 
 
 def show_kinds(title: str, requests: Sequence[LabelledRequest], chosen: Choices) -> None:
@@ -127,7 +113,7 @@ def show_kinds(title: str, requests: Sequence[LabelledRequest], chosen: Choices)
                 groups[each.kind].append(number)
         rows = []
         for way, choices in chosen.items():
-            if way in ("always", "never"):
+            if way in TRIVIAL:
                 continue
             skipped = [sum(not choices[number].retrieve for number in numbers) for numbers in groups.values()]
             counts = zip(skipped, groups.values(), strict=True)
@@ -137,50 +123,19 @@ def show_kinds(title: str, requests: Sequence[LabelledRequest], chosen: Choices)
         print_table(("way", *kinds), rows, f"{title}: {what}, %, by kind (n)")
 
 
-def draw(days: dict[str, tuple[Sequence[LabelledRequest], Choices]], file: Path) -> None:
-    """Draw missed against avoided, a panel an application, with intervals, as an SVG file."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    pyplot.rcParams["svg.hashsalt"] = "traffic"
-    figure, panels = pyplot.subplots(1, len(days), figsize=(4.2 * len(days), 4.2), sharey=True, squeeze=False)
-    for panel, (application, (requests, chosen)) in zip(panels[0], days.items(), strict=True):
-        for way, choices in chosen.items():
-            x, y = (count_skipped(requests, choices, needs_passages=needed) for needed in (False, True))
-            (left, right), (low, high) = wilson(*x), wilson(*y)
-            across, up = 100 * x[0] / x[1], 100 * y[0] / y[1]
-            panel.errorbar(
-                across,
-                up,
-                xerr=[[max(0.0, across - 100 * left)], [max(0.0, 100 * right - across)]],
-                yerr=[[max(0.0, up - 100 * low)], [max(0.0, 100 * high - up)]],
-                fmt="o",
-                capsize=2,
-                label=way,
-            )
-        panel.set(title=APPLICATIONS[application], xlabel="needless retrievals avoided, %", xlim=(-4, 104))
-    panels[0][0].set(ylabel="needed retrievals missed, %", ylim=(-4, 104))
-    panels[0][0].legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(file, format="svg", metadata={"Date": None})
-
-
 def main() -> None:
     """Print the tables; with an LLM also those of answers."""
     parser = argument_parser(__doc__)
     parser.add_argument("--applications", nargs="*", choices=tuple(APPLICATIONS), default=tuple(APPLICATIONS))
     parser.add_argument("--limit", type=int, help="how many requests an application")
-    parser.add_argument(
-        "--picture", type=Path, metavar="FILE", help="draw missed against avoided (matplotlib)"
-    )
+    parser.add_argument("--save", type=Path, metavar="FILE", help="keep the figures as JSON")
     parser.add_argument("--llm", metavar="URL", help="an OpenAI-compatible server, without /v1")
     parser.add_argument("--model", default="", help="name of the LLM on the server")
     options = parser.parse_args()
     if options.llm and not options.model:
         parser.error("--llm needs --model")
     days: dict[str, tuple[Sequence[LabelledRequest], Choices]] = {}
+    figures: dict[str, Day] = {}
     for application in options.applications:
         title, requests = APPLICATIONS[application], pick(read_traffic(application), options.limit)
         passages = read_corpus(application)
@@ -189,7 +144,7 @@ def main() -> None:
             chat = Chat(url=options.llm, model=options.model)
             ways |= llm_ways(chat, title)
         chosen = choose_all(ways, requests)
-        show(title, requests, chosen)
+        figures[application] = show(title, requests, chosen)
         if options.llm:
             show_answers(title, requests, chosen, answer_all(chat, passages, requests))
         days[application] = requests, chosen
@@ -201,9 +156,8 @@ def main() -> None:
             everything,
             {way: [choice for _, chosen in days.values() for choice in chosen[way]] for way in first},
         )
-    if options.picture:
-        draw(days, options.picture)
-        CONSOLE.print(f"{options.picture}")
+    if options.save:
+        save_figures(figures, options.save)
 
 
 if __name__ == "__main__":

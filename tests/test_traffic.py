@@ -1,4 +1,4 @@
-"""The traffic that benchmarks count on: its labels, its mix, and that none of it is training text."""
+"""The traffic that benchmarks count on: its labels, its mix, that none of it is training text, and its figures."""
 
 import re
 import sys
@@ -9,6 +9,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 traffic = pytest.importorskip("traffic_requests")
+picture = pytest.importorskip("traffic_picture")
 training_text = pytest.importorskip("training_text")
 
 MIX = {
@@ -65,3 +66,28 @@ def test_no_request_is_a_training_text():
 def test_intervals_are_wilsons():
     assert traffic.wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
     assert traffic.wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+
+
+def test_the_docs_show_the_saved_figures():
+    days = picture.read_figures(picture.FIGURES)
+    assert list(days) == list(DAYS)
+    page = (picture.PICTURE.parents[1] / "benchmarks" / "traffic.md").read_text(encoding="utf-8")
+    for application, day in days.items():
+        part = page.partition(f"--applications {application}\n")[2].partition("\n## ")[0]
+        cells = [
+            [cell.strip() for cell in line[1:-1].split("|")] for line in part.splitlines() if line[:1] == "|"
+        ]
+        columns, rows = picture.table(day)
+        assert [cells[0], *cells[2:]] == [list(columns), *rows]
+    for layout, file in picture.files(picture.PICTURE):
+        assert file.read_text(encoding="utf-8") == picture.draw(days, layout)
+
+
+def test_figures_count_what_was_skipped_and_are_read_as_they_were_saved(tmp_path):
+    requests = DAYS["library"][:4]
+    needed = sum(each.needs_passages for each in requests)
+    choices = [traffic.Choice(retrieve=False, seconds=0.001 * n) for n in (1, 2, 3, 40)]
+    figures = picture.WayFigures.from_choices(requests, choices)
+    assert figures == picture.WayFigures((4 - needed, 4 - needed), (needed, needed), 2.5)
+    picture.save_figures({"library": {"gate": figures}}, tmp_path / "figures.json")
+    assert picture.read_figures(tmp_path / "figures.json") == {"library": {"gate": figures}}
