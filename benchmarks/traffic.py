@@ -23,7 +23,7 @@ from typing import Any
 
 from base import argument_parser, print_table
 from traffic_llm import Chat, answer_all, llm_ways, show_answers, similarity_way
-from traffic_picture import Day, WayFigures, save_figures, table
+from traffic_picture import TRIVIAL, Day, WayFigures, save_figures, table
 from traffic_requests import (
     APPLICATIONS,
     Choice,
@@ -113,7 +113,7 @@ def show_kinds(title: str, requests: Sequence[LabelledRequest], chosen: Choices)
                 groups[each.kind].append(number)
         rows = []
         for way, choices in chosen.items():
-            if way in ("always", "never"):
+            if way in TRIVIAL:
                 continue
             skipped = [sum(not choices[number].retrieve for number in numbers) for numbers in groups.values()]
             counts = zip(skipped, groups.values(), strict=True)

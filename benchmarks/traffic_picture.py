@@ -24,6 +24,7 @@ PICTURE = Path(__file__).parents[1] / "docs" / "assets" / "traffic.svg"
 TITLES = {"library": "docs assistant", "helpdesk": "help desk", "encyclopedia": "general assistant"}
 LABEL = "Needed retrievals missed against needless ones avoided, for three applications"
 NAMED = ", gpt-4o"
+TRIVIAL = ("always", "never")
 _CROSS, _PLUS = "M-4-4L4 4M4-4L-4 4", "M-4.5 0h9M0-4.5v9"
 MARKS = {
     "gate": ("#6366f1", "M-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0-9 0z"),
@@ -122,7 +123,7 @@ Day = Mapping[str, WayFigures]
 
 
 def table(day: Day) -> tuple[tuple[str, ...], list[list[str]]]:
-    """Return columns and rows of a day's table."""
+    """Return columns and rows of a day's table, without the trivial ways."""
     first = next(iter(day.values()))
     columns = (
         "way",
@@ -133,6 +134,7 @@ def table(day: Day) -> tuple[tuple[str, ...], list[list[str]]]:
     return columns, [
         [way, share_cell(*figures.avoided), share_cell(*figures.missed), f"{figures.added_ms:.1f}"]
         for way, figures in day.items()
+        if way not in TRIVIAL
     ]
 
 
@@ -161,7 +163,8 @@ def draw(days: Mapping[str, Day], layout: Layout) -> str:
     """Return the picture as an SVG document."""
     width, height = layout.size(len(days))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{LABEL}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+        f' role="img" aria-label="{LABEL}">',
         f"<style>{STYLE}</style>",
         f'<rect class="c" width="{width}" height="{height}" rx="6"/>',
     ]

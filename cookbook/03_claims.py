@@ -14,7 +14,7 @@ from rgate_integrations.index import HybridIndex, Passage, PassageIndex, fuse
 # %% [markdown]
 # ## A question that needs two passages
 #
-# The draft comes from the LLM; here it is given, as a recorded answer. It names the bridge that the question does
+# Your LLM would write the draft; here it is a recorded answer. It names the bridge that the question does
 # not.
 
 # %%
@@ -77,7 +77,7 @@ axis.legend()
 figure.tight_layout()
 
 # %% [markdown]
-# One made-up example shows how it works, not that it does. On 1,000 real multi-hop questions claims and question
+# One made-up example shows how it works, not how well. On 1,000 real multi-hop questions claims and question
 # together find 82.4 % of the needed passages in the first ten, the question alone 79.4 %:
 # `docs/benchmarks/retrieval.md`.
 #

@@ -72,7 +72,7 @@ with serving(gguf("smollm2-135m-instruct"), slots=2, threads=1) as url:
     )
 
 # %% [markdown]
-# Forty questions are a toy, and the command says so. Trust the held-out AUC, not the
+# Forty questions are too few, and the command says so. Trust the held-out AUC, not the
 # retrieval rate alone. A passage is one sentence here, so reading it costs next to nothing, and a partial answer that
 # is dropped may cost more than it saves. With passages of hundreds of tokens it is the other way round.
 

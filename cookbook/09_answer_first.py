@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Answer first
 #
-# You end up with a chain whose LLM begins to answer while a gate reads along. If the LLM knows, the answer continues;
+# You end up with a chain whose LLM begins to answer while a gate reads it. If the LLM knows, the answer continues;
 # otherwise it is cancelled and written again with passages. You see what that costs on a real server, in its own
 # count of tokens. It runs offline: `pip install xllamacpp` and `rgate download
 # multilingual-e5-small smollm2-135m-reader smollm2-135m-instruct`.
@@ -71,7 +71,7 @@ for question in questions:
         print(f"    read {call['prompt']}, wrote {call['written']}", "" if call["whole"] else "(stopped)")
 
 # %% [markdown]
-# ## A stream stays a stream
+# ## Streaming
 #
 # A clearly known answer streams as it is written. If an answer is judged, its first tokens arrive together.
 
