@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a type checker is to refuse names that do not exist
+if not TYPE_CHECKING:  # type checkers should report names that do not exist
 
     def __getattr__(name: str) -> object:
         """Import public names on first use, so that importing the package costs next to nothing."""

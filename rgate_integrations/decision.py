@@ -1,4 +1,4 @@
-"""What goes into a gate, a `Request`, and what comes out, a `Decision`. Both are immutable."""
+"""The input of a gate (`Request`) and its output (`Decision`); both are immutable."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ Outcome = Literal["direct", "retrieve", "abstain"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Threshold = Annotated[float, BeforeValidator(valid_threshold), Field(ge=0.0)]
-# From any source. Surrogates go before pydantic validates, which rejects them in the subclasses of str of frameworks.
+# Text from any source. Lone surrogates are replaced first, because pydantic rejects them in subclasses of str, which
+# frameworks use.
 Text = Annotated[str, BeforeValidator(lambda value: encodable(value) if isinstance(value, str) else value)]
 MAX_TOKEN_CHARACTERS = 32
 """Maximum characters kept per token of a draft, because some servers return a whole text as one token."""
@@ -110,13 +111,14 @@ class Draft(Frozen):
 
     @classmethod
     def from_message(cls, message: Any, *, usage: Any = None, reason: Any = None, **fields: Any) -> Draft:
-        """Return the draft in a message, a server's or a framework's, with other fields of the draft.
+        """Make a draft from a server's or a framework's message, and other fields.
 
-        ``usage`` are the server's token counts, ``reason`` is why it stopped; without a reason it counts as cut.
+        ``usage`` has the server's token counts; ``reason`` is the finish reason, without which the draft counts as
+        cut off.
         """
         thoughts, answer = replies.read_reply(message)
         thinking = replies.count_thinking(usage)
-        if thoughts is not None:  # at least 1: an LLM may hide what it thought, and how much
+        if thoughts is not None:  # at least 1, because an LLM may hide its thoughts and their length
             thinking = thinking or len(thoughts.split()) or 1
         finished = bool(reason) and not replies.is_truncated(reason)
         return cls(text=answer.strip(), thinking_tokens=thinking, finished=finished, **fields)
@@ -158,9 +160,9 @@ class Draft(Frozen):
         return self
 
     def head(self, tokens: int) -> Draft:
-        """Return the first ``tokens`` tokens, or words if it has no tokens; itself if it is not longer.
+        """Return the draft cut to ``tokens`` tokens, or words if it has no tokens; itself if it is not longer.
 
-        A greedy draft of n tokens begins with every shorter greedy draft, so one long draft serves all gates.
+        A greedy draft starts with every shorter greedy draft, so one long draft serves all gates.
         """
         max_characters = tokens * MAX_TOKEN_CHARACTERS
         head = tuple(token[:MAX_TOKEN_CHARACTERS] for token in self.tokens[:tokens])
@@ -180,7 +182,7 @@ class Draft(Frozen):
 
 
 class Failure(Frozen):
-    """Why a gate could not judge a question: class, message and hint of the error. Such a decision retrieves."""
+    """The error because of which a gate could not judge a question, so that the decision retrieves."""
 
     type: Text
     message: Text
@@ -190,7 +192,7 @@ class Failure(Frozen):
     def from_error(cls, error: BaseException) -> Failure:
         """Describe an exception; never raises."""
         name = type(error).__name__
-        # Errors of other libraries may have a message or hint of any type, or fail in __str__.
+        # Other libraries' errors may have a message or hint of any type, or fail in __str__.
         message, hint = getattr(error, "message", ""), getattr(error, "hint", "")
         if not (isinstance(message, str) and message):
             message = ""
@@ -207,7 +209,7 @@ class PartialAnswerInfo(Frozen):
         tokens_dropped: How many of them were discarded; 0 if the answer continued.
         first_look: Time spent on the question and, if a search came first, on its passages; 0 without a first look.
         judging: Time spent judging the first tokens.
-        first_token: Time from the call to the first token released; None if none was.
+        first_token: Time from the call to the first released token; None if no token was released.
     """
 
     tokens_held: int = Field(default=0, ge=0)
@@ -218,7 +220,7 @@ class PartialAnswerInfo(Frozen):
 
 
 class RequestFields(TypedDict, total=False):
-    """The fields of a `Request` beside the question, as keyword arguments."""
+    """The fields of a `Request` other than the question, as keyword arguments."""
 
     history: Sequence[str] | None
     draft: Draft | str | None
@@ -230,7 +232,7 @@ class RequestFields(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Request:
-    """A question and everything else that a gate may look at.
+    """A question and everything else that a gate may use.
 
     >>> Request("And when?", history=["user: Who wrote Hamlet?", "assistant: Shakespeare."]).question
     'And when?'
@@ -248,7 +250,7 @@ class Request:
     Raises:
         InvalidQuestionError: The question is empty, not a string, or contains NUL bytes.
         EvidenceError: The draft, the history, the metadata or the popularity has the wrong type.
-        ConfigurationError: The threshold is not a number of at least 0, or the timeout not one above 0.
+        ConfigurationError: The threshold is not a number of at least 0, or the timeout is not a number above 0.
     """
 
     question: str
@@ -294,7 +296,9 @@ class Request:
 def _valid_question(question: object) -> str:
     if not isinstance(question, str):
         kind = type(question).__name__
-        raise InvalidQuestionError(f"A question must be a string, not {kind}.", hint="Pass its text.")
+        raise InvalidQuestionError(
+            f"A question must be a string, not {kind}.", hint="Pass the text of the question."
+        )
     if not question.strip():
         raise InvalidQuestionError("The question is empty.", hint="Pass at least one word.")
     if "\0" in question:
@@ -308,13 +312,13 @@ def _valid_history(history: object) -> tuple[str, ...]:
     if not is_list or not all(isinstance(turn, str) and "\0" not in turn for turn in turns):
         raise EvidenceError(
             "history must be a list of strings without NUL bytes.",
-            hint='history=["user: Who wrote Hamlet?", "assistant: Shakespeare."]',
+            hint='For example, history=["user: Who wrote Hamlet?", "assistant: Shakespeare."].',
         )
     return tuple(encodable(turn.strip()) for turn in turns if turn.strip())
 
 
 class Override(Frozen):
-    """A reason, as a sentence for a person, to retrieve or not whatever P(known) is."""
+    """A decision that takes precedence over P(known), with its reason as a sentence for people to read."""
 
     retrieve: bool
     reason: Text
@@ -327,13 +331,13 @@ class Decision(Frozen):
     """Whether to retrieve for a question, and why.
 
     Attributes:
-        question: The question as it was judged.
+        question: The question that was judged.
         retrieve: Whether to retrieve: ``p_known < threshold``, unless `override`, `error` or `outcome` decides.
         p_known: Probability in [0, 1] that the LLM answers correctly without retrieval; higher means skip. 0.0 if
             the gate failed; 0.0 or 1.0 if a rule decided, because then the gate is not asked.
-        threshold: What `p_known` was compared with.
-        reason: Why, in a sentence or two for a person.
-        override: What decided instead of the threshold; None if the threshold did.
+        threshold: The threshold with which `p_known` was compared.
+        reason: The reason, in one or two sentences for people to read.
+        override: What decided instead of the threshold; None if the threshold decided.
         gate: Name of the gate.
         draft: The draft that was judged, if any.
         cost: What the decision cost.
@@ -371,26 +375,26 @@ class Decision(Frozen):
     corpora: tuple[Text, ...] = ()
 
     def with_threshold(self, threshold: float) -> Decision:
-        """Return this decision at a valid threshold of the caller's; an override or an error still decides."""
+        """Return this decision for the caller's (valid) threshold; an override or an error still decides."""
         threshold = valid_threshold(threshold)
         retrieve, reason = self.retrieve, self.reason
         if self.override is None and self.error is None:
             retrieve = not self.p_known >= threshold  # NaN retrieves
-        if retrieve != self.retrieve:  # the gate wrote its reason for its own threshold
+        if retrieve != self.retrieve:  # the gate's reason refers to its own threshold
             comparison = f"But P(known) is {self.p_known:.2f}, and the caller's threshold {threshold:.2f}."
             reason = f"{reason} {comparison}".strip()
         return self.with_retrieve(retrieve, threshold=threshold, reason=reason)
 
     def with_retrieve(self, retrieve: bool, **changes: Any) -> Decision:
-        """Return a copy that retrieves, from the first of `corpora`, or does not; other fields change, too."""
+        """Return a copy that retrieves, from the first of `corpora`, or does not; with any other changed fields."""
         corpus = self.corpora[0] if retrieve and self.corpora else None
         return self.model_copy(update={"retrieve": retrieve, "corpus": corpus, **changes})
 
     @property
     def effective_p_known(self) -> float:
-        """P(known), or 0 or 1 if an override decides; compare this with a threshold of your own."""
+        """P(known), or 0 or 1 if an override decides. Compare this with your own threshold."""
         return self.p_known if self.override is None else float(not self.override.retrieve)
 
     def __hash__(self) -> int:
-        # Without `signals`, which is a dict: equal decisions still have equal hashes.
+        # Leaves out `signals`, because a dict cannot be hashed; equal decisions still have equal hashes.
         return hash((self.question, self.gate, self.retrieve, self.p_known, self.threshold))

@@ -39,7 +39,7 @@ class EvidenceError(RGateError):
 
 
 class NoAnswerError(EvidenceError):
-    """An LLM wrote nothing, only thoughts, a refusal, or a call of a tool instead of an answer."""
+    """An LLM wrote nothing, only thoughts, a refusal, or a tool call instead of an answer."""
 
 
 class ScoreError(RGateError):
@@ -47,7 +47,7 @@ class ScoreError(RGateError):
 
 
 class ServerError(RGateError, ConnectionError):
-    """A server could not be used: no connection, a wrong key or path, or it stayed busy."""
+    """A server cannot be used: it is unreachable, stays busy, or rejects the key or path."""
 
 
 class DecisionTimeoutError(RGateError, TimeoutError):
@@ -55,7 +55,7 @@ class DecisionTimeoutError(RGateError, TimeoutError):
 
 
 class MissingDependencyError(RGateError, ImportError):
-    """An optional dependency is not installed; the hint is the pip line."""
+    """An optional dependency is not installed; the hint is the pip command."""
 
 
 class ModelLoadError(RGateError):
@@ -71,7 +71,7 @@ class ChecksumError(DownloadError):
 
 
 class WriteError(RGateError, OSError):
-    """A file could not be written: a full disk, a quota, no permission. An earlier file is unchanged."""
+    """A file could not be written (full disk, quota, permissions). An earlier file is unchanged."""
 
 
 class LockedError(RGateError):
@@ -87,11 +87,11 @@ class IndexCorruptError(RGateError):
 
 
 class IndexMismatchError(RGateError):
-    """An index was built with another embedder or another format than the one it is opened with."""
+    """An index was built with another embedder or in another format."""
 
 
 class ProfileError(RGateError, ValueError):
-    """The profile of a corpus is missing, damaged, or of another encoder, or cannot be made from its source."""
+    """The profile of a corpus is missing, damaged, for another encoder, or cannot be made."""
 
 
 class DataFormatError(RGateError, ValueError):
@@ -99,7 +99,7 @@ class DataFormatError(RGateError, ValueError):
 
 
 def no_answer(what: str, *, thinking: bool = False) -> NoAnswerError:
-    """Build the error for a reply that is not an answer.
+    """Return the error for a reply that is not an answer.
 
     Args:
         what: The kind of reply, such as ``"a refusal"``.
@@ -107,17 +107,17 @@ def no_answer(what: str, *, thinking: bool = False) -> NoAnswerError:
     """
     if thinking:
         return NoAnswerError(
-            "The LLM was cut off while it thought, before it answered.",
-            hint="Switch its thinking off, or allow it more tokens.",
+            "The LLM was cut off while it was thinking, before it answered.",
+            hint="Turn its thinking off, or allow more tokens.",
         )
     return NoAnswerError(f"The LLM wrote {what} instead of an answer.")
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """Build the error for an unknown name, suggesting the nearest ones.
+    """Return the error for an unknown name, which suggests the most similar ones.
 
     Args:
-        kind: What it should be the name of, such as ``"gate"``.
+        kind: The kind of thing that is named, such as ``"gate"``.
         name: The name.
         known: The known names.
     """
@@ -128,7 +128,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
 
 
 def missing_dependency(module: str, extra: str) -> MissingDependencyError:
-    """Build the error for an optional module that is not installed.
+    """Return the error for an optional module that is not installed.
 
     Args:
         module: The module.

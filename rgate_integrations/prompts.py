@@ -1,6 +1,7 @@
 """Prompts as data: named fields, a version, and a hash that is stored with every trained artefact.
 
-Control tokens must not get into a prompt from its values; their spellings, for models on servers, are listed here.
+Values must not bring control tokens into a prompt. For models on servers, the patterns of such tokens are listed
+here.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class PromptTemplate:
         system: The system turn; empty for none.
         assistant: The beginning of the assistant's turn, which the model continues; may have fields.
         examples: Few-shot turns before the question: (user text, assistant text) pairs.
-        cut: Name of the field that is shortened if a prompt exceeds the model's limit; not the question if there is
-            another.
+        cut: Name of the field to truncate if a prompt exceeds the model's limit; not the question if another field
+            exists.
         raw: Whether it is plain text even for chat models, as in a paper's own format.
         stop_at_newline: Whether a completion ends at the first newline.
     """
@@ -75,11 +76,11 @@ ANSWER = PromptTemplate(
     system="Answer the question briefly, in one or two sentences.",
     user="{question}",
 )
-"""The prompt of drafts, for chat models; base models get `ANSWER_FEW_SHOT`."""
+"""The prompt for drafts by chat models; base models get `ANSWER_FEW_SHOT`."""
 
 
 def answer_prompt(system: str | None) -> PromptTemplate:
-    """Return `ANSWER` with the system turn of a direct arm; None keeps that of `ANSWER`, empty removes it."""
+    """Return `ANSWER` with a direct arm's system message; None keeps that of `ANSWER`, and empty removes it."""
     if system is None or system == ANSWER.system:
         return ANSWER
     return PromptTemplate(name="answer-own", version=1, system=system, user=ANSWER.user)
@@ -114,7 +115,7 @@ SHORT_ANSWER = PromptTemplate(
     ),
     stop_at_newline=True,
 )
-"""For samples, which are compared as strings: the shorter they are, the more often equal answers look equal."""
+"""The prompt for samples, which must be short, because they are compared as strings."""
 
 ANSWER_WITH_PASSAGES = PromptTemplate(
     name="answer-with-passages",
@@ -147,7 +148,7 @@ class TitledText(Protocol):
 
 
 def format_passages(passages: Iterable[TitledText]) -> str:
-    r"""Join passages for the field ``passages`` of a prompt: numbered, and with their titles.
+    r"""Join passages for the field ``passages`` of a prompt, with numbers and titles.
 
     >>> from rgate_integrations.index import Passage
     >>> format_passages([Passage("a", "It is in France.", title="Paris"), Passage("b", "It rains.")])
@@ -198,9 +199,9 @@ _CONTROL = re.compile("|".join(_PATTERNS))
 
 
 def strip_control_tokens(text: str) -> str:
-    """Replace each control token by a space, so that a text cannot end its own turn.
+    """Replace each control token by a space, so that a text cannot end its turn.
 
-    Servers read the spellings of control tokens as control tokens. A server's own are unknown, so those of all
+    Servers interpret the text of control tokens. We do not know which ones a server's model has, so those of all
     families above are replaced. A text about such tokens, or HTML's ``<s>``, loses them.
     """
     return _CONTROL.sub(" ", text)

@@ -116,13 +116,13 @@ class Knowing(Writer):
             return super()._message(number, token, kwargs)
         if self.refuses:
             raise ValueError("unknown parameter logprobs")
-        told = {"content": [{"token": f"{token} ", "logprob": -0.25 * number}]}
+        logprobs = {"content": [{"token": f"{token} ", "logprob": -0.25 * number}]}
         usage = UsageMetadata(input_tokens=17, output_tokens=1, total_tokens=18)
-        return AIMessageChunk(f"{token} ", response_metadata={"logprobs": told}, usage_metadata=usage)
+        return AIMessageChunk(f"{token} ", response_metadata={"logprobs": logprobs}, usage_metadata=usage)
 
 
 class Reader:
-    """A gate that reads begun answers: one with "Perhaps" in it is unknown. Without a draft it says 0.5.
+    """A gate that reads partial answers: one with "Perhaps" in it is unknown. Without a draft it says 0.5.
 
     It fails for questions with "RAISE" in them.
 
@@ -156,8 +156,8 @@ class Reader:
         threshold = 0.5 if request.threshold is None else request.threshold
         draft = request.draft or draft
         known = self.p_known(request.question, draft)
-        told = {"p_known": known, "threshold": threshold, "draft": draft, "reason": "because"}
-        return Decision(question=request.question, retrieve=known < threshold, **told)
+        fields = {"p_known": known, "threshold": threshold, "draft": draft, "reason": "because"}
+        return Decision(question=request.question, retrieve=known < threshold, **fields)
 
     def p_known(self, question, draft):
         if draft is None:
@@ -203,7 +203,7 @@ class Shelf(BaseRetriever):
         return [] if "empty" in query else [Document(page_content=text) for text in self.texts]
 
 
-class Told(BaseCallbackHandler):
+class EventRecorder(BaseCallbackHandler):
     """Tokens and events as a user's screen would show them."""
 
     run_inline = True

@@ -119,7 +119,7 @@ def prior(tmp_path) -> str:
 
 @pytest.fixture
 def fake():
-    """A server that says what it is told; gives what makes a proxy of it: ``fake(*script, **options)``."""
+    """A scripted server; the fixture is a function that returns a proxy for it: ``fake(*script, **options)``."""
 
     def proxy(*script, **options):
         Fake.script = list(script)
@@ -163,7 +163,7 @@ def served(smollm2):
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    """A real Chromium without a window; what uses it is skipped where there is none."""
+    """A real headless Chromium; tests that use it are skipped without one."""
     binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     driver = shutil.which("chromedriver")
     if not binary or not driver:

@@ -15,7 +15,7 @@ from rgate_integrations.serving.upstream import Upstream
 
 
 def free_port():
-    """Return a port that nobody listens on."""
+    """Return a port on which nothing listens."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         return unused.getsockname()[1]

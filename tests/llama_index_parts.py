@@ -216,8 +216,8 @@ class Writer(CustomLLM):
                 raise OSError("connection lost")
             delta = word if number == 0 else f" {word}"
             text += delta
-            told = {}
+            extra = {}
             if options.get("logprobs"):
                 listed = [LogProb(token=delta, logprob=-0.25 * number), LogProb(logprob=-9.0)]
-                told = {"logprobs": [listed], "raw": {"usage": {"prompt_tokens": 17}}}
-            yield CompletionResponse(text=text, delta=delta, **told)
+                extra = {"logprobs": [listed], "raw": {"usage": {"prompt_tokens": 17}}}
+            yield CompletionResponse(text=text, delta=delta, **extra)

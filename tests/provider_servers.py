@@ -94,7 +94,7 @@ class Tags(Chat):
 
 
 class Uncounted(Chat):
-    """A served model that is asked as OpenAI's: LangChain hides its ``reasoning_content``, and nobody counts it."""
+    """A served model that is asked as OpenAI's: LangChain hides its ``reasoning_content`` and does not count it."""
 
     def reply(self, thought, answer, is_cut, tokens):
         reply = super().reply(thought, answer, is_cut, tokens)

@@ -7,7 +7,7 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import CorpusRetriever, GatedQueryEngine
 from tests import llama_index_parts
-from tests.begun_answers import TEXT, Librarian, Reader, Shelf, Told, Writer, answer_to
+from tests.begun_answers import TEXT, EventRecorder, Librarian, Reader, Shelf, Writer, answer_to
 from tests.langchain_fakes import SINGLES
 
 
@@ -45,7 +45,7 @@ class LangChain(Side):
     way = "invoke"
 
     def make(self, answer_first, look_first, fails_at):
-        self.shelf, self.writer, self.told = Shelf(), Writer(fails_at=fails_at), Told()
+        self.shelf, self.writer, self.recorder = Shelf(), Writer(fails_at=fails_at), EventRecorder()
         self.shelves = {name: Shelf(texts=[f"{TEXT} {name}"]) for name in self.names}
         retrieve = {name: reading(shelf) for name, shelf in self.shelves.items()} or reading(self.shelf)
         self.router = RetrievalGate(self.judge).route(
@@ -56,14 +56,14 @@ class LangChain(Side):
         )
 
     def ask(self, question, threshold=None):
-        config = {"callbacks": [self.told]}
+        config = {"callbacks": [self.recorder]}
         if threshold is not None:
             config["configurable"] = {"retrieval_threshold": threshold}
         return SINGLES[self.way](self.router, question, config).strip()
 
     @property
     def decision(self):
-        return self.told.events[-1]
+        return self.recorder.events[-1]
 
 
 def reading(shelf):

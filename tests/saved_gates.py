@@ -76,7 +76,7 @@ ADAPTER = SavedGate(
 
 
 def save_ik(folder):
-    """Save an IK gate with an adapter, of which the weights are no weights."""
+    """Save an IK gate with an adapter whose weights file is invalid."""
     folder.mkdir(exist_ok=True)
     (folder / "adapter_model.safetensors").write_bytes(b"weights")
     return save_adapter(ADAPTER, folder)

@@ -15,7 +15,7 @@ class ScriptedProxy(LanguageModel, HasStates):
     Attributes:
         calls: Name of each method call, in order.
         fixed: Text that every completion has, instead of a hashed one.
-        fingerprint: Tells its weights; nobody knows them by default.
+        fingerprint: Identifies its weights; unknown by default.
         fails_for: A question for which it raises, if any.
         nan_for: A question whose log-probabilities are NaN, if any.
     """

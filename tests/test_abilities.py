@@ -172,7 +172,7 @@ def test_no_two_of_these_llms_are_taken_for_one_and_the_shipped_table_knows_them
     assert len({parse_name(usual).words for usual in SPELLINGS}) == len(SPELLINGS)
     known = {parse_name(name).words for name in facts_of_the_table()}
     unknown = [usual for usual in SPELLINGS if parse_name(usual).words not in known]
-    assert len(unknown) < len(SPELLINGS) / 5  # nobody has published what the table is made from
+    assert len(unknown) < len(SPELLINGS) / 5  # no published figures
     assert [
         each for each in SPELLINGS if resolve_ability(each)[1]
     ] == []  # those are judged by their families
@@ -223,7 +223,7 @@ def test_the_documentation_has_every_line_of_the_table():
         ("llama-5", -2.0, 1.5),  # no such version: the smallest of all
         ("prod-gpt-4o-eu", 0.5, 1.0),
         ("gpt-6", 2.0, math.hypot(0.3, 0.8)),  # a successor of gpt-4.1
-        ("gpt-40", 0.5, 1.5),  # a number that is no version
+        ("gpt-40", 0.5, 1.5),  # a number, but not a version
         ("claude-opus-6", 0.4, 1.5),
         ("qwen-max", -0.6, 1.5),
         # A small LLM of which no other is known may be weaker than all.
@@ -281,7 +281,7 @@ def test_a_wrong_guess_never_raises_ability_above_the_smallest_of_a_family():
             assert theta(name) <= smallest, name
 
 
-SUCCESSORS = {  # names that nobody has published a figure of, and who comes before them
+SUCCESSORS = {  # names without published figures, and their predecessors
     "claude-opus-6": "claude-opus-5",
     "claude-sonnet-5-1": "claude-sonnet-5",
     "claude-haiku-5": "claude-haiku-4-5",
@@ -421,7 +421,7 @@ def test_llms_of_a_family_are_in_the_order_of_their_figures(weaker_first):
         ("claude-opuss-4-5", 1.6),
         ("gemini-25-pro", 1.0),
         ("gpt-5.5-nanoo", 1.5),
-        ("gpt-5.4-mini-2026-03-17-5", 2.5),  # a number behind a date is no part of a version
+        ("gpt-5.4-mini-2026-03-17-5", 2.5),  # a number after a date does not belong to a version
         ("claude-haiku-4-20250514-8", 1.6),
     ],
 )
@@ -492,7 +492,7 @@ def test_a_measurement_that_is_a_pipe_is_refused_and_not_taken_for_a_name(tmp_pa
 @pytest.mark.parametrize("name", ["./nope", "../nope", "~/nope", "./ability-llama-3.1-8b", "./\0"])
 def test_a_path_to_nothing_is_no_name_where_the_user_gives_it(name):
     """Regression: a mistyped folder was judged as an LLM of that name, here as Llama-3.1-8B."""
-    with pytest.raises(ConfigurationError, match="There is no folder") as caught:
+    with pytest.raises(ConfigurationError, match="does not exist") as caught:
         load_gate(llm_name=name)
     assert "rgate ability" in caught.value.hint
     assert isinstance(rgate("gates", "--llm", name).exception, ConfigurationError)

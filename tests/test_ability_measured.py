@@ -84,7 +84,7 @@ def test_what_was_measured_is_what_llm_name_takes(flat, tmp_path):
     again = arm()
     measured = measure_ability(again, tmp_path / "mine")
     assert again.call.asked == list(GOLD)[-3:], "what failed is asked again, and nothing else"
-    assert measured.ability.source == "measured: 50 of 100 anchor questions answered rightly"
+    assert measured.ability.source == "measured: 50 of 100 anchor questions answered correctly"
     assert measured.prior.theta == resolve_ability("Llama-3.2-1B")[0].theta < measured.ability.theta
     assert measured.ability.sd < measured.prior.sd
     assert resolve_ability(str(measured.folder))[0].theta == pytest.approx(measured.ability.theta, abs=1e-3)
@@ -97,7 +97,7 @@ def test_an_anchor_that_asks_for_no_fact_in_the_gates_eyes_says_nothing_of_the_a
     whole = measure_ability(arm(), tmp_path / "whole").ability
     monkeypatch.setattr(Flat, "needless", [text for text, kind in KINDS.items() if kind == "obscure"])
     part = measure_ability(arm(), tmp_path / "part").ability
-    assert part.theta > whole.theta, "of what is left, more is answered rightly"
+    assert part.theta > whole.theta, "a larger share of the rest is answered correctly"
     assert part.sd > whole.sd
 
 
@@ -111,7 +111,7 @@ def test_too_few_answers_measure_nothing(flat, tmp_path):
 
 def test_a_folder_of_something_else_is_left_alone(flat, tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(ConfigurationError, match="something else in it"):
+    with pytest.raises(ConfigurationError, match="contains other files"):
         measure_ability(ObjectArm(pytest.fail, "Llama-3.2-1B"), tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The answering LLM: passages where there are some, and a batch for each prompt."""
+"""The answering LLM gets passages if there are any, and one batch per prompt."""
 
 from unittest.mock import Mock, call
 

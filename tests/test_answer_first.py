@@ -18,10 +18,10 @@ from rgate_integrations.langchain import RetrievalGate
 from tests.begun_answers import (
     UNSURE,
     WHOLE,
+    EventRecorder,
     Knowing,
     Reader,
     Stuck,
-    Told,
     TurnReader,
     Writer,
     nothing_left,
@@ -89,12 +89,12 @@ def test_an_arm_that_does_not_stream_is_judged_whole(call):
     assert [d.text for (d,) in judge.drafts] == ["Yes", "Perhaps", "Perhaps so"]
 
 
-TOLD = AIMessage("", tool_calls=[{"name": "add", "args": {"a": 1}, "id": "1"}])
+TOOL_CALL = AIMessage("", tool_calls=[{"name": "add", "args": {"a": 1}, "id": "1"}])
 WITHOUT_TEXT = {
-    "tool call": RunnableLambda(lambda _: TOLD),
+    "tool call": RunnableLambda(lambda _: TOOL_CALL),
     "parsed object": RunnableLambda(lambda _: '{"a": [1, 2]}') | JsonOutputParser(),
     "form with the raw message": RunnableLambda(
-        lambda _: {"raw": TOLD, "parsed": {"a": 1}, "parsing_error": None}
+        lambda _: {"raw": TOOL_CALL, "parsed": {"a": 1}, "parsing_error": None}
     ),
 }
 
@@ -163,7 +163,7 @@ def test_a_prompt_that_is_refused_in_either_form_costs_later_ones_no_log_probabi
     assert [sorted(asked) for asked in writer.calls] == [["logprobs"], [], ["logprobs"]]
 
 
-@pytest.mark.parametrize(("llm", "read"), [(Knowing, 17), (Writer, 0)], ids=["told", "not told"])
+@pytest.mark.parametrize(("llm", "read"), [(Knowing, 17), (Writer, 0)], ids=["counted", "not counted"])
 def test_what_a_stopped_llm_has_read_is_counted_where_it_says_so(llm, read):
     gate, options = RetrievalGate(Reader()), AnswerFirst(tokens=4, question_gate=None)
     router = gate.route(retrieve=gate, direct=spoken(llm()), answer_first=options)
@@ -222,7 +222,7 @@ def test_the_claims_that_are_searched_are_what_the_llm_had_written(call):
 
 @each(WAYS)
 def test_tokens_that_are_dropped_are_shown_to_nobody_and_the_run_is_cancelled(call):
-    shown, collector = Told(), RunCollectorCallbackHandler()
+    shown, collector = EventRecorder(), RunCollectorCallbackHandler()
     router = routed(spoken(Writer()))
     call(router, "an unknown one?", {"callbacks": [shown, collector]})
     assert shown.tokens == []

@@ -21,7 +21,7 @@ UNKNOWN = f"{LONG} Its end is unknown."
 
 @pytest.fixture
 def chat(served):
-    """Makes chat models of the server that answer with so many tokens."""
+    """Makes chat models of the server, with a given number of tokens per answer."""
     return lambda tokens: served.model_copy(update={"tokens": tokens, "calls": []})
 
 

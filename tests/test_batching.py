@@ -185,12 +185,12 @@ def test_a_call_ends_when_its_time_is_up_wherever_the_question_is(held, call, be
         assert [d.error for d in waiting.result(PATIENCE)] == [None] * len(before)
         assert gate.decide("after?", timeout=PATIENCE).error is None
     if before:
-        assert held.asked == [["slow before?"], ["after?"]], "what nobody waits for is not begun"
+        assert held.asked == [["slow before?"], ["after?"]], "work without a waiting caller is not started"
 
 
 def test_the_gate_has_a_deadline_of_its_own_which_stays_with_it(held, call):
     gate = load_gate("prompt", proxy=held, timeout=SHORT)
-    with pytest.raises(DecisionTimeoutError, match="no decision after"):
+    with pytest.raises(DecisionTimeoutError, match="No decision within"):
         call(gate.with_options(on_error="raise"), "slow?")
     held.go.set()
     assert call(gate, "slow?", timeout=PATIENCE).error is None
@@ -257,5 +257,5 @@ def test_a_gate_that_its_own_drafter_calls_retrieves_instead_of_hanging(call, in
     gate = load_gate("ik", source="llm", llm=Chain(), proxy=ScriptedProxy())
     decision = call(gate, "what?", timeout=PATIENCE)
     assert decision.draft.text.startswith(
-        "The gate failed, so it retrieves: The gate was called while it judges"
+        "The gate failed, so it retrieves: The gate's own drafter has called the gate"
     )

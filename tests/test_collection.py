@@ -183,7 +183,7 @@ def test_collecting_goes_on_after_a_kill(tmp_path):
         ({"index": index({"1": "Bread is baked."})}, "2 passages.*1 passages"),
         (
             {"index": index({"1": "Bread is baked.", "2": "It snows."})},
-            "mixed answers would train a wrong gate",
+            "must not be trained on mixed answers",
         ),
         ({"index": HybridIndex(index({"1": "Bread is baked.", "2": "Rain falls."}))}, "HybridIndex"),
     ],

@@ -28,12 +28,12 @@ from rgate_integrations.serving.gateway import Gateway
 from rgate_integrations.serving.service import DecisionService
 from rgate_integrations.serving.upstream import Upstream
 from tests import llama_index_parts
-from tests.begun_answers import UNSURE, Librarian, Told, Writer
+from tests.begun_answers import UNSURE, EventRecorder, Librarian, Writer
 from tests.http_servers import serving_gate
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Search, each, texts
 from tests.llama_index_parts import Rag, both_ways
 from tests.scripted_upstream import Shelf
-from tests.test_gateway import gateway, told
+from tests.test_gateway import gateway, gateway_headers
 from tests.test_langchain_runnables import READABLE, loaded, pickled
 
 NAMES = Librarian.corpora
@@ -106,7 +106,7 @@ WRONG = {
 @pytest.mark.parametrize("make", WRONG.values(), ids=list(WRONG))
 def test_other_names_than_those_of_the_corpora_are_an_error_at_once(make):
     with pytest.raises(
-        ConfigurationError, match="'docs', 'hr', 'web', but there are 'docs', 'web'"
+        ConfigurationError, match="'docs', 'hr', 'web', but the choices are 'docs', 'web'"
     ) as caught:
         make()
     assert "same names" in caught.value.hint
@@ -117,12 +117,12 @@ def test_other_names_than_those_of_the_corpora_are_an_error_at_once(make):
     [
         (lambda: CorpusChain(parts={}), "nothing to search"),
         (lambda: route_edge(retrieve={}, direct="answer"), "nothing to search"),
-        (lambda: RetrievalGate(Sure(), corpus={}), "takes no corpus"),
+        (lambda: RetrievalGate(Sure(), corpus={}), "accepts no corpus"),
         (lambda: RetrievalGate(top=2), "top= needs a corpus"),
-        (lambda: RetrievalGate(corpus=True).invoke("a"), "nothing is searched here"),
-        (lambda: RetrievalGate(corpus=True).guard(Search()), "does not have them at hand"),
-        (lambda: RetrievalGateSelector(corpus=True), "does not have them at hand"),
-        (lambda: GatedRetriever(llama_index_parts.Shelf(), corpus=True), "does not have them at hand"),
+        (lambda: RetrievalGate(corpus=True).invoke("a"), "needs a retriever or chain"),
+        (lambda: RetrievalGate(corpus=True).guard(Search()), "does not provide"),
+        (lambda: RetrievalGateSelector(corpus=True), "does not provide"),
+        (lambda: GatedRetriever(llama_index_parts.Shelf(), corpus=True), "does not provide"),
         (lambda: load_gate(corpus=True), "must be a CorpusProfile or its folder"),
         (lambda: load_gate(corpus=[]), "profiles"),
     ],
@@ -142,7 +142,7 @@ def test_without_corpora_a_mapping_is_what_it_is_everywhere_in_langchain():
 
 @each(SINGLES)
 def test_the_chain_of_the_corpus_runs(gate, call):
-    listener = Told()
+    listener = EventRecorder()
     for question, name in UNKNOWN.items():
         assert call(routed(gate), question, {"callbacks": [listener]}) == f"{name}: {question}"
     assert call(routed(gate), "a known one") == "direct: a known one"
@@ -255,7 +255,7 @@ def test_the_edge_names_several_nodes_and_reads_what_came_back_from_a_checkpoint
     saved = {"retrieve": True, "corpora": ["hr", "docs", "web"]}
     assert edge({"retrieval_decision": saved}) == ["b", "a"]
     assert edge({"retrieval_decision": {"retrieve": True}}) == "a"
-    with pytest.raises(ConfigurationError, match="no node for the corpus 'web'"):
+    with pytest.raises(ConfigurationError, match="The corpus 'web' has no node"):
         edge({"retrieval_decision": saved | {"corpora": ["web"]}})
 
 
@@ -291,7 +291,7 @@ def test_several_tools_are_selected_where_several_may_hold_it_or_the_gate_fails(
     assert selected("a known one") == ["direct"]
     text = str(call(router_engine(), "query", "unknown to hr and docs"))
     assert text.index("from hr") < text.index("from docs")
-    with pytest.raises(ConfigurationError, match="no tool named 'web'"):
+    with pytest.raises(ConfigurationError, match="Unknown tool 'web'"):
         call(selector, "select", tools[1:], "a known one")
     given = RetrievalGateSelector(Sure(), retrieve=["hr", "docs"])
     assert call(given, "select", tools[1:], "unknown to docs").ind == 1
@@ -315,13 +315,15 @@ def test_a_guard_asks_the_retrievers_of_the_corpora(call):
 def test_the_gateway_searches_the_indexes_that_the_gate_names(options):
     shelf = {name: Shelf(f"What is unknown to docs and hr is in {name}.") for name in NAMES}
     with gateway(Sure(), shelf=shelf, **options) as between:
-        answer = told(between.ask("unknown to hr and docs"))
+        answer = gateway_headers(between.ask("unknown to hr and docs"))
         assert (answer["corpus"], answer["p-covered"], answer["passages"]) == ("hr", "0.900", "2")
         assert between.sent.index("is in hr") < between.sent.index("is in docs")
         assert [bool(each.queries) for each in shelf.values()] == [True, True, False]
         shelf["hr"].error = OSError("disk gone")
-        assert told(between.ask("unknown to hr and docs"))["passages"] == "1"
-        assert told(between.ask("RAISE unknown"))["passages"] == "2", "all are asked, and one fails"
+        assert gateway_headers(between.ask("unknown to hr and docs"))["passages"] == "1"
+        assert gateway_headers(between.ask("RAISE unknown"))["passages"] == "2", (
+            "all are asked, and one fails"
+        )
 
 
 async def test_clients_are_told_where_to_search():

@@ -104,12 +104,12 @@ def test_a_threshold_that_it_does_not_apply_is_applied_to_its_p_known(decide):
         (
             lambda requests: [direct(error=GONE)] * 2,
             "ConfigurationError",
-            "although its error or its override",
+            "although it has an error or an override",
         ),
         (
             lambda requests: [direct(override=RULED)] * 2,
             "ConfigurationError",
-            "although its error or its override",
+            "although it has an error or an override",
         ),
     ],
 )
@@ -189,7 +189,7 @@ def test_only_an_own_gate_that_says_so_judges_answers(decide):
 
 
 def test_an_own_gate_judges_no_llm_by_its_name():
-    with pytest.raises(ConfigurationError, match="Own judges no LLM"):
+    with pytest.raises(ConfigurationError, match="Own cannot be adjusted to an LLM"):
         resolve_gate(Own(), llm_name="gpt-4o")
     own = resolve_gate(Own())
     assert own.for_llm("gpt-4o", "the chat model") is own

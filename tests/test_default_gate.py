@@ -148,19 +148,19 @@ def test_facts_in_other_languages_are_skipped_for_an_able_llm_and_news_is_not(ga
 
 
 def test_a_task_that_was_begun_goes_on():
-    # What reads begun answers was trained on questions of knowledge alone: by itself it would stop these.
-    begun = {
+    # The gate for partial answers was trained only on knowledge questions, and alone it would cancel these.
+    partial_answers = {
         "Write a short poem about the sea.": "The waves roll in, the waves roll out,",
         "Translate 'good evening, my friend' into Italian.": "Buonasera, amico mio.",
         "What does our travel policy say about hotels?": "Your travel policy says that hotels may cost up to",
     }
-    requests = [Request(question, draft=text) for question, text in begun.items()]
+    requests = [Request(question, draft=text) for question, text in partial_answers.items()]
     decisions = load_gate(DEFAULT_GATES["llm"], on_error="raise").decide_batch(requests)
     assert [d.retrieve for d in decisions] == [False, False, True]
 
 
 def test_words_that_were_not_certain_stop_no_task():
-    # A task can be begun in many words, so each is improbable. That says nothing of whether the LLM can do it.
+    # A task can start with many different words, so each is improbable, whether or not the LLM can do it.
     words = ("The", " waves", " roll", " in", ",", " slow", " and", " grey")
     unsure = Draft(text="".join(words), tokens=words, logprobs=(-2.5,) * 8, source="llm")
     asked = ["Write a short poem about the sea.", "Which river flows through the city of Bern?"]

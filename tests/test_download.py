@@ -43,7 +43,7 @@ LEADS = {
     "Empty": {"title": "Empty", "extract": "  ", "topic": "None"},
     "Ōsaka": {"title": "Ōsaka", "extract": "Ōsaka is a city in Japan.", "topic": "Places"},
 }
-NOBODY = "http://127.0.0.1:9"
+UNREACHABLE = "http://127.0.0.1:9"
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 FILES = {"config.json": b"{}", "model.safetensors": b"weights", "1_Pooling/config.json": b'{"mean": true}'}
 
@@ -77,7 +77,7 @@ def cache(tmp_path, monkeypatch) -> Path:
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(tmp_path / "index"),
-        "HF_ENDPOINT": NOBODY,
+        "HF_ENDPOINT": UNREACHABLE,
         "no_proxy": "*",
     }
     for name, value in environment.items():
@@ -236,7 +236,7 @@ def test_what_is_not_pinned_does_not_pass(corpus, cache, monkeypatch, change, er
 
 def test_without_a_network_the_error_begins_with_what_failed_and_ends_with_why(corpus, monkeypatch):
     monkeypatch.delenv("PIP_NO_INDEX")
-    monkeypatch.setenv("PIP_INDEX_URL", NOBODY)
+    monkeypatch.setenv("PIP_INDEX_URL", UNREACHABLE)
     monkeypatch.setenv("PIP_FIND_LINKS", "")
     monkeypatch.setenv("PIP_RETRIES", "1")
     with pytest.raises(DownloadError) as caught:
@@ -279,7 +279,7 @@ def test_what_cannot_be_converted(tmp_path, monkeypatch):
         (None, {}, False, list(FILES)),
         ("index", {}, False, []),
         (None, {}, True, []),
-        (None, {"HF_ENDPOINT": NOBODY}, False, []),
+        (None, {"HF_ENDPOINT": UNREACHABLE}, False, []),
         (None, {"HF_ENDPOINT": "nonsense"}, False, []),
     ],
 )

@@ -196,7 +196,7 @@ def test_lone_surrogates_do_not_break_json(scripted):
     ("misuse", "why"),
     [
         (lambda gate: load_gate("prompt", on_error="ignore"), "on_error"),
-        (lambda gate: gate.with_options(tokenz=3), "cannot take tokenz"),
+        (lambda gate: gate.with_options(tokenz=3), "does not accept tokenz"),
         (lambda gate: gate.decide_batch("one string"), "list of questions"),
         (lambda gate: gate.decide_batch(Request(HAMLET)), "list of questions"),
     ],

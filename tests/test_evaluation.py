@@ -89,7 +89,7 @@ def test_ties_are_retrieved_in_random_order():
     closed, rag = np.array([T, F, F, F]), np.array([F, T, T, F])
     curve = retrieval_curve(np.full(4, 0.5), closed, rag)
     np.testing.assert_allclose(curve, [0.25, 0.3125, 0.375, 0.4375, 0.5])
-    # Retrieving first where only retrieval helps, and last where it hurts, is the best curve.
+    # The best curve retrieves first if only retrieval helps, and last if it hurts.
     best = retrieval_curve(np.array([0.9, 0.1, 0.1, 0.5]), closed, rag)
     np.testing.assert_allclose(best, [0.25, 0.5, 0.75, 0.75, 0.5])
 
@@ -171,7 +171,7 @@ def test_guarantees_hold_as_often_as_they_say():
 
 def test_what_cannot_be_guaranteed_is_not():
     p, closed, rag = np.full(30, 0.9), np.zeros(30, bool), np.ones(30, bool)
-    # none of 30 is no proof of one in a thousand
+    # 0 of 30 does not prove less than one in a thousand
     assert not Budget(0.001).choose(p, closed, rag).guaranteed
     assert Budget(0.1).choose(p, closed, rag).guaranteed
     assert Budget(0.0).choose(np.full(30, 0.01), closed, rag).threshold < 0.01

@@ -138,7 +138,9 @@ def test_a_request_that_was_not_read_whole_retrieves_unless_clearly_needless(scr
     needless, doubtful = gate.decide_batch([Request(LOG, draft=draft, threshold=0.3) for draft in drafts])
     assert (needless.retrieve, needless.p_known, needless.override) == (False, pytest.approx(0.95), None)
     assert (doubtful.retrieve, doubtful.p_known, doubtful.question) == (True, pytest.approx(0.8), LOG)
-    assert doubtful.override.reason == "Too long to be read completely, so it may ask for more."
+    assert (
+        doubtful.override.reason == "The request is too long to be read completely, so it may ask for more."
+    )
     assert doubtful.warnings[0].startswith(f"Of {len(LOG):,} characters ")
 
 

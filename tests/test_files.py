@@ -39,7 +39,7 @@ def test_a_folder_does_not_replace_a_file_or_something_else(tmp_path):
     gate = {"gate.json": "{}", "README.md": "a card"}
     with pytest.raises(ConfigurationError, match="is a file"):
         write_folder(thesis / "README.md", gate)
-    with pytest.raises(ConfigurationError, match=r"something else in it, such as 'README\.md'"):
+    with pytest.raises(ConfigurationError, match=r"contains other files, such as 'README\.md'"):
         write_folder(thesis, gate)
     assert contents(thesis) == mine
     (tmp_path / "empty").mkdir()
@@ -86,7 +86,7 @@ def test_damaged_jsonl_names_what_is_wrong(tmp_path, name, content, message):
         list(read_jsonl(tmp_path / name, hint="one number a line"))
 
 
-# Separators that are no line feed stay in their line, half a surrogate pair is escaped, and a kill may cut an é.
+# Other separators than line feeds stay in their line, half a surrogate pair is escaped, and a kill may cut an é.
 ROWS = [{"a": "one\u2028two\x85 and half a\ud800b"}, {"a": "é"}]
 
 
@@ -155,10 +155,10 @@ def test_a_log_that_is_edited_between_two_appends_loses_nothing(tmp_path):
     path.write_bytes(ONE + TWO[:-1])
     log.append([{"n": 3}])
     assert [row["n"] for row in log.values()] == [1, 2, 3]
-    path.write_bytes(b"mine\nand nobody else's")
+    path.write_bytes(b"mine\nand only mine")
     with pytest.raises(DataFormatError, match="something else"):
         log.append([{"n": 4}])
-    assert path.read_bytes() == b"mine\nand nobody else's"
+    assert path.read_bytes() == b"mine\nand only mine"
 
 
 @pytest.mark.parametrize(

@@ -120,9 +120,9 @@ def test_a_killed_run_resumes_to_the_same_weights(tiny, sums, tmp_path):
     assert not killed.exists()
     checkpoints = tmp_path / ".killed-checkpoints"
     (checkpoints / "checkpoint-5").mkdir()  # what a kill leaves half written is passed over
-    options, told = TrainingOptions(draft="recorded", recipe=RECIPE, resume=True), Mock()
-    train_adapter("ik", read_examples([sums]), tiny, killed, options, progress=told)
-    assert told.mock_calls[0] == call("training", 5, 12), "it went on from the fourth step"
+    options, progress = TrainingOptions(draft="recorded", recipe=RECIPE, resume=True), Mock()
+    train_adapter("ik", read_examples([sums]), tiny, killed, options, progress=progress)
+    assert progress.mock_calls[0] == call("training", 5, 12), "it went on from the fourth step"
     whole, resumed = (tmp_path / name / "adapter_model.safetensors" for name in ("whole", "killed"))
     assert resumed.read_bytes() == whole.read_bytes()
     assert not checkpoints.exists()
@@ -173,9 +173,7 @@ def test_the_real_proxy_learns_in_a_dozen_steps(smollm2, sums, tmp_path):
     assert_told_apart(fitted(sums, smollm2.name, tmp_path / "g"))
 
 
-@pytest.mark.parametrize(
-    ("gate", "why"), [("token_probability", "not trained"), ("slimplm", "judges a draft")]
-)
+@pytest.mark.parametrize(("gate", "why"), [("token_probability", "not trained"), ("slimplm", "needs drafts")])
 def test_what_cannot_be_trained(sums, gate, why):
     with pytest.raises(ConfigurationError, match=why):
         train_adapter(

@@ -119,7 +119,7 @@ def test_without_standard_error_it_is_fetched_all_the_same(fetcher, capfd, monke
     assert capfd.readouterr().out == ""
 
 
-# --- where it is forbidden ----------------------------------------------------------------------------------------
+# --- forbidden downloads ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", OFFLINE)

@@ -190,7 +190,7 @@ def test_nan_retrieves_with_that_reason(make, case):
 def test_higher_confidence_means_skip(name):
     class Sure(ScriptedProxy):
         def score(self, prompt, values, targets, *, adapter=None):
-            # "No" is sure only where it is the answer to "must you search?"
+            # "No" is certain only as the answer to "must you search?"
             known = {"Yes", "Known(True)", "True"} if targets[0] != "No" else {"No"}
             logprobs = tuple(-0.1 if target in known else -5.0 for target in targets)
             return [TargetScores(logprobs, 1) for _ in values]
@@ -213,9 +213,12 @@ def test_every_gate_has_a_source_and_says_what_it_costs():
         ("ik:32", {}, ConfigurationError, "takes no argument"),
         ("boundary:accuracy", {}, ConfigurationError, "accuracy label"),
         ("constant:random:often", {}, ConfigurationError, "rate"),
-        *((f"popularity:{cutoff}", {}, ConfigurationError, "cannot take") for cutoff in ("many", 0, "nan")),
-        ("constant:sometimes", {}, ConfigurationError, "cannot take"),
-        ("boundary:x", {}, ConfigurationError, "cannot take"),
+        *(
+            (f"popularity:{cutoff}", {}, ConfigurationError, "does not accept")
+            for cutoff in ("many", 0, "nan")
+        ),
+        ("constant:sometimes", {}, ConfigurationError, "does not accept"),
+        ("boundary:x", {}, ConfigurationError, "does not accept"),
     ],
 )
 def test_what_is_no_gate_is_a_typed_error(name, options, error, why):
@@ -230,7 +233,7 @@ def test_a_batch_of_the_real_proxy_equals_single_questions(smollm2, case):
     together = gate.decide_batch(asked)
     # Padding changes the order in which a real model adds up.
     assert scores(together) == pytest.approx([gate.decide(q).p_known for q in asked], abs=1e-3)
-    # Where the small model writes nothing there is no answer to judge.
+    # If the small model writes nothing, it has no answer to judge.
     judged = [d for d in together if d.error is None]
     assert judged
     assert {d.error.type for d in together if d.error is not None} <= {"NoAnswerError"}

@@ -20,7 +20,7 @@ from tests.patience import PATIENCE
 from tests.scripted_upstream import ANSWER, CALL, ScriptedUpstream, Shelf
 
 CLIENT = httpx.Client(timeout=60)  # one for all: each new one reads the certificates of all authorities
-BEGUN = AnswerFirst(tokens=3)
+FIRST_TOKENS = AnswerFirst(tokens=3)
 HAMLET = "who wrote hamlet?"
 TOKEN = "s3cret"  # noqa: S105
 
@@ -71,14 +71,14 @@ def gateway(gate, upstream=None, *, shelf=None, **options):
         yield Between(url, behind, upstream, shelf)
 
 
-def told(response):
+def gateway_headers(response):
     """Return the gateway's own headers."""
     own = "x-rgate-"
     return {name.removeprefix(own): value for name, value in response.headers.items() if name.startswith(own)}
 
 
 class Unsure(Words):
-    """Reads nothing out of questions, so that each answer is begun; known is one that has "42" in it."""
+    """Is unsure about every question, so that each answer starts; one that contains "42" is known."""
 
     def decide_batch(self, requests):
         decisions = []
@@ -98,11 +98,16 @@ def test_what_is_known_comes_through_byte_for_byte_and_what_is_not_with_passages
         assert (through.content, through.status_code) == (alone.content, alone.status_code)
         assert dict(through.headers).items() >= {"x-own": "kept"}.items()
         assert through.headers.get("content-type") == alone.headers.get("content-type")
-        assert told(through) == {"decision": "direct", "p-known": "0.900", "reason": ""}
+        assert gateway_headers(through) == {"decision": "direct", "p-known": "0.900", "reason": ""}
         assert between.upstream.requests[0] == between.upstream.requests[1]
         assert between.shelf.queries == []
         unknown = between.ask(stream=stream, temperature=0, unknown_field={"kept": True})
-        assert told(unknown) == {"decision": "retrieve", "p-known": "0.100", "reason": "", "passages": "1"}
+        assert gateway_headers(unknown) == {
+            "decision": "retrieve",
+            "p-known": "0.100",
+            "reason": "",
+            "passages": "1",
+        }
         assert "42." in unknown.text
         assert between.sent.endswith("Question: who wrote hamlet?")
         assert "[1] Hamlet: Hamlet was written by William Shakespeare." in between.sent
@@ -146,7 +151,7 @@ def test_what_is_no_question_passes_untouched(messages, why):
     gate = Words()
     with gateway(gate) as between:
         before = len(gate.asked)
-        assert told(between.ask(messages=messages)) == {"undecided": why}
+        assert gateway_headers(between.ask(messages=messages)) == {"undecided": why}
         assert between.upstream.requests[-1]["messages"] == messages
         assert (len(gate.asked), between.shelf.queries) == (before, [])
 
@@ -171,12 +176,14 @@ def test_a_request_may_say_what_to_do_and_off_is_off():
     with gateway(gate) as between:
         between.ask("known")  # the gate is warm
         before = len(gate.asked)
-        assert told(between.ask(headers={"x-rgate": "off"})) == {}
+        assert gateway_headers(between.ask(headers={"x-rgate": "off"})) == {}
         assert "x-rgate" not in between.upstream.headers[-1]
         assert between.sent == HAMLET
-        assert told(between.ask(headers={"x-rgate": "direct"}))["decision"] == "direct"
+        assert gateway_headers(between.ask(headers={"x-rgate": "direct"}))["decision"] == "direct"
         assert between.shelf.queries == []
-        assert told(between.ask("known", headers={"x-rgate": "Retrieve"}))["decision"] == "retrieve"
+        assert (
+            gateway_headers(between.ask("known", headers={"x-rgate": "Retrieve"}))["decision"] == "retrieve"
+        )
         assert between.shelf.queries == ["known"]
         assert len(gate.asked) == before
 
@@ -186,7 +193,7 @@ def test_a_request_may_say_what_to_do_and_off_is_off():
 
 def test_looking_first_compares_what_is_known_with_what_is_found():
     with gateway(Words(), shelf=Shelf("Nothing of the kind.", ""), look_first=True) as between:
-        assert told(between.ask("known"))["decision"] == "direct"
+        assert gateway_headers(between.ask("known"))["decision"] == "direct"
         assert between.sent == "known"
         between.shelf.passage = Shelf().passage
         between.ask()
@@ -200,17 +207,20 @@ def test_a_begun_answer_that_is_known_and_a_call_of_a_tool_go_on_byte_for_byte(d
     with gateway(Unsure(), upstream, answer_first=AnswerFirst(tokens=4)) as between:
         alone, through = between.both(stream=True, tools=[{"type": "function", "function": {"name": "f"}}])
         assert through.content == alone.content
-        assert (told(through)["decision"], through.headers["x-own"]) == ("direct", "kept")
+        assert (gateway_headers(through)["decision"], through.headers["x-own"]) == ("direct", "kept")
         assert upstream.requests[1:] == upstream.requests[:1]
         assert upstream.finished == 2
         # Without a stream the question decides.
-        assert told(between.ask())["decision"] == "direct"
+        assert gateway_headers(between.ask())["decision"] == "direct"
 
 
 def test_a_begun_answer_that_is_not_known_ends_at_the_upstream_and_is_asked_again_with_passages():
     upstream = ScriptedUpstream([{"content": "Perhaps not. "}] * 4, endless=True)
-    with gateway(Unsure(), upstream, answer_first=BEGUN) as between, between.left_early(HAMLET) as response:
-        assert told(response)["decision"] == "retrieve"
+    with (
+        gateway(Unsure(), upstream, answer_first=FIRST_TOKENS) as between,
+        between.left_early(HAMLET) as response,
+    ):
+        assert gateway_headers(response)["decision"] == "retrieve"
         assert len(upstream.requests) == 2
         assert "Shakespeare" in between.sent
         assert upstream.cancelled.wait(PATIENCE)
@@ -232,10 +242,10 @@ def test_a_gate_that_fails_retrieves_and_what_it_says_makes_no_header():
         response = between.ask("known")
         assert "Shakespeare" in between.sent
         assert 'rgate_errors_total{type="OSError"}' in between.metrics
-    assert told(response)["error"] == "OSError"
+    assert gateway_headers(response)["error"] == "OSError"
     assert "x-evil" not in response.headers
-    assert "no disk x-evil: ? ?? ??" in told(response)["reason"]
-    assert len(told(response)["reason"]) <= 300
+    assert "no disk x-evil: ? ?? ??" in gateway_headers(response)["reason"]
+    assert len(gateway_headers(response)["reason"]) <= 300
 
 
 def test_a_queue_that_is_full_retrieves():
@@ -244,7 +254,7 @@ def test_a_queue_that_is_full_retrieves():
         first = threading.Thread(target=between.ask, args=("known 1",))
         first.start()
         gate.is_asked.wait()
-        assert told(between.ask("known 2"))["error"] == "QueueFullError"
+        assert gateway_headers(between.ask("known 2"))["error"] == "QueueFullError"
         assert "Shakespeare" in between.sent
         gate.may_decide.set()
         first.join()
@@ -256,14 +266,14 @@ def test_a_queue_that_is_full_retrieves():
 def test_a_search_that_fails_leaves_the_question_as_it_is(look_first, caplog):
     with gateway(Words(), look_first=look_first) as between:
         between.shelf.error = OSError("index gone")
-        assert told(between.ask())["passages"] == "0"
+        assert gateway_headers(between.ask())["passages"] == "0"
         assert between.sent == HAMLET
         assert 'rgate_errors_total{type="OSError"}' in between.metrics
     assert "index gone" in caplog.text
     assert caplog.text.count("The search failed") == 1
 
 
-@pytest.mark.parametrize("answer_first", [False, BEGUN])
+@pytest.mark.parametrize("answer_first", [False, FIRST_TOKENS])
 @pytest.mark.parametrize("question", ["known", HAMLET])
 def test_what_the_upstream_refuses_is_refused_in_its_words(answer_first, question):
     with gateway(Unsure(), ScriptedUpstream(status=429), answer_first=answer_first) as between:
@@ -272,7 +282,7 @@ def test_what_the_upstream_refuses_is_refused_in_its_words(answer_first, questio
     assert through.headers["x-own"] == "kept"
 
 
-@pytest.mark.parametrize("answer_first", [False, BEGUN])
+@pytest.mark.parametrize("answer_first", [False, FIRST_TOKENS])
 @pytest.mark.parametrize("path", ["chat/completions", "audio"])
 def test_an_upstream_that_is_down_is_a_bad_gateway(answer_first, path):
     body = {"messages": [{"role": "user", "content": "known"}], "stream": True}
@@ -295,8 +305,8 @@ def test_the_gateways_token_does_not_go_to_the_upstream(key, sent):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"look_first": True}, "something to search"),
-        ({"answer_first": AnswerFirst(prefetch=True)}, "something to search"),
+        ({"look_first": True}, "needs a retriever"),
+        ({"answer_first": AnswerFirst(prefetch=True)}, "needs a retriever"),
         ({"answer_first": True}, "partial answer"),
     ],
 )
@@ -315,7 +325,7 @@ def test_a_shadow_changes_nothing_and_its_log_is_what_tuning_takes(tmp_path):
     with gateway(Words(), shadow=log) as between:
         for question in ("known", HAMLET):
             alone, through = between.both(question, stream=True)
-            assert (through.content, told(through)) == (alone.content, {})
+            assert (through.content, gateway_headers(through)) == (alone.content, {})
             assert between.upstream.requests[-1] == between.upstream.requests[-2]
         between.ask(messages=follow_up)
         while 'outcome="direct"} 2.0' not in between.metrics:

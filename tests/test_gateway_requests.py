@@ -10,7 +10,7 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.serving.upstream import EventReader
 from tests.http_servers import Broken, Words, listening, serving_gateway
 from tests.scripted_upstream import ANSWER, ScriptedUpstream, Shelf, completion
-from tests.test_gateway import HAMLET, Unsure, gateway, told
+from tests.test_gateway import HAMLET, Unsure, gateway, gateway_headers
 
 CLIENT = httpx.Client(timeout=60)
 USER = {"role": "user", "content": HAMLET}
@@ -40,7 +40,7 @@ def ask(servers):
         headers = {"content-type": "application/json", **headers}
         response = CLIENT.post(url + path, content=content, headers=headers)
         sent = upstream.requests[-1]
-        return told(response), json.loads(sent[2]) if isinstance(sent, tuple) else sent
+        return gateway_headers(response), json.loads(sent[2]) if isinstance(sent, tuple) else sent
 
     post.shelf = shelf
     return post
@@ -193,7 +193,7 @@ def test_what_is_not_a_json_object_that_can_be_written_again_passes_as_it_was(se
     url, upstream, _ = servers
     headers = {"content-type": "application/json"}
     response = CLIENT.post(f"{url}/chat/completions", content=body, headers=headers)
-    assert told(response) == {"undecided": "not-json"}
+    assert gateway_headers(response) == {"undecided": "not-json"}
     assert upstream.requests[-1][2] == body
 
 
@@ -219,7 +219,7 @@ def test_a_compressed_body_passes_as_it_was_and_is_counted(servers):
     body = gzip.compress(json.dumps({"messages": [USER]}).encode())
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     response = CLIENT.post(f"{url}/chat/completions", content=body, headers=headers)
-    assert told(response) == {"undecided": "content-encoding"}
+    assert gateway_headers(response) == {"undecided": "content-encoding"}
     assert (upstream.requests[-1][2], shelf.queries) == (body, [])
     metrics = CLIENT.get(f"{url}/metrics").text
     assert 'rgate_gateway_undecided_total{reason="content-encoding"} 1.0' in metrics
@@ -238,12 +238,12 @@ def test_a_wish_that_is_none_is_refused(ask, servers):
 
 def test_quotes_in_a_reason_are_readable():
     with gateway(Broken("it asks “who” – or ‘what’ … 東京")) as between:
-        assert "it asks \"who\" - or 'what' ... ??" in told(between.ask())["reason"]
+        assert "it asks \"who\" - or 'what' ... ??" in gateway_headers(between.ask())["reason"]
 
 
-# --- answers that are begun ---------------------------------------------------------------------------------------
+# --- partial answers ----------------------------------------------------------------------------------------------
 
-BEGUN = AnswerFirst(tokens=3)
+FIRST_TOKENS = AnswerFirst(tokens=3)
 
 
 class Spelling(ScriptedUpstream):
@@ -277,7 +277,7 @@ def test_events_are_judged_in_every_spelling(spell, known):
         upstream.deltas = [{"content": "Perhaps "}] * 4
     with gateway(Unsure(), upstream, answer_first=AnswerFirst(tokens=4)) as between:
         alone, through = between.both(stream=True)
-        assert told(through)["decision"] == ("direct" if known else "retrieve")
+        assert gateway_headers(through)["decision"] == ("direct" if known else "retrieve")
         assert ("Shakespeare" in between.sent) != known
         assert through.content == alone.content
 
@@ -285,8 +285,8 @@ def test_events_are_judged_in_every_spelling(spell, known):
 @pytest.mark.parametrize("more", [{"n": 2}, {"messages": [USER, PREFILL]}], ids=["n", "prefill"])
 def test_of_what_is_not_one_answer_from_its_beginning_the_question_decides(more):
     upstream = ScriptedUpstream([{"content": "Perhaps "}] * 4)
-    with gateway(Unsure(), upstream, answer_first=BEGUN) as between:
-        headers = told(between.ask(stream=True, **more))
+    with gateway(Unsure(), upstream, answer_first=FIRST_TOKENS) as between:
+        headers = gateway_headers(between.ask(stream=True, **more))
         assert (headers["decision"], headers["p-known"]) == ("direct", "0.500")
         assert len(upstream.requests) == 1
 
@@ -294,9 +294,9 @@ def test_of_what_is_not_one_answer_from_its_beginning_the_question_decides(more)
 def test_an_endless_answer_without_text_is_not_held():
     upstream = Spelling(lambda _: ": " + "x" * (1 << 20) + "\n\n")
     upstream.deltas = ANSWER * 6
-    with gateway(Unsure(), upstream, answer_first=BEGUN) as between:
+    with gateway(Unsure(), upstream, answer_first=FIRST_TOKENS) as between:
         response = between.ask(stream=True)
-        assert told(response)["decision"] == "direct"
+        assert gateway_headers(response)["decision"] == "direct"
         assert len(response.content) == 25 * ((1 << 20) + 4)
 
 

@@ -14,7 +14,7 @@ from rgate_integrations.serving.service import DecisionService
 from rgate_integrations.serving.upstream import Upstream
 from tests.http_servers import Words, listening
 from tests.scripted_upstream import ScriptedUpstream, Shelf
-from tests.test_gateway import CLIENT, HAMLET, Unsure, gateway, told
+from tests.test_gateway import CLIENT, HAMLET, Unsure, gateway, gateway_headers
 
 FOUND = [Hit(Passage("1", "a passage", title="T"), 1.0)]
 
@@ -75,11 +75,12 @@ def test_whatever_a_retriever_returns_the_upstream_is_asked(found, look_first):
         for _ in range(2):
             response = between.ask()
             assert response.status_code == 200
-            assert (told(response)["decision"], told(response)["p-known"]) == ("retrieve", "0.100")
-            assert told(response)["passages"] == "0"
+            headers = gateway_headers(response)
+            assert (headers["decision"], headers["p-known"]) == ("retrieve", "0.100")
+            assert gateway_headers(response)["passages"] == "0"
             assert between.sent == HAMLET
         assert len(between.shelf.queries) == 2
-        assert told(between.ask("known"))["decision"] == "direct"
+        assert gateway_headers(between.ask("known"))["decision"] == "direct"
 
 
 @pytest.mark.parametrize("look_first", [False, True])
@@ -89,7 +90,7 @@ def test_no_more_passages_are_read_than_were_asked_for(look_first):
         for number in range(10_000)
     ]
     with gateway(Words(), shelf=Returns([many]), look_first=look_first, k=2) as between:
-        assert told(between.ask())["passages"] == "2"
+        assert gateway_headers(between.ask())["passages"] == "2"
         assert "Hamlet 1" in between.sent
         assert "Hamlet 2" not in between.sent
 
@@ -107,7 +108,7 @@ def test_an_endless_list_of_hits_is_not_read_to_its_end():
             yield iter(FOUND * 3)
 
     with gateway(Words(), shelf=Returns(endless), k=2) as between:
-        assert told(between.ask())["passages"] == "1"  # twice the same
+        assert gateway_headers(between.ask())["passages"] == "1"  # twice the same
 
 
 def test_the_log_has_the_error_on_one_line_without_the_question(caplog):
@@ -232,7 +233,7 @@ def test_whatever_breaks_in_the_gateway_the_upstream_is_asked(part, monkeypatch)
         monkeypatch.setattr(DecisionService, part, raises_any)
         response = between.ask()
     assert response.status_code == 200
-    assert told(response)["error"] == "RuntimeError"
+    assert gateway_headers(response)["error"] == "RuntimeError"
     assert "Shakespeare" in between.sent
 
 

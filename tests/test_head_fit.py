@@ -1,4 +1,4 @@
-"""The fit of the heads in the benchmarks: it tells what is known, and learns nothing of the groups."""
+"""The fit of the heads in the benchmarks: it predicts what is known, and learns nothing about the groups."""
 
 import dataclasses
 import sys
@@ -53,7 +53,7 @@ def test_what_sets_groups_apart_is_put_down_to_them_as_far_as_the_penalty_allows
     lenient = rng.random(2_000) < 0.3  # a judge that takes half of the wrong answers for right ones
     known = np.where(lenient & (rng.random(2_000) < 0.5), 1.0, train.known)
     train = dataclasses.replace(train, known=known, groups=np.where(lenient, "b", "a"))
-    train.states[lenient, 1, 5] += 3  # and questions that can be told
+    train.states[lenient, 1, 5] += 3  # and questions that can be separated
     weights = []
     for penalty in (1e-3, 1e6):
         recipe = head_fit.HeadsRecipe(6, 1.0, penalty)

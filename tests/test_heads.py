@@ -21,8 +21,8 @@ from tests.scripted_proxy import ScriptedProxy
 UNSURE = (0, 9, 0, -1)
 
 
-class Told(ScriptedProxy):
-    """A proxy whose hidden states are told: by question or segment, or for the question "q"."""
+class FixedStates(ScriptedProxy):
+    """A proxy with fixed hidden states: by question or segment, or for the question "q"."""
 
     def __init__(self, states):
         super().__init__(fingerprint="4567")
@@ -35,10 +35,10 @@ class Told(ScriptedProxy):
 
 @pytest.fixture
 def decide(tmp_path):
-    """Decides with heads about a question whose states are told."""
+    """Decides with heads about a question with fixed states."""
 
     def decide(states, question="q", history=None, heads=HEADS, **options):
-        gate = load_gate(str(save_gate(heads, tmp_path / "g")), proxy=Told(states), **options)
+        gate = load_gate(str(save_gate(heads, tmp_path / "g")), proxy=FixedStates(states), **options)
         if isinstance(question, list):
             return gate.decide_batch([Request(each, history) for each in question])
         return gate.decide(question, history=history)
@@ -84,7 +84,7 @@ def test_a_decision_names_what_decided(decide, first, retrieve, reason):
 
 
 def test_a_begun_answer_counts_as_far_as_knowledge_is_needed(folder):
-    gate = load_gate(f"answer:{folder},token_probability", proxy=Told((1, 2, -1, 0.5)), weight=0.5)
+    gate = load_gate(f"answer:{folder},token_probability", proxy=FixedStates((1, 2, -1, 0.5)), weight=0.5)
     decision = gate.decide("q", draft=Draft(text="Bern", tokens=("Bern",), logprobs=(math.log(0.2),)))
     task, fact, _ = softmax(1, 2, -1)
     question = task + fact * sigmoid(0.5)
@@ -99,7 +99,10 @@ def test_a_begun_answer_counts_as_far_as_knowledge_is_needed(folder):
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("answer:ik,token_probability", "cannot take question"), ("answer:default", "does not name two gates")],
+    [
+        ("answer:ik,token_probability", "does not accept question"),
+        ("answer:default", "does not name two gates"),
+    ],
 )
 def test_a_begun_answer_is_weighed_by_a_gate_that_knows_kinds(name, why):
     with pytest.raises(ConfigurationError, match=why):
@@ -154,7 +157,7 @@ def test_a_name_that_is_given_goes_before_one_that_is_found(folder):
 )
 def test_a_decision_says_whose_knowledge_was_judged_and_how_it_is_known(folder, name, name_source, said):
     gate = load_gate(folder).gate.for_llm(name, name_source)
-    decision = load_gate(gate, proxy=Told(UNSURE)).decide("q")
+    decision = load_gate(gate, proxy=FixedStates(UNSURE)).decide("q")
     assert decision.llm.startswith(said)
     assert bool(decision.llm) == bool(said)
 
@@ -163,7 +166,7 @@ def test_gates_of_gates_tell_their_gates_the_llm_unless_they_were_fitted_to_one(
     answer = load_gate(f"answer:{folder},token_probability", llm_name="phi-4").gate
     assert answer.question.ability.llm == "phi-4"
     assert load_gate("calibrated", inner=folder, llm_name="phi-4").gate.inner.ability is None
-    with pytest.raises(ConfigurationError, match="judges no LLM by its name"):
+    with pytest.raises(ConfigurationError, match="cannot be adjusted to an LLM"):
         load_gate("ik", llm_name="phi-4")
 
 
@@ -247,7 +250,7 @@ LONG = "one two three four five six seven eight nine ten eleven twelve"
         ({"Now? Thanks": TASK, "Now?": NEWS, "Thanks": TASK}, "Now? Thanks", 1),
         ({f"{LONG}. Now?": TASK, f"{LONG}.": TASK, "Now?": NEWS}, f"{LONG}. Now?", 1),
         ({f"{LONG}. Now?": NEWS, f"{LONG}.": TASK, "Now?": TASK}, f"{LONG}. Now?", 0),
-        # Whether a fact is known, the request as a whole tells.
+        # Whether a fact is known is decided by the request as a whole.
         ({"Hi Who": KNOWN, "Hi": TASK, "Who": UNKNOWN}, "Hi\nWho", 0),
         ({"Hi Who": UNKNOWN, "Hi": TASK, "Who": KNOWN}, "Hi\nWho", 1),
         # Among too many questions the one that needs it is not found.
@@ -297,7 +300,7 @@ def test_a_segment_has_the_same_numbers_in_any_batch():
 # --- the reader ----------------------------------------------------------------------------------------------
 
 
-class Reader(Told):
+class Reader(FixedStates):
     """The model of the facts, which fails for one question, or cannot be loaded; it counts what it reads."""
 
     def __init__(self, fails_for=""):
@@ -314,12 +317,12 @@ class Reader(Told):
 
 @pytest.fixture
 def with_reader(tmp_path, monkeypatch):
-    """Decides about requests with a reader of the facts, beside the model that tells the kinds."""
+    """Decides about requests with a reader of the facts, beside the model of the kinds."""
 
     def with_reader(reader, states, english_bias=1.0, **parameters):
         monkeypatch.setattr(decision_engine, "gate_proxy", {"reader": reader}.__getitem__)
         heads = replace(HEADS, facts=replace(FACTS, base_model="reader"), english_bias=english_bias)
-        gate = load_gate(str(save_gate(heads, tmp_path / "g")), proxy=Told(states), **parameters)
+        gate = load_gate(str(save_gate(heads, tmp_path / "g")), proxy=FixedStates(states), **parameters)
         return gate.decide_batch(list(states))
 
     return with_reader

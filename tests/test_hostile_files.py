@@ -302,7 +302,7 @@ def test_a_gate_whose_configuration_is_no_object_cannot_be_read(gate_folder, tex
 
 
 def named(folder, gates):
-    """A calibrated gate's folder that names other gates in place of its own."""
+    """A calibrated gate's folder that names other gates instead of its own."""
     change(calibrated(folder), parameters={"inner": gates})
     return str(folder)
 
@@ -388,7 +388,7 @@ def test_what_is_no_regular_file_or_too_large_is_not_read(gate_folder, name, kin
             os.mkfifo(file)
         else:
             file.symlink_to("/dev/zero")
-        with pytest.raises(ModelLoadError, match=r"cannot be read|There is no trained gate"):
+        with pytest.raises(ModelLoadError, match=r"cannot be read|is not a trained gate"):
             load_gate(str(gate_folder))
 
 

@@ -89,7 +89,7 @@ def test_credentials_are_sent_and_travel_in_pickles_and_are_shown_nowhere(fake, 
         ("http://host/v1", f"{KEY}\nX-Other: 1", "API key must be printable"),
         ("http://host/v1", f"\ufeff{KEY}", "API key must be printable"),
         ("http://host/v1", KEY.encode(), "API key must be printable"),
-        (f"http://{LOGIN}@host/v1", KEY, "only one of them"),
+        (f"http://{LOGIN}@host/v1", KEY, "only send one of them"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_without_its_secrets(url, key, why):
@@ -105,8 +105,8 @@ def test_a_server_that_echoes_the_login_is_not_quoted_with_it(fake, caplog):
 
 @pytest.mark.parametrize(("login", "key"), [("", KEY), (f"{LOGIN}@", None)])
 def test_a_lost_connection_tells_no_secret(login, key, caplog):
-    nobody = ServedProxy(f"http://{login}127.0.0.1:9/v1", "m", api_key=key, retries=0)
-    failed(nobody, caplog, ServerError, r"127\.0\.0\.1:9/v1 could not be used")
+    unreachable = ServedProxy(f"http://{login}127.0.0.1:9/v1", "m", api_key=key, retries=0)
+    failed(unreachable, caplog, ServerError, r"127\.0\.0\.1:9/v1 could not be used")
 
 
 def test_a_transport_error_that_quotes_the_key_is_redacted(fake, monkeypatch, caplog):
@@ -120,7 +120,7 @@ def test_a_transport_error_that_quotes_the_key_is_redacted(fake, monkeypatch, ca
 def test_a_login_in_the_environments_proxy_server_is_not_quoted(caplog, login_and_host):
     proxy = ServedProxy("http://model.test:9/v1", "m", retries=0, timeout=5)
     with patch.dict(os.environ, {"ALL_PROXY": f"http://{login_and_host}"}, clear=True):
-        failed(proxy, caplog, ConfigurationError, "proxy server that the environment names")
+        failed(proxy, caplog, ConfigurationError, "proxy server in the environment")
 
 
 # --- how it answers ---------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ TEXT = {
 @given(body=changed(CHAT) | changed(TEXT))
 def test_an_answer_of_any_shape_is_read_or_refused(body):
     draft, likeliest = read_completion(json.dumps(body).encode()) or (Draft(text=""), {})
-    draft.text.encode()  # raises if it is no text
+    draft.text.encode()  # raises if it is not text
     assert draft.prompt_tokens >= 0
     assert max((0.0, *(draft.logprobs or ()), *likeliest.values())) == 0.0
 
@@ -316,27 +316,27 @@ REFUSALS = [
     (
         {"choices": [{"text": "Yes", "logprobs": {"content": [{"token": "Yes", "logprob": KEY}]}}]},
         EvidenceError,
-        "gives no log-probabilities",
+        "sends no log-probabilities",
     ),
-    (answer(logprobs=False), EvidenceError, "gives no log-probabilities"),
+    (answer(logprobs=False), EvidenceError, "sends no log-probabilities"),
     # Both targets would get the same bound: P(known) 0.5, which is not below the threshold.
     (
         answer(tops={"<think>": -0.1, "Well": -3.0}),
         EvidenceError,
-        "would begin with '<think>': none of 'Yes', 'No' is among its 2 likeliest",
+        "would start with '<think>': none of 'Yes', 'No' is among its top 2",
     ),
     ((400, f"no logprobs {KEY}"), EvidenceError, r"refused the request \(400\): no logprobs \*\*\*"),
     ((400, "x" * 290 + KEY), EvidenceError, r"refused the request \(400\): xxx"),
     ((401, f"bad key {KEY}"), ServerError, "refused the key"),
-    ((404, f"no model {KEY}"), ServerError, "no such path or model"),
-    ((404, "x" * 290 + KEY), ServerError, "no such path or model"),
+    ((404, f"no model {KEY}"), ServerError, "the path or the model"),
+    ((404, "x" * 290 + KEY), ServerError, "the path or the model"),
     ((500, f"bad key {KEY}"), ServerError, "answered 500"),
 ]
 
 
 @pytest.mark.parametrize(
     ("reply", "error", "why"),
-    [*((reply, ServerError, "does not answer as OpenAI's API") for reply in NO_ANSWERS), *REFUSALS],
+    [*((reply, ServerError, "not in the format of OpenAI's API") for reply in NO_ANSWERS), *REFUSALS],
     ids=lambda given: str(given)[-60:],
 )
 def test_what_is_no_answer_is_a_clear_error_and_the_key_is_never_quoted(fake, reply, error, why, caplog):

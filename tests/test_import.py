@@ -22,8 +22,8 @@ load_gate("constant:always").decide("who?")
 """
 DECIDES = """
 from rgate_integrations import load_gate
-begun = load_gate("answer:default,default-answer", on_error="raise")
-begun.decide("What is the capital of France?", draft="Paris")
+answer_gate = load_gate("answer:default,default-answer", on_error="raise")
+answer_gate.decide("What is the capital of France?", draft="Paris")
 assert load_gate(on_error="raise").decide("What does our contract say about late delivery?").retrieve
 """
 SEARCHES = """

@@ -62,7 +62,7 @@ def assert_holds(index, wanted):
     for passage in wanted:
         assert found(index, passage.searchable, 1) == [passage.id]
     assert sorted(found(index, "aaa")) == sorted(passage.id for passage in wanted)
-    assert index.get([wanted[0].id, "nobody"]) == wanted[:1]
+    assert index.get([wanted[0].id, "missing"]) == wanted[:1]
 
 
 def test_an_empty_index_finds_nothing(tmp_path):

@@ -180,8 +180,8 @@ def test_a_server_is_asked_for_samples_and_the_gate_is_fitted_to_the_share_that_
     assert found.labels.target.tolist() == [
         0.75 * known(each.question.text) for each in found.labels.answered
     ]
-    told = "up to 4 samples per question, which is neither 0 nor 1 for 50.0%"
-    assert told in (found.folder / "report.html").read_text()
+    sentence = "up to 4 samples per question, which is neither 0 nor 1 for 50.0%"
+    assert sentence in (found.folder / "report.html").read_text()
 
 
 def test_a_sample_that_fails_is_counted_and_the_others_are_read(tmp_path, prior, fake):

@@ -145,7 +145,7 @@ def test_a_threshold_for_one_call_does_not_split_the_batch(gate, router, call):
     configs = [{"configurable": {"retrieval_threshold": t}} for t in (0.1, 0.9)]
     assert call(router, ["unknown a", "b"], configs) == ["D:unknown a", "R:b"]
     assert gate.calls == [["unknown a", "b"]]
-    strict = RetrievalGate(gate, threshold=0.9)  # a call's goes before the field's
+    strict = RetrievalGate(gate, threshold=0.9)  # a call's threshold overrides the field's
     assert [d.threshold for d in call(strict, ["b", "c"], [{}, configs[0]])] == [0.9, 0.1]
     assert "retrieval_threshold" in [spec.id for spec in router.config_specs]
 

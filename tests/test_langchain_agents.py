@@ -12,7 +12,7 @@ from pydantic import Field
 from rgate_integrations.engine.follow_ups import UNREAD
 from rgate_integrations.errors import ConfigurationError, UnknownNameError
 from rgate_integrations.langchain import RetrievalGate, RetrievalGateMiddleware
-from tests.begun_answers import Told
+from tests.begun_answers import EventRecorder
 from tests.langchain_fakes import INVOKES, Judge, each
 
 
@@ -22,7 +22,7 @@ class Agent(GenericFakeChatModel):
     Attributes:
         shown: The tools of each call.
         choices: The ``tool_choice`` of each call.
-        stubborn: Whether it calls the search tool also where it is not shown.
+        stubborn: Whether it calls the search tool even if it is hidden.
     """
 
     messages: object = Field(default_factory=lambda: iter(()))
@@ -65,7 +65,7 @@ def ask(agent, *messages):
 @pytest.mark.parametrize("stubborn", [False, True])
 @each(INVOKES)
 def test_agents_search_only_when_they_need_to(call, stubborn):
-    model, judge, events = Agent(stubborn=stubborn), Judge(), Told()
+    model, judge, events = Agent(stubborn=stubborn), Judge(), EventRecorder()
     agent = agent_of(model, gate=RetrievalGate(judge)).with_config(callbacks=[events])
     searched.clear()
     known = call(agent, {"messages": [HumanMessage("known?")]})
@@ -73,8 +73,8 @@ def test_agents_search_only_when_they_need_to(call, stubborn):
     assert ("not needed" in known["messages"][-1].text) is stubborn
     assert call(agent, {"messages": [HumanMessage("unknown?")]})["messages"][-1].text == "answer after found"
     assert judge.questions == ["known?", "unknown?"]  # once a turn
-    told = [(event["retrieve"], event["warnings"]) for event in events.events]
-    assert told == [(False, []), (True, [])]
+    decided = [(event["retrieve"], event["warnings"]) for event in events.events]
+    assert decided == [(False, []), (True, [])]
     failed = call(agent, {"messages": [HumanMessage("RAISE")]})
     assert failed["retrieval_decision"].error.message == "gate down"
     assert searched == ["q", "q"], "a failing gate hides nothing"
@@ -139,7 +139,7 @@ def test_a_misspelt_name_is_an_error_and_a_tool_that_was_taken_away_is_none():
     assert ask(agent, "known?")["retrieval_decision"].retrieve is False
 
 
-NOTHING_ASKED = "There is no human message among the messages."
+NOTHING_ASKED = "The messages include no human message."
 
 
 @pytest.mark.parametrize(

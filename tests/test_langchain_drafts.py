@@ -36,8 +36,8 @@ def test_the_llm_writes_the_drafts(call):
     judge, llm = Judge(), Chat()
     decisions = call(gate_with(llm, judge), ["a?", "unknown?"])
     assert [d.retrieve for d in decisions] == [False, True]
-    told = [(d.text, d.tokens, d.logprobs, d.source) for d in judge.drafts[0]]
-    assert told == [("It is", ("It ", "is "), (-0.5, -0.5), "llm")] * 2
+    drafts = [(d.text, d.tokens, d.logprobs, d.source) for d in judge.drafts[0]]
+    assert drafts == [("It is", ("It ", "is "), (-0.5, -0.5), "llm")] * 2
     assert llm.seen == [EVERYTHING] * 2
     assert decisions[0].draft.text == "It is"
 

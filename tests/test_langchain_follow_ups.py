@@ -65,7 +65,7 @@ def test_a_question_with_turns_before_it_is_a_follow_up(call, value):
     judge, reader = Judge(), ReadsHistory()
     unread = call(RetrievalGate(judge), value)
     assert (unread.question, unread.retrieve, unread.p_known) == ("And when?", True, 0.8)
-    assert (unread.override.reason, unread.error) == (UNREAD, None), "it is no failure"
+    assert (unread.override.reason, unread.error) == (UNREAD, None), "it is not a failure"
     read = call(RetrievalGate(reader), value)
     assert (read.retrieve, read.override, reader.histories) == (False, None, [LINES])
 
@@ -97,7 +97,7 @@ def test_the_turns_of_a_batch_go_to_the_gate_in_one_call(call):
     judge = ReadsHistory()
     decisions = call(RetrievalGate(judge), ["a?", TURNS, "And when?", "unknown?"])
     assert [d.retrieve for d in decisions] == [False, False, True, True]
-    assert decisions[2].override.reason == REFERS_BACK, "it follows something, but nobody says what"
+    assert decisions[2].override.reason == REFERS_BACK, "it follows on unknown turns"
     assert judge.calls == [["a?", "And when?", "And when?", "unknown?"]]
     assert judge.histories == [None, LINES, None, None]
 
@@ -129,7 +129,7 @@ def test_condense_gets_the_conversation_once_for_the_gate_and_the_arm(call):
     gate = RetrievalGate(judge, condense=RunnableLambda(condense))
     assert call(gate.route(retrieve=ClaimQueryRewriter(gate), direct=gate), TURNS) == ["the unknown?"]
     turns = [("human", "Who wrote Hamlet?"), ("ai", "Shakespeare."), ("human", "And when?")]
-    assert seen == [(turns, ["nostream", "rgate_condense"])], "its tokens are no part of the answer either"
+    assert seen == [(turns, ["nostream", "rgate_condense"])], "its tokens are not part of the answer either"
     assert judge.calls == [["the unknown?"]]
 
 
@@ -226,5 +226,5 @@ def test_the_draft_sees_the_history():
     turns = [SystemMessage("Be rude."), asked, called, found, answered, follow_up]
     decision = RetrievalGate(Judge(), llm=llm, tokens=2).invoke({"messages": turns})
     assert [m.text for m in llm.prompts[0]][1:] == ["Who wrote Hamlet?", "Shakespeare.", "And when?"]
-    assert (decision.retrieve, decision.override.reason) == (True, UNREAD), "a begun answer sounds sure"
+    assert (decision.retrieve, decision.override.reason) == (True, UNREAD), "a partial answer sounds sure"
     assert decision.draft is not None, "it says what to search for"

@@ -1,4 +1,4 @@
-"""LangChain: what a guarded retriever takes, tells and returns, and the queries that are worth searching."""
+"""LangChain: what a guarded retriever takes, emits and returns, and the queries that are worth searching."""
 
 from unittest.mock import Mock, patch
 
@@ -12,7 +12,7 @@ from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.errors import ConfigurationError, InvalidQuestionError
 from rgate_integrations.langchain import ClaimQueryRewriter, GatedRetriever, RetrievalGate
-from tests.begun_answers import Told
+from tests.begun_answers import EventRecorder
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, Judge, Search, each, texts
 
 ASKED = ["unknown a", "b", "unknown c"]
@@ -105,10 +105,10 @@ def test_unknown_claims_are_searched_beside_the_question(search, call):
     found = call(RetrievalGate(judge).guard(search, filter_claims=True), "Who is unknown Ada?")
     assert search.queries == ["Who is unknown Ada?", "unknown Ada wrote programs"]
     assert texts(found).count("shared") == 1
-    told = {d.page_content: tuple(d.metadata.values()) for d in found}
-    assert told["about Who is unknown Ada?"] == ("Who is unknown Ada?", None, 1)
+    metadata = {d.page_content: tuple(d.metadata.values()) for d in found}
+    assert metadata["about Who is unknown Ada?"] == ("Who is unknown Ada?", None, 1)
     claim = ("unknown Ada wrote programs", "unknown Ada wrote programs.", 1)
-    assert told["about unknown Ada wrote programs"] == claim
+    assert metadata["about unknown Ada wrote programs"] == claim
     assert list(found[0].metadata) == ["rgate_query", "rgate_claim", "rgate_rank"]
     assert judge.calls == [["Who is unknown Ada?"], CLAIMS]
     call(RetrievalGate(judge).guard(search), "Who is unknown Ada?")
@@ -145,10 +145,10 @@ def test_options_of_a_rewriter(options, queries):
 
 @each(BATCHES)
 def test_each_decision_is_a_child_run_and_an_event(guarded, call):
-    collector, events = RunCollectorCallbackHandler(), Told()
+    collector, events = RunCollectorCallbackHandler(), EventRecorder()
     call(guarded, ["unknown a", "b"], {"callbacks": [collector, events]})
-    told = [(event["question"], event["retrieve"]) for event in events.events]
-    assert told == [("unknown a", True), ("b", False)]
+    decided = [(event["question"], event["retrieve"]) for event in events.events]
+    assert decided == [("unknown a", True), ("b", False)]
     runs = sorted(collector.traced_runs, key=lambda run: run.inputs["input"], reverse=True)
     assert [(run.name, run.run_type) for run in runs] == [("GatedRetriever", "retriever")] * 2
     children = [[child.name for child in run.child_runs] for run in runs]

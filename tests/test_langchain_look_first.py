@@ -11,7 +11,7 @@ from pydantic import Field
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.langchain.documents import format_documents
-from tests.begun_answers import KNOWN, LOOK, TEXT, WHOLE, Reader, Shelf, Told, Writer, answer_to
+from tests.begun_answers import KNOWN, LOOK, TEXT, WHOLE, EventRecorder, Reader, Shelf, Writer, answer_to
 from tests.langchain_fakes import BATCHES, STREAMS, Judge, each
 
 HELD, HELD_UNKNOWN = "who wrote the Zorba quartet", "who wrote the unknown Zorba quartet"
@@ -46,17 +46,17 @@ def test_a_batch_searches_each_question_once_and_calls_each_gate_once_a_part(cal
     assert found[5] == WHOLE
     parts = [asked] if limit is None else [asked[:2], asked[2:4], asked[4:]]
     assert screen.calls == parts
-    begun = [asked[0], asked[1], asked[3], asked[4]]
-    assert [question for questions in judge.calls for question in questions] == begun
+    started = [asked[0], asked[1], asked[3], asked[4]]
+    assert [question for questions in judge.calls for question in questions] == started
     assert sorted(shelf.queries) == sorted(asked)
     assert sorted(writer.ended) == ["closed", "closed", "whole", "whole", "whole"]
 
 
 def test_a_model_that_fails_retrieves(monkeypatch):
     monkeypatch.setattr("rgate_integrations.answering.look_first.search_features", None)
-    told = Told()
-    assert router_over(reading(Shelf())).invoke("fine", {"callbacks": [told]}) == TEXT
-    assert told.events[0]["warnings"] == ["Judging the passages failed (TypeError): they are read."]
+    recorder = EventRecorder()
+    assert router_over(reading(Shelf())).invoke("fine", {"callbacks": [recorder]}) == TEXT
+    assert recorder.events[0]["warnings"] == ["Judging the passages failed (TypeError), so they are read."]
 
 
 class Nested(BaseRetriever):
@@ -99,7 +99,7 @@ def test_streams_stay_alive(call):
     assert call(answering(Shelf()), HELD) == call(Writer() | StrOutputParser(), HELD)
 
 
-# --- what is no list of documents ---------------------------------------------------------------------------------
+# --- other results than documents ---------------------------------------------------------------------------------
 
 ODD = {
     "nothing": None,

@@ -1,4 +1,4 @@
-"""LangChain: one request is decided once and drafted once, and what it carries is in nobody's way."""
+"""LangChain: one request is decided once and drafted once, and its decision disturbs nothing else."""
 
 import json
 
@@ -8,7 +8,7 @@ from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from rgate_integrations.langchain import ClaimQueryRewriter, RetrievalGate
 from rgate_integrations.langchain.router import RetrievalRouter
-from tests.begun_answers import LOOK, Told
+from tests.begun_answers import LOOK, EventRecorder
 from tests.langchain_fakes import BATCHES, INVOKES, SINGLES, STREAMS, Chat, Judge, Search, each, texts
 
 ARMS = {
@@ -30,12 +30,12 @@ ARMS = {
 @pytest.mark.parametrize("arm", ARMS.values(), ids=list(ARMS))
 @each(SINGLES)
 def test_what_runs_in_the_retrieve_arm_takes_the_decision_and_the_draft(call, arm, llm):
-    judge, chat, told = Judge(), Chat(), Told()
+    judge, chat, recorder = Judge(), Chat(), EventRecorder()
     gate = RetrievalGate(judge, llm=chat if llm else None, tokens=2)
     chain = gate.route(retrieve=arm(gate), direct=lambda _: [])
-    assert "about unknown?" in call(chain, "unknown?", {"callbacks": [told]})
+    assert "about unknown?" in call(chain, "unknown?", {"callbacks": [recorder]})
     assert judge.calls == [["unknown?"]]
-    assert (len(chat.seen), len(told.events)) == (llm, 1)
+    assert (len(chat.seen), len(recorder.events)) == (llm, 1)
     assert call(chain, "RAISE unknown?")[0] == "about RAISE unknown?", "a failure is carried, too"
     assert len(judge.calls) == 2
 

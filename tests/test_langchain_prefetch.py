@@ -1,4 +1,4 @@
-"""LangChain: searches that run while a begun answer is judged, and what becomes of those that nobody needs."""
+"""LangChain: searches that run while a partial answer is judged, and what happens to those that are not needed."""
 
 import asyncio
 import threading

@@ -71,7 +71,7 @@ async def test_an_agent_answers_what_it_knows_without_its_tool(llm, make):
     (result,) = [event for event in events if isinstance(event, ToolCallResult)]
     assert not result.tool_output.is_error
     assert not result.tool_output.raw_output.retrieve
-    # Also where the gate fails, and for a follow-up as it is.
+    # Also if the gate fails, and for an unchanged follow-up.
     for question in ("unknown to both", "RAISE the unknown", "And how unknown is he?"):
         assert TEXT in (await asked(agent, question))[0]
         assert question in shelf.queries.pop()

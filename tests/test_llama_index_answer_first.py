@@ -79,7 +79,7 @@ def test_log_probabilities_are_captured_and_what_the_llm_says_that_it_has_read(c
     assert (draft.tokens, draft.prompt_tokens) == (("It", " is", " surely", " the"), 17)
     assert draft.logprobs == (0.0, -0.25, -0.5, -0.75)
     assert llm.calls == [["logprobs"]]
-    assert llm.logprobs is None  # the user's own is left as it is
+    assert llm.logprobs is None  # the user's own stays unchanged
 
 
 @both_ways

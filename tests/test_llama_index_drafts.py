@@ -59,10 +59,10 @@ BUSY, REFUSED = (HTTPError("http://llm", status, "no", Message(), None) for stat
         ([ValueError("unknown parameter")], [EVERYTHING, NO_LOGPROBS, NO_LOGPROBS], [None, None]),
         ([TypeError("unexpected keyword argument")], [EVERYTHING, NO_LOGPROBS, NO_LOGPROBS], [None, None]),
         ([REFUSED], [EVERYTHING, NO_LOGPROBS, NO_LOGPROBS], [None, None]),
-        # What is no refusal costs one draft, and changes nothing.
+        # Any other error costs one draft, and changes nothing.
         ([TimeoutError("slow")], [EVERYTHING, EVERYTHING], ["no draft", LOGPROBS]),
         ([BUSY], [EVERYTHING, EVERYTHING], ["no draft", LOGPROBS]),
-        # There is no proof that less would work,
+        # It is not certain that less would work,
         ([REFUSED, TimeoutError("slow")], [EVERYTHING, NO_LOGPROBS, EVERYTHING], ["no draft", LOGPROBS]),
         # and here the question is refused, and not a form.
         ([REFUSED] * 3, [EVERYTHING, NO_LOGPROBS, NOTHING, EVERYTHING], ["no draft", LOGPROBS]),

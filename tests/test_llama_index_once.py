@@ -196,8 +196,8 @@ AHEAD = {"look_first": True}
     [
         (Rag(), AHEAD, "two steps"),
         (Rag(), {"answer_first": AnswerFirst(prefetch=True)}, "two steps"),
-        (over(ClaimFusionRetriever([Shelf()])), AHEAD, "ClaimFusionRetriever decides and drafts itself"),
-        (over(GatedRetriever(Shelf())), AHEAD, "GatedRetriever decides and drafts itself"),
+        (over(ClaimFusionRetriever([Shelf()])), AHEAD, "ClaimFusionRetriever has its own gate"),
+        (over(GatedRetriever(Shelf())), AHEAD, "GatedRetriever has its own gate"),
     ],
 )
 def test_what_is_one_step_or_decides_itself_cannot_search_ahead(gate, inner, options, said):

@@ -73,7 +73,7 @@ def test_choices_and_questions_of_every_kind(gate, call, kind, query):
 
 @pytest.mark.parametrize("names", [("docs", "other"), ("direct", "other")])
 def test_a_name_that_no_tool_has_is_an_error_before_the_gate_is_asked(gate, names):
-    with pytest.raises(ConfigurationError, match=r"no tool named 'd\w+'; the tools are: 'd\w+', 'other'"):
+    with pytest.raises(ConfigurationError, match=r"Unknown tool 'd\w+'; the tools are: 'd\w+', 'other'"):
         RetrievalGateSelector(gate, retrieve="docs").select(names, "known?")
     assert gate.calls == []
 

@@ -102,7 +102,7 @@ ARMS = {
         "amazon.nova-pro-v1:0",
     ),
     "another server's model": (openai("m.gguf", base_url="http://localhost:8080/v1"), "m.gguf"),
-    "another server, whose model nobody named": (
+    "another server, whose model has no name": (
         ChatOpenAI(api_key="x", base_url="http://localhost:8080/v1"),
         "",
     ),
@@ -142,7 +142,7 @@ def test_every_gate_of_a_router_judges_the_same_llm_and_a_given_name_goes_first(
 def test_a_gate_that_judges_no_llm_takes_no_name():
     own = SimpleNamespace(decide_batch=lambda questions: [], adecide_batch=lambda questions: [])
     for gate in ("constant:never", own):
-        with pytest.raises(ConfigurationError, match="judges no LLM by its name"):
+        with pytest.raises(ConfigurationError, match="cannot be adjusted to an LLM"):
             RetrievalGate(gate, llm_name="phi-4")
     assert RetrievalGate(own).route(retrieve=BIG, direct=BIG).gate.gate.gate is own
 

@@ -68,7 +68,7 @@ def test_an_answer_is_the_greedy_draft_and_each_token_is_computed_once(proxy, dr
     assert tuple(answer.ids) == draft.token_ids
     logprobs = [token.logprob for chunk in chunks for token in chunk.tokens]
     np.testing.assert_allclose(logprobs, draft.logprobs, atol=1e-4)
-    # The last token is not read: nobody asked for what follows it.
+    # The last token is not read, because no further one was requested.
     assert counted == [len(answer.prompt)] + [1] * 7
     assert answer.finish_reason == "length"
 
@@ -81,8 +81,8 @@ def test_the_states_that_were_kept_are_those_of_reading_it(proxy, counted):
     row = proxy.encoder.encode(ANSWER, {"question": QUESTION})
     for tokens in (2, 5):  # the fifth token has not been read yet
         kept = answer.states(row.question, LAYERS, tokens)
-        (begun,) = proxy.generate(ANSWER, [{"question": QUESTION}], tokens=tokens)
-        (read,) = proxy.hidden(ANSWER, [{"question": QUESTION}], [begun], LAYERS)
+        (draft,) = proxy.generate(ANSWER, [{"question": QUESTION}], tokens=tokens)
+        (read,) = proxy.hidden(ANSWER, [{"question": QUESTION}], [draft], LAYERS)
         np.testing.assert_allclose(kept, read.states, atol=1e-5)
     counted.clear()
     assert len(list(chunks)) == 4  # three more tokens and the end

@@ -1,4 +1,4 @@
-"""Two processes at one place: the second is told, and a killed one locks nobody out."""
+"""Two processes write to the same place: the second gets an error, and a killed one leaves no lock."""
 
 import contextlib
 import subprocess

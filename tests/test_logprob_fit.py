@@ -1,4 +1,4 @@
-"""The head for log-probabilities is fitted as it is used: together with the question, weighed by its kind."""
+"""The head for log-probabilities is fitted the way it is used: with the question, weighted by its kind."""
 
 import sys
 from pathlib import Path

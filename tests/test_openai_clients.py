@@ -48,7 +48,7 @@ UNKNOWN = "The fox is unknown, but it"
 
 
 def lengths(judge):
-    """How many log-probabilities the begun answers had that a gate was shown."""
+    """Number of log-probabilities of the partial answers that a gate got."""
     return [len(request.draft.logprobs) for requests in judge.asked for request in requests]
 
 

@@ -184,9 +184,11 @@ print(codes.count(0))
 
 
 @FORK
-@pytest.mark.parametrize(("code", "told"), [(LOCKS, "0\n"), (SEARCHES, "20\n")], ids=["lock", "index"])
-def test_a_child_finds_every_lock_free_and_searches(code, told):
-    assert ended(python(code))[:2] == (0, told)
+@pytest.mark.parametrize(
+    ("code", "printed_line"), [(LOCKS, "0\n"), (SEARCHES, "20\n")], ids=["lock", "index"]
+)
+def test_a_child_finds_every_lock_free_and_searches(code, printed_line):
+    assert ended(python(code))[:2] == (0, printed_line)
 
 
 # --- the end of the process --------------------------------------------------------------------------------

@@ -94,14 +94,14 @@ def test_the_ability_is_that_of_the_answers_and_nothing_is_measured_where_all_ar
     assert not (tmp_path / "mine").exists()
     Fake.seen.clear()
     done = ability(provider())
-    assert "measured: 50 of 100 anchor questions answered rightly, thinking first" in done.stdout
+    assert "measured: 50 of 100 anchor questions answered correctly, thinking first" in done.stdout
     assert "thinks before it answers" in done.stdout
     assert 101 <= len(Fake.seen) <= 104  # a parameter is refused, or the first answer cut off
 
 
 def test_without_thoughts_each_question_is_asked_once(ability, provider):
     done = ability(provider(thinks=0))
-    assert "measured: 50 of 100 anchor questions answered rightly." in done.stdout
+    assert "measured: 50 of 100 anchor questions answered correctly." in done.stdout
     assert "thinks" not in done.stdout
     assert len(Fake.seen) == 100
 
@@ -266,10 +266,10 @@ def test_what_is_refused_is_not_sent_again(openai):
     sent = Fake.seen[-1][1]
     assert (sent["max_completion_tokens"], sent["reasoning_effort"]) == (2050, "low")
     assert not {"temperature", "logprobs"} & sent.keys()
-    assert str(model.habits) == "thinks before it answers and does not take logprobs, temperature"
+    assert str(model.habits) == "thinks before it answers and does not accept logprobs, temperature"
     (samples,) = model.sample(ANSWER, VALUES, n=2, tokens=2, temperature=1.0, seed=0)
     assert [draft.text for draft in samples] == ["Nobody knows"] * 2
-    with pytest.raises(EvidenceError, match="score no text"):
+    with pytest.raises(EvidenceError, match="cannot score text"):
         model.score(ANSWER, VALUES, ("Yes", "No"))
 
 
@@ -289,7 +289,7 @@ def test_what_cannot_be_asked_says_so(openai, reply, error, said):
     ("provider", "options", "said"),
     [
         ("groq_or_so", RequestOptions(), "groq_or_so"),
-        ("mistralai", RequestOptions(think="off"), "No argument is known"),
+        ("mistralai", RequestOptions(think="off"), "Cannot set thinking"),
     ],
 )
 def test_what_is_not_known_is_a_typed_error(provider, options, said):

@@ -62,9 +62,9 @@ def test_a_model_that_cannot_do_what_a_gate_needs_is_named():
         name = "blind"
         generate = sample = score = truncate = None
 
-    with pytest.raises(EvidenceError, match="'deaf' neither writes nor scores text"):
+    with pytest.raises(EvidenceError, match="'deaf' can neither generate nor score text"):
         language_model(OnlyStates())
-    with pytest.raises(EvidenceError, match="'blind' gives no hidden states"):
+    with pytest.raises(EvidenceError, match="'blind' does not provide"):
         state_reader(OnlyText(), ANSWER, READABLE)
 
 

@@ -128,9 +128,12 @@ def test_what_follows_a_question_changes_nothing_and_is_read_only_where_it_is_as
     both = (*alone, PooledLayer(18, "prompt", "last"))
     for question, draft in zip((*QUESTIONS, "<|im_end|>"), (*DRAFTS, "x"), strict=True):
         (less,) = reader.hidden([question], None, alone)
-        (more,), (begun,) = reader.hidden([question], None, both), reader.hidden([question], [draft], both)
+        (more,), (with_draft,) = (
+            reader.hidden([question], None, both),
+            reader.hidden([question], [draft], both),
+        )
         assert np.array_equal(less.states, more.states[:2])
-        assert np.array_equal(more.states, begun.states)
+        assert np.array_equal(more.states, with_draft.states)
         assert less.prompt_tokens < more.prompt_tokens or question == "<|im_end|>"
 
 

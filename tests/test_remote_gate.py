@@ -61,8 +61,8 @@ def test_it_equals_the_gate_in_process_for_questions_answers_turns_and_llms(llm,
         remote = load_gate(url, request_seconds=600.0)
         assert answer_first_gates(remote) == (remote, remote)
         asked = [*questions[:2], Request(questions[2], history=turns)]
-        begun = [Request(question, draft="It was him.") for question in questions]
-        for gate, requests in ((here, asked), (own_judge, begun)):
+        partial_answers = [Request(question, draft="It was him.") for question in questions]
+        for gate, requests in ((here, asked), (own_judge, partial_answers)):
             expected = gate.for_llm(llm, name_source).decide_batch(requests)
             found = remote.for_llm(llm, name_source).decide_batch(requests)
             for there, own in zip(found, expected, strict=True):
@@ -142,7 +142,7 @@ def test_the_servers_decision_holds_also_where_it_has_another_reason_than_its_th
     assert found.reason.endswith("A rule.")
 
 
-def test_a_rule_of_the_server_is_told_once():
+def test_a_rule_of_the_server_is_reported_once():
     why = Override(retrieve=False, reason="The rule never=: it is chat.")
     decision = Decision(
         question="hi", retrieve=False, p_known=1, override=why, reason=f"{why.reason} It is polite."
@@ -230,4 +230,4 @@ def test_a_server_that_is_killed_under_load_costs_no_decision_and_its_successor_
         assert gate.decide("known").error.type == "ServerError"
     with serve(port) as successor:
         assert gate.decide("Who wrote Hamlet?").error is None
-    assert successor.returncode in (0, -15)  # it ended when it was told to
+    assert successor.returncode in (0, -15)  # it ended when asked to

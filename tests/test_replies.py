@@ -1,4 +1,4 @@
-"""Where thoughts end and the answer begins, in every dialect; the answer's tokens; and what is no answer."""
+"""Splits thoughts from answers in every dialect, finds the answer's tokens, and recognises non-answers."""
 
 import math
 
@@ -98,7 +98,7 @@ def test_tokens_and_log_probabilities_are_those_of_the_answer(tokens, text, kept
 SUMMARY = {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": THOUGHT}]}
 USAGE = {"output_token_details": {"reasoning": 20}}
 DIALECTS = {
-    # message with the answer in place of X, usage, how long it thought
+    # message with X for the answer, usage, number of thinking tokens
     "vLLM, SGLang, llama.cpp": ({"content": "X", "reasoning_content": THOUGHT}, {"completion_tokens": 9}, 6),
     "vLLM's new name": ({"content": "X", "reasoning": THOUGHT}, None, 6),
     "OpenAI's chat": ({"content": "X"}, {"completion_tokens_details": {"reasoning_tokens": 20}}, 20),
@@ -181,9 +181,9 @@ def test_what_a_finish_reason_says(reason, cut):
         ("Unfortunately, I am unable to answer.", "a refusal"),
         ("As an AI language model, I have no opinion.", "a refusal"),
         ("I have no information about it.", "a refusal"),
-        ('```json\n{"name": "search", "arguments": {}}', "a call of a tool"),
-        ("[TOOL_CALLS][{", "a call of a tool"),
-        ("<|channel|>commentary to=functions.search <|constrain|>json<|message|>{", "a call of a tool"),
+        ('```json\n{"name": "search", "arguments": {}}', "a tool call"),
+        ("[TOOL_CALLS][{", "a tool call"),
+        ("<|channel|>commentary to=functions.search <|constrain|>json<|message|>{", "a tool call"),
         ("I don't think that it was Paris; it was Lyon.", ""),
         ("I cannot recommend a better book than Hamlet.", ""),
         ("I'm sorry to hear that. Restart it.", ""),

@@ -114,7 +114,7 @@ def test_the_page_shows_what_is_covered_and_what_no_corpus_has(browser, tmp_path
 # --- drift -------------------------------------------------------------------------------------------------
 
 
-LIKE = "The traffic is like that of the calibration."
+LIKE = "The traffic is like the traffic at calibration."
 CHANGED = "The traffic has changed: calibrate again."
 
 
@@ -124,7 +124,7 @@ def drift(rng, n, logged, shift=0.0):
     return measure_drift(before, n, rng.normal(shift, size=logged), 0.0)
 
 
-def test_drift_is_told_from_chance_whatever_the_number_of_questions():
+def test_drift_is_distinguished_from_chance_for_any_number_of_questions():
     """Regression: without any change, 50 decisions and 60 questions had an index of 0.3, which alarmed."""
     rng = np.random.default_rng(0)
     sizes = [(60, 50), (60, 500), (300, 50), (300, 300), (1000, 1000)]
@@ -155,16 +155,16 @@ def test_monitoring_from_the_command_line(tmp_path):
     save_gate(SavedGate(method="calibrated", threshold=0.5, provenance=provenance), tmp_path / "gate")
     lines = [{"question": "q", "p_known": i / 100} for i in range(100)]
     log = write(tmp_path / "log.jsonl", *lines, {"question": "", "error": {"type": "x"}})
-    told = printed("monitor", log, "--gate", tmp_path / "gate")
-    assert "100 decisions: retrieval rate 50.0%" in told
-    assert "index 0.00 (95 %: 0.00 to 0.00)" in told
-    assert "corpus" not in told
+    output = printed("monitor", log, "--gate", tmp_path / "gate")
+    assert "100 decisions: retrieval rate 50.0%" in output
+    assert "index 0.00 (95 %: 0.00 to 0.00)" in output
+    assert "corpus" not in output
     for number, line in enumerate(lines):
         line |= {"question": f"q{number}", "p_covered": 0.9 if number % 2 else 0.1}
-    told = printed("monitor", write(tmp_path / "log.jsonl", *lines), "--gate", tmp_path / "gate")
-    assert "Of 100 decisions 50.0% are about a corpus." in told
-    assert "25 are not, and the LLM may not know them either:" in told
-    assert [line.strip() for line in told.splitlines() if line.startswith("  q")] == [
+    output = printed("monitor", write(tmp_path / "log.jsonl", *lines), "--gate", tmp_path / "gate")
+    assert "Of 100 decisions 50.0% are about a corpus." in output
+    assert "25 are not, and the LLM may not know them either:" in output
+    assert [line.strip() for line in output.splitlines() if line.startswith("  q")] == [
         f"q{2 * i}" for i in range(20)
     ]
     assert isinstance(rgate("monitor", log, "--gate", "default").exception, DataFormatError)  # a probe

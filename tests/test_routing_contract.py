@@ -38,13 +38,13 @@ def test_a_known_answer_goes_on_and_an_unknown_one_is_stopped(side):
     routed = side()
     assert routed.ask("a known one?") == KNOWN
     assert routed.writer.ended == ["whole"]
-    told = routed.decision["partial_answer"]
-    assert (told["tokens_held"], told["tokens_dropped"]) == (4, 0)
-    assert told["first_token"] >= told["judging"] >= 0
+    info = routed.decision["partial_answer"]
+    assert (info["tokens_held"], info["tokens_dropped"]) == (4, 0)
+    assert info["first_token"] >= info["judging"] >= 0
     assert TEXT in routed.ask("an unknown one?")
     assert (len(routed.writer.calls), routed.writer.ended) == (2, ["whole", "closed"])
-    told = routed.decision["partial_answer"]
-    assert (told["tokens_held"], told["tokens_dropped"], told["first_token"]) == (4, 4, None)
+    info = routed.decision["partial_answer"]
+    assert (info["tokens_held"], info["tokens_dropped"], info["first_token"]) == (4, 4, None)
     drafts = [(draft.text, draft.finished, draft.source) for (draft,) in routed.judge.drafts]
     assert drafts == [("It is surely the", False, "llm"), ("Perhaps it is this", False, "llm")]
 
@@ -199,12 +199,12 @@ COLD = {"scores": {"cold weather": 0.05}}
 @pytest.mark.parametrize(
     ("options", "question", "text", "outcome", "p_known", "ended", "judged"),
     [
-        # What was begun is compared with what was found.
+        # The partial answer is compared with the passages.
         (LIKELY, HELD, KNOWN, "direct", 0.9, ["whole"], 1),
         (LIKELY, HELD_UNKNOWN, TEXT, "retrieve", 0.2, ["closed"], 1),
-        # Without a gate that screens, every answer is begun.
+        # Without a gate that screens, every answer starts.
         ({}, "unknownish weather", UNSURE, "direct", 0.2, ["whole"], 1),
-        # Where no passage helps, the question settles it, and so it does where it is clearly unknown.
+        # If no passage helps, or the question is clearly unknown, the question settles it.
         (LIKELY, "unknownish weather", UNSURE, "direct", 0.5, ["whole"], 0),
         ({"scores": {"poor weather": 0.12}}, "poor weather", KNOWN, "direct", 0.12, ["whole"], 0),
         ({"scores": {"the Zorba quartet": 0.05}}, "the Zorba quartet", TEXT, "retrieve", 0.05, [], 0),

@@ -191,7 +191,7 @@ def test_langchain_takes_rules_and_keeps_them():
 
 @pytest.mark.parametrize("make", [RetrievalGate, partial(GatedQueryEngine, Rag(), Rag())])
 def test_what_takes_no_rules_or_is_none_is_refused(make):
-    with pytest.raises(ConfigurationError, match="takes no rules"):
+    with pytest.raises(ConfigurationError, match="accepts no rules"):
         make(Judge(), always=CONTRACT)
     with pytest.raises(ConfigurationError, match="must be an example"):
         make("constant:never", never=3)

@@ -44,7 +44,7 @@ def test_every_call_reads_the_files_anew(tmp_path):
     folder = save_gate(PROBE, tmp_path / "g")
     before = (folder / "gate.json").stat()
     save_gate(replace(PROBE, threshold=0.6), folder)
-    # As old as before: an earlier version told files apart by their time.
+    # As old as before: an earlier version distinguished files by their time.
     os.utime(folder / "gate.json", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert read_gate(folder).threshold == 0.6
 
@@ -62,7 +62,7 @@ def test_a_gate_that_a_kill_left_aside_still_loads(tmp_path):
         ({"format": 9}, "newer"),
         ({"prompts": {"answer": "0"}}, "another version of the prompt"),
         ({"bias": "x"}, "bias: "),
-        ({"source": "nobody"}, "source: Input should be 'proxy'"),
+        ({"source": "stranger"}, "source: Input should be 'proxy'"),
         ({"logprobs": {"text": 1.0}}, "logprobs"),
         ({"more": 1}, "more: Unexpected keyword"),
         ({"weights_sha256": "0" * 64}, "checksum"),
@@ -94,7 +94,7 @@ def test_weights_that_are_no_tensors_are_refused(tmp_path, weights, why):
 
 
 def test_there_is_no_gate_there(tmp_path, monkeypatch):
-    with pytest.raises(ModelLoadError, match="no trained gate"):
+    with pytest.raises(ModelLoadError, match="is not a trained gate"):
         load_gate(str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ModelLoadError, match="from the Hub"):

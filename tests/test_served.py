@@ -124,7 +124,7 @@ def test_a_busy_server_is_asked_again_after_ever_longer_pauses_or_when_it_says(f
     ],
 )
 def test_a_server_that_refuses_log_probabilities_answers_without_from_then_on(fake, said, asked_with):
-    """Where it does not name them it refused for another reason, which the next request may not give it."""
+    """A refusal that does not name the log-probabilities has another cause, so the next request sends them again."""
     proxy = fake(lambda body: (400, said) if "logprobs" in body else answer("Paris", logprobs=False))
     for _ in range(2):
         (draft,) = proxy.generate(ANSWER, VALUES[:1], tokens=3)

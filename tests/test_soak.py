@@ -50,9 +50,7 @@ def test_an_index_that_loses_a_passage_is_found_out(tmp_path, monkeypatch):
 def test_a_router_that_takes_the_wrong_arm_is_found_out(tmp_path):
     soak = soak_of(tmp_path, "router")
     scenario = soak.scenarios[0]
-    wrong_arm = RetrievalRouter(
-        scenario.routers[0][0].gate, retrieve=str, direct=lambda text: "nobody said so"
-    )
+    wrong_arm = RetrievalRouter(scenario.routers[0][0].gate, retrieve=str, direct=lambda text: "I do not say")
     scenario.routers = [(wrong_arm, expected) for _, expected in scenario.routers]
     (wrong,) = soak.run(MINUTES, steps=20)
     assert wrong.scenario == "router"
@@ -62,9 +60,9 @@ def test_a_key_that_is_shown_is_found_out(tmp_path):
     served = Served(tmp_path)
     try:
         decision = served.gate.decide("Is sample plain-1 right?")
-        told = decision.model_copy(update={"reason": f"Bearer {KEY}"})
+        forged = decision.model_copy(update={"reason": f"Bearer {KEY}"})
         with pytest.raises(AssertionError, match="the key is shown"):
-            served.check("plain", "1", told)
+            served.check("plain", "1", forged)
     finally:
         served.close()
 

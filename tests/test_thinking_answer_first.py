@@ -16,7 +16,7 @@ from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
 from rgate_integrations.llama_index import GatedQueryEngine
 from rgate_integrations.runtime.replies import THINKING_OFF
-from tests.begun_answers import LOOK, TEXT, Told
+from tests.begun_answers import LOOK, TEXT, EventRecorder
 from tests.begun_answers import Shelf as Retriever
 from tests.http_servers import Words, listening, serving_gateway
 from tests.langchain_fakes import SINGLES, each
@@ -45,7 +45,7 @@ CLIENT = {"api_key": "none", "model": "m", "max_retries": 0}
 
 
 class ByQuestion(Words):
-    """Judges questions, which are neither clear; a begun answer it must not see, unless it is one."""
+    """Is unsure about questions; it must not see a partial answer that consists of thoughts."""
 
     reads_drafts = True
     llm = f"m, {THINKING_OFF}"
@@ -96,14 +96,14 @@ def test_the_gateway_lets_thoughts_through_or_stops_them_at_once(dialect):
                 assert response.read() == alone.content
                 assert len(upstream.requests) == 2, "it was asked once"
                 continue
-            # The request with passages thinks, too: its bytes come through as they are written.
+            # The request with passages thinks, too: its bytes arrive unchanged.
             assert b"chat.completion.chunk" in next(response.iter_raw())
             assert upstream.cancelled.wait(PATIENCE)
             assert "Shakespeare" in upstream.requests[-1]["messages"][-1]["content"]
 
 
 def test_the_gateway_looks_at_each_request_anew():
-    """Regression: after one answer with thoughts, no other was begun, whatever its model."""
+    """Regression: after one answer with thoughts, no other answer started, whatever its model."""
 
     class Open(ByQuestion):
         def decide_batch(self, requests):
@@ -132,9 +132,9 @@ def langchain_router(url, **more):
 def test_chat_openai(call, dialect):
     """It hides what is beside the text: an LLM that writes none counts as one that thinks."""
     for upstream, question in zip(upstreams(dialect), (KNOWN, UNKNOWN), strict=True):
-        told = Told()
+        recorder = EventRecorder()
         with listening(upstream.app) as url:
-            answer = call(langchain_router(url), question, {"callbacks": [told]})
+            answer = call(langchain_router(url), question, {"callbacks": [recorder]})
         assert (answer.endswith("The answer is 42."), TEXT in answer) == (
             question == KNOWN,
             question == UNKNOWN,
@@ -142,7 +142,7 @@ def test_chat_openai(call, dialect):
         assert len(upstream.requests) == 1
         if question == UNKNOWN:
             assert upstream.cancelled.wait(PATIENCE)
-        assert "So. The LLM thinks before it answers" in told.events[-1]["reason"]
+        assert "So. The LLM thinks before it answers" in recorder.events[-1]["reason"]
 
 
 @pytest.mark.parametrize("dialect", ["reasoning_content", "tags"])
@@ -167,7 +167,7 @@ def test_openai_like(style, dialect):
         decision = response.metadata["rgate"]
         assert "thinks before it answers" in decision["reason"]
         assert decision["warnings"] == [
-            "The LLM thinks before it answers; it was measured with its thinking off."
+            "The LLM thinks before it answers, but its ability was measured with thinking off."
         ]
 
 
@@ -233,12 +233,12 @@ def test_thoughts_of_a_chat_model_are_known_by_the_first_and_then_no_answer_is_b
 
 def test_without_a_gate_for_the_question_there_is_no_evidence():
     llm = Thinker(thoughts=CHUNKS["Ollama, DeepSeek"])
-    told = Told()
+    recorder = EventRecorder()
     router = RetrievalGate(ByQuestion()).route(
         retrieve=Retriever() | str, direct=llm, answer_first=AnswerFirst(question_gate=None)
     )
-    assert TEXT in router.invoke(KNOWN, {"callbacks": [told]})
-    assert told.events[-1]["error"]["type"] == "NoAnswerError"
+    assert TEXT in router.invoke(KNOWN, {"callbacks": [recorder]})
+    assert recorder.events[-1]["error"]["type"] == "NoAnswerError"
 
 
 def test_what_a_search_finds_decides_beside_the_question():

@@ -113,7 +113,7 @@ def ability(flat, fake, tmp_path):  # noqa: F811
 def test_the_ability_is_that_of_the_answers(ability, dialect):
     done = ability(ThinkingServer(dialect))
     assert done.exit_code == 0, done.output
-    assert "measured: 50 of 100 anchor questions answered rightly" in done.stdout
+    assert "measured: 50 of 100 anchor questions answered correctly" in done.stdout
     assert ("m thinks before it answers" in done.stdout) == (dialect is not None)
     assert ("thinking first (120 tokens)" in done.stdout) == (dialect is not None)
     # Found out by the first call, which was cut off.
@@ -151,7 +151,7 @@ def test_what_is_refused_is_asked_for_once(ability):
     server = ThinkingServer("hidden", refuses=OPENAI)
     done = ability(server)
     assert "measured: 50 of 100" in done.stdout
-    assert "m thinks before it answers and does not take max_tokens, temperature, logprobs." in done.stdout
+    assert "m thinks before it answers and does not accept max_tokens, temperature, logprobs." in done.stdout
     assert (server.refused, len(Fake.seen)) == (3, 3 + 1 + 100)
     assert Fake.seen[-1][1].keys() == {"model", "messages", "max_completion_tokens"}
 
@@ -253,7 +253,7 @@ def test_collect_labels_answers_and_nothing_that_was_cut_off(fake, dialect, tmp_
 def test_what_was_measured_says_how(flat, fake, tmp_path):  # noqa: F811
     off = fake(ThinkingServer("reasoning_content"), options=RequestOptions(think="off"))
     measured = measure_ability(ModelArm(off), tmp_path / "off")
-    assert measured.ability.source.endswith("answered rightly, thinking off")
+    assert measured.ability.source.endswith("answered correctly, thinking off")
     with pytest.raises(ConfigurationError, match="were made with"):
         measure_ability(ModelArm(fake(ThinkingServer(None))), tmp_path / "off")
 

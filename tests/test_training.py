@@ -34,13 +34,13 @@ GOOD = '{"question": "who?", "closed_book_correct": true}\n'
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("", "bad.jsonl holds no questions"),
+        ("", "bad.jsonl has no new questions"),
         (GOOD + "{", "line 2: not JSON"),
         (GOOD + "[1]", "line 2: not a JSON object"),
         (GOOD + '{"question": "x"}', "line 2: no closed_book_correct"),
         (GOOD + '{"question": 3, "closed_book_correct": true}', "line 2: no question"),
         (GOOD + '{"question": "x", "closed_book_correct": 1}', "line 2: no closed_book_correct"),
-        (GOOD + '{"question": "Who", "closed_book_correct": false}', "line 2: .*another label than in"),
+        (GOOD + '{"question": "Who", "closed_book_correct": false}', "line 2: .*differs from that in"),
     ],
 )
 def test_bad_files_and_lines_are_named(tmp_path, content, why):
@@ -84,7 +84,7 @@ def test_labels_other_than_the_default(tmp_path, label, fields, target):
 
 @pytest.fixture(scope="module")
 def separable():
-    """States of three layers, of which one number tells what is known; and that."""
+    """States of three layers, one number of which says what is known; and the labels."""
     rng = np.random.default_rng(0)
     known = rng.random(200) < 0.4
     states = rng.normal(size=(200, 3, 24)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""A transcript that ends in an open question is a conversation; other texts with turns in them stay as they are."""
+"""A transcript that ends in an open question is a conversation; other texts with turns stay unchanged."""
 
 import pytest
 
@@ -30,7 +30,7 @@ CHAT = "USER: When does our lease end?\nASSISTANT: In May.\nUSER: Who signed it?
 OTHERS = [
     "",
     "When does our lease end?",
-    "User: When does our lease end?",  # a label, and nobody else speaks
+    "User: When does our lease end?",  # a label, but only one speaker
     f"Write a title of five words for this chat.\n\n{CHAT}",
     f"### Task:\nSuggest tags.\n### Chat History:\n<chat_history>\n{CHAT}\nASSISTANT: Olga.\n</chat_history>",
     f"{CHAT}\nASSISTANT: Olga.",

@@ -19,7 +19,7 @@ from rgate_integrations.runtime.files import write_atomically, write_folder
 from tests.saved_gates import PROBE, TUNED
 
 PROMISE = (
-    "No threshold that skips can guarantee a loss of at most 2.0%. About 400 questions like these would do."
+    "No threshold that skips can guarantee a loss of at most 2.0%. About 400 such questions would be enough."
 )
 
 

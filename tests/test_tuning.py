@@ -1,4 +1,4 @@
-"""Tuning: the fit and its guarantee, the gates that come out, how they are loaded, and what is told about them."""
+"""Tuning: the fit and its guarantee, the gates that come out, how they are loaded, and the report about them."""
 
 import json
 import re
@@ -111,8 +111,8 @@ def test_a_gate_comes_out_that_knows_what_the_llm_knows(tmp_path, prior):
     written = ["README.md", "answer-first", "gate.json", "prior", "report.html", "weights.safetensors"]
     assert sorted(path.name for path in found.folder.iterdir()) == written
     page = (found.folder / "report.html").read_text()
-    for told in (fitted.choice.guarantee, "tuned, answer first", "shipped"):
-        assert json.dumps(told) in page
+    for sentence in (fitted.choice.guarantee, "tuned, answer first", "shipped"):
+        assert json.dumps(sentence) in page
     shutil.rmtree(tmp_path / "shipped")  # the shipped gate is kept in the folder
     gate = load_gate(str(found.folder), proxy=Reader(), on_error="raise")
     even, odd = gate.decide_batch(["what is number 102?", "what is number 103?"])
@@ -148,9 +148,9 @@ def test_the_log_that_a_gate_was_tuned_on_is_no_other_traffic(tmp_path, prior):
         requests = [Request(question, draft=says(question) if gate else None) for question in asked]
         decisions = load_gate(folder, proxy=Reader(), on_error="raise").decide_batch(requests)
         log = write(tmp_path / "log.jsonl", *({"p_known": each.p_known} for each in decisions))
-        told = printed("monitor", log, "--gate", folder)
-        assert "like that of the calibration" in told
-        rate, expected = (float(each) for each in re.findall(r"([0-9.]+)%", told)[:2])
+        output = printed("monitor", log, "--gate", folder)
+        assert "like the traffic at calibration" in output
+        rate, expected = (float(each) for each in re.findall(r"([0-9.]+)%", output)[:2])
         assert rate == pytest.approx(expected, abs=2)
 
 
@@ -159,7 +159,7 @@ def test_an_existing_folder_is_left_alone_before_anything_is_asked(tmp_path, pri
     save_gate(SavedGate(method="calibrated"), tmp_path / "my-gate")
     with pytest.raises(ConfigurationError, match=why) as caught:
         tuned(tmp_path, prior, direct=pytest.fail, update=update)
-    assert update or caught.value.hint.startswith("update=True (--update) adds")
+    assert update or caught.value.hint.startswith("Add questions to it with update=True (--update)")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_options_and_guarantees_out_of_range_are_refused_by_name_and_value(kind,
 def test_too_small_for_a_guarantee_says_how_many_would_do(tmp_path, prior):
     choice = tuned(tmp_path, prior, options={"policy": MaxLoss(0.05)}).question.choice
     assert (choice.guaranteed, choice.threshold) == (False, ALWAYS)
-    assert re.search(r"n = \d+.*questions like these would do", choice.guarantee)
+    assert re.search(r"n = \d+.*questions like these would be enough", choice.guarantee)
 
 
 def test_tokens_by_hand():
@@ -203,6 +203,6 @@ def test_the_shipped_gate_is_tuned_with_its_own_model(tmp_path, smollm2):
     found = tune(questions(24), direct=Direct(), retrieve=retrieve, out=tmp_path / "my-gate")
     assert found.question.artifact.weight.shape == (3, 384)
     assert load_gate(str(found.folder), on_error="raise").decide("what is number 3?").gate == "tuned"
-    begun = Draft(text="a b", tokens=("a", " b"), logprobs=(-0.1, -0.2))
+    partial_answer = Draft(text="a b", tokens=("a", " b"), logprobs=(-0.1, -0.2))
     gate = load_gate(f"{found.folder}/answer-first", on_error="raise")
-    assert gate.decide("what is number 3?", draft=begun).draft == begun
+    assert gate.decide("what is number 3?", draft=partial_answer).draft == partial_answer

@@ -36,7 +36,7 @@ def test_the_command_says_what_it_will_ask_and_what_came_out(command, tmp_path, 
     assert "share of right answers among up to 2 samples per question" in done.output
     assert "question alone: Retrieves for at most 90.0%" in done.output
     # The server says that each prompt has 7 tokens, and each answer is one token.
-    assert "instead of 7 and 1 with retrieval always." in done.output
+    assert "instead of 7 and 1 with retrieval for every question." in done.output
     assert [key for _, _, key in Fake.seen] == ["Bearer sk-from-outside"] * 200
     assert "sk-from-outside" not in done.output
     for file in tmp_path.rglob("*"):
@@ -82,7 +82,7 @@ PASSAGES = ["--index", "passages"]
     ("options", "said"),
     [
         ([*PASSAGES, "--yes"], "--model is required"),
-        ([*PASSAGES, "--model", "m", "--yes", "--max-loss", "0.1", "--budget", "0.4"], "exclude each other"),
+        ([*PASSAGES, "--model", "m", "--yes", "--max-loss", "0.1", "--budget", "0.4"], "cannot be combined"),
         # It compared answers without retrieval with answers read from the demo's encyclopedia.
         (["--model", "m", "--yes"], "--index"),
         ([*PASSAGES, "--model", "m"], "Go on (--yes does not ask)?"),

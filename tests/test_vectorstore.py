@@ -64,7 +64,7 @@ def test_ids_may_be_whole_numbers_or_uuids_and_none_is_a_new_one(store):
     assert store.delete([0, name, "not there"]) is True
     assert store.get_by_ids([0, name]) == []
     for method in (store.get_by_ids, store.delete):
-        with pytest.raises(ConfigurationError, match="Pass a list of ids"):
+        with pytest.raises(ConfigurationError, match="Ids must be a list"):
             method("aaa")
 
 
@@ -178,9 +178,9 @@ async def test_filters(store, given, wanted):
         ({"n": 99, "$and": {"n": 1}}, "list"),
         ({"$not": {"n": {"$in": 3}}}, "list"),
         ({"$or": [{}, {"n": {"$in": "abc"}}]}, "list"),
-        ({"$not": 5}, "under a key"),
-        ({"$and": [{"n": 1}, {"$or": [5]}]}, "under a key"),
-        ({"$gt": 3}, "under a key"),
+        ({"$not": 5}, "needs a key"),
+        ({"$and": [{"n": 1}, {"$or": [5]}]}, "needs a key"),
+        ({"$gt": 3}, "needs a key"),
         (["n", 1], "list"),
         ("n", "str"),
         (reduce(lambda inner, _: {"$not": inner}, range(2_000), {"n": 1}), "64 deep"),
@@ -207,7 +207,7 @@ def test_a_dotted_key_is_a_key_and_no_path(store):
 def test_none_deletes_all_and_an_empty_list_nothing(store):
     store.add_texts(["abc"], ids=["x"])
     count = len(store.index)
-    assert store.delete([]) is store.delete(["nobody"]) is True
+    assert store.delete([]) is store.delete(["missing"]) is True
     assert len(store.index) == count
     assert store.delete(["x"]) is True
     assert len(store.index) == count - 1

@@ -23,8 +23,8 @@ EMBEDDINGS = DeterministicFakeEmbedding(size=8)  # equal texts have equal vector
 def work(store, folder, number):
     """Write, search and save; returns what must be there in the end.
 
-    Under ids of its own: of two threads that write one id, nobody could say which came last. Whoever wrote a document
-    that is found, it is whole; those of this thread are as it wrote them last.
+    Each thread has its own ids, because with a shared id the last writer would be unknown. Documents of other threads
+    must be complete, and those of this thread must be its latest version.
     """
     chance = random.Random(number)
     mine = {}

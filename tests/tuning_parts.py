@@ -29,7 +29,7 @@ class Reader(ScriptedProxy):
 
 
 class Model(ScriptedProxy):
-    """Says what is made of each question, and of the seed where it samples."""
+    """Answers with the question and, if it samples, with the seed."""
 
     num_layers = 30
 

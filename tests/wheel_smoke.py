@@ -87,7 +87,7 @@ def served():
     from rgate_integrations import load_gate
     from rgate_integrations.models.served import ServedProxy
 
-    # Nobody listens at port 9.
+    # Nothing listens on port 9.
     decision = load_gate("ik", proxy=ServedProxy("http://127.0.0.1:9/v1", "m", retries=0)).decide(QUESTION)
     assert decision.retrieve
     assert decision.error.type == "ServerError"

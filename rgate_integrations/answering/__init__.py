@@ -1,1 +1,1 @@
-"""Answering: strategies without a framework. The LLM answers first, or the search is looked at first."""
+"""Answering, independent of frameworks: answer first, look first, claims as queries, and the flow of every router."""

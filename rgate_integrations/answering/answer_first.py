@@ -1,7 +1,7 @@
-"""Answer first: the options, and which questions are decided before the direct arm begins to answer.
+"""Answer first: the options, and which questions are decided before the direct arm starts to answer.
 
-`screen` says whether a question alone is clearly known or unknown. `settle` says whether that is enough to decide,
-together with what a search found. If not, the direct arm begins to answer, and the gate judges its first tokens.
+`screen` says whether the question alone is clearly known or unknown. `settle` says whether that, together with what a
+search found, is enough to decide. If not, the direct arm starts to answer, and the gate judges its first tokens.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from rgate_integrations.gates.passage_utility import FoundPassage
 
 @dataclass(frozen=True)
 class AnswerFirst:
-    """The options of answer first; ``answer_first=True`` in an adapter stands for these defaults.
+    """The options of answer first; ``answer_first=True`` in an adapter means these defaults.
 
     Attributes:
-        tokens: How many tokens are held back and judged, at least 1.
-        retrieve_below: A question with a P(known) below it is clearly unknown.
+        tokens: Number of tokens to hold back and judge, at least 1.
+        retrieve_below: A question with a P(known) below this is clearly unknown.
         answer_above: A question with at least this P(known) is clearly known.
-        question_gate: A gate that reads the question alone, or what `load_gate` takes. A clearly unknown question
-            goes to the retrieve arm without asking the LLM; the answer to a clearly known one is not held back. None
-            judges every answer. ``"own"`` is the gate that belongs to the judge: of the default gate and of a tuned
-            one; any other gate judges every answer.
-        prefetch: Whether the search of a single question starts with its answer, for slow searches. If the answer
-            goes on, the search is cancelled, or its result dropped. The retrieve arm must be one that can search
-            ahead, as for look first, which makes this needless.
+        question_gate: A gate that only reads the question, or an argument for `load_gate`. A clearly unknown question
+            goes to the retrieve arm without asking the LLM; the answer to a clearly known one is not held back. With
+            None, every answer is judged. ``"own"`` is the judge's own question gate, which the default gate and tuned
+            gates have; with any other gate, every answer is judged.
+        prefetch: Whether the search of a single question starts together with its answer, for slow searches. If the
+            answer continues, the search is cancelled, or its result dropped. The retrieve arm must be able to search
+            ahead, as for look first, which includes this.
 
     Raises:
         ConfigurationError: A number is out of range, or ``retrieve_below`` is above ``answer_above``.
@@ -60,7 +60,7 @@ class AnswerFirst:
 
     @classmethod
     def coerce(cls, value: bool | AnswerFirst) -> AnswerFirst | None:
-        """Return the options that an adapter's ``answer_first=`` stands for; None for False."""
+        """Return the options for an adapter's ``answer_first=`` argument; None for False."""
         if isinstance(value, cls):
             return value
         return cls() if value else None
@@ -77,12 +77,12 @@ class Screening(Enum):
 class Search(Enum):
     """What a search found, compared with what the LLM knows."""
 
-    NOTHING = "nothing"  # there was no search, it failed, or it found nothing to judge
+    NOTHING = "nothing"  # no search, a failed one, or nothing found to judge
     HELPS = "helps"
     ADDS_LITTLE = "adds little"
 
 
-# Whether that is enough to decide. If not, the LLM begins to answer.
+# Whether both together are enough to decide. If not, the LLM starts to answer.
 IS_SETTLED = {
     (Screening.KNOWN, Search.NOTHING): True,  # answered directly
     (Screening.KNOWN, Search.ADDS_LITTLE): True,  # answered directly
@@ -97,9 +97,10 @@ IS_SETTLED = {
 
 
 def screen(decision: Decision, options: AnswerFirst) -> Screening:
-    """Return how clear a decision by the question alone is; an override or a failure is clear."""
+    """Return what a decision by the question alone says; an override or a failure is always clear."""
     if decision.error is not None or decision.override is not None:
         return Screening.UNKNOWN if decision.retrieve else Screening.KNOWN
+    # A clear case must also be on the same side of the threshold.
     if decision.p_known < min(options.retrieve_below, decision.threshold):
         return Screening.UNKNOWN
     if decision.p_known >= max(options.answer_above, decision.threshold):
@@ -113,13 +114,13 @@ def settle(
     options: AnswerFirst,
     look: LookFirst | None,
 ) -> Decision | None:
-    """Return the decision about a question that needs no partial answer; None if the LLM is to begin.
+    """Return the decision if it needs no partial answer; None if the LLM should start to answer.
 
     Args:
-        decision: The gate's, by the question alone.
+        decision: The gate's decision by the question alone.
         passages: The passages, best first, or the search's exception; unused without ``look``.
         options: Thresholds of clear questions.
-        look: How passages are judged; None to look at the question alone.
+        look: How passages are judged; None to consider only the question.
     """
     screening = screen(decision, options)
     search = Search.NOTHING
@@ -127,7 +128,7 @@ def settle(
         decision = decide_with_passages(decision, passages, look)
         if decision.p_helps is not None and not isinstance(passages, Exception):
             search = Search.HELPS if decision.retrieve else Search.ADDS_LITTLE
-            # Neither depends on what the LLM will write.
+            # In both cases the LLM's answer could not change the decision.
             if is_never_known(decision) or help_no_llm(decision.question, passages, look):
                 return decision
     return decision if IS_SETTLED[screening, search] else None

@@ -1,4 +1,4 @@
-"""Answers by an LLM: from the question alone, or with passages."""
+"""Lets an LLM answer questions, with or without passages."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def write_answers(
         prompt: The closed-book prompt, with the field ``question``.
 
     Returns:
-        One answer a question, in order.
+        One answer per question, in order.
     """
+    # A model call has a single template, so questions are grouped by it.
     batches: dict[PromptTemplate, list[int]] = {}
     for index, texts in enumerate(passages):
         batches.setdefault(ANSWER_WITH_PASSAGES if texts else prompt, []).append(index)

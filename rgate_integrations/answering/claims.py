@@ -1,4 +1,4 @@
-"""Claims of a draft, and the two published formats with tags."""
+"""Claims of a draft, and the two published tag formats for them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rgate_integrations.decision import Frozen, Text
 
 
 class Claim(Frozen):
-    """One self-contained statement of a draft, or one sub-question of the question.
+    """A self-contained statement of a draft, or a sub-question of the question.
 
     Attributes:
         text: The statement or sub-question, on one line.
         query: The search query for it, on one line; None without one.
-        needs_search: Whether it needs a search, by the rewriter; None if the rewriter does not say.
+        needs_search: Whether the rewriter says that it needs a search; None if the rewriter does not say.
         kind: ``"claim"`` of the draft or sub-``"question"`` of the question.
     """
 
@@ -45,13 +45,14 @@ _SEARCH = re.compile(r"<\s*(?:Need)?Search\s*\(\s*(True|False)\s*\)\s*>", re.IGN
 def parse_claims(text: str) -> list[Claim]:
     """Read the tagged claims in a model's output, in either published format or a mixture.
 
-    Never raises: text without tags has no claims, and a malformed block is skipped. Every claim and query is a part
-    of ``text``, up to white space.
+    Never raises: text without tags has no claims, and malformed blocks are skipped. Apart from white space, every
+    claim and query is a substring of ``text``.
 
     Example:
         >>> parse_claims("<Claim> Paris is in France. <Query> Paris country")[0].query
         'Paris country'
     """
+    # A block lasts until the next one starts, so a malformed block cannot swallow its successors.
     starts = list(_BLOCK.finditer(text))
     ends = [start.start() for start in starts[1:]] + [len(text)]
     claims = []
@@ -80,7 +81,7 @@ def _first(tagged: re.Pattern[str], block: str) -> str | None:
 
 
 def print_claims(claims: Sequence[Claim]) -> str:
-    """Return claims in the format of the annotated data, for training; `parse_claims` reads it."""
+    """Format claims like the annotated data, for training; `parse_claims` reads the result."""
     blocks = []
     for claim in claims:
         block = f"<Claim({claim.text})>"
@@ -93,6 +94,6 @@ def print_claims(claims: Sequence[Claim]) -> str:
 
 
 def without_tags(text: str) -> str:
-    """Return a text without opening marks of tags, so that quoting it in a prompt cannot plant claims."""
-    # With everything before the name: the rest of a mark inside a mark could be a mark again.
+    """Remove the beginnings of tags from a text, so that quoting it in a prompt cannot plant claims."""
+    # The pattern includes everything before the name: otherwise the rest of a nested tag could form a tag again.
     return _MARK.sub(lambda mark: " " if mark["name"] else mark.group(), text)

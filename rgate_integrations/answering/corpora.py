@@ -1,4 +1,4 @@
-"""Several corpora: which of them to search, for every framework."""
+"""Several corpora: which of them to search, and how to fuse their results."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ _Item = TypeVar("_Item")
 
 
 def chosen_corpora(decision: Decision | None, names: Sequence[str]) -> tuple[str, ...]:
-    """Return which corpora to search, best first: those that the decision names, or all if it names none.
+    """Return the names of the corpora to search, best first: those that the decision names, or all if it names none.
 
     Args:
-        decision: The decision, which names none if the gate failed; None without one.
+        decision: The decision, which names no corpora if the gate failed; None without a decision.
         names: The corpora that can be searched.
     """
     corpora = () if decision is None else decision.corpora
+    # Searching all is the safe choice if the gate failed or names unknown corpora.
     return tuple(name for name in corpora if name in names) or tuple(names)
 
 
@@ -27,21 +28,23 @@ def check_corpora(corpora: Iterable[str], parts: Iterable[str]) -> None:
     """Check that chains, retrievers or tools have the names of the gate's corpora.
 
     Args:
-        corpora: Names of the gate's corpora; none if they are unknown here, as on a server.
+        corpora: Names of the gate's corpora; empty if they are unknown here, for example because they are on a
+            server.
         parts: Names of the chains, retrievers or tools.
 
     Raises:
-        ConfigurationError: There are none, or their names are not the same.
+        ConfigurationError: ``parts`` is empty, or the names differ.
     """
     known, names = list(corpora), list(parts)
     if not names:
         raise ConfigurationError(
-            "There is nothing to search.", hint='Name each corpus: {"docs": …, "hr": …}.'
+            "There is nothing to search: no corpora were given.",
+            hint='Name each corpus: {"docs": …, "hr": …}.',
         )
     if known and set(known) != set(names):
         raise ConfigurationError(
-            f"The gate knows the corpora {', '.join(map(repr, known))}, but there are "
-            f"{', '.join(map(repr, names))} to choose from.",
+            f"The gate has the corpora {', '.join(map(repr, known))}, but the choices are "
+            f"{', '.join(map(repr, names))}.",
             hint='Use the same names in both: corpus={"docs": …, "hr": …}.',
         )
 
@@ -52,12 +55,12 @@ def fuse_corpora(
     *,
     k: int | None = None,
 ) -> list[_Item]:
-    """Merge the results of several corpora by reciprocal rank. In each corpus an id means another item.
+    """Merge the results of several corpora by reciprocal rank. The same id in two corpora means two items.
 
     Args:
         results: The rankings of each corpus, best corpus first.
-        key: Returns the id of an item.
-        k: How many to return; all when None.
+        key: Function that returns the id of an item.
+        k: Maximum number of items to return; all when None.
     """
     rankings = []
     for name, corpus_rankings in results.items():

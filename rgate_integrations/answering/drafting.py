@@ -1,4 +1,4 @@
-"""Drafts by the user's own LLM: it writes the first tokens of its answer, for a gate to judge."""
+"""Drafts by the user's own LLM: the first tokens of its answer, for a gate to judge."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _log = logging.getLogger("rgate_integrations")
 class Drafter(ABC, Generic[_Prompt]):
     """Lets an LLM write the first tokens of its answers.
 
-    It is asked with ``max_tokens`` and ``logprobs``. If it refuses one of them, it is asked with fewer, and what it
-    takes is remembered. Any other error, such as a timeout, costs that question its draft and changes nothing for the
-    next call.
+    It sends ``max_tokens`` and ``logprobs``. If the LLM rejects an option, the request is repeated with fewer, and
+    what works is remembered. After any other error, such as a timeout, that question has no draft, and nothing
+    changes for the next call.
 
     Args:
         tokens: Maximum number of tokens of a draft, at least 1.
 
     Attributes:
-        forms: The options to ask with: those of the first form, or if they are refused, of the next.
+        forms: The options to send, in order of preference: if the first are rejected, the next are used.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -44,7 +44,7 @@ class Drafter(ABC, Generic[_Prompt]):
 
     @abstractmethod
     def ask(self, prompts: Sequence[_Prompt], options: dict[str, Any]) -> Flow[Sequence[Any]]:
-        """Ask the LLM several questions; returns the answer to each, or its exception."""
+        """Send prompts to the LLM, and return the answer or the exception of each."""
 
     @abstractmethod
     def read_draft(self, answer: Any) -> Draft:
@@ -52,12 +52,12 @@ class Drafter(ABC, Generic[_Prompt]):
 
     @abstractmethod
     def private_texts(self, prompt: _Prompt) -> Iterable[object]:
-        """Return what an error may quote and the log must not."""
+        """Return the texts that an error message may quote but the log must not contain."""
 
     def write_drafts(self, prompts: Sequence[_Prompt]) -> Flow[list[Draft | NoAnswerError | None]]:
-        """Write a draft for each prompt; None, and a line in the log, where the LLM fails.
+        """Write a draft for each prompt; if the LLM fails, the draft is None, and the log says why.
 
-        A reply without an answer, such as thoughts alone, yields an error in place of its draft.
+        A reply without an answer, such as one with only thoughts, yields an error instead of a draft.
         """
         drafts: list[Draft | NoAnswerError | None] = []
         answers = yield from self._ask_in_form(prompts, self.forms)
@@ -75,7 +75,7 @@ class Drafter(ABC, Generic[_Prompt]):
         return drafts
 
     def _ask_in_form(self, prompts: Sequence[_Prompt], forms: list[dict[str, Any]]) -> Flow[Sequence[Any]]:
-        """Ask in the first of these forms; questions for which it is refused, in the next."""
+        """Send prompts with the first of these options; repeat those that are rejected with the next."""
         options, *simpler = forms
         answers = yield from self.ask(prompts, options)
         works = any(not isinstance(answer, Exception) for answer in answers)
@@ -85,13 +85,14 @@ class Drafter(ABC, Generic[_Prompt]):
         if refused and simpler:
             retries = iter((yield from self._ask_in_form(refused, simpler)))
             answers = [next(retries) if says_unsupported(answer) else answer for answer in answers]
-        if works:  # after the retries: one answer in this form shows that the LLM takes it
+        # Set after the retries, which may set a simpler form: one answer shows that the LLM accepts this one.
+        if works:
             self.forms = forms
         return answers
 
 
 def attach_draft(request: Request | Failed, draft: Draft | Exception | None) -> Request | Failed:
-    """Return a request with the draft to judge; with an exception in its place, a request that has failed."""
+    """Return a request with a draft to judge; with an exception instead of a draft, return a failed request."""
     if isinstance(request, Failed):
         return request
     if isinstance(draft, Exception):
@@ -103,7 +104,7 @@ _FINISH_REASONS = ("finish_reason", "stop_reason", "done_reason", "stopReason", 
 
 
 def read_message(message: Any) -> Draft:
-    """Return a message of a LangChain chat model as the LLM's draft."""
+    """Convert a message of a LangChain chat model to a draft."""
     metadata = get_field(message, "response_metadata") or {}
     usage = get_field(message, "usage_metadata") or {}
     tokens, logprobs = read_choice_logprobs(metadata)
@@ -119,16 +120,18 @@ def read_message(message: Any) -> Draft:
     )
 
 
+# Statuses with which servers reject a field. Others, such as 401, 429 or 500, concern every request.
 _REFUSED = frozenset({400, 404, 405, 415, 422, 501})
 _UNSUPPORTED = ("unsupported", "notsupported", "notimplemented", "badrequest", "unprocessable")
 _WORDS = ("logprob", "max_tokens", "unsupported", "not supported", "unexpected keyword", "unknown parameter")
 
 
 def says_unsupported(answer: object) -> bool:
-    """Return whether an LLM's answer is an error which says that an option of the call is not supported.
+    """Return whether an LLM's answer is an error about an unsupported option of the call.
 
-    That is a status such as 400, a `TypeError` about an argument, an error whose class is named so, or a `ValueError`
-    that names an option. Providers raise errors of their own classes, so only what these carry can be compared.
+    That is a status such as 400, a `TypeError` about an argument, an error class with a name such as
+    ``UnsupportedParamsError``, or a `ValueError` that names an option. Each provider has its own error classes, so we
+    can only look at status, name and message.
     """
     if not isinstance(answer, Exception):
         return False

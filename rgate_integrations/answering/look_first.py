@@ -1,7 +1,7 @@
-"""Look first: search, and let the LLM read the passages only if they help more than what it knows.
+"""Look first: search, and let the LLM read the passages only if they help more than its own knowledge.
 
-Two probabilities have three outcomes: the LLM is more likely to be right with the passages (P(helps)), or without
-them (P(known)), or neither is likely.
+It compares two probabilities, with three outcomes: the LLM is more likely to be right with the passages (P(helps)),
+or without them (P(known)), or neither is likely.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from rgate_integrations.runtime.text import redact
 _log = logging.getLogger("rgate_integrations")
 
 _NEVER_KNOWN = ("private", "fresh")
-"""Signals of the default gate: probabilities that the question is of a kind that no LLM can know."""
+"""Signals of the default gate: probabilities of the kinds of questions whose answer no LLM can know."""
 
 
 @dataclass(frozen=True)
 class LookFirst:
-    """The options of look first; ``look_first=True`` in an adapter stands for these defaults.
+    """The options of look first; ``look_first=True`` in an adapter means these defaults.
 
     Attributes:
-        min_gain: Passages are read if P(helps) exceeds P(known) by more than this, in [-1, 1]. Above 0 saves tokens.
-        abstain_below: If both probabilities are below this, in [0, 1], neither way is likely to be right.
-        on_abstain: What to do then: ``"retrieve"``, or ``"direct"``, which costs less. Either way the decision's
-            outcome is ``"abstain"``, so that an application can say that it does not know.
-        model: P(helps): a `PassageUtilityModel`; the shipped one when None.
+        min_gain: Passages are read if P(helps) exceeds P(known) by more than this, in [-1, 1]. Values above 0 save
+            tokens.
+        abstain_below: If both probabilities are below this, in [0, 1], neither arm is likely to be right.
+        on_abstain: What to do in that case: ``"retrieve"``, or ``"direct"``, which costs less. Either way the
+            decision's outcome is ``"abstain"``, so that an application can say that it does not know.
+        model: The model of P(helps), a `PassageUtilityModel`; the shipped one when None.
 
     Raises:
-        ConfigurationError: A value is out of range, or the model has other features.
+        ConfigurationError: A value is out of range, or the model was made for other features.
     """
 
     min_gain: float = 0.0
@@ -56,16 +57,18 @@ class LookFirst:
             if isinstance(value, bool) or not least <= value <= 1:
                 raise ConfigurationError(f"{name} must be a number in [{least}, 1], not {value!r}.")
         if self.on_abstain not in ("retrieve", "direct"):
-            raise ConfigurationError(f"on_abstain cannot be {self.on_abstain!r}.", hint="retrieve or direct")
+            raise ConfigurationError(
+                f"on_abstain cannot be {self.on_abstain!r}.", hint='Use "retrieve" or "direct".'
+            )
         if self.model is not None and self.model.features != SEARCH_FEATURES:
             raise ConfigurationError(
                 f"The model was made for the features {', '.join(self.model.features)}.",
-                hint="Make it again with this version of the package.",
+                hint="Fit it again with this version of the package.",
             )
 
     @classmethod
     def coerce(cls, value: bool | LookFirst) -> LookFirst | None:
-        """Return the options that an adapter's ``look_first=`` stands for; None for False."""
+        """Return the options for an adapter's ``look_first=`` argument; None for False."""
         if isinstance(value, cls):
             return value
         return cls() if value else None
@@ -78,32 +81,33 @@ def decide_with_passages(
     *,
     direct_threshold: float | None = None,
 ) -> Decision:
-    """Return a decision that takes the passages into account.
+    """Revise a decision in view of the passages.
 
     The gate's decision stands if the search or the gate failed, nothing was found, or an override such as a rule
-    decided. It also stands for a follow-up, whose words say too little about what the passages should hold. If
-    probably no LLM can know the answer (about the user's own documents, or news), the passages are read, however
-    little they seem to hold.
+    decided. It also stands for a follow-up, whose words say too little about what the passages should contain. If
+    probably no LLM can know the answer (about the user's own documents, or news), the passages are read even if they
+    seem to contain little.
 
     Args:
-        decision: The gate's.
+        decision: The gate's decision.
         passages: The passages, best first, or the search's exception.
-        options: How they are judged.
-        direct_threshold: The caller's threshold: a P(known) that is enough, whatever was found.
+        options: How the passages are judged.
+        direct_threshold: The caller's threshold. A P(known) of at least this answers directly, whatever was found.
     """
+    # The order matters: each check below relies on the ones before it.
     if isinstance(passages, Exception):
-        return _warn(decision, f"The search failed ({type(passages).__name__}): the gate alone decided.")
+        return _warn(decision, f"The search failed ({type(passages).__name__}), so the gate alone decided.")
     if decision.error is not None or decision.override is not None or is_follow_up(decision.question):
         return decision
     if not passages:
-        return _warn(decision, "The search found nothing to judge: the gate alone decided.")
+        return _warn(decision, "The search found nothing to judge, so the gate alone decided.")
     try:
         p_helps = estimate_p_helps(decision.question, passages, decision.p_known, options)
-    except Exception as error:  # the user's model may raise anything: then the passages are read
+    except Exception as error:  # the user's model may raise anything; failing means reading the passages
         message = redact(error, decision.question, *(passage.text for passage in passages))
         _log.warning("Judging the passages failed: %s: %s", type(error).__name__, message)
         override = Override(
-            retrieve=True, reason=f"Judging the passages failed ({type(error).__name__}): they are read."
+            retrieve=True, reason=f"Judging the passages failed ({type(error).__name__}), so they are read."
         )
         return decision.with_retrieve(True, override=override, warnings=(*decision.warnings, override.reason))
     return compare(decision, p_helps, options, direct_threshold=direct_threshold)
@@ -115,11 +119,12 @@ def is_never_known(decision: Decision) -> bool:
 
 
 def help_no_llm(question: str, passages: Sequence[FoundPassage], options: LookFirst) -> bool:
-    """Return whether passages would not be read even for the LLM that they help most.
+    """Return whether passages are so poor that no LLM would gain from reading them.
 
-    The less an LLM knows, the more passages help it. Below `LookFirst.abstain_below`, neither way is likely to be
-    right.
+    Passages help an LLM more the less it knows, so this tests the lowest P(known) that matters: below
+    `LookFirst.abstain_below`, neither arm is likely to be right.
     """
+    # Passages help most at this P(known), so if they do not help here, they help no LLM.
     least = options.abstain_below
     return estimate_p_helps(question, passages, least, options) - options.min_gain <= least
 
@@ -133,7 +138,7 @@ def estimate_p_helps(
         question: The question.
         passages: The passages, best first; at least one.
         p_known: The probability that it answers correctly without them.
-        options: Their model estimates it.
+        options: The options, with the model that estimates P(helps).
     """
     model = options.model or read_utility_model()
     p_holds = model.p_contains_answer(search_features(question, passages)[None])
@@ -143,7 +148,7 @@ def estimate_p_helps(
 def compare(
     decision: Decision, p_helps: float, options: LookFirst, *, direct_threshold: float | None = None
 ) -> Decision:
-    """Return a decision with the outcome of comparing P(known) and P(helps); see `decide_with_passages`."""
+    """Compare P(known) and P(helps), and return the decision with the outcome; see `decide_with_passages`."""
     p_known = decision.p_known
     outcome: Outcome
     if direct_threshold is not None and p_known >= direct_threshold:
@@ -151,17 +156,15 @@ def compare(
         reason = f"P(known) {p_known:.2f} is at least the threshold of {threshold:.2f}."
     elif max(p_known, p_helps) < options.abstain_below:
         outcome, threshold = "abstain", options.abstain_below
-        reason = (
-            f"Neither the LLM (P(known) {p_known:.2f}) nor what was found ({p_helps:.2f}) is likely to do."
-        )
+        reason = f"Neither the LLM (P(known) {p_known:.2f}) nor the passages ({p_helps:.2f}) are likely to be enough."
     elif is_never_known(decision):
         outcome, threshold = "retrieve", 1.0
-        reason = "What was found is read, since no LLM can know that."
+        reason = "The passages are read, since no LLM can know the answer."
     else:
         threshold = max(0.0, p_helps - options.min_gain)
         outcome = "retrieve" if p_known < threshold else "direct"
-        compared = "helps more than" if outcome == "retrieve" else "adds too little to"
-        reason = f"What was found ({p_helps:.2f}) {compared} what the LLM knows ({p_known:.2f})."
+        compared = "help more than" if outcome == "retrieve" else "add too little to"
+        reason = f"The passages ({p_helps:.2f}) {compared} the LLM's own knowledge ({p_known:.2f})."
     return decision.with_retrieve(
         outcome == "retrieve" or (outcome == "abstain" and options.on_abstain == "retrieve"),
         threshold=threshold,

@@ -1,6 +1,6 @@
-"""An answer while it is written: read from a stream, held back until it is judged, then released or cancelled.
+"""An answer in progress: read from a stream, held back until it is judged, then released or cancelled.
 
-A framework gives its stream as a `ChunkStream`, and says in a `BufferedAnswer` what can be read of a chunk. That goes
+A framework wraps its stream in a `ChunkStream`, and its subclass of `BufferedAnswer` reads the text of each chunk
 into a `PartialAnswer`, which becomes the draft that the gate judges.
 """
 
@@ -24,17 +24,17 @@ from rgate_integrations.runtime.replies import split_thoughts
 _log = logging.getLogger("rgate_integrations")
 
 MAX_SILENT_CHUNKS = 32
-"""After this many chunks without text, the LLM counts as one whose client hides its thoughts."""
+"""After this many chunks without text, we assume that the LLM is thinking and its client hides the thoughts."""
 END: Final = object()
 """What a `ChunkStream` returns after the last chunk."""
 
 
 class ChunkStream:
-    """A lazily opened stream of chunks, sync or async: the LLM is asked when the first chunk is wanted.
+    """A stream of chunks, sync or async, that is opened when the first chunk is requested.
 
     Args:
-        open: Returns the iterator.
-        aopen: Returns the asynchronous iterator, or an awaitable of it.
+        open: Function that returns the iterator.
+        aopen: Function that returns the asynchronous iterator, or an awaitable of it.
     """
 
     def __init__(self, open: Callable[[], Iterator[Any]], aopen: Callable[[], Any]) -> None:
@@ -52,7 +52,7 @@ class ChunkStream:
         """Await the next chunk, or `END`."""
         if self._iterator is None:
             opened = self._aopen()
-            if hasattr(opened, "__await__"):  # such as LlamaIndex's aquery, whose result has the stream
+            if hasattr(opened, "__await__"):  # such as LlamaIndex's aquery, whose result holds the stream
                 opened = await opened
             self._iterator = aiter(opened)
         return await anext(self._iterator, END)
@@ -70,17 +70,17 @@ class ChunkStream:
 
 @dataclass
 class PartialAnswer:
-    """What can be read of an answer so far.
+    """What has been read of an answer so far.
 
     Attributes:
         pieces: The text of each chunk that has text.
         tokens: The text of each token, if the LLM sends log-probabilities.
         logprobs: Their natural log-probabilities.
-        model: Name of the LLM; empty when unknown.
-        prompt_tokens: Length of the prompt in tokens; 0 while the LLM does not report it.
-        response_id: Id of the response, if a local LLM keeps its hidden states.
-        local_answer: The local LLM's answer, which holds the states; referenced here until it is judged.
-        has_thoughts: Whether the LLM sends thoughts beside its answer.
+        model: Name of the LLM; empty if unknown.
+        prompt_tokens: Length of the prompt in tokens; 0 until the LLM reports it.
+        response_id: Id of the response, if a local LLM keeps hidden states for it.
+        local_answer: The local LLM's answer with the states; this reference keeps it alive until it is judged.
+        has_thoughts: Whether the LLM sends thoughts separately from its answer.
         has_end: True once a finish reason arrives, False while one is expected, None if the provider sends none.
     """
 
@@ -100,7 +100,7 @@ class PartialAnswer:
         self.logprobs += logprobs[1]
 
     def set_response(self, response_id: str | None) -> None:
-        """Set the id of the response, and hold the answer of a local LLM."""
+        """Set the id of the response, and keep a local LLM's answer alive."""
         if response_id and self.local_answer is None:
             self.local_answer = find_answer(response_id)
             self.response_id = response_id if self.local_answer is not None else ""
@@ -112,18 +112,18 @@ class PartialAnswer:
 
     @property
     def thinks(self) -> bool:
-        """Whether the LLM thinks before it answers: its first tokens say nothing about the answer."""
+        """Whether the LLM thinks before it answers, so that its first tokens say nothing about the answer."""
         return self.has_thoughts or bool(split_thoughts(self.text).thoughts)
 
     @property
     def count(self) -> int:
-        """Number of tokens; without log-probabilities that of chunks or of words, whichever is larger."""
+        """Number of tokens; without log-probabilities, the number of chunks or words, whichever is larger."""
         return len(self.tokens) or max(len(self.pieces), len(self.text.split()))
 
     def draft(self, *, finished: bool) -> Draft:
-        """Return it as the LLM's draft, with its tokens if they add up to the text."""
+        """Return the answer so far as a draft, with its tokens if they add up to the text."""
         text = self.text.strip()
-        # A parser may have changed the text: then its tokens and their probabilities are those of another text.
+        # If a parser has changed the text, the tokens and their probabilities do not belong to it.
         token_fields: dict[str, Any] = {}
         if self.tokens and "".join(self.tokens).strip().startswith(text):
             token_fields = {
@@ -142,13 +142,13 @@ class PartialAnswer:
 
 
 class BufferedAnswer(ABC):
-    """One answer of the direct arm, held back until it is judged; then it is streamed, drained or cancelled.
+    """One answer of the direct arm, held back until it is judged, then streamed, drained or cancelled.
 
     Args:
-        partial: Gets what can be read of the answer.
-        source: The answer.
-        fallback: The same answer without log-probabilities, for an LLM that refuses them; None if ``source`` does
-            not ask for them.
+        partial: Receives what is read of the answer.
+        source: The stream of the answer.
+        fallback: The same stream without log-probabilities, for an LLM that refuses them; None if ``source`` does
+            not request them.
 
     Attributes:
         chunks: The chunks that are held back.
@@ -171,33 +171,34 @@ class BufferedAnswer(ABC):
 
     @abstractmethod
     def read(self, chunk: Any) -> bool:
-        """Add the text of a chunk to ``partial``; returns False for a chunk that cannot be judged."""
+        """Add the text of a chunk to ``partial``; False for a chunk that cannot be judged."""
 
-    def set_logprobs(self, *, wanted: bool) -> None:  # noqa: B027 - only what has a fallback has to
-        """Ask the LLM for log-probabilities from now on, or not; by default, nothing."""
+    def set_logprobs(self, *, wanted: bool) -> None:  # noqa: B027 - needed only with a fallback
+        """Set whether to request log-probabilities from now on; does nothing by default."""
 
     def flush_events(self) -> Flow[None]:
-        """Pass the new events of the released answer on to listeners; without listeners, nothing."""
+        """Pass new events of the released answer to listeners; does nothing by default."""
         yield from ()
 
     def buffer(self, tokens: int) -> Flow[None]:
-        """Hold the answer back until ``tokens`` are written, it ends, fails, or cannot be judged."""
+        """Hold the answer back until it has ``tokens`` tokens, ends, fails, or cannot be judged."""
         while not self.ended and self.has_text and self.error is None:
-            # Every chunk with text has added a piece; the others are silent.
+            # Every chunk with text has added a piece, so the difference is the number of silent chunks.
             if len(self.chunks) - len(self.partial.pieces) >= MAX_SILENT_CHUNKS:
                 self.partial.has_thoughts = True
             if self.partial.count >= tokens or self.partial.thinks:
                 return
             try:
                 chunk = yield Call(self.source.next, self.source.anext)
-            except Exception as error:  # an answer that fails while it is held retrieves
+            except Exception as error:  # if the answer fails before it is judged, the router retrieves
+                # Only before the first chunk: a refusal comes at once, and a later error has another cause.
                 if self.fallback is not None and not self.chunks and says_unsupported(error):
                     self.set_logprobs(wanted=False)
                     self.source, self.fallback = self.fallback, None
                     self._uses_fallback = True
                     continue
                 if self._uses_fallback and not self.chunks:
-                    # Not the log-probabilities were refused, but the question, such as one that is too long.
+                    # The LLM refused not the log-probabilities but the question, perhaps because it is too long.
                     self.set_logprobs(wanted=True)
                 self.error = error
                 return
@@ -209,15 +210,15 @@ class BufferedAnswer(ABC):
             if self.partial.has_end is False:
                 self.error = ServerError(
                     "The LLM's stream broke off: it ended without a finish reason.",
-                    hint="Look at the server's log, and at the time limits of proxies in between.",
+                    hint="Check the server's log, and the timeouts of any proxy servers in between.",
                 )
 
     def draft(self) -> Draft | None:
-        """Return the answer so far; None if there is no text to judge, or the LLM thinks first.
+        """Return the answer so far; None if it has no text to judge, or the LLM thinks first.
 
         Raises:
             Exception: The exception that the arm raised.
-            EvidenceError: It has written nothing.
+            EvidenceError: The arm has written nothing.
         """
         if not self.has_text:
             return None
@@ -230,11 +231,11 @@ class BufferedAnswer(ABC):
         return self.partial.draft(finished=self.ended)
 
     def close(self) -> Flow[None]:
-        """End the answer early, which ends the request to the LLM, too."""
+        """End the answer early, which also ends the request to the LLM."""
         try:
             yield Call(self.source.close, self.source.aclose)
-        except Exception as error:  # the answer is not needed any more
-            # Without its message, which may quote the question.
+        except Exception as error:  # the answer is no longer needed
+            # Log without the message, which may quote the question.
             _log.info("An answer that was stopped failed: %s", type(error).__name__)
 
     def cancel(self) -> Flow[None]:
@@ -258,7 +259,7 @@ class BufferedAnswer(ABC):
             await arun(self.close())
 
     def drain(self) -> Step:
-        """Release the answer: the step's result is a list of all its chunks."""
+        """Release the answer; the step's result is the list of all its chunks."""
         return Call(lambda: list(self.stream()), self._adrain)
 
     async def _adrain(self) -> list[Any]:

@@ -1,6 +1,6 @@
-"""What to search for: the question, and the claims of its draft that the LLM does not know (SlimPLM, section 3.3).
+"""Plans what to search for: the question, and the unknown claims of its draft (SlimPLM, section 3.3).
 
-A rewriter turns question and draft into claims, a gate drops those that the LLM knows, and the rest is the plan.
+A rewriter turns question and draft into claims, and a gate drops those that the LLM knows; the rest is the plan.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Query(Frozen):
 
     Attributes:
         text: What to search for.
-        claim: The claim or sub-question it is for; None for the question itself.
+        claim: The claim or sub-question that it searches for; None for the question itself.
     """
 
     text: Text
@@ -38,8 +38,8 @@ class JudgedClaim(Frozen):
     Attributes:
         claim: The claim.
         kept: Whether its query is searched.
-        reason: Why, in one sentence.
-        p_known: The gate's probability for (claim, query), if it was asked.
+        reason: The reason, in one sentence.
+        p_known: The gate's P(known) for claim and query, if the gate judged them.
     """
 
     claim: Claim
@@ -49,7 +49,7 @@ class JudgedClaim(Frozen):
 
 
 class QueryPlan(Frozen):
-    """The queries for a question; none if it is known.
+    """The queries for a question; empty if the question is known.
 
     Attributes:
         question: The question.
@@ -77,20 +77,20 @@ def plan_queries(
 ) -> list[QueryPlan]:
     """Turn decisions into queries: the question and the claims of its draft, if it has one.
 
-    SlimPLM, section 3.3. ``gate`` filters the claims: it judges the query as the question and the claim as its draft,
-    and known claims are not searched for. All claims of all questions are judged in one call. The paper searches
-    for claim queries only; its published code adds the question, and that is the default.
+    SlimPLM, section 3.3. ``gate`` filters the claims: it judges the query as a question and the claim as its draft,
+    and known claims are not searched for. All claims of all questions are judged in one call. The paper searches only
+    for claim queries; its published code adds the question, which is the default here.
 
     Args:
         decisions: Decisions of a gate; those that do not retrieve get an empty plan.
-        gate: Judges claims; None searches for all of them.
-        rewriter: Turns drafts into claims; by default sentence by sentence, without a model.
-        always_include_question: Whether the question itself is always a query. Without it, the question is a query
-            only if there is no other: a question that needs retrieval always has one.
-        max_queries: Maximum number of queries a question, at least 1.
+        gate: Judges claims; with None, all claims are searched for.
+        rewriter: Turns drafts into claims; by default, each sentence is a claim.
+        always_include_question: Whether the question itself is always a query. If not, it is a query only if no
+            claim is, because a question that needs retrieval always has a query.
+        max_queries: Maximum number of queries per question, at least 1.
 
     Returns:
-        One plan a decision, in order.
+        One plan per decision, in order.
     """
     return run(
         plan_queries_flow(
@@ -112,12 +112,12 @@ def plan_queries_flow(
     max_queries: int = 6,
 ) -> Flow[list[QueryPlan]]:
     """Return the flow of `plan_queries`, for callers on an event loop."""
-    # Only these: a rewriter that is a model costs time for each.
+    # Known questions are left out, because a rewriter that is a model costs time for each draft.
     unknown = [decision for decision in decisions if decision.retrieve]
     rewritten: list[list[Claim]] = []
     if unknown:
         rewritten = yield Call(rewriter or rewrite_by_sentence, None, unknown)
-    # The claims of all questions in one list: the gate judges them in one call.
+    # One list for the claims of all questions, so that the gate judges them in one call.
     judged = iter((yield from _judge(list(chain(*rewritten)), gate)))
     claim_counts = iter(map(len, rewritten))
     plans = []
@@ -131,7 +131,7 @@ def plan_queries_flow(
 
 
 def _judge(claims: Sequence[Claim], gate: Decider | None) -> Flow[list[JudgedClaim]]:
-    """Return for each claim whether it is searched for, and why."""
+    """Return whether each claim is searched for, and why."""
     judged = [_judge_by_rewriter(claim) for claim in claims]
     unfiltered = [index for index, claim in enumerate(judged) if claim.reason == _UNFILTERED]
     if gate is None or not unfiltered:
@@ -159,7 +159,7 @@ def _judge_by_rewriter(claim: Claim) -> JudgedClaim:
     elif claim.needs_search is False:
         kept, reason = False, "The rewriter says that it needs no search."
     elif claim.kind == "question":
-        reason = "It is part of the question."
+        reason = "It is a part of the question."
     return JudgedClaim(claim=claim, kept=kept, reason=reason)
 
 
@@ -174,9 +174,9 @@ def _plan(
         if claim.kept and text is not None:
             problem = ""
             if any(are_alike(query.text, text) for query in queries):
-                problem = "A similar query is searched already."
+                problem = "A similar query is already in the plan."
             elif len(queries) >= max_queries:
-                problem = f"There are {max_queries} queries already."
+                problem = f"The plan already has {max_queries} queries."
             if problem:
                 claim = claim.model_copy(update={"kept": False, "reason": problem})
             else:
@@ -190,4 +190,5 @@ def _plan(
 def are_alike(first: str, second: str) -> bool:
     """Return whether two queries have at least four fifths of their words in common."""
     words, others = set(normalise(first).split()), set(normalise(second).split())
+    # Searching both would return the same passages twice.
     return first == second or len(words & others) >= 0.8 * len(words | others) > 0

@@ -23,7 +23,7 @@ REWRITE = PromptTemplate(
     user="Heuristic answer: {draft}\nQuestion: {question}\nQuery Rewrite Output:",
     cut="draft",
 )
-"""The paper's prompt, section 3.3: what a trained rewriter sees."""
+"""The paper's prompt (section 3.3), for a trained rewriter."""
 
 REWRITE_FEW_SHOT = PromptTemplate(
     name="slimplm-rewrite-few-shot",
@@ -55,23 +55,23 @@ REWRITE_FEW_SHOT = PromptTemplate(
 
 
 Rewriter: TypeAlias = Callable[[Sequence[Decision]], list[list[Claim]]]
-"""Turns the questions and drafts of decisions into claims, one list a decision, which may be empty."""
+"""Turns the questions and drafts of decisions into claims: one list per decision, which may be empty."""
 
 
 def rewrite_by_sentence(decisions: Sequence[Decision]) -> list[list[Claim]]:
-    """Return the sentences of each draft as self-contained claims; deterministic, without a model. The default."""
+    """Return the sentences of each draft as self-contained claims, without a model. The default rewriter."""
     return [sentence_claims(decision.question, decision.draft) for decision in decisions]
 
 
 class ModelRewriter:
-    """SlimPLM's query rewriter (section 3.3): a model writes claims and queries in one round.
+    """SlimPLM's query rewriter (section 3.3): a model writes claims and queries in one call.
 
-    If the output has no readable claim, `rewrite_by_sentence` makes those of that question. A question without a
-    draft has no claims.
+    If the output has no readable claim, `rewrite_by_sentence` is used for that question. A question without a draft
+    has no claims.
 
     Args:
-        proxy: The model. Prompting needs one of 1B or more; smaller ones need an adapter.
-        adapter: LoRA adapter of a trained rewriter, for the paper's own prompt; None for a prompt with examples.
+        proxy: The model. Without an adapter it should have at least 1B parameters.
+        adapter: LoRA adapter of a rewriter trained on the paper's prompt; None for a prompt with examples.
         tokens: Maximum length of the output, at least 1.
     """
 
@@ -106,10 +106,12 @@ _ABBREVIATION = re.compile(
 )
 _PRONOUN = re.compile(r"^(?:he|she|it|they|this|that|these|those)\b(?!\s+(?:is why|means))", re.IGNORECASE)
 _POSSESSIVE = re.compile(r"^(?:his|her|its|their)\b", re.IGNORECASE)
+# Words that connect a sentence to the one before it, which its query does not have.
 _LEAD_IN = re.compile(
     r"^(?:so|thus|therefore|hence|however|moreover|in addition|also|finally)[, ]+|^the answer is:?\s*",
     re.IGNORECASE,
 )
+# Refusals and fillers make no claim that could be searched for.
 _EMPTY = re.compile(
     r"^(?:i(?:'m| am)? (?:sorry|not sure|unable|do not know|don't know|cannot|can't)|as an ai|sure[,!]"
     r"|yes[.!]?$|no[.!]?$|there is no (?:information|record)|i don't have)",
@@ -130,12 +132,12 @@ _QUESTION_WORDS = frozenset(
 
 
 def split_sentences(text: str) -> list[str]:
-    """Split a text into sentences, and at semicolons."""
+    """Split a text at the ends of sentences and at semicolons."""
     return [sentence for part in re.split(r";\s+", text) for sentence in segments(part, _ABBREVIATION)]
 
 
 def subject(question: str) -> str:
-    """Return what a question is about: its longest name, or else its words without the question words.
+    """Return the subject of a question: its longest name, or else its words without question words.
 
     Names are quoted titles and runs of capitalised words.
     """
@@ -153,21 +155,21 @@ def subject(question: str) -> str:
 
 
 def sentence_claims(question: str, draft: Draft | None) -> list[Claim]:
-    """Return the sentences of a draft as claims; none without a draft.
+    """Return the sentences of a draft as claims; empty without a draft.
 
-    A pronoun at the beginning of a sentence is replaced with the subject of the question. A query without the subject
-    gets it. Refusals, phrases without content, and a last sentence that is cut off (unless it is the only one) are
-    left out.
+    A pronoun at the beginning of a sentence is replaced by the subject of the question, and the subject is added to
+    queries that lack it. Refusals, phrases without content, and a truncated last sentence (unless it is the only one)
+    are left out.
     """
     sentences = split_sentences(draft.text) if draft is not None else []
     if draft is not None and not draft.finished and len(sentences) > 1 and sentences[-1][-1] not in ".!?":
         sentences.pop()
     topic = subject(question)
     topic_words = set(re.findall(r"\w{3,}", topic.lower()))
-    literal = topic.replace("\\", r"\\")  # in a replacement, a backslash begins a reference to a group
+    literal = topic.replace("\\", r"\\")  # in a replacement, a backslash would start a group reference
     claims = []
     for sentence in sentences:
-        # Twice: "So, however, …" has two lead-ins.
+        # Twice, because "So, however, …" has two lead-ins.
         text = _LEAD_IN.sub("", _LEAD_IN.sub("", sentence)).strip()
         if not text.strip(" .") or _EMPTY.search(text):
             continue

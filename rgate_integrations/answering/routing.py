@@ -1,14 +1,15 @@
-"""Routes the inputs of one call, in every framework: screen, search, begin, compare, then run one of the arms.
+"""Routes the inputs of one call, in every framework: screen, search, start an answer, compare, then run one arm.
 
     the question alone    decide                                                     -> run
     look first            decide and search -> compare                               -> run
     answer first          screen            -> begin (and search) -> judge           -> run
     both                  screen and search -> begin -> judge     -> compare         -> run
 
-Where a gate chooses among several corpora, the search waits for the first decision, which says where to search.
+If a gate chooses among several corpora, the search waits for the first decision, which says where to search.
 
-`RoutedCall` is that flow. A framework adds how a gate is asked, how the retrieve arm searches, and how the direct arm
-begins to answer. Which questions need no partial answer is a table: `rgate_integrations.answering.answer_first`.
+`RoutedCall` is that flow. A framework's subclass asks the gates, searches with the retrieve arm, and starts the
+direct arm's answer. The table of `rgate_integrations.answering.answer_first` says which questions need no partial
+answer.
 """
 
 from __future__ import annotations
@@ -34,24 +35,25 @@ from rgate_integrations.runtime.replies import THINKING_OFF
 
 _log = logging.getLogger("rgate_integrations")
 
-_THINKS = "The LLM thinks before it answers: its first tokens are not judged, and the question decides."
-_NO_TEXT = "The direct arm calls a tool or fills in a form, so the question decides."
-_MEASURED_OFF = "The LLM thinks before it answers; it was measured with its thinking off."
+_THINKS = "The LLM thinks before it answers, so only the question was judged."
+_NO_TEXT = "The direct arm calls a tool or returns structured output, so only the question was judged."
+_MEASURED_OFF = "The LLM thinks before it answers, but its ability was measured with thinking off."
 
 
 @dataclass
 class RoutedInput:
-    """One input of a router's call, and what is known of it so far.
+    """One input of a router's call, and the results so far.
 
     Attributes:
-        question: The question; empty before it is read.
+        question: The question; empty until it is read.
         threshold: The caller's threshold; None for the gate's own.
-        screening: The decision by the question alone, where the direct arm answers first.
-        answer: What the direct arm is writing; None if it has not begun, or was stopped.
-        draft: The text of the partial answer, or the exception in its place; None for a tool call or a form.
-        searched: Whether the retrieve arm has searched, so that only the rest of it is left to run.
-        passages: What its search returned or raised.
-        outcome: The decision, or the exception of this input; None before there is one.
+        screening: The decision by the question alone, if the direct arm answers first.
+        answer: The direct arm's answer; None if it has not started or was cancelled.
+        draft: The text of the partial answer, or the exception if it failed; None for a tool call or structured
+            output.
+        searched: Whether the retrieve arm has searched, so that only the rest of it remains to run.
+        passages: What the search returned or raised.
+        outcome: The decision, or this input's exception; None until then.
     """
 
     question: str = ""
@@ -65,7 +67,7 @@ class RoutedInput:
 
     @property
     def latest_decision(self) -> Decision | None:
-        """The decision so far; None before there is one."""
+        """The latest decision; None before the first."""
         return self.outcome if isinstance(self.outcome, Decision) else self.screening
 
     @property
@@ -77,7 +79,7 @@ class RoutedInput:
         """
         if isinstance(self.outcome, Exception):
             raise self.outcome
-        assert self.outcome is not None  # noqa: S101  it is read after the call
+        assert self.outcome is not None  # noqa: S101  only read after the call
         return self.outcome
 
 
@@ -88,11 +90,11 @@ class RoutedCall(ABC, Generic[_Input]):
     """One call of a router: its inputs, and the search that they share.
 
     Args:
-        strategy: What is looked at.
+        strategy: What to consider before deciding.
         inputs: The inputs.
 
     Attributes:
-        search_task: The search, once it is under way.
+        search_task: The search, once it has started.
     """
 
     def __init__(self, strategy: Strategy, inputs: Sequence[_Input]) -> None:
@@ -100,6 +102,7 @@ class RoutedCall(ABC, Generic[_Input]):
         self.inputs = inputs
         self.search_task: Task | None = None
         self._search_inputs: Sequence[_Input] = ()
+        # Users wait from here on, so the time to the first token includes the decision.
         self._start = time.perf_counter()
         self._screening_time = 0.0  # milliseconds
 
@@ -107,42 +110,42 @@ class RoutedCall(ABC, Generic[_Input]):
 
     @abstractmethod
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the gate about every input, by the question alone; only without answer first."""
+        """Ask the gate about the question of every input; not used with answer first."""
 
     @abstractmethod
     def screen(self) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the question gate about every input, before an answer begins."""
+        """Ask the question gate about every input, before any answer starts."""
 
     @abstractmethod
     def judge(self, inputs: Sequence[_Input]) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the judge about the partial answers of some inputs; without a draft it reads the question."""
+        """Ask the judge about the partial answers of some inputs; without a draft, it judges the question."""
 
     @abstractmethod
     def begin(self, item: _Input) -> BufferedAnswer:
-        """Let the direct arm begin an answer that is to be judged."""
+        """Let the direct arm start an answer, which will be judged."""
 
     @abstractmethod
     def search(self, inputs: Sequence[_Input]) -> Step:
-        """Return the step that searches for some inputs; its result is one result or exception for each of them."""
+        """Return the step that searches for some inputs; it returns a list of one result or exception per input."""
 
     @abstractmethod
     def read_passages(self, item: _Input) -> Sequence[FoundPassage]:
-        """Return what the search of an input found, as passages."""
+        """Return the passages that the search of an input found."""
 
     def emit(self, item: _Input, decision: Decision) -> Flow[None]:
-        """Emit a decision to listeners; without listeners, nothing."""
+        """Emit a decision to listeners; does nothing by default."""
         yield from ()
 
     # --- the flow ------------------------------------------------------------------------------------------------
 
     def route(self) -> Flow[Sequence[_Input]]:
-        """Decide for every input; whatever fails retrieves. Answers and searches that are not needed are stopped.
+        """Decide about every input; failures retrieve. Answers and searches that are not needed are cancelled.
 
         Returns:
-            The inputs, each with its outcome and with what is left to run of its arm.
+            The inputs, each with its outcome and what remains to run of its arm.
         """
         try:
-            # The search needs no decision, unless that says where to search: so it runs beside the gate.
+            # The search runs in parallel with the gate, unless the decision has to say where to search.
             if self.strategy.look_first is not None and not self.strategy.chooses_corpus:
                 yield from self._begin_search(self.inputs)
             if self.strategy.answer_first is not None:
@@ -154,7 +157,7 @@ class RoutedCall(ABC, Generic[_Input]):
             for item in self.inputs:
                 yield from self._finish(item)
             return self.inputs
-        except GeneratorExit:  # nobody drives another step
+        except GeneratorExit:  # the caller has gone, so no further step would run
             raise
         except BaseException:
             for item in self.inputs:
@@ -165,12 +168,12 @@ class RoutedCall(ABC, Generic[_Input]):
             self.drop_search()
 
     def drop_search(self) -> None:
-        """Drop a search that is not needed; one that is done is left alone."""
+        """Drop a search that is not needed; has no effect on a finished one."""
         if self.search_task is not None:
             self.search_task.drop()
 
     def _answer_first(self, options: AnswerFirst) -> Flow[None]:
-        """Screen the questions, begin to answer those that are not clear by that, and judge the answers."""
+        """Screen the questions, start to answer the unclear ones, and judge the answers."""
         screens = self.strategy.question_gate is not None
         if screens:
             for item, outcome in zip(self.inputs, (yield from self.screen()), strict=True):
@@ -193,7 +196,7 @@ class RoutedCall(ABC, Generic[_Input]):
             if item.outcome is None:
                 item.answer = self.begin(item)
                 answers.append((item, item.answer))
-        # `_judge_answers` compares the others, once there is a P(known) from the LLM's own words.
+        # The other inputs are compared in `_judge_answers`, after P(known) is based on the LLM's own words.
         yield from self._compare(thinking)
         if answers:
             if options.prefetch and len(self.inputs) == 1:
@@ -201,12 +204,12 @@ class RoutedCall(ABC, Generic[_Input]):
             yield from self._judge_answers(answers, options.tokens)
 
     def _settle(self, item: _Input, screening: Decision, options: AnswerFirst) -> Flow[Decision | None]:
-        """Return the decision of an input that needs no partial answer; None if the LLM is to begin."""
+        """Return the decision about an input if it needs no partial answer; None if the LLM should start."""
         look = self.strategy.look_first
         settled: Decision | None
         if look is None or not item.searched:
             settled = settle(screening, (), options, None)
-        else:  # judging passages takes a while: not on the event loop
+        else:  # a `Call`, because judging passages would block the event loop
             settled = yield Call(settle, None, screening, self._passages(item), options, look)
         if settled is None:
             return None
@@ -214,22 +217,22 @@ class RoutedCall(ABC, Generic[_Input]):
         return settled.model_copy(update={"partial_answer": info})
 
     def _judge_answers(self, answers: Sequence[tuple[_Input, BufferedAnswer]], tokens: int) -> Flow[None]:
-        """Hold answers back until ``tokens`` are written, judge all in one call, and stop those that retrieve."""
-        # Side by side, since each waits for the LLM; then one call of the judge for all of them.
+        """Hold back ``tokens`` tokens of each answer, judge all in one call, and cancel those that retrieve."""
+        # In parallel, since each waits for the LLM; then one call of the judge for all.
         yield Gather([Call(run, arun, answer.buffer(tokens)) for _, answer in answers])
         start = time.perf_counter()
         to_judge = []
         for item, answer in answers:
             try:
                 item.draft = answer.draft()
-            except Exception as error:  # any error may come from an arm: the question is retrieved for
+            except Exception as error:  # an arm may raise anything; the judge then retrieves
                 _log.warning("The direct arm wrote no answer: %s", type(error).__name__)
                 item.draft = error
             thinks = item.draft is None and answer.partial.thinks
-            # Not where tags in the text say so: a question could ask for them.
+            # Tags in the text do not count here, because a user could ask for text with such tags.
             self.strategy.llm_thinks |= thinks and answer.partial.has_thoughts
             if item.draft is None and item.screening is not None:
-                # The screening's cost is added below.
+                # Zero here: `_record` adds the screening's cost.
                 reason = _THINKS if thinks else _NO_TEXT
                 item.outcome = _decide_by_question(item.screening, reason, cost=Cost())
             else:
@@ -248,14 +251,14 @@ class RoutedCall(ABC, Generic[_Input]):
                 yield from answer.cancel()
 
     def _compare(self, inputs: Sequence[_Input]) -> Flow[None]:
-        """Compare what the gate says with what was found, if the strategy looks at that."""
+        """With look first, compare the gate's decision with the passages."""
         look = self.strategy.look_first
         if look is None:
             return
         yield from self._wait_for_search()
         for item in inputs:
             if isinstance(item.outcome, Decision) and item.searched:
-                # A P(known) at the caller's own threshold is enough, whatever was found.
+                # A caller's own threshold takes precedence: P(known) above it answers directly, whatever was found.
                 enough = None if item.threshold is None else item.outcome.threshold
                 passages = self._passages(item)
                 judge = Call(
@@ -264,7 +267,7 @@ class RoutedCall(ABC, Generic[_Input]):
                 item.outcome = yield judge
 
     def _record(self, item: _Input, answer: BufferedAnswer, decision: Decision, judging: float) -> Decision:
-        """Add to a decision what became of the partial answer, and what was spent and thrown away for it."""
+        """Add to a decision the outcome and cost of the partial answer."""
         count = answer.partial.count
         info = PartialAnswerInfo(
             tokens_held=count,
@@ -274,21 +277,21 @@ class RoutedCall(ABC, Generic[_Input]):
             first_token=None if decision.retrieve else _milliseconds_since(self._start),
         )
         changes: dict[str, Any] = {"partial_answer": info, "cost": decision.cost}
-        if decision.retrieve:  # an answer that goes on is the caller's, and no cost of deciding
+        if decision.retrieve:  # only a cancelled answer is a cost of the decision
             changes["cost"] += Cost(model_calls=1, tokens_in=answer.partial.prompt_tokens, tokens_out=count)
         if item.screening is not None:
             changes["cost"] += item.screening.cost
             changes["warnings"] = tuple(dict.fromkeys((*item.screening.warnings, *decision.warnings)))
             if self.strategy.chooses_corpus and self.search_task is not None:
-                # The search went where the screening said.
+                # The search has already used the corpora of the screening.
                 decision = decision.model_copy(update={"corpora": item.screening.corpora})
-        # For the claims that the retrieve arm searches for, also if the gate does not return its draft.
+        # The retrieve arm searches for the draft's claims, but not every gate returns the draft.
         if decision.draft is None and isinstance(item.draft, Draft):
             changes["draft"] = item.draft
         return decision.with_retrieve(decision.retrieve, **changes)
 
     def _finish(self, item: _Input) -> Flow[None]:
-        """Emit the decision of an input; if it retrieves, wait for its search, whose error is then the outcome."""
+        """Emit the decision of an input; if it retrieves, wait for the search, whose error becomes the outcome."""
         if not isinstance(item.outcome, Decision):
             return
         yield from self.emit(item, item.outcome)
@@ -299,7 +302,7 @@ class RoutedCall(ABC, Generic[_Input]):
                 item.outcome = item.passages
 
     def _begin_search(self, inputs: Sequence[_Input]) -> Flow[None]:
-        """Begin to search, once in a call; where a decision says where, only for the inputs that have one."""
+        """Start the search, once per call; if decisions say where to search, only for inputs with a decision."""
         if self.strategy.chooses_corpus:
             inputs = [item for item in inputs if item.latest_decision is not None]
         if self.search_task is None and inputs:
@@ -307,14 +310,14 @@ class RoutedCall(ABC, Generic[_Input]):
             self.search_task = yield Start(self.search(inputs))
 
     def _wait_for_search(self) -> Flow[None]:
-        """Wait for the search; with look first it begins now, if it has not yet."""
+        """Wait for the search; with look first, start it if that has not happened yet."""
         if self.strategy.look_first is not None:
             yield from self._begin_search(self.inputs)
         if self.search_task is None or any(item.searched for item in self._search_inputs):
             return
         try:
             results: Sequence[Any] = yield self.search_task
-        except Exception as error:  # raised for those questions alone that are to be retrieved for
+        except Exception as error:  # only inputs that retrieve raise it
             results = [error] * len(self._search_inputs)
         for item, result in zip(self._search_inputs, results, strict=True):
             item.passages, item.searched = result, True
@@ -324,16 +327,16 @@ class RoutedCall(ABC, Generic[_Input]):
             return item.passages
         try:
             return self.read_passages(item)
-        except Exception as error:  # a retriever may return anything; the arm gets it as without a look
+        except Exception as error:  # a retriever may return anything, and the arm may still be able to use it
             _log.warning("What was found cannot be judged: %s", type(error).__name__)
             return []
 
 
 class QuestionCall(RoutedCall[RoutedInput]):
-    """A call with one question, whose gates are `Decider` objects that are asked directly.
+    """A call with one question, whose gates are `Decider` objects.
 
     Args:
-        strategy: What is looked at.
+        strategy: What to consider before deciding.
         request: The question.
     """
 
@@ -357,7 +360,7 @@ class QuestionCall(RoutedCall[RoutedInput]):
 
 
 def _decide_by_question(screening: Decision, reason: str, **changes: Any) -> Decision:
-    """Return the decision by the question alone, with the reason why no partial answer was judged."""
+    """Return the decision by the question alone, and add why no partial answer was judged."""
     warnings = screening.warnings
     if reason == _THINKS and THINKING_OFF in screening.llm:
         warnings = (*warnings, _MEASURED_OFF)

@@ -1,4 +1,4 @@
-"""`Strategy`: what a router looks at before it decides, in every framework."""
+"""`Strategy`: what a router considers before it decides, in every framework."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rgate_integrations.engine.loading import answer_first_gates
 
 @dataclass
 class Strategy:
-    """What a router looks at before it decides; by default the question alone.
+    """What a router considers before it decides; by default only the question.
 
     Attributes:
-        answer_first: Also at the beginning of the direct arm's answer.
-        look_first: Also at what a search finds.
-        judge: The gate that judges partial answers, as the framework has gates; None without any.
-        question_gate: The gate that screens questions before an answer begins; None begins every answer.
-        chooses_corpus: Whether a decision says where to search, so that no search begins before there is one.
-        llm_thinks: Whether the direct arm's LLM has sent thoughts before an answer, in an earlier call with this
-            object. Then the question decides, and no answer begins.
+        answer_first: Options for judging the beginning of the direct arm's answer; None to skip that.
+        look_first: Options for judging the passages that a search finds; None to skip that.
+        judge: The gate that judges partial answers, in the framework's form; None without answer first.
+        question_gate: The gate that screens questions before an answer starts; None starts every answer.
+        chooses_corpus: Whether a decision says where to search, so that a search must wait for it.
+        llm_thinks: Whether the direct arm's LLM sent thoughts before an answer in an earlier call with this object.
+            If so, only the question is judged, and no partial answer.
     """
 
     answer_first: AnswerFirst | None = None
@@ -43,11 +43,11 @@ class Strategy:
         look_first: bool | LookFirst,
         chooses_corpus: bool,
     ) -> Self:
-        """Return the strategy that an adapter's options stand for.
+        """Return the strategy for an adapter's options.
 
         Args:
             gate: The adapter's gate.
-            adapt: Turns the gates of answer first into gates of the framework, for the LLM that answers.
+            adapt: Converts the gates of answer first to the framework's form, and adjusts them to the answering LLM.
             answer_first: See `AnswerFirst`.
             look_first: See `LookFirst`.
             chooses_corpus: See the class.
@@ -65,10 +65,10 @@ class Strategy:
         return strategy
 
     def __bool__(self) -> bool:
-        # LangChain writes no field that is false: a plain router can be written and read.
+        # LangChain does not serialise false fields, so a plain router can be dumped and loaded again.
         return self.answer_first is not None or self.look_first is not None
 
     @property
     def searches_ahead(self) -> bool:
-        """Whether the retrieve arm searches before there is a decision."""
+        """Whether the retrieve arm searches before the decision."""
         return self.look_first is not None or (self.answer_first is not None and self.answer_first.prefetch)

@@ -1,4 +1,4 @@
-"""The command line, ``rgate``. Each module has one command or a few; heavy imports wait for the call."""
+"""The command line, ``rgate``. Each module has one or a few commands; heavy imports happen inside the commands."""
 
 from rgate_integrations.cli.main import main
 

@@ -47,7 +47,9 @@ def decide(
     llm_name: JudgedName = "",
     rules: Annotated[
         Path | None,
-        typer.Option(help='JSON file of rules: {"always": ["an example", {"pattern": "..."}], "never": []}.'),
+        typer.Option(
+            help='JSON file with rules: {"always": ["an example", {"pattern": "..."}], "never": []}.'
+        ),
     ] = None,
     corpus: CorpusFolders = None,
     as_json: AsJson = False,
@@ -103,14 +105,15 @@ def ask(
     from rgate_integrations.models.download import resolve_model
     from rgate_integrations.models.local import shared_proxy
 
-    resolve_model(llm)  # downloads it or raises now, and not after a search
+    resolve_model(llm)  # downloads the model or raises now, rather than after a search
     answering = shared_proxy(llm)
     loaded = load_gate(gate, proxy=proxy)
-    # The index of the demo is opened for the first question that needs it: building it takes minutes.
+    # The demo's index is opened only when a question needs it, because building it takes minutes.
     open_once = cache(partial(open_index, index))
     if index is not None:
         open_once()
-    loaded.decide("Is this a question?")  # loads the model, which is not part of the first question's time
+    # Loads the model, so that loading does not count as the first question's time.
+    loaded.decide("Is this a question?")
     failed = False
     for question in _read_questions(questions):
         decision = _answer(question, loaded, answering, open_once, k, threshold)
@@ -167,10 +170,10 @@ def _read_questions(arguments: list[str] | None) -> Iterator[str]:
         yield from arguments
         return
     if sys.stdin.isatty():
-        say("Type one question a line, then Ctrl-D.", err=True)
+        say("Type one question per line, then Ctrl-D.", err=True)
     try:
         for line in sys.stdin:
-            # Some editors begin a file with a byte order mark.
+            # Some editors write a byte order mark at the beginning of a file.
             yield line.removeprefix("\ufeff").rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise DataFormatError(
@@ -181,13 +184,13 @@ def _read_questions(arguments: list[str] | None) -> Iterator[str]:
 def _read_requests(
     lines: Iterable[str], threshold: float | None
 ) -> Iterator[tuple[object, Request | Failed]]:
-    """Read questions, or JSON objects with a question; yields each as it was asked, and the request it stands for."""
+    """Read questions, or JSON objects with a question; yields each in its original form, and the request."""
     from rgate_integrations.engine.decider import Failed, read_item
     from rgate_integrations.runtime.files import parse_json
 
     is_json = False
     for number, line in enumerate(lines, start=1):
-        # After one JSON line, a malformed line must not be judged as a question.
+        # After a JSON line, a malformed line is an error and not a question.
         is_json = is_json or line.lstrip().startswith("{")
         fields: Any = {"question": line}
         if is_json:
@@ -198,7 +201,7 @@ def _read_requests(
         if not isinstance(fields, dict) or "question" not in fields:
             error = DataFormatError(
                 f"Line {number} is not a JSON object with a question.",
-                hint='Each line is {"question": "…"}, or each is a question.',
+                hint='Either all lines are {"question": "…"}, or all are plain questions.',
             )
             yield line, Failed(error, line)
             continue
@@ -213,7 +216,7 @@ def _read_requests(
 
 
 def _as_json(question: object, decision: Decision) -> dict[str, Any]:
-    """Return a decision, or its error, as JSON values; ``question`` is the question as it was asked."""
+    """Return a decision, or its error, as JSON values; ``question`` is in its original form."""
     if decision.error is not None:
         return {"question": question, "retrieve": True, "error": decision.error.model_dump()}
     fields: dict[str, Any] = decision.model_dump(mode="json", exclude={"draft", "error"})

@@ -1,4 +1,4 @@
-"""``rgate download``, ``rgate doctor`` and ``rgate gates``: what is available, what is missing, and how to get it."""
+"""``rgate download``, ``rgate doctor`` and ``rgate gates``: show what is available and missing, and how to get it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EXTRAS = {
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Report versions, devices and the cache, and how to install what is missing; you need only what you use."""
+    """Report versions, devices and the cache, and how to install missing parts. You only need those that you use."""
     say_table(("name", "state", "remedy"), list(_examine()), as_json=as_json)
 
 
@@ -60,7 +60,7 @@ def _examine() -> Iterator[tuple[str, str, str]]:
         except importlib.metadata.PackageNotFoundError:
             yield name, "not installed", f'pip install "rgate-integrations[{extra}]"'
     root = cache_dir()
-    # The cache is created on first use: until then its nearest existing parent has the free space.
+    # The cache is created on first use. Until then, we report the free space of its nearest existing parent.
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         yield "cache", f"{root} ({shutil.disk_usage(existing).free / 1e9:.1f} GB free)", ""
@@ -83,7 +83,8 @@ def _examine() -> Iterator[tuple[str, str, str]]:
 
 def download(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Names of the catalogue; without names, it is listed.")
+        list[str] | None,
+        typer.Argument(help="Names in the catalogue; without names, the catalogue is listed."),
     ] = None,
     source: Annotated[
         Literal["hub", "index"] | None,
@@ -104,7 +105,7 @@ def download(
             say(f"  {item.purpose}; {item.licence}; {item.size}; {item.disk_megabytes:,} MB on disk")
         return
     failed = False
-    # Duplicates are downloaded once.
+    # Download duplicates only once.
     items = list(map(entry, dict.fromkeys(names)))  # an unknown name raises before the first download
     for item in items:
         is_new = cached_path(item.name) is None
@@ -132,7 +133,7 @@ def gates(
         ),
     ] = None,
 ) -> None:
-    """List the gates: name, paper, what they look at, whether they need training, what they cost."""
+    """List the gates with paper, evidence, training and cost."""
     if llm is not None:
         _say_ability(llm, as_json)
         return

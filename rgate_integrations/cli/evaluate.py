@@ -1,4 +1,4 @@
-"""``rgate collect``, ``evaluate``, ``calibrate``, ``report`` and ``monitor``: paired data, and gates on them."""
+"""``rgate collect``, ``evaluate``, ``calibrate``, ``report`` and ``monitor``: make paired data, and use them."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ from rgate_integrations.errors import ConfigurationError
 if TYPE_CHECKING:
     from rgate_integrations.engine.decision_engine import DecisionEngine
 
-_SHOWN_GAPS = 20  # questions that no corpus covers
-_CONCURRENCY = 4  # LLM calls at a time of `collect`
+_SHOWN_GAPS = 20  # number of questions to list that no corpus covers
+_CONCURRENCY = 4  # concurrent LLM calls of `collect`
 _NOT_WRITTEN = "Nothing was written. Run the same command to start again."
 
 
@@ -60,7 +60,7 @@ def collect(
     model: ModelOnServer = None,
     index: IndexFolder = None,
     closed_book: Annotated[
-        bool, typer.Option("--closed-book", help="Ask without retrieval only, as training needs.")
+        bool, typer.Option("--closed-book", help="Only ask without retrieval, which is enough for training.")
     ] = False,
     k: PassageCount = 3,
     answer_tokens: AnswerTokens = 64,
@@ -99,7 +99,7 @@ def evaluate(
     corpus: CorpusFolders = None,
     latency: Annotated[
         tuple[float, float] | None,
-        typer.Option(help="Milliseconds of an answer without and with retrieval, for the break-even rate."),
+        typer.Option(help="Milliseconds for an answer without and with retrieval, for the break-even rate."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the result here, as JSON.")] = None,
 ) -> None:
@@ -167,7 +167,7 @@ _COLUMNS = (
 
 def _row(name: str, measured: dict[str, Any]) -> list[str]:
     """Return the cells of `_COLUMNS`."""
-    # There is no AUC if all labels are the same.
+    # The AUC is undefined if all labels are the same.
     ends = [f"{end:.2f}" for end in measured["intervals"].get("auc", ())]
     low, high = measured["intervals"]["containment_accuracy"]
     return [
@@ -230,7 +230,7 @@ def _load_judged(
     from rgate_integrations.gates.evidence.base import expand_specs
     from rgate_integrations.gates.evidence.draft import DraftSpec
 
-    # There is a shipped gate for each kind of draft.
+    # The package has a shipped gate for each kind of draft.
     if name == DEFAULT_GATE:
         name = DEFAULT_GATES[draft]
     gate = load_gate(name, proxy=proxy, corpus=corpus or None)
@@ -240,7 +240,7 @@ def _load_judged(
         return gate.with_options(tokens=0)
     if any(isinstance(spec, DraftSpec) for spec in expand_specs(gate.gate.specs)):
         raise ConfigurationError(
-            f"The gate {name!r} reads a draft.",
+            f"The gate {name!r} needs a draft.",
             hint=f"Use --draft proxy or recorded, or --gate {DEFAULT_GATE} or ik.",
         )
     return gate
@@ -283,7 +283,7 @@ def monitor(
             covered.append(p_covered >= COVERED)
             if p_covered < COVERED and p_known < saved.threshold:
                 gaps.append(str(record.fields.get("question")))
-        # P(known) of a failed or overridden decision, as by a rule, need not be the gate's.
+        # In a failed or overridden decision, P(known) may not be the gate's.
         if p_known is not None and not record.fields.get("error") and not record.fields.get("override"):
             logged.append(p_known)
     if covered:

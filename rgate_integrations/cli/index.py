@@ -1,4 +1,4 @@
-"""``rgate index``: builds and searches an index of your passages; and the index of the demo's corpus."""
+"""``rgate index``: builds and searches an index of your passages, or of the demo's corpus."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ app = typer.Typer(help="Build and search an index of passages.", no_args_is_help
 
 @app.command()
 def build(
-    corpus: Annotated[Path, typer.Option(help='JSONL, one {"id", "title", "text"} a line; may be gzipped.')],
+    corpus: Annotated[
+        Path, typer.Option(help='JSONL, one {"id", "title", "text"} per line; may be gzipped.')
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the index.")],
     embedder: Annotated[
         str, typer.Option(help="Catalogue name, folder or Hub id.")
@@ -47,7 +49,7 @@ def build(
 def search(
     folder: Annotated[Path, typer.Argument(help="Folder of the index.")],
     queries: Annotated[list[str], typer.Argument(help="What to search for.")],
-    k: Annotated[int, typer.Option("-k", min=1, help="Passages a query.")] = 5,
+    k: Annotated[int, typer.Option("-k", min=1, help="Passages per query.")] = 5,
 ) -> None:
     """Print the passages nearest to each query."""
     for query, hits in zip(queries, open_index(folder).search(queries, k), strict=True):
@@ -57,7 +59,7 @@ def search(
 
 
 def open_index(folder: Path | None) -> PassageIndex:
-    """Load an index; without a folder, the index of the demo's corpus, which is built on first use."""
+    """Load an index; without a folder, the demo's index, which is built on first use."""
     from rgate_integrations.index import PassageIndex, read_passages
     from rgate_integrations.models.download import cache_dir, corpus_path
     from rgate_integrations.runtime.files import locked
@@ -67,7 +69,8 @@ def open_index(folder: Path | None) -> PassageIndex:
     home = cache_dir() / f"index-{DEMO_CORPUS}"
     try:
         return PassageIndex.load(home)
-    except (IndexNotFoundError, IndexMismatchError):  # missing, or of an earlier version or another embedder
+    except (IndexNotFoundError, IndexMismatchError):
+        # Missing, or made by an earlier version or with another embedder.
         passages = list(read_passages(corpus_path(DEMO_CORPUS)))
         with locked(home), Bar("building the index, once", len(passages), stopped=_NOT_WRITTEN) as bar:
             PassageIndex.build(passages, report=bar.count).save(home)

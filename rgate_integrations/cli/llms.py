@@ -1,4 +1,4 @@
-"""The LLMs that commands ask: their options, and how they are opened."""
+"""Options for the LLMs that commands use, and functions that open these LLMs."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ Think = Annotated[
 ]
 ExtraBody = Annotated[
     str,
-    typer.Option(help="JSON object: further fields of each request, as your application sends them."),
+    typer.Option(help="JSON object with additional fields of each request, as your application sends them."),
 ]
 ThinkingTokens = Annotated[
     int, typer.Option(min=0, help="Further tokens of an answer if the LLM thinks first.")
 ]
 
-_TOKENS_PER_SECOND = 10  # of the slowest LLM for which the timeout allows
+_TOKENS_PER_SECOND = 10  # speed of the slowest LLM that the timeout allows for
 _PROVIDER = re.compile(r"([a-z][a-z_]+):(.+)")
 
 
@@ -91,7 +91,7 @@ def _open(name: str, url: str, key: str, concurrency: int, options: RequestOptio
     if url:
         from rgate_integrations.models.served import ServedProxy
 
-        # A thinking LLM may send nothing for long, so the timeout grows with its tokens.
+        # A thinking LLM may send nothing for a long time, so the timeout grows with its tokens.
         api_key = os.environ.get(key) or None
         return ServedProxy(
             url,
@@ -112,6 +112,6 @@ def _open(name: str, url: str, key: str, concurrency: int, options: RequestOptio
 
 
 def say_habits(llm: LanguageModel) -> None:
-    """Print what the answers showed about an LLM, such as that it thinks first."""
+    """Print what was learned about an LLM from its answers, for example that it thinks first."""
     if llm.habits is not None and str(llm.habits):
         say(f"{llm.name} {llm.habits}.")

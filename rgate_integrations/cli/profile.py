@@ -1,4 +1,4 @@
-"""``rgate profile``: makes the profile of a corpus, and shows what gates would understand of it."""
+"""``rgate profile``: makes the profile of a corpus, and shows what gates can tell from it."""
 
 from __future__ import annotations
 
@@ -32,23 +32,27 @@ _OTHER_QUESTIONS = (
 def profile(
     out: Annotated[Path, typer.Option(help="Folder for the profile.")],
     corpus: Annotated[
-        Path | None, typer.Option(help='JSONL of its passages, one {"title", "text"} a line; may be gzipped.')
+        Path | None,
+        typer.Option(help='JSONL of its passages, one {"title", "text"} per line; may be gzipped.'),
     ] = None,
     index: Annotated[Path | None, typer.Option(help="Or the folder of an index.")] = None,
     retriever: Annotated[
-        str, typer.Option(help="Or an object that searches, as module:object; it is asked --searches times.")
+        str, typer.Option(help="Or an object that searches, as module:object; it is called --searches times.")
     ] = "",
-    description: Annotated[str, typer.Option(help="Or what it is about, in a sentence: weaker.")] = "",
-    name: Annotated[str, typer.Option(help="Name of the corpus; by default that of the folder.")] = "",
-    searches: Annotated[int, typer.Option(min=1, help="Searches at most.")] = 100,
+    description: Annotated[
+        str, typer.Option(help="Or a description of the corpus in a sentence, which gives a weaker profile.")
+    ] = "",
+    name: Annotated[str, typer.Option(help="Name of the corpus; by default the folder's name.")] = "",
+    searches: Annotated[int, typer.Option(min=1, help="Maximum number of searches.")] = 100,
 ) -> None:
-    """Make the profile of a corpus, from which gates estimate what it covers, and show what was understood."""
+    """Make the profile of a corpus, from which gates estimate what it covers, and show a summary."""
     from rgate_integrations.corpus import CorpusProfile
     from rgate_integrations.index import PassageIndex, read_passages
 
     if sum(map(bool, (corpus, index, retriever, description))) != 1:
         raise ConfigurationError(
-            "A profile needs one source.", hint="--corpus, --index, --retriever or --description"
+            "A profile needs exactly one source.",
+            hint="Use one of --corpus, --index, --retriever and --description.",
         )
     name = name or out.resolve().name
     if corpus is not None:
@@ -69,7 +73,7 @@ def profile(
 
 
 def _show(profile: CorpusProfile, out: Path) -> None:
-    """Print the most telling words, and examples of questions that the corpus covers, and does not cover."""
+    """Print the most telling words, and examples of questions that the corpus covers and does not cover."""
     words = [*profile.terms.telling, *sorted(profile.terms.names)]
     questions = [form.format(word) for word in words[: 2 * _TERMS] for form in _QUESTIONS_ABOUT_TERMS]
     questions += _OTHER_QUESTIONS

@@ -1,4 +1,4 @@
-"""``rgate serve`` and ``rgate mcp``: one gate for many clients, and advice for agents."""
+"""``rgate serve`` and ``rgate mcp``: serve one gate to many clients, and advise agents."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rgate_integrations.serving.service import DecisionService
 
 ShadowLog = Annotated[
-    Path | None, typer.Option(help="Only log decisions to this file, for rgate tune; change nothing.")
+    Path | None, typer.Option(help="Only log decisions to this file, for rgate tune, without acting on them.")
 ]
 Indexes = Annotated[
     list[str] | None,
@@ -52,15 +52,15 @@ AllowedOrigins = Annotated[
 
 def serve(
     host: Annotated[
-        str, typer.Option(help="Address; one that other machines reach needs a token.")
+        str, typer.Option(help="Address; one that other machines can reach needs a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")] = 8377,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any free port.")] = 8377,
     gate: GateName = DEFAULT_GATE,
     threshold: ThresholdOption = None,
     llm_name: JudgedName = "",
-    timeout: Annotated[float, typer.Option(help="Seconds for a decision; after that it retrieves.")] = 5.0,
+    timeout: Annotated[float, typer.Option(help="Seconds for a decision; a late decision retrieves.")] = 5.0,
     queue: Annotated[
-        int, typer.Option(min=1, help="Questions that may wait; further ones get status 529.")
+        int, typer.Option(min=1, help="Number of questions that may wait; further ones get status 529.")
     ] = 512,
     upstream: Annotated[
         str | None, typer.Option(help=f"OpenAI-compatible server behind the gateway (key: {KEY}).")
@@ -101,7 +101,7 @@ def serve(
     search = _open_retriever(index or [], retriever)
     profiles: Corpus | None = corpus
     if isinstance(search, dict):
-        # A profile is kept beside its index, and made now if there is none.
+        # A profile is stored in its index's folder, and made now if it is missing.
         profiles = {name: profile_index(passages, name) for name, passages in search.items()}
     service = DecisionService(_load_served(gate, llm_name, threshold, profiles), timeout=timeout, queue=queue)
     options = {"shadow": shadow, "condense": condense, "answer_first": answer_first, "look_first": look_first}
@@ -123,13 +123,13 @@ def _make_gateway(
     """Return the gateway to a server, or None without one.
 
     Raises:
-        ConfigurationError: An option of the gateway is set, and there is no upstream.
+        ConfigurationError: An option of the gateway is set without an upstream.
     """
     from rgate_integrations.serving.gateway import Gateway
     from rgate_integrations.serving.upstream import Upstream
 
     if upstream is not None:
-        # Clients may send their own key to the upstream, unless it is the token of this server.
+        # A client's key may be forwarded to the upstream, unless it is this server's token.
         keeps_key = not os.environ.get(TOKEN, "").strip()
         server = Upstream(upstream, key=os.environ.get(KEY), keeps_key=keeps_key)
         return Gateway(service, server, search, k=k, **options)
@@ -141,7 +141,7 @@ def _make_gateway(
 def _load_served(
     name: str, llm_name: str, threshold: float | None = None, corpus: Corpus | None = None
 ) -> DecisionEngine:
-    """Return the gate of a server; from now on this process downloads no model, for a gate or an index."""
+    """Return the gate of a server; after this, the process does not download any models."""
     forbid_downloads()
     gate = rgate_integrations.load_gate(name, llm_name=llm_name, corpus=corpus or None)
     return gate if threshold is None else gate.with_options(threshold=threshold)
@@ -191,6 +191,6 @@ def mcp(
     if http:
         make_server(make_mcp_app(server), "127.0.0.1", port, token=os.environ.get(TOKEN, "")).run()
     else:
-        # Ctrl-C must kill the process: a thread that waits for standard input cannot be interrupted.
+        # Ctrl-C must kill the process, because a thread that waits for standard input cannot be interrupted.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         serve_stdio(server)

@@ -1,4 +1,4 @@
-"""Shared by the commands: options, and printing of untrusted text, JSON, tables, logs and progress."""
+"""Shared by all commands: options, and functions that print untrusted text, JSON, tables, logs and progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rgate_integrations.errors import RGateError
     from rgate_integrations.tuning.calibration import Policy
 
-DEFAULT_GATE = "default"  # as in loading.py, which imports too much for a quick --help
+DEFAULT_GATE = "default"  # the same as in loading.py, which imports too much for a quick --help
 DEFAULT_LLM = "qwen2.5-coder-0.5b-instruct"
 KEY = "RGATE_API_KEY"
 """Environment variable with the key of the LLM's server."""
@@ -29,7 +29,9 @@ TOKEN = "RGATE_TOKEN"  # noqa: S105  its name, not itself; as in gates/remote.py
 
 # --- options -----------------------------------------------------------------------------------------------------
 
-QuestionArguments = Annotated[list[str] | None, typer.Argument(help="Questions; standard input if none.")]
+QuestionArguments = Annotated[
+    list[str] | None, typer.Argument(help="Questions; read from standard input if none are given.")
+]
 GateName = Annotated[str, typer.Option("--gate", help="Gate: a name (see rgate gates) or a folder.")]
 ThresholdOption = Annotated[
     float | None, typer.Option("--threshold", min=0.0, help="Retrieve if p_known is below it.")
@@ -46,9 +48,9 @@ CorpusFolders = Annotated[
     list[Path] | None,
     typer.Option("--corpus", help="Profile of what is searched (rgate profile); may be repeated."),
 ]
-PassageCount = Annotated[int, typer.Option("-k", min=1, help="Passages a question.")]
+PassageCount = Annotated[int, typer.Option("-k", min=1, help="Passages per question.")]
 AnswerTokens = Annotated[int, typer.Option(min=1, help="Maximum length of an answer.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 Data = Annotated[list[Path], typer.Option("--data", help="JSONL of labelled questions; may be repeated.")]
 DraftOf = Annotated[
     Literal["proxy", "recorded", "none"],
@@ -77,7 +79,7 @@ def make_policy(max_loss: float | None, budget: float | None) -> Policy:
     if budget is None:
         return MaxLoss(0.02 if max_loss is None else max_loss)
     if max_loss is not None:
-        raise ConfigurationError("--max-loss and --budget exclude each other.", hint="Omit one of them.")
+        raise ConfigurationError("--max-loss and --budget cannot be combined.", hint="Omit one of them.")
     return Budget(budget)
 
 
@@ -90,12 +92,12 @@ def load_object(name: str) -> Any:
     from rgate_integrations.errors import ConfigurationError
 
     module, _, attribute = name.partition(":")
-    sys.path.insert(0, os.getcwd())  # as uvicorn does
+    sys.path.insert(0, os.getcwd())  # the current folder comes first, as with uvicorn
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
-            f"{name!r} cannot be imported: {error}", hint="Name it as MODULE:OBJECT."
+            f"{name!r} cannot be imported: {error}", hint="Write it as MODULE:OBJECT."
         ) from error
 
 
@@ -107,23 +109,23 @@ _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\
 
 
 def say(text: str = "", *, err: bool = False, **style: Any) -> None:
-    """Print text of any origin, without the characters that command the terminal.
+    """Print text from any source, without characters that control the terminal.
 
     Args:
         text: The text.
-        err: Whether to print to standard error, as for all but results.
+        err: Whether to print to standard error, which is for everything except results.
         **style: Style for ``typer.secho``, such as ``bold=True``.
     """
     typer.secho(_COMMANDS.sub("", text), err=err, **style)
 
 
 def say_table(names: Sequence[str], rows: Sequence[Sequence[str]], *, as_json: bool = False) -> None:
-    """Print rows in columns below their names, or each as a JSON object."""
+    """Print rows as a table with column names, or each row as a JSON object."""
     if as_json:
         for row in rows:
             print_json(dict(zip(names, row, strict=True)))
         return
-    # Not a table of rich, which would wrap or cut commands that are to be copied.
+    # Not a table of rich, which would wrap or truncate commands that users want to copy.
     widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
     for number, row in enumerate([names, *rows]):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
@@ -155,11 +157,11 @@ class _PlainFormatter(logging.Formatter):
 
 
 def print_log(level: int, form: str = "%(message)s") -> None:
-    """Print log messages from a level on to standard error."""
+    """Print log messages of at least a level to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(_PlainFormatter(form))
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    for library in ("httpx", "httpcore"):  # they log the URL of every request
+    for library in ("httpx", "httpcore"):  # these libraries log the URL of every request
         logging.getLogger(library).setLevel(logging.WARNING)
 
 
@@ -167,7 +169,7 @@ class Bar:
     """A progress bar on standard error, shown inside a ``with`` statement.
 
     Args:
-        label: What is being done.
+        label: The current activity.
         total: Number of steps; None if unknown.
         stopped: Message after Ctrl-C: what is kept, and how to resume.
     """
@@ -191,7 +193,7 @@ class Bar:
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Hide the bar while the terminal asks something."""
+        """Hide the bar while the user is asked something."""
         self._bar.stop()
         yield
         self._bar.start()

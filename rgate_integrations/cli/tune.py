@@ -1,4 +1,4 @@
-"""``rgate tune``, ``rgate train`` and ``rgate ability``: a gate for your LLM, and how much your LLM knows."""
+"""``rgate tune``, ``rgate train`` and ``rgate ability``: make a gate for your LLM, and measure what it knows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Concurrency = Annotated[int, typer.Option(min=1, help="LLM calls at a time.")]
 
 
 def tune(
-    questions: Annotated[Path, typer.Option(help="JSONL with question, and gold_answers where known.")],
+    questions: Annotated[Path, typer.Option(help="JSONL with question and, if known, gold_answers.")],
     llm: AnsweringLLM,
     index: Annotated[Path, typer.Option(help="Index of your passages: rgate index build.")],
     out: Annotated[Path, typer.Option(help="Folder for the gate.")],
@@ -85,7 +85,7 @@ def tune(
     init_from: Annotated[str, typer.Option(help="Gate to start from.")] = DEFAULT_GATE,
     corpus: CorpusFolders = None,
 ) -> None:
-    """Ask your LLM with and without retrieval, and make a gate for it. Run again, it resumes."""
+    """Ask your LLM with and without retrieval, and make a gate for it. Run it again to resume."""
     from rgate_integrations.tuning import TuneOptions
     from rgate_integrations.tuning import tune as run
     from rgate_integrations.tuning.arms import ModelArm
@@ -151,7 +151,7 @@ def _find_embedder() -> Embedder | None:
     from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, SentenceEmbedder
     from rgate_integrations.models.download import cached_path
 
-    if cached_path(DEFAULT_EMBEDDER) is None:  # optional, so it is not downloaded now
+    if cached_path(DEFAULT_EMBEDDER) is None:  # not downloaded just for this, because it is optional
         hint = f"rgate download {DEFAULT_EMBEDDER}"
         say(f"note: without an embedder, answers are compared by their words; {hint}", err=True)
         return None
@@ -176,7 +176,7 @@ def train(
     tokens: Annotated[int, typer.Option(min=1, max=128, help="Draft tokens to read.")] = 32,
     folds: Annotated[int, typer.Option(min=2, help="Folds of a probe's cross-validation.")] = 5,
     seed: Annotated[int, typer.Option(help="Seed of folds, weights and order.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was killed.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     self_label: Annotated[
         bool, typer.Option("--self-label", help="Label --proxy's own answers by gold_answers.")
     ] = False,
@@ -195,7 +195,7 @@ def train(
         raise ConfigurationError("Only a probe can be trained with --system.", hint="--gate probe")
     if self_label and (gate == "rewriter" or draft == "recorded"):
         raise ConfigurationError(
-            "--self-label excludes the rewriter and recorded drafts.", hint="--draft proxy"
+            "--self-label cannot be combined with the rewriter or recorded drafts.", hint="--draft proxy"
         )
     options = TrainingOptions(
         draft=draft,
@@ -281,7 +281,7 @@ def ability(
     from rgate_integrations.tuning.arms import ModelArm
 
     answering = open_llm(llm, model, concurrency, request_options(think, extra_body, thinking_tokens))
-    # The name of a model may have slashes and colons, which a folder cannot have.
+    # A model's name may contain slashes and colons, which a folder's name cannot.
     folder_name = re.sub(r"[^\w.]+", "-", answering.name).strip("-.")
     with Bar("reading questions", stopped=KEPT_ANSWERS) as bar:
         measured = measure_ability(

@@ -1,4 +1,4 @@
-"""What a corpus is about, and so whether it has something on a question. It knows no framework."""
+"""Profiles of corpora: what a corpus is about, and whether it covers a question. Independent of frameworks."""
 
 from rgate_integrations.corpus.profile import CorpusProfile
 

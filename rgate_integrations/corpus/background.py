@@ -1,8 +1,8 @@
-"""The background of every corpus: a projection in which texts differ, and requests that need no corpus.
+"""Shipped background for all corpora: a projection that separates texts, and requests that need no corpus.
 
-The encoder's sentence vectors lie close together, and those of one language still closer. So the projection takes
-away the mean of questions or passages and the directions that tell languages apart, and scales the others towards
-the same variance. ``benchmarks/corpora.py --write`` makes the file.
+The encoder's sentence vectors are close together, and those of one language even closer. So the projection removes
+the mean of questions or passages and the directions that distinguish languages, and scales the other directions
+towards equal variance. ``benchmarks/corpora.py --write`` makes the file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def background() -> Background:
 
 
 def unit(vectors: Float32Array) -> Float32Array:
-    """Return vectors of length 1; those of length 0 stay so."""
+    """Scale vectors to length 1; zero vectors stay zero."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     normalised: Float32Array = vectors / np.maximum(lengths, 1e-12)
     return normalised

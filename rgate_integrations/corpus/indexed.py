@@ -1,4 +1,4 @@
-"""Profiles of indexes, cached beside the index until about 30 % of its passages have changed."""
+"""Profiles of indexes, cached in the index's folder until about 30 % of the passages have changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rgate_integrations.corpus.profile import CorpusProfile
 from rgate_integrations.errors import ConfigurationError, ProfileError, WriteError
 
 FOLDER = "profile"
-"""The profile's folder, in the index's folder."""
+"""Name of the profile's folder in the index's folder."""
 
 _log = logging.getLogger("rgate_integrations")
 
@@ -26,8 +26,8 @@ def profile_index(index: Any, name: str) -> CorpusProfile:
         name: Name of the corpus.
 
     Raises:
-        ConfigurationError: It has no ``passages``.
-        ProfileError: It is empty.
+        ConfigurationError: The index has no ``passages``.
+        ProfileError: The index is empty.
     """
     index = getattr(index, "dense", index)
     passages = getattr(index, "passages", None)
@@ -39,7 +39,7 @@ def profile_index(index: Any, name: str) -> CorpusProfile:
 def missing_passages(what: str) -> ConfigurationError:
     """Return the error for an object whose passages cannot be read."""
     return ConfigurationError(
-        f"corpus=True needs the passages, and {what} does not have them at hand.",
+        f"corpus=True needs the passages, which {what} does not provide.",
         hint="corpus=CorpusProfile.from_retriever(retriever)",
     )
 
@@ -61,6 +61,7 @@ def profile_texts(texts: Collection[str], name: str, folder: Path | None = None)
     if folder is not None:
         try:
             profile.save(folder / FOLDER)
-        except (WriteError, ConfigurationError) as error:  # a read-only folder must not stop the gate
+        except (WriteError, ConfigurationError) as error:
+            # The cache is optional: the folder may be read-only.
             _log.warning("The profile of %r was not saved: %s", name, error)
     return profile

@@ -28,7 +28,7 @@ from rgate_integrations.runtime.segments import segments
 FORMAT = 1
 CONFIG, WEIGHTS = "profile.json", "profile.safetensors"
 MAX_PASSAGES = 1_500
-"""Passages kept."""
+"""Maximum number of passages to keep."""
 NEIGHBOURS = 5
 """A question's nearness to a corpus is its mean cosine to this many nearest passages."""
 SLOPE, MIDPOINT, NAME_LOGIT = 9.3, 0.59, 6.0
@@ -37,17 +37,18 @@ SLOPE, MIDPOINT, NAME_LOGIT = 9.3, 0.59, 6.0
 z is 0 for a question as near as unrelated requests, and 1 for one as near as sentences of the corpus itself.
 Fitted by ``benchmarks/corpora.py``."""
 
-_READ_CHARS = 300  # embedded per passage; 150 rank alike corpora slightly worse
+_READ_CHARS = 300  # characters to embed per passage; with 150, similar corpora are ranked slightly worse
 _MAX_SENTENCES, _MIN_SENTENCE, _MAX_SENTENCE = 200, 20, 200
-"""Sentences that measure how near a corpus is to its own content, and their length in characters."""
+"""Number of sentences that measure how near a corpus is to its own content, and their minimum length."""
 _PRIOR_MARGIN, _PRIOR_SENTENCES = 0.22, 10
-"""The usual margin, and the number of sentences that it counts as: few sentences measure little."""
-_MIN_MARGIN, _MAX_MARGIN = 0.12, 0.4  # unrelated passages would make all covered, near duplicates nothing
+"""The usual margin, and the number of sentences that it counts as, because a few sentences measure it poorly."""
+# Limits, because with unrelated passages everything would be covered, and with near duplicates nothing.
+_MIN_MARGIN, _MAX_MARGIN = 0.12, 0.4
 _MIN_COMMON = 0.2
 """Minimum length of a specific corpus's mean vector: an encyclopaedia has 0.05, four unlike corpora in one 0.4."""
-_MIN_OVERLAP = 0.7  # with less of its passages in common, a corpus needs a new profile
+_MIN_OVERLAP = 0.7  # with a smaller overlap of passages, a corpus needs a new profile
 _ENCODER = f"{ENCODER} {FINGERPRINT}"
-_MAKE_AGAIN = "Make it again: rgate profile --corpus FILE.jsonl --out DIR"
+_MAKE_AGAIN = "Make it again with rgate profile --corpus FILE.jsonl --out DIR."
 
 Source: TypeAlias = Literal["texts", "retriever", "description"]
 
@@ -63,12 +64,12 @@ class CorpusProfile:
         'handbook'
 
     Attributes:
-        name: The corpus's name, as decisions give it.
-        codes: Vectors of a sample of its passages, shape (passages, 256), int8, to be normalised.
+        name: The corpus's name in decisions.
+        codes: Vectors of a sample of its passages, shape (passages, 256), int8, not normalised.
         terms: Its telling words, and its names, such as products, identifiers and error codes.
         baseline: Median nearness of unrelated requests, which ship with the package.
-        margin: How much nearer sentences of its own passages are, each without its passage.
-        source: What it was made from. A description is weaker than passages.
+        margin: How much nearer sentences of its own passages are (each compared with the other passages).
+        source: What the profile was made from. A description gives a weaker profile than passages.
         seen: Number of passages seen.
         sketch: Hashes by which `is_outdated` compares the corpus with a later state.
     """
@@ -110,7 +111,7 @@ class CorpusProfile:
             timeout: Maximum time of all searches, in seconds.
 
         Raises:
-            ConfigurationError: It cannot be searched.
+            ConfigurationError: The retriever cannot be searched.
             ProfileError: A search failed, or nothing was found in time.
             ModelLoadError: The encoder is not downloaded.
         """
@@ -120,10 +121,10 @@ class CorpusProfile:
 
     @classmethod
     def from_description(cls, text: str, name: str = "corpus") -> Self:
-        """Make a profile from a description, where the passages are out of reach. It is weaker.
+        """Make a profile from a description, for when the passages are not available. It is weaker.
 
         Args:
-            text: What the corpus is about, in a sentence or a few.
+            text: What the corpus is about, in one or a few sentences.
             name: Name of the corpus.
 
         Raises:
@@ -143,7 +144,7 @@ class CorpusProfile:
         codes = np.round(projected / np.maximum(largest, 1e-12) * 127).astype(np.int8)
         vectors = unit(codes.astype(np.float32))
         baseline = float(np.median(_mean_of_nearest(background().requests @ vectors.T)))
-        # The sentences of a description are not what users ask for, so they measure nothing.
+        # A description's sentences are unlike users' questions, so they cannot measure the margin.
         texts = () if source == "description" else sample.texts
         margin = _measure_margin(texts, vectors, baseline, encoder)
         terms = find_terms(sample.texts, encoder)
@@ -158,12 +159,12 @@ class CorpusProfile:
 
     @cached_property
     def is_specific(self) -> bool:
-        """Whether its passages have a subject in common; those of an encyclopaedia do not."""
+        """Whether the corpus is about one subject, unlike an encyclopaedia."""
         return bool(np.linalg.norm(self._vectors.mean(axis=0)) >= _MIN_COMMON)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of its content."""
+        """A hash of the profile's content."""
         digest = hashlib.sha256(json_text(self._facts()).encode())
         digest.update(self.codes.tobytes())
         return digest.hexdigest()[:16]
@@ -177,9 +178,9 @@ class CorpusProfile:
         return _mean_of_nearest(background().project_questions(vectors) @ self._vectors.T)
 
     def closeness(self, vectors: Float32Array) -> Float64Array:
-        """Return the score that ranks corpora, shape (questions,): the nearness, minus half the baseline.
+        """Return the score by which corpora are ranked: the nearness minus half the baseline, shape (questions,).
 
-        Half, since a corpus about many things is nearer to every question, and has more of them to answer.
+        Only half, because a corpus about many things is nearer to every question, but also answers more of them.
 
         Args:
             vectors: The encoder's sentence vectors of the questions, shape (questions, 384).
@@ -187,7 +188,7 @@ class CorpusProfile:
         return self.nearness(vectors) - self.baseline / 2
 
     def p_covered(self, vectors: Float32Array, texts: Sequence[str]) -> Float64Array:
-        """Return P(the corpus has something on it) for each question, shape (questions,), in [0, 1].
+        """Return P(covered), in [0, 1]: whether the corpus has something on each question, shape (questions,).
 
         Args:
             vectors: The encoder's sentence vectors of the questions, shape (questions, 384).
@@ -222,16 +223,16 @@ class CorpusProfile:
         """Return whether about 30 % of the corpus's passages or more have changed since it was profiled.
 
         Args:
-            texts: Its passages now.
+            texts: The corpus's current passages.
         """
         return overlap(self.sketch, sample_texts(texts, MAX_PASSAGES).sketch) < _MIN_OVERLAP
 
     def save(self, folder: str | Path) -> Path:
-        """Save into a folder, which appears whole or not at all, and replaces a profile that was there.
+        """Save into a folder atomically, replacing an earlier profile.
 
         Raises:
-            ConfigurationError: The path is a file, or a folder that holds something else.
-            WriteError: It could not be written.
+            ConfigurationError: The path is a file, or a folder with other content.
+            WriteError: The profile could not be written.
         """
         from safetensors.numpy import save
 
@@ -255,17 +256,17 @@ class CorpusProfile:
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Load a profile.
+        """Load a profile that `save` wrote.
 
         Args:
             folder: The folder that `save` wrote.
 
         Raises:
-            ProfileError: There is none, it is damaged, or it has another encoder or format.
+            ProfileError: The folder has no profile, or the profile is damaged, or has another encoder or format.
         """
         root = find_folder(folder)
         if not os.path.isfile(root / CONFIG):
-            raise ProfileError(f"There is no profile in {str(folder)!r}.", hint=_MAKE_AGAIN)
+            raise ProfileError(f"{str(folder)!r} contains no profile.", hint=_MAKE_AGAIN)
         try:
             return cls._read(root)
         except ProfileError:
@@ -323,12 +324,13 @@ def _mean_of_nearest(cosines: Float32Array, most: int = NEIGHBOURS) -> Float64Ar
 
 
 def _measure_margin(texts: Sequence[str], vectors: Float32Array, baseline: float, encoder: Encoder) -> float:
-    """Return how much nearer than the baseline sentences of passages are to the other passages."""
+    """Return how much nearer sentences are to the other passages than the baseline."""
     sentences: dict[int, str] = {}
     for row, text in enumerate(texts if len(texts) > 1 else ()):
         fitting = [each for each in segments(text) if _MIN_SENTENCE <= len(each) <= _MAX_SENTENCE]
         if fitting and len(sentences) < _MAX_SENTENCES:
-            sentences[row] = fitting[len(text) % len(fitting)]  # any, but always the same
+            # A fixed seed, so that the result is always the same.
+            sentences[row] = fitting[len(text) % len(fitting)]
     total = 0.0
     if sentences:
         questions = background().project_questions(encoder.vectors(list(sentences.values()), "query: "))
@@ -341,9 +343,9 @@ def _measure_margin(texts: Sequence[str], vectors: Float32Array, baseline: float
 
 
 def corpus_encoder() -> Encoder:
-    """Return the encoder, shared in the process.
+    """Return the encoder, shared within the process.
 
     Raises:
-        ModelLoadError: It is not downloaded, or cannot be loaded.
+        ModelLoadError: The encoder is not downloaded, or cannot be loaded.
     """
     return shared_encoder(fetch_path(ENCODER, "gate's model"))

@@ -1,4 +1,4 @@
-"""A sample of the passages of a corpus, in one pass and constant memory."""
+"""Samples a corpus's passages in one pass and constant memory."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 
 from rgate_integrations.errors import ProfileError
 
-_MAX_CHARS = 2_000  # of a passage; a longer text is a document, and is split
-_SKETCH_SIZE = 256  # hashes
+_MAX_CHARS = 2_000  # characters of a passage; a longer text is a document, which is split
+_SKETCH_SIZE = 256  # number of hashes in a sketch
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Some passages of a corpus.
+    """A sample of a corpus's passages.
 
     Attributes:
-        texts: A uniform sample of the different passages, ordered by their hashes.
+        texts: A uniform sample of the distinct passages, ordered by their hashes.
         seen: Number of passages seen.
         sketch: The smallest hashes of all passages, by which two states of a corpus are compared.
     """
@@ -29,7 +29,7 @@ class Sample:
 
 
 def sample_texts(texts: Iterable[str], most: int) -> Sample:
-    """Return the passages with the smallest hashes: a sample without duplicates that does not depend on the order.
+    """Sample the passages with the smallest hashes, which gives no duplicates and does not depend on the order.
 
     Args:
         texts: The passages; longer texts are split.
@@ -65,7 +65,7 @@ def _passages(texts: Iterable[str]) -> Iterator[str]:
         if not isinstance(text, str):
             raise ProfileError(
                 f"A passage must be a string, not {type(text).__name__}.",
-                hint="CorpusProfile.from_texts([document.page_content for document in documents])",
+                hint="For example, CorpusProfile.from_texts([document.page_content for document in documents]).",
             )
         for begin in range(0, len(text), _MAX_CHARS):
             passage = text[begin : begin + _MAX_CHARS].strip()

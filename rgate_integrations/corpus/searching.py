@@ -1,4 +1,4 @@
-"""Collects a sample of passages with a bounded number of searches, from anything that searches."""
+"""Samples passages from anything that searches, with a bounded number of searches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rgate_integrations.runtime.threads import start_thread
 
 Search: TypeAlias = Callable[[str], Any]
 
-_TOP_K = 10  # passages per search, where it can be set
+_TOP_K = 10  # passages per search, if the retriever lets us set it
 _SEARCH_METHODS = ("similarity_search", "retrieve", "invoke", "get_relevant_documents")
 """Search methods of LangChain's vector stores, LlamaIndex's retrievers, and LangChain's retrievers."""
 _FIRST_QUERIES = (
@@ -31,22 +31,22 @@ _FIRST_QUERIES = (
     "date schedule report",
     "security access account",
 )
-"""Seeds for all kinds of corpora: each finds something in some of them."""
+"""First queries, for all kinds of corpora; each finds something in some of them."""
 _WINDOW, _MIN_NEW_SHARE = 20, 0.05
-"""The collection ends when less than this share of what the latest searches found is new."""
+"""Collection ends when less than this share of the latest results is new."""
 _MAX_QUERY_CHARS = 120  # characters
 
 
 def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0) -> list[str]:
-    """Return the different passages that a bounded number of searches finds.
+    """Return the distinct passages that a bounded number of searches finds.
 
-    The first queries are shipped; each later one is a sentence of a passage found before. It ends early when
-    little new comes back.
+    The first queries are shipped; each later one is a sentence of a passage found before. Searching ends early when
+    the results have little new.
 
     Args:
         retriever: See `as_search`.
         searches: Maximum number of searches, at least 1.
-        timeout: Maximum time of all searches, in seconds. If anything was found by then, that is returned.
+        timeout: Maximum time of all searches, in seconds. Passages found by then are returned.
 
     Raises:
         ConfigurationError: ``retriever`` cannot be searched, or ``searches`` is below 1.
@@ -74,12 +74,12 @@ def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0
 
 
 def _queries(found: dict[str, None], most: int) -> Iterator[str]:
-    """Yield different queries: the shipped ones, then sentences of the passages found so far."""
+    """Yield distinct queries: the shipped ones, then sentences of the passages found so far."""
     asked = set(_FIRST_QUERIES)
     yield from _FIRST_QUERIES[:most]
     used = 0
     while len(asked) < most and used < len(found):
-        # The newest first, since it is what no other search has found.
+        # Newest first, because no other search has found those.
         passage = list(found)[-1 - used]
         unused = [
             each[:_MAX_QUERY_CHARS]
@@ -93,7 +93,7 @@ def _queries(found: dict[str, None], most: int) -> Iterator[str]:
 
 
 def _search_in_time(search: Search, query: str, deadline: float) -> list[str] | None:
-    """Return what a search finds, or None after the deadline. A hanging search keeps its daemon thread.
+    """Return the results of a search, or None after the deadline. A hanging search keeps its daemon thread.
 
     Raises:
         ProfileError: The search failed.
@@ -128,7 +128,7 @@ def as_search(retriever: Any) -> Search:
             or a function from a query to passages.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The object is none of these.
     """
     if callable(as_retriever := getattr(retriever, "as_retriever", None)) and not hasattr(
         retriever, "similarity_search"
@@ -144,18 +144,18 @@ def as_search(retriever: Any) -> Search:
         return found
     raise ConfigurationError(
         f"{type(retriever).__name__} cannot be searched.",
-        hint="Give a retriever, a vector store, a PassageIndex, or a function from a query to texts.",
+        hint="Pass a retriever, a vector store, a PassageIndex, or a function from a query to texts.",
     )
 
 
 def read_texts(results: Any) -> Iterator[str]:
-    """Yield the texts of a search's results: strings, documents, nodes or hits.
+    """Yield the texts of search results, which may be strings, documents, nodes or hits.
 
     Raises:
         ConfigurationError: The results are something else.
     """
     if not isinstance(results, Iterable) or isinstance(results, str):
-        raise ConfigurationError(f"A search returned {type(results).__name__} and no list of passages.")
+        raise ConfigurationError(f"A search returned {type(results).__name__} instead of a list of passages.")
     for result in results:
         inner = getattr(result, "passage", getattr(result, "node", result))
         texts = [inner, *(getattr(inner, name, None) for name in ("searchable", "page_content", "text"))]

@@ -1,4 +1,4 @@
-"""The telling words of a corpus: those far more frequent in it than in other text, and its names."""
+"""Finds the telling words of a corpus, which are far more frequent in it than in other text, and its names."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _TOKEN = re.compile(r"\w+(?:[.\-]\w+)*")
 _IDENTIFIER = re.compile(r"(?=.*[^\W\d_])(?:[^\W\d].*[\d_].*|.*[a-z][A-Z].*|[^\W\d]\w*\.\w{2,})")
 """Such as ``num_cpus``, ``E-4711``, ``RayJob`` and ``ray.put``."""
 _CAPITALISED = re.compile(r"(?<=[^\W\d_A-Z] )[^\W\d_a-z]\w{2,}")
-"""A capitalised word inside a sentence. In German these are nouns, so they name something only where they are few."""
+"""A capitalised word inside a sentence. In German these include all nouns, so they count as names only if rare."""
 _MAX_CAPITALISED = 0.15
-_MIN_NAMED = 0.01  # share of passages: a product's name is everywhere in its docs
+_MIN_NAMED = 0.01  # share of passages; a product's name is everywhere in its docs
 _ORDINAL = re.compile(r"\d+(?:st|nd|rd|th|s|%|[a-z])?", re.IGNORECASE)
 # Natural logs of a word's share of all text.
-_RARE = -13.0  # below, the encoder's tokens can only guess it, so all words count as equally rare
-_UNKNOWN = -15.0  # below, a word is several tokens: it is none that most text has, such as "French"
-_COMMON = -10.5  # above, a word tells nothing
-_MIN_EXCESS = 1.5  # natural log of how many times more frequent a telling word is than in other text
+_RARE = -13.0  # below this, the encoder's tokens only give a guess, so all words count as equally rare
+_UNKNOWN = -15.0  # below this, a word is several tokens, so it is not a common word such as "French"
+_COMMON = -10.5  # above this, a word is too common to tell anything
+_MIN_EXCESS = 1.5  # natural log of how many times more frequent than in other text a telling word must be
 _REFERENCE_WORDS = 20
-"""The commonest words of a corpus show how much of the encoder's text is in its language."""
+"""Number of most common words of a corpus that show how much of the encoder's text is in its language."""
 
 
 class Terms(NamedTuple):
@@ -48,7 +48,7 @@ def find_terms(passages: Sequence[str], encoder: Encoder) -> Terms:
 
     Args:
         passages: The passages.
-        encoder: Its tokens know how frequent words are.
+        encoder: The encoder, whose tokens give the frequency of words.
     """
     counts: Counter[str] = Counter()
     identifiers: Counter[str] = Counter()
@@ -75,7 +75,7 @@ def find_terms(passages: Sequence[str], encoder: Encoder) -> Terms:
 def _proper_names(
     passages: Sequence[str], counts: Counter[str], total: int, encoder: Encoder
 ) -> Iterator[str]:
-    """Yield what is always written with a capital, often, and in hardly any other text: products and companies."""
+    """Yield words that are always capitalised, frequent here, and rare elsewhere: products and companies."""
     capitalised = Counter(word for passage in passages for word in _CAPITALISED.findall(passage))
     if capitalised.total() > _MAX_CAPITALISED * total:
         return

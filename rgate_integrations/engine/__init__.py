@@ -1,1 +1,1 @@
-"""The engine: one owner of models and queue, from questions to decisions."""
+"""The engine: owns models and queue, and turns questions into decisions."""

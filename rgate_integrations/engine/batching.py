@@ -1,4 +1,4 @@
-"""Merges the calls of concurrent callers, from threads and from asyncio alike, into batches; and waits for them."""
+"""Merges the calls of concurrent callers, both threads and asyncio tasks, into batches, and waits for results."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _Queued: TypeAlias = tuple[_Item, Future[_Result]]
 
-# Seconds. Threads that call at once arrive within a millisecond or two; a pass of the encoder takes 5 ms.
+# Seconds. Threads that call at the same time arrive within 1 to 2 ms, and a pass of the encoder takes 5 ms.
 _MAX_WAIT = 0.003
-# Seconds without work after which the worker ends. Starting a thread takes far less, so nobody notices.
+# Seconds without work after which the worker ends. A new one starts in far less time, so callers do not notice.
 MAX_IDLE = 1.0
 
 
 class Batcher(Generic[_Item, _Result]):
-    """One worker thread that runs a function over batches of whatever was submitted in the meantime.
+    """One worker thread that runs a function over batches of the items that have been submitted.
 
-    An idle worker starts on a lone item at once, unless the last batch had several callers: then it waits a moment
-    for them. Futures cancelled before their batch starts are skipped; they may also be cancelled while it runs.
+    An idle worker starts on a single item at once, unless the last batch had several: then it waits a moment for
+    more. Futures cancelled before their batch starts are skipped; they may also be cancelled while it runs.
 
     Args:
-        run: Maps items to results, in order. If it raises, every item of the batch gets the exception.
+        run: Function from items to results, in order. If it raises, every item of the batch gets the exception.
         max_size: Maximum number of items per batch.
     """
 
@@ -43,23 +43,24 @@ class Batcher(Generic[_Item, _Result]):
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """Start afresh: a forked child has neither the worker nor the callers that wait for it."""
-        self._changed = threading.Condition()  # guards the three below
+        """Reset: a forked child has neither the worker thread nor the callers that wait for it."""
+        self._changed = threading.Condition()  # guards the three attributes below
         self._queue: deque[_Queued[_Item, _Result]] = deque()
         self._worker: threading.Thread | None = None
         self._closed = False
 
     def submit(self, items: Iterable[_Item]) -> list[Future[_Result]]:
-        """Queue items; each future completes with whatever batch its item is in."""
+        """Queue items; each future completes with the batch of its item."""
         queued: list[_Queued[_Item, _Result]] = [(item, Future()) for item in items]
         futures = [future for _, future in queued]
         try:
             with self._changed:
+                # Other threads are daemons, which end with the process while they wait.
                 if self._closed and threading.current_thread() is not threading.main_thread():
                     return futures
-                if self._closed:  # the main thread runs exit handlers, and must not wait forever
+                if self._closed:  # the main thread is running exit handlers, and must not wait forever
                     raise RuntimeError("The process is ending.")
-                # A worker that died is replaced like one that ended.
+                # A worker that crashed is replaced like one that ended.
                 if self._worker is None or not self._worker.is_alive():
                     self._worker = start_thread(self._work, "rgate-batcher")
                     close_at_exit(self)
@@ -73,8 +74,8 @@ class Batcher(Generic[_Item, _Result]):
     def close(self) -> None:
         """Let the worker end after its current batch, whose results are dropped.
 
-        Only daemon threads are left when a process ends. One that runs inside an extension, such as pydantic's, while
-        the interpreter shuts down would crash the process; so they get nothing more.
+        When a process ends, only daemon threads are left. If one of them ran inside an extension, such as pydantic's,
+        during the interpreter's shutdown, the process would crash. So they get no more results.
         """
         with self._changed:
             self._closed = True
@@ -89,11 +90,11 @@ class Batcher(Generic[_Item, _Result]):
             expects_more = len(batch) > 1
 
     def _next_batch(self, expects_more: bool) -> list[_Queued[_Item, _Result]] | None:
-        """Wait for items; None tells the worker to end, after a while without work."""
+        """Wait for items; None tells the worker to end because it has had no work for a while."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closed, MAX_IDLE)
             if not self._queue:
-                # Under the lock, so that `submit` either sees this or has queued its items before.
+                # Set while holding the lock, so that `submit` either sees it or has already queued its items.
                 self._worker = None
                 return None
             if expects_more:
@@ -110,20 +111,20 @@ class Batcher(Generic[_Item, _Result]):
         try:
             outcomes = list(zip(batch, self._run([item for item, _ in batch]), strict=True))
         except BaseException as error:
-            # SystemExit and the like end a thread; here they must not end those of the callers.
+            # SystemExit and the like must not reach the callers, whose threads they would end.
             failure = error if isinstance(error, Exception) else RuntimeError(f"The worker ended: {error!r}.")
             complete, outcomes = Future.set_exception, [(queued, failure) for queued in batch]  # type: ignore[misc]
         if self._closed:
             return
         for (_, future), outcome in outcomes:
-            with contextlib.suppress(InvalidStateError):  # its caller cancelled it
+            with contextlib.suppress(InvalidStateError):  # the caller has cancelled it
                 complete(future, outcome)
 
 
 def wait_results(futures: Sequence[Future[_T]], timeout: float | None) -> list[_T | Exception]:
-    """Wait for results or errors, blocking; a result that is not there in time is a `DecisionTimeoutError`.
+    """Block until results or errors arrive; a late result becomes a `DecisionTimeoutError`.
 
-    Futures that are not done by then are cancelled, so that nobody works for callers who have left.
+    Unfinished futures are then cancelled, so that no work is done for callers that have left.
 
     Args:
         futures: The futures.
@@ -132,7 +133,7 @@ def wait_results(futures: Sequence[Future[_T]], timeout: float | None) -> list[_
     try:
         wait(futures, timeout)
         return [_get_outcome(future, timeout) for future in futures]
-    finally:  # after Ctrl-C, too
+    finally:  # also after Ctrl-C
         for future in futures:
             future.cancel()
 
@@ -145,7 +146,7 @@ async def await_results(futures: Sequence[Future[_T]], timeout: float | None) ->
             await asyncio.wait(waiting, timeout=timeout)
         return [_get_outcome(future, timeout) for future in waiting]
     finally:
-        # Both: the event loop may end before it passes the cancellation on.
+        # Cancel both, because the event loop may end before it passes the cancellation on.
         for future, wrapped in zip(futures, waiting, strict=True):
             future.cancel()
             cancel(wrapped)
@@ -154,8 +155,8 @@ async def await_results(futures: Sequence[Future[_T]], timeout: float | None) ->
 def _get_outcome(future: Future[Any] | asyncio.Future[Any], timeout: float | None) -> Any:
     if not future.done():
         return DecisionTimeoutError(
-            f"There was no decision after {timeout:g} s.",
-            hint="Raise timeout, ask less at once, or run the gate on faster hardware.",
+            f"No decision within {timeout:g} s.",
+            hint="Increase the timeout, send fewer questions at once, or run the gate on faster hardware.",
         )
     error = future.exception()
     return error if isinstance(error, Exception) else future.result()

@@ -1,4 +1,4 @@
-"""`Decider`, which every adapter asks: requests in, decisions out, whatever goes wrong."""
+"""`Decider`, which every adapter uses: a decision for each request, even if something fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OnError: TypeAlias = Literal["retrieve", "raise"]
 
 @dataclass(frozen=True)
 class Failed:
-    """Takes the place of a request that cannot be judged.
+    """Stands for a request that cannot be judged.
 
     Attributes:
         error: What went wrong.
@@ -36,12 +36,12 @@ class Failed:
 
 
 class Decider(ABC):
-    """Decides for each request whether to retrieve.
+    """Decides whether to retrieve for each request.
 
-    There are two: `DecisionEngine` for the gates of this package, and `OwnGate` around a user's object.
+    It has two implementations: `DecisionEngine` for this package's gates, and `OwnGate` for a user's object.
 
     Attributes:
-        on_error: ``"retrieve"`` turns a failure into a decision that retrieves; ``"raise"`` raises it.
+        on_error: ``"retrieve"`` turns a failure into a decision to retrieve; ``"raise"`` raises it.
     """
 
     on_error: OnError = "retrieve"
@@ -63,32 +63,32 @@ class Decider(ABC):
 
     @property
     def knows_follow_ups(self) -> bool:
-        """Whether the gate was trained on turns, so that it gives a follow-up without them a low P(known)."""
+        """Whether the gate was trained on conversations, so that an incomplete follow-up gets a low P(known)."""
         return False
 
     @property
     def corpora(self) -> tuple[str, ...]:
-        """Names of the corpora that its decisions choose among, if known."""
+        """Names of the corpora among which its decisions choose, if known."""
         return ()
 
     @abstractmethod
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
-        """Return a decision or an error for each request, in order; an error that it raises is that of all."""
+        """Return a decision or an error for each request, in order; an error that it raises applies to all."""
 
     @abstractmethod
     def answer_gate(self) -> Decider | None:
-        """Return the decider that judges partial answers, perhaps itself; None if it only reads questions."""
+        """Return the decider that judges partial answers, which may be this one; None if it only reads questions."""
 
     @abstractmethod
     def question_gate(self) -> Decider | None:
-        """Return its decider that reads only the question; None if it has none."""
+        """Return the decider that screens the question alone before an answer starts; None without one."""
 
     @abstractmethod
     def decides_like(self, other: Decider) -> bool:
         """Return whether another decider would decide the same, so that its decisions can be reused."""
 
     def for_llm(self, name: str, name_source: str = "") -> Self:
-        """Return a copy that judges what an LLM knows, or itself if that changes nothing.
+        """Return a copy adjusted to an LLM, or itself if that changes nothing.
 
         Args:
             name: Name of the LLM; may be empty.
@@ -97,13 +97,13 @@ class Decider(ABC):
         return self
 
     def with_rules(self, **rules: Unpack[RuleOptions]) -> Self:
-        """Return a copy with these rules instead of its ``always=`` or ``never=``; itself without any.
+        """Return a copy with these rules instead of its own ``always=`` or ``never=``; itself without rules.
 
         Raises:
-            ConfigurationError: It takes no rules, or a rule is invalid.
+            ConfigurationError: The gate accepts no rules, or a rule is invalid.
         """
         if Rules.coerce(**rules) != Rules():
-            raise ConfigurationError(f"{self.name} takes no rules.", hint="Apply them in its decide_batch.")
+            raise ConfigurationError(f"{self.name} accepts no rules.", hint="Apply them in its decide_batch.")
         return self
 
     def decide(self, question: str | Request, **fields: Unpack[RequestFields]) -> Decision:
@@ -117,7 +117,7 @@ class Decider(ABC):
         Raises:
             InvalidQuestionError: The question is empty, not a string, or contains NUL bytes.
             EvidenceError: A field has the wrong type.
-            ConfigurationError: The threshold is not a number of at least 0, or the timeout not one above 0.
+            ConfigurationError: The threshold is not a number of at least 0, or the timeout is not a number above 0.
         """
         return run(self.flow([Request.coerce(question, **fields)]))[0]
 
@@ -128,14 +128,14 @@ class Decider(ABC):
     def decide_batch(self, requests: Iterable[str | Request]) -> list[Decision]:
         """Decide for a batch of questions.
 
-        A bad question or a failing model only affects its own item: that decision retrieves and has the `error`
-        (with ``on_error="raise"`` the first such error is raised).
+        An invalid question or a failure only affects its own item: that decision retrieves and has an ``error``. With
+        ``on_error="raise"``, the first such error is raised instead.
 
         Args:
             requests: The questions, each a string or a `Request`.
 
         Returns:
-            One decision a question, in order.
+            One decision per question, in order.
         """
         return run(self.flow(requests))
 
@@ -144,10 +144,11 @@ class Decider(ABC):
         return await arun(self.flow(requests))
 
     def flow(self, items: Iterable[str | Request | Failed]) -> Flow[list[Decision]]:
-        """Decide for questions, some of which may have failed already.
+        """Decide for questions, some of which may already have failed.
 
         This is the only place where a failure becomes a decision to retrieve.
         """
+        # A string is iterable, so each of its characters would be judged as a question.
         if isinstance(items, str | Request):
             raise ConfigurationError("decide_batch takes a list of questions.", hint="Use decide() for one.")
         checked = [read_item(item) for item in items]
@@ -160,9 +161,9 @@ class Decider(ABC):
                 raise ConfigurationError(
                     f"The gate {self.name!r} returned {len(outcomes)} decisions for {len(requests)} questions."
                 )
-        except Exception as error:  # a gate may be any user's code, so any error may come
+        except Exception as error:  # a gate may be a user's code, which may raise anything
             outcomes = [error] * len(requests)
-        # Put the outcomes back in the callers' order, among the items that had failed before.
+        # Merge the outcomes with the items that had already failed, in the caller's order.
         remaining = iter(outcomes)
         decisions, judged = [], []
         for item in checked:
@@ -182,10 +183,10 @@ class Decider(ABC):
         return decisions
 
     def _check_context(self, request: Request, decision: Decision) -> Decision:
-        """Retrieve for a question that cannot be understood without turns that the gate does not read."""
+        """Retrieve for a question that the gate cannot understand because it has not read the earlier turns."""
         missing = missing_context(request, reads_history=self.reads_history)
         override = decision.override
-        # "Thanks for that!" refers back, but needs no earlier turn; a gate that was trained on turns can tell.
+        # "Thanks for that!" refers back, but needs no earlier turn. A gate trained on conversations can tell.
         is_sure = self.knows_follow_ups and decision.p_known >= MIN_P_KNOWN_IF_REFERS_BACK
         is_settled = is_sure if override is None else override.retrieve
         if not missing or is_settled or decision.error is not None:
@@ -194,11 +195,11 @@ class Decider(ABC):
         return decision.with_retrieve(True, override=Override(retrieve=True, reason=missing), reason=reason)
 
     def _log_failures(self, requests: Sequence[Request], decisions: Sequence[Decision]) -> None:
-        """Log once per call how many decisions failed, and the first error without the users' words."""
+        """Log once per call how many decisions failed, and the first error without the users' text."""
         failures = [each.error for each in decisions if each.error is not None]
         if not failures:
             return
-        # Errors of libraries quote what they were given; questions do not belong in a log.
+        # Libraries quote their input in errors, and questions do not belong in a log.
         private: list[str] = []
         for request in requests:
             private += [request.question, *request.history]
@@ -217,16 +218,16 @@ class Decider(ABC):
 def fallback_decision(
     error: Exception, *, question: str = "", threshold: float = 0.5, gate: str = ""
 ) -> Decision:
-    """Return the safe decision for a question that could not be judged: retrieve, and say why.
+    """Return the fallback decision for a question that could not be judged: retrieve, and say why.
 
     Args:
         error: What went wrong.
         question: The question, if it could be read.
-        threshold: What P(known) would have been compared with.
+        threshold: The threshold that would have applied.
         gate: Name of the gate.
     """
     failure = Failure.from_error(error)
-    problem = "There is nothing to judge" if isinstance(error, InvalidQuestionError) else "The gate failed"
+    problem = "The question is invalid" if isinstance(error, InvalidQuestionError) else "The gate failed"
     return Decision(
         question=question,
         retrieve=True,
@@ -239,7 +240,7 @@ def fallback_decision(
 
 
 def read_item(question: str | Request | Failed, **fields: Unpack[RequestFields]) -> Request | Failed:
-    """Return a question as a request, or as `Failed`, so that a bad question does not fail its batch."""
+    """Return a question as a request, or as `Failed`, so that an invalid question does not fail its batch."""
     try:
         return question if isinstance(question, Failed) else Request.coerce(question, **fields)
     except RGateError as error:
@@ -248,12 +249,12 @@ def read_item(question: str | Request | Failed, **fields: Unpack[RequestFields])
 
 @dataclass(frozen=True)
 class BoundDecision:
-    """A decision that travels with a request, so that no later component decides again.
+    """A decision that travels with a request, so that no component decides again.
 
     Attributes:
-        question: The question in the user's words; the decision has it as judged, perhaps condensed.
+        question: The question in the user's words; that of the decision may be condensed.
         decision: The decision.
-        gate: What decided, as the user gave it.
+        gate: The gate that decided, as the user passed it.
         llm: The LLM that writes drafts for that gate, if any.
         threshold: The caller's threshold; None for the gate's.
     """
@@ -265,10 +266,10 @@ class BoundDecision:
     threshold: float | None = None
 
     def concerns(self, question: str, llm: Any) -> bool:
-        """Return whether it is about this question and, unless ``llm`` is None, a draft by this LLM."""
+        """Return whether the decision is about this question and, unless ``llm`` is None, a draft by that LLM."""
         is_same_llm = llm is None or llm is self.llm
         return is_same_llm and question.strip() in (self.question.strip(), self.decision.question.strip())
 
     def repeats(self, gate: Decider, threshold: float | None) -> bool:
-        """Return whether this gate, at its caller's threshold, would only decide the same again."""
+        """Return whether this gate, at this threshold, would only decide the same again."""
         return threshold in (None, self.threshold) and gate.decides_like(self.gate)

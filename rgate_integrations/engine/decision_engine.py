@@ -1,4 +1,4 @@
-"""The engine that `load_gate` returns: it owns models and queue, and turns a gate's scores into decisions."""
+"""The engine that `load_gate` returns: owns models and queue, and turns a gate's scores into decisions."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from rgate_integrations.models.base import Proxy
 from rgate_integrations.models.proxies import gate_proxy
 from rgate_integrations.runtime.flow import Call, Flow
 
-# Requests per batch. A local model reads 16 rows in one pass: larger passes are no faster, and others wait longer.
+# Requests per batch. A local model reads 16 rows in one pass; larger passes are not faster, and keep others waiting.
 _LOCAL_BATCH, _MAX_BATCH = 16, 64
-# The engine in whose worker this code runs, to detect a drafter that calls its own gate.
+# The engine whose worker runs this code, to detect a drafter that calls its own gate.
 _JUDGING: ContextVar[DecisionEngine | None] = ContextVar("_JUDGING", default=None)
 
 
 class DecisionEngine(Decider):
-    """Decides with a gate whether to retrieve for each question. Concurrent callers share model batches.
+    """Decides with a gate whether to retrieve. Concurrent callers share model batches.
 
-    Constructing one loads nothing: the first decision loads the weights. It is immutable; `with_options` returns a
+    Construction loads nothing; the first decision loads the weights. An engine is immutable; `with_options` returns a
     changed copy.
 
     Args:
-        gate: Scores the evidence.
+        gate: The gate that scores the evidence.
         proxy: Replaces the gate's proxy: a loaded `Proxy`, or the name, folder or Hub id of one.
         llm: Writes the drafts of gates with ``source="llm"``.
-        on_error: ``"retrieve"`` turns a failure into a decision that retrieves; ``"raise"`` raises it.
+        on_error: ``"retrieve"`` turns a failure into a decision to retrieve; ``"raise"`` raises it.
         timeout: Maximum time of a call in seconds, for all of its questions; None waits forever. A question without
-            a decision by then retrieves, with a `DecisionTimeoutError`. The first call also loads the model: make it
-            before you serve users.
+            a decision by then retrieves, with a `DecisionTimeoutError`. The first call also loads the model, so make
+            one before you serve users.
         always: Rules for what always retrieves: examples, patterns and functions; see
             `rgate_integrations.gates.rules`.
         never: Rules for what never retrieves.
@@ -69,18 +69,19 @@ class DecisionEngine(Decider):
         self.on_error = on_error
         self.timeout = valid_timeout(timeout)
         self.llm = llm
-        # What evidence keeps between batches, such as embedded examples.
+        # What evidence keeps between batches, such as the vectors of examples.
         self._memory: dict[Hashable, Any] = {}
         size = _LOCAL_BATCH
         if llm is not None or isinstance(proxy, Proxy):  # servers take larger batches
             size = getattr(proxy, "max_batch_size", _MAX_BATCH)
+        # One queue per engine: all callers of a gate share its batches.
         self._batcher: Batcher[Request, Decision | Exception] = Batcher(self._decide, max_size=size)
 
     def __repr__(self) -> str:
         return f"DecisionEngine({self.gate!r}, on_error={self.on_error!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the gate and the options, but neither the worker nor its memory."""
+        """Pickle the gate and the options, but not the worker or its memory."""
         return partial(type(self), **self._options), (self.gate,)
 
     @property
@@ -100,7 +101,7 @@ class DecisionEngine(Decider):
 
     @property
     def knows_follow_ups(self) -> bool:
-        """Whether the gate was trained on turns: those of this package that read them were."""
+        """Whether the gate was trained on conversations, as all gates of this package that read the history were."""
         return self.reads_history
 
     @property
@@ -117,7 +118,7 @@ class DecisionEngine(Decider):
         """Return a proxy model, shared with every engine whose gate names the same one.
 
         Args:
-            name: The proxy of a gate inside of the gate; empty for the gate's.
+            name: The proxy of a gate inside the gate; empty for the gate's own.
         """
         if name not in ("", self.gate.proxy):
             return gate_proxy(name)
@@ -136,7 +137,7 @@ class DecisionEngine(Decider):
         Raises:
             ConfigurationError: The gate has no such parameter.
         """
-        if gate is self.gate and not changes:  # so that callers still share its batches
+        if gate is self.gate and not changes:  # a copy would not share batches with this engine
             return self
         options = self._options
         parameters = {name: value for name, value in changes.items() if name not in options}
@@ -180,11 +181,11 @@ class DecisionEngine(Decider):
         return self.with_options(always=merged.always, never=merged.never)
 
     def decides_like(self, other: Decider) -> bool:
-        """Return whether another engine has an equal gate and options; adapters load a default gate each."""
+        """Return whether another engine has an equal gate and options; each adapter loads its own default gate."""
         return isinstance(other, DecisionEngine) and self.config() == other.config() and self.llm is other.llm
 
     def config(self) -> dict[str, Any]:
-        """Return the gate's name and parameters, and the options; equal for engines that decide alike."""
+        """Return the gate's name and parameters, and the options; they are equal if two engines decide alike."""
         options = {"on_error": self.on_error, "timeout": self.timeout, "rules": self.rules}
         return {**self.gate.config(), **options}
 
@@ -192,11 +193,11 @@ class DecisionEngine(Decider):
         """Queue the requests, and wait for their decisions."""
         if _JUDGING.get() is self:
             raise ConfigurationError(
-                "The gate was called while it judges, by its own drafter, so it would wait for itself.",
+                "The gate's own drafter has called the gate, so it would wait for itself.",
                 hint="Give llm= the model that answers, not a chain that contains the gate.",
             )
         limits = [self.timeout if request.timeout is None else request.timeout for request in requests]
-        # All of them are returned together, so the longest limit counts.
+        # All decisions are returned together, so the longest limit applies.
         limit = None if None in limits else max(limits, default=None)  # type: ignore[type-var]  # no None
         outcomes: list[Decision | Exception] = yield Call(
             wait_results, await_results, self._batcher.submit(requests), limit
@@ -204,7 +205,7 @@ class DecisionEngine(Decider):
         return outcomes
 
     def _decide(self, requests: Sequence[Request]) -> list[Decision | Exception]:
-        """Decide for a batch of all callers; runs in this engine's worker thread."""
+        """Decide for a batch from all callers; runs in this engine's worker thread."""
         _JUDGING.set(self)
         sources = Sources(self.get_proxy, self.llm, self._memory, self.timeout or math.inf)
         scores = score_requests(self.gate, requests, sources, self.rules)
@@ -212,14 +213,14 @@ class DecisionEngine(Decider):
         for request, score in zip(requests, scores, strict=True):
             try:
                 outcomes.append(score if isinstance(score, Exception) else self._to_decision(request, score))
-            except ValueError as error:  # a user's gate may return signals that are not numbers
+            except ValueError as error:  # signals of a user's gate may not be numbers
                 outcomes.append(error)
         return outcomes
 
     def _to_decision(self, request: Request, score: Score) -> Decision:
-        """Apply the override if there is one, or else the threshold of the request, the score or the gate."""
+        """Apply the override, or else the threshold of the request, the score or the gate, in this order."""
         threshold = self.threshold if score.threshold is None else score.threshold
-        # The override decides, but leaves P(known) as it is, so that calibration and logs see the real number.
+        # The override decides but leaves P(known) unchanged, so that calibration and logs get the real number.
         retrieve, reason = score.p_known < threshold, score.reason
         if score.override is not None:
             retrieve = score.override.retrieve

@@ -1,7 +1,7 @@
-"""Messages that cannot be understood alone: follow-ups such as "And how tall is he?".
+"""Detects follow-ups, which cannot be understood alone, such as "And how tall is he?".
 
-A gate that reads the turns before a message decides by itself. If the gate does not read them, the message retrieves.
-Without turns, a message that refers back retrieves, unless a gate that was trained on turns is sure.
+If earlier turns are given, a gate that reads them decides normally, and any other gate retrieves. If none are given,
+a message that refers back retrieves, unless a gate that was trained on conversations is sure.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ REFERS_BACK = "The question refers to earlier turns, which the gate did not see.
 UNREAD = "The question follows earlier turns, which the gate does not read: condense it first."
 
 MIN_P_KNOWN_IF_REFERS_BACK = 0.95
-"""A message that refers back retrieves below this P(known): a gate trained on turns is sure of thanks, not
-of follow-ups."""
-_MAX_CHARACTERS = 400  # a longer question names what it is about
+"""A message that refers back retrieves below this P(known). Gates trained on conversations reach it for thanks, but
+not for follow-ups."""
+_MAX_CHARACTERS = 400  # a longer question usually names its subject
 _AFTERTHOUGHT = re.compile(
     r"^(?:and|but|or|what about|how about)\b"
     r"|^(?:really|who|what|when|where|why|how|why not|how so|how come|which one|tell me more|go on)\W*$",
@@ -27,22 +27,22 @@ _PRONOUN = re.compile(
 )
 _DEMONSTRATIVES = frozenset(["this", "that", "these", "those"])
 _PLURALS = frozenset(["they", "them", "their", "theirs"])
-# A pronoun right after an auxiliary or a preposition stands for something outside of its clause.
+# A pronoun right after an auxiliary or a preposition refers to something outside its clause.
 _AUXILIARY = r"is|was|are|were|be|been|does|do|did|has|have|had|can|could|will|would|should|may|might|must"
 _AFTER_AUXILIARY = re.compile(
     rf"\b(?:{_AUXILIARY}|about|after|against|at|before|between|by|for|from|in|of|on|than|to|with)\W*$",
     re.IGNORECASE,
 )
-# "Why do people lie to their friends?": what a plural stands for is more often in the same clause.
+# "Why do people lie to their friends?": a plural more often refers to something in its own clause.
 _PLURAL_AFTER_AUXILIARY = re.compile(rf"\b(?:{_AUXILIARY}|about|by|of)\W*$", re.IGNORECASE)
-# "What do cats eat and why do they purr?": an earlier clause names it.
+# "What do cats eat and why do they purr?": an earlier clause names the subject.
 _EARLIER_CLAUSE = re.compile(
     r"(?:\w+\W+){3,}?(?:and|but|or|so|if|when|while|because)\b|(?:\w+\s+){2,}\w+[,;:.?!]\s", re.IGNORECASE
 )
-# "How long does it take to …", "Is it true that …", "Why does it rain?": here "it" stands for nothing.
+# "How long does it take to …", "Is it true that …", "Why does it rain?": here "it" refers to nothing.
 _DUMMY = re.compile(r"^\W*\w+\s+(?:to|that|for|if|when)\b|^\W*(?:rain|snow|hail|storm)", re.IGNORECASE)
 _TIME_EXPRESSION = re.compile(r"\b(?:time|day|date|month|year|season)\s+(?:is|was)\s*$", re.IGNORECASE)
-# "What do they speak in Brazil?": here "they" are people in general.
+# "What do they speak in Brazil?": here "they" means people in general.
 _PLACE = re.compile(r"\b(?:in|at|on)\s+(?:the\s+)?[A-Z]")
 _NAME = re.compile(r"[\"“\d]|(?<=\s)(?!I\b)[A-Z]")  # a quotation, a number, or a capital within a sentence
 
@@ -50,7 +50,7 @@ _NAME = re.compile(r"[\"“\d]|(?<=\s)(?!I\b)[A-Z]")  # a quotation, a number, o
 def is_follow_up(question: str) -> bool:
     """Return whether a question refers to something that it does not name.
 
-    It only knows English wording, misses some follow-ups, and takes some complete questions for follow-ups.
+    It only recognises English wording, misses some follow-ups, and mistakes some complete questions for follow-ups.
 
     >>> is_follow_up("And how tall is he?"), is_follow_up("How tall is Napoleon, and when did he die?")
     (True, False)
@@ -67,15 +67,16 @@ def missing_context(request: Request, *, reads_history: bool) -> str:
 
     Args:
         request: The question, with the turns before it if they are known.
-        reads_history: Whether the gate reads them.
+        reads_history: Whether the gate reads those turns.
     """
+    # With earlier turns, any message may refer to them, whatever its wording.
     if request.history:
         return "" if reads_history else UNREAD
     return REFERS_BACK if is_follow_up(request.question) else ""
 
 
 def _is_unresolved(text: str, pronoun: re.Match[str]) -> bool:
-    """Return whether nothing in the question says what a pronoun stands for."""
+    """Return whether a pronoun refers to something that the question does not name."""
     word = pronoun.group().lower()
     before, after = text[: pronoun.start()], text[pronoun.end() :]
     if _NAME.search(before) or _EARLIER_CLAUSE.match(before):

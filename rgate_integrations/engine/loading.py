@@ -25,10 +25,10 @@ Corpus: TypeAlias = OneCorpus | Iterable[OneCorpus] | Mapping[str, OneCorpus]
 
 
 class GateOptions(RuleOptions, total=False):
-    """The options of adapters beside the gate: rules and corpora; see `load_gate`.
+    """The rules and corpora that adapters accept besides the gate; see `load_gate`.
 
     Attributes:
-        corpus: Also True: the adapter makes a profile of its own passages.
+        corpus: As in `load_gate`, or True: then the adapter makes a profile of its own passages.
         prefer: See `CorpusGate`.
         when_uncovered: See `CorpusGate`.
         top: See `CorpusGate`.
@@ -64,28 +64,28 @@ def load_gate(
     corpus: Corpus | None = None,
     **parameters: Any,
 ) -> DecisionEngine:
-    """Return a gate that decides. Its first decision loads the models.
+    """Load a gate that makes decisions. Its first decision loads the models.
 
     Args:
-        name: A gate's name (see ``rgate gates``), with an argument after a colon where it takes one
+        name: A gate's name (see ``rgate gates``), with an argument after a colon if it takes one
             (``"constant:random:0.5"``); the name of a shipped gate; the folder or Hub id of a trained one; the URL
-            of a decision server (``rgate serve``); or a `Gate`. None is ``"default"``, the shipped default gate.
+            of a decision server (``rgate serve``); or a `Gate`. None means ``"default"``, the shipped default gate.
         proxy: Catalogue name, folder or Hub id of the proxy model, or a `Proxy` object.
-        llm: Writes the drafts of gates with ``source="llm"``. If it has a name, the gate judges its knowledge.
+        llm: Writes the drafts of gates with ``source="llm"``. If it has a name, P(known) is adjusted to it.
         on_error: What a failure does: ``"retrieve"`` or ``"raise"``; see `DecisionEngine`.
         timeout: Maximum time of a decision in seconds, after which it retrieves; see `DecisionEngine`.
-        llm_name: The LLM whose knowledge the gate judges: a name, or a folder of ``rgate ability``. Overrides a name
-            detected from ``llm``. A tuned gate ignores both.
+        llm_name: The LLM whose knowledge the gate judges: a name, or a folder made by ``rgate ability``. Overrides a
+            name detected from ``llm``. A tuned gate ignores both.
         always: Rules for what always retrieves: examples ("questions like these"), patterns, and functions of the
             question and its metadata; one or several.
         never: Rules for what never retrieves.
-        corpus: The corpora to search, see `Corpus`; what they cover counts, too.
-        **parameters: Parameters of the gate, such as ``threshold``; with a corpus also those of `CorpusGate`.
+        corpus: The corpora to search, see `Corpus`; the gate also considers what they cover.
+        **parameters: Parameters of the gate, such as ``threshold``; with a corpus, also those of `CorpusGate`.
 
     Raises:
         UnknownNameError: No gate has that name; the hint suggests the nearest.
         ProfileError: A profile cannot be read.
-        ConfigurationError: A parameter is unknown or out of range, or the gate does not judge an LLM by its name.
+        ConfigurationError: A parameter is unknown or out of range, or the gate cannot be adjusted to an LLM.
         ModelLoadError: A trained gate or a measured ability cannot be read.
     """
     names = CorpusGate.own_parameters if corpus is not None else ()
@@ -93,11 +93,11 @@ def load_gate(
     if isinstance(name, Gate):
         gate = name.replace(**parameters)
     else:
-        if isinstance(proxy, str):  # a gate inside of the gate may read it at construction
+        if isinstance(proxy, str):  # a gate inside the gate may read it during construction
             parameters["proxy"] = proxy
         gate = make_gate(DEFAULT_GATE if name is None else str(name), **parameters)
     drafter = getattr(llm, "name", "")
-    if isinstance(drafter, str):  # an object of the user's may have any attribute of that name
+    if isinstance(drafter, str):  # a user's object may have any attribute of that name
         gate = gate.for_llm(drafter, "the model that drafts")
     if llm_name:
         gate = set_llm(gate, llm_name)
@@ -109,7 +109,7 @@ def load_gate(
 
 
 def set_corpora(gate: Gate, corpus: Corpus, **parameters: Any) -> CorpusGate:
-    """Return a gate that also knows what these corpora cover, instead of those that it knew.
+    """Return a gate that also considers what these corpora cover; they replace any earlier corpora.
 
     Raises:
         ProfileError: A profile cannot be read.
@@ -127,35 +127,36 @@ def set_corpora(gate: Gate, corpus: Corpus, **parameters: Any) -> CorpusGate:
                 hint="Use CorpusProfile.from_texts(texts), or rgate profile.",
             )
         profiles.append(replace(profile, name=name) if name else profile)
+    # Replaced rather than nested: a corpus gate around another one would ask both about coverage.
     inner = gate.inner if isinstance(gate, CorpusGate) else gate
     return CorpusGate.from_parameters({"inner": inner, "profiles": profiles, **parameters})
 
 
 def set_llm(gate: Gate, llm_name: str) -> Gate:
-    """Return a gate that judges what an LLM knows, or the gate itself if it was fitted to an LLM.
+    """Return a gate adjusted to an LLM, or the gate itself if it was already fitted to one.
 
     Raises:
-        ConfigurationError: It does not judge an LLM by its name.
+        ConfigurationError: The gate cannot be adjusted to an LLM.
     """
-    # Silently ignoring the name would judge the wrong LLM.
+    # An error, because ignoring the name would judge the wrong LLM.
     if not gate.judges_llm:
         raise ConfigurationError(
-            f"The gate {gate.name!r} judges no LLM by its name, but llm_name={llm_name!r} was given.",
-            hint="Use the default gate, or another one with heads.",
+            f"The gate {gate.name!r} cannot be adjusted to an LLM, but llm_name={llm_name!r} was given.",
+            hint="Use the default gate, or leave out llm_name.",
         )
     return gate.for_llm(llm_name)
 
 
 def resolve_gate(gate: Any = None, llm_name: str = "", **options: Unpack[GateOptions]) -> Decider:
-    """Return the decider for an adapter's ``gate=`` argument and its further options.
+    """Return the decider for an adapter's ``gate=`` argument and its other options.
 
     Args:
-        gate: A gate, `load_gate`'s argument, an object with `decide_batch` and `adecide_batch`, or None.
+        gate: A gate, an argument for `load_gate`, an object with `decide_batch` and `adecide_batch`, or None.
         llm_name: The LLM whose knowledge is judged; see `load_gate`.
-        **options: Rules and corpora. ``corpus=True`` is left to the adapter.
+        **options: Rules and corpora. ``corpus=True`` is handled by the adapter.
 
     Raises:
-        ConfigurationError: The gate is none of these, or it cannot take an option.
+        ConfigurationError: The gate is none of these, or it does not accept an option.
         ProfileError: The profile of a corpus cannot be read.
         UnknownNameError: No gate has that name.
     """
@@ -176,35 +177,35 @@ def resolve_gate(gate: Any = None, llm_name: str = "", **options: Unpack[GateOpt
         raise ConfigurationError(
             f"{min(parameters)}= needs a corpus.", hint="Use corpus=CorpusProfile.from_texts(texts)."
         )
-    # An object of the user's has no parameters: what it cannot take is refused, not ignored.
+    # A user's object accepts no corpus and no LLM name: we raise an error instead of ignoring them.
     if isinstance(decider, DecisionEngine):
         if not isinstance(corpus, bool | None):
             decider = decider.with_options(gate=set_corpora(decider.gate, corpus, **parameters))
     elif corpus is not None:
         raise ConfigurationError(
-            f"{decider.name} takes no corpus.", hint="Choose among corpora in its decide_batch."
+            f"{decider.name} accepts no corpus.", hint="Choose among corpora in its decide_batch."
         )
     elif llm_name:
-        raise ConfigurationError(f"{decider.name} judges no LLM by its name.", hint="Omit llm_name=.")
+        raise ConfigurationError(f"{decider.name} cannot be adjusted to an LLM.", hint="Omit llm_name=.")
     return decider.with_rules(**rules)
 
 
 OWN = "own"
-"""Stands for the question gate that belongs to the judging gate; see `answer_first_gates`."""
+"""Means the judging gate's own question gate; see `answer_first_gates`."""
 
 
 def answer_first_gates(
     gate: Decider, question_gate: Decider | GateLike | str | None = OWN
 ) -> tuple[Decider, Decider | None]:
-    """Return the gate that judges partial answers, and the gate that reads the question before.
+    """Return the gate that judges partial answers, and the gate that screens the question before.
 
     Args:
-        gate: The adapter's gate. If it only reads questions, its gate for partial answers judges.
-        question_gate: A gate, or what `load_gate` takes; None to skip this step; `OWN` for the question gate that
-            belongs to the gate, if there is one.
+        gate: The adapter's gate. If it only reads questions, its own gate for partial answers is used.
+        question_gate: A gate, or an argument for `load_gate`; None to skip the screening; `OWN` for the gate's own
+            question gate, if it has one.
 
     Raises:
-        ConfigurationError: The gate cannot judge partial answers, and has no gate that can.
+        ConfigurationError: The gate cannot judge partial answers, and has no gate for them.
     """
     judge = gate.answer_gate()
     if judge is None:
@@ -220,6 +221,6 @@ def answer_first_gates(
     question = resolve_gate(question_gate)
     corpora = gate.gate if isinstance(gate, DecisionEngine) else None
     if isinstance(question, DecisionEngine) and isinstance(corpora, CorpusGate) and not question.corpora:
-        # The corpora of the gate count for the question, too.
+        # The gate's corpora also apply to the question.
         question = question.with_options(gate=corpora.around(question.gate))
     return judge, question

@@ -1,4 +1,4 @@
-"""A gate of the user's: any object with `decide_batch` and `adecide_batch`."""
+"""A user's own gate: any object with `decide_batch` and `adecide_batch`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rgate_integrations.runtime.flow import Call, Flow
 
 @runtime_checkable
 class GateLike(Protocol):
-    """A gate as adapters accept it. These two methods are enough.
+    """A gate that adapters accept. These two methods are enough.
 
-    Attributes declare what else it can do:
+    Optional attributes declare what else it can do:
 
     - ``reads_history = True``: it reads `Request.history`. Otherwise a question that follows earlier turns retrieves.
     - ``reads_drafts = True``: it reads `Request.draft`, so it can judge a partial answer.
@@ -28,11 +28,11 @@ class GateLike(Protocol):
         """Return a decision for each request, in order."""
 
     def adecide_batch(self, requests: Sequence[Request], /) -> Awaitable[list[Decision]]:
-        """Return the same as an awaitable."""
+        """Return the same decisions as an awaitable."""
 
 
 class OwnGate(Decider):
-    """Decides with a `GateLike` object of the user's, whose attributes are read on every call: they may change."""
+    """Decides with a user's `GateLike` object, whose attributes may change and are read on every call."""
 
     def __init__(self, gate: Any) -> None:
         self.gate = gate
@@ -42,7 +42,7 @@ class OwnGate(Decider):
 
     @property
     def on_error(self) -> OnError:  # type: ignore[override]  # read-only here
-        """What a failure does; it retrieves unless the object says ``"raise"``."""
+        """What a failure does: it retrieves unless the object says ``"raise"``."""
         return "raise" if getattr(self.gate, "on_error", "retrieve") == "raise" else "retrieve"
 
     @property
@@ -68,7 +68,7 @@ class OwnGate(Decider):
         return tuple(getattr(self.gate, "corpora", ()))
 
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the object for all decisions at once; a threshold that it ignored is applied here."""
+        """Ask the object for all decisions at once, and apply thresholds that it ignored."""
         decisions = yield Call(self.gate.decide_batch, self.gate.adecide_batch, list(requests))
         if len(decisions) != len(requests):  # `Decider.flow` reports it
             return list(decisions)
@@ -79,10 +79,11 @@ class OwnGate(Decider):
             return ConfigurationError(
                 f"The gate {self.name!r} returned {type(decision).__name__}, not a Decision."
             )
+        # A user's gate that fails must not skip retrieval silently.
         must_retrieve = decision.error is not None or (decision.override and decision.override.retrieve)
         if must_retrieve and not decision.retrieve:
             return ConfigurationError(
-                f"A decision of {self.name!r} does not retrieve, although its error or its override does."
+                f"A decision of {self.name!r} skips retrieval although it has an error or an override that retrieves."
             )
         if request.threshold in (None, decision.threshold):
             return decision
@@ -93,7 +94,7 @@ class OwnGate(Decider):
         return self if getattr(self.gate, "reads_drafts", False) else None
 
     def question_gate(self) -> Decider | None:
-        """Return None: no other gate overrules the user's."""
+        """Return None: no other gate overrules a user's own."""
         return None
 
     def decides_like(self, other: Decider) -> bool:

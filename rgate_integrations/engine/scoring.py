@@ -1,4 +1,4 @@
-"""Scores a batch of requests: by the user's rules, then by a gate; of very long requests only a part is read."""
+"""Scores a batch of requests with the user's rules, then with a gate. Very long requests are truncated."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rgate_integrations.runtime.segments import BLANK_LINE, QUESTION_MARKS, segm
 MAX_REQUEST_TOKENS = 2_048
 """Maximum length of a request that is read completely."""
 MIN_P_KNOWN_IF_TRUNCATED = 0.9
-"""A truncated request retrieves below this P(known), because what was left out may ask for more."""
-# Shares of a truncated request that its beginning, its end (0.45 each) and the sentences between them may take.
-# People put their question at either end of a pasted text.
+"""A truncated request retrieves below this P(known), because the part left out may ask for more."""
+# Shares of a truncated request: its beginning and its end (0.45 each), since people put their question before or
+# after a pasted text, and the sentences in between that ask for something.
 _END_SHARE, _MIDDLE_SHARE = 0.45, 0.1
 _MAX_MIDDLE_CHARACTERS = (
-    200_000  # that are searched for questions: splitting a book into sentences takes seconds
+    200_000  # characters searched for questions, because splitting a book into sentences takes seconds
 )
-# How sentences begin that ask for something. They are only read, not judged, by this.
+# How sentences begin that ask for something. A match only makes the gate read the sentence.
 _ASKS = re.compile(
     r"(?:who|whom|whose|what|when|where|which|why|how|is|are|was|were|do|does|did|can|could|has|have|had|will|would"
     r"|tell|name|give|list|find|explain|describe|define|write|draft|make|create|turn|summari[sz]e|translate|rewrite"
@@ -57,7 +57,7 @@ def score_requests(
         elif reads_model:
             item = read_request(whole, sources)
         evidence.append(item)
-    # Whatever has a verdict already is not computed again: `find` only computes missing pieces.
+    # A request that already has a verdict costs nothing more, because `find` only computes missing pieces.
     context = Context(evidence, sources, planned)
     for spec in likeness:
         undecided = context.without(verdict)
@@ -78,10 +78,12 @@ def score_requests(
             continue
         score: Score = replace(piece.value, cost=item.cost + Cost(milliseconds=milliseconds))
         if item.truncated:
-            warning = f"Of {len(request.question):,} characters {len(item.question):,} were read."
+            warning = f"Of {len(request.question):,} characters only {len(item.question):,} were read."
             score = replace(score, warnings=(warning, *score.warnings))
             if item.leaves_out or score.p_known < MIN_P_KNOWN_IF_TRUNCATED:
-                score = score.overridden("Too long to be read completely, so it may ask for more.")
+                score = score.overridden(
+                    "The request is too long to be read completely, so it may ask for more."
+                )
         encoding = detect_encoding(item.question) if reads_model else ""
         if encoding:
             score = score.overridden(f"Written in {encoding}, which the gate does not read.")
@@ -90,7 +92,7 @@ def score_requests(
 
 
 def _add_corpora(verdict: ScoreSpec, context: Context) -> None:
-    """Ask the gate where to search for what a rule retrieves; the rule only says whether to search."""
+    """Ask the gate where to search if a rule retrieves, because the rule only says whether to search."""
     for item in context.evidence:
         score = getattr(item.pieces[verdict], "value", None)
         if score is None or score.corpora or score.override is None or not score.override.retrieve:
@@ -103,17 +105,18 @@ def _add_corpora(verdict: ScoreSpec, context: Context) -> None:
 
 
 def read_request(request: Request, sources: Sources) -> Evidence:
-    """Return a request as a model reads it: in plain letters and, if very long, truncated.
+    """Return a request in the form that models read: in plain letters and, if very long, truncated.
 
-    The beginning, the end, and the sentences between them that ask for something are kept.
+    Truncation keeps the beginning, the end, and the sentences in between that ask for something.
     """
     question, original = plain_text(request.question), ""
     if question != request.question:
         request, original = replace(request, question=question), request.question
+    # Skips tokenization for almost all requests.
     if len(question.encode()) <= MAX_REQUEST_TOKENS:  # a token has at least one byte
         return Evidence(request, original=original)
     head = question[: 8 * MAX_REQUEST_TOKENS]  # a token rarely has more than 8 characters
-    # Counting tokens needs a model. If there is none, the gate's evidence fails for that reason.
+    # Counting tokens needs a model. Without one, the gate's evidence will fail for that reason, so not here.
     with suppress(Exception):
         head = sources.proxy("").truncate(head, MAX_REQUEST_TOKENS) or head
     if len(head) == len(question):
@@ -132,7 +135,7 @@ def read_request(request: Request, sources: Sources) -> Evidence:
 
 
 def _asking_sentences(text: str) -> list[str]:
-    """Return the sentences that may ask for something: by their words, or because they are a paragraph."""
+    """Return the sentences that may ask for something, by their words or because they are a whole paragraph."""
     asking = []
     for paragraph in BLANK_LINE.split(text):
         sentences = segments(paragraph)

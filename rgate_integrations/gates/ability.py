@@ -1,4 +1,4 @@
-"""How much an LLM knows: one number and its uncertainty, by the LLM's name or from a folder of ``rgate ability``."""
+"""How much an LLM knows, as a number with its uncertainty: by the LLM's name, or measured by ``rgate ability``."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ ABILITY = "ability.json"
 """The file of a measured ability."""
 
 REFERENCE_LLM = "Llama-3.1-8B-Instruct"
-"""The LLM of ability 0, which an unknown LLM is judged as."""
+"""The LLM of ability 0; an unknown LLM is judged like this one."""
 
 _FORMAT = 1
 _DEFAULT_SIZE = 8.0
-# Logits that twice the parameters are worth, roughly, below the smallest known LLM of a family.
+# Roughly how many logits a doubling of the parameters is worth, below the smallest known LLM of a family.
 _LOGITS_PER_DOUBLING = 0.6
-# Standard deviations of a guess from LLMs of the same tier, of the same version, and of the same family.
+# Standard deviation of a guess based on LLMs of the same tier, of the same version, or of the same family.
 _SIBLING_SD, _VERSION_SD, _FAMILY_SD = 0.8, 1.0, 1.5
-_NEXT_VERSIONS = 2  # how far above the latest known version a successor may be
+_NEXT_VERSIONS = 2  # how far a successor's version may be above the latest known one
 _SMALL = frozenset(("air", "edge", "flash", "haiku", "lite", "micro", "mini", "nano", "small", "tiny"))
-_SMALL |= {"alpaca", "clone", "distill", "distilled"}  # smaller LLMs that were trained on its answers
+# Words for smaller LLMs that were trained on another LLM's answers.
+_SMALL |= {"alpaca", "clone", "distill", "distilled"}
 _FAST = frozenset(("fast", "instant", "spark", "turbo"))
 
 
@@ -52,7 +53,7 @@ class Ability:
         llm: Its name.
         theta: Ability in logits; Llama-3.1-8B-Instruct has 0, and more is better.
         sd: Standard deviation of ``theta``.
-        source: Where it comes from, to follow "by".
+        source: Where the value comes from, as a phrase that follows "by".
     """
 
     llm: str
@@ -66,18 +67,18 @@ _DEFAULT = Ability(REFERENCE_LLM, 0.0, 1.0, "nothing is known of the LLM")
 
 @dataclass(frozen=True)
 class AbilityEntry:
-    """A line of the table, and what its name says."""
+    """A line of the table, with its parsed name."""
 
     name: ModelName
     ability: Ability
 
 
 def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
-    """Return the ability of an LLM, and a warning, which is empty if the name says which LLM it is.
+    """Return the ability of an LLM, and a warning, which is empty if the name identifies the LLM.
 
-    The first of these that applies:
+    The first of these that applies is used:
 
-    1. a folder of ``rgate ability``: the measured ability;
+    1. a folder made by ``rgate ability``: the measured ability;
     2. the table, by the words of the name (see `rgate_integrations.gates.llm_names`), if need be without those that
     say
        how long the LLM thinks: the line with the same date, or else the least able of those with these words;
@@ -85,12 +86,12 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
        Without one: that of the latest predecessor of the same tier, such as ``opus``; or else of the least able LLM
        of the version, or of the family. A guess never raises ability. Of a name with two families, such as a
        distilled LLM's, the less able counts;
-    4. a size alone, which may only lower ability;
+    4. a size alone, which can only lower the ability;
     5. the default.
 
     Args:
-        name: The name as a provider, a server, a file or a framework gives it; may be empty.
-        folders: Whether it may be a folder: only if the user gave it.
+        name: The name as a provider, a server, a file or a framework writes it; may be empty.
+        folders: Whether the name may be a folder, which is allowed only if the user gave it.
 
     Raises:
         ModelLoadError: The folder's measurement cannot be read.
@@ -101,7 +102,7 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
     if measured is not None:
         return measured, ""
     model = parse_name(name)
-    # The same LLM under another date or server name.
+    # The same LLM with another date or another server's name for it.
     same = _same_llm(model)
     if same:
         dated = [entry for entry in same if _same_date(entry.name.date, model.date)]
@@ -125,22 +126,22 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
 
 
 def check_llm_name(name: str) -> None:
-    """Refuse a path that does not exist: it is a mistyped folder, not the name of an LLM.
+    """Refuse a path that does not exist, because it is a mistyped folder and not the name of an LLM.
 
-    Only for names that the user gives: a server's name for its model may be a path on another machine.
+    Only for names that the user gives, because a server's name for its model may be a path on another machine.
 
     Raises:
         ConfigurationError: The name starts like a relative or home path, and does not exist.
     """
     if name.startswith(("./", "../", ".\\", "..\\", "~")) and not os.path.exists(find_folder(name)):
         raise ConfigurationError(
-            f"There is no folder {name!r}.",
-            hint="Give the name of an LLM, or a folder made by `rgate ability`.",
+            f"The folder {name!r} does not exist.",
+            hint="Use the name of an LLM, or a folder made by `rgate ability`.",
         )
 
 
 def least_capable(names: Iterable[str]) -> str:
-    """Return the name of the LLM that knows least; the first of equals. Needs at least one name."""
+    """Return the name of the least capable LLM; the first one if several are equal. Needs at least one name."""
     return min(names, key=lambda name: resolve_ability(name, folders=False)[0].theta)
 
 
@@ -151,7 +152,7 @@ def ability_table() -> tuple[AbilityEntry, ...]:
 
 
 def build_table(text: str) -> tuple[AbilityEntry, ...]:
-    """Return the lines of a table; those of LLMs that are also known by a name with a size appear twice.
+    """Return the lines of a table; an LLM that also has a name with a size appears twice.
 
     Args:
         text: JSON: ``theta``, ``sd`` and ``source`` by name.
@@ -159,7 +160,7 @@ def build_table(text: str) -> tuple[AbilityEntry, ...]:
     entries = [
         AbilityEntry(parse_name(name), Ability(name, **facts)) for name, facts in parse_json(text).items()
     ]
-    # "phi-4-14b" is looked up like any name with a size, so the table needs it beside "phi-4".
+    # "phi-4-14b" is looked up like any name with a size, so the table needs it in addition to "phi-4".
     for sized, usual in sizes_left_out():
         words = parse_name(usual).words
         entries += [AbilityEntry(sized, entry.ability) for entry in entries if entry.name.words == words]
@@ -167,7 +168,7 @@ def build_table(text: str) -> tuple[AbilityEntry, ...]:
 
 
 def _same_date(ours: str, theirs: str) -> bool:
-    """Return whether two dates are the same: one may lack the year."""
+    """Return whether two dates are the same, where one may lack the year."""
     return ours == theirs or bool(ours and theirs and (ours.endswith(theirs) or theirs.endswith(ours)))
 
 
@@ -176,7 +177,7 @@ def _least_able(entries: Sequence[AbilityEntry]) -> Ability:
 
 
 def _same_llm(model: ModelName) -> list[AbilityEntry]:
-    """Return the lines of an LLM: by all words of its name, or else without those for how long it thinks."""
+    """Return the lines of an LLM by all words of its name, or else without those that say how long it thinks."""
     table = ability_table()
     for words in (model.words, model.without_effort, model.without_any_effort):
         exact = [entry for entry in table if entry.name.words == words]
@@ -193,7 +194,7 @@ def _guess_by_family(model: ModelName, family: str, members: Sequence[AbilityEnt
     if model.size is None:
         return _guess_by_tier(model, family, members, of_version)
     siblings = [entry for entry in members if entry.name.unsized == model.unsized]
-    # The closest relatives with a known size first; the further away, the less certain.
+    # Closest relatives with a known size first, because more distant ones are less certain.
     for some, sd in ((siblings, _SIBLING_SD), (of_version, _VERSION_SD), (members, _FAMILY_SD)):
         sized = [entry for entry in some if entry.name.size is not None]
         if sized:
@@ -211,31 +212,31 @@ def _guess_by_tier(
     tier, number = model.tier(family), model.version(family)
     numbers = [entry.name.version(family) or 0.0 for entry in members]
     unknown = tier.difference(*(entry.name.tier(family) for entry in members))
-    # A number far above all others is no version: "gpt-40".
+    # A number far above all others is not a version: "gpt-40".
     if number is not None and number <= max(numbers) + _NEXT_VERSIONS:
         perhaps_effort = model.words - model.without_any_effort
         predecessors = _predecessors(tier, number, family, members)
         predecessors = predecessors or _predecessors(tier - perhaps_effort, number, family, members)
-        # A name without a tier may also be of the smallest tier of its version.
+        # A name without a tier may belong to the smallest tier of its version.
         rivals = [] if tier else of_version
         if predecessors and _least_able(predecessors) == _least_able([*predecessors, *rivals]):
             known = _least_able(predecessors)
             sd = math.hypot(known.sd, _SIBLING_SD)
             return Ability(family, known.theta, sd, f"its latest known predecessor, {known.llm}")
-    # "gpt-bot-5" has an unknown word, and its number may be the bot's: then the version says nothing.
+    # "gpt-bot-5" has an unknown word, and the number may be the bot's, so the version says nothing.
     if unknown and family not in model.numbered:
         of_version = []
     elif number is not None and _is_one_tier(of_version, family):
-        # The version has one tier, maybe not its smallest: so LLMs of all 5.x versions count for 5.5.
+        # Only one tier of this version is known, perhaps not its smallest, so all 5.x LLMs are considered for 5.5.
         of_version = [
             entry for entry, other in zip(members, numbers, strict=True) if int(other) == int(number)
         ]
-    # A word for a small or fast LLM that no known one of this version has: the version's least able may be larger.
+    # A word for a small or fast LLM that no known LLM of this version has: even the least able one may be larger.
     smaller = tier.difference(*(entry.name.tier(family) for entry in of_version)) & (_SMALL | _FAST)
     if of_version and not _is_one_tier(of_version, family) and not smaller:
         known = _least_able(of_version)
         return Ability(family, known.theta, _VERSION_SD, f"the weakest known of its version, {known.llm}")
-    # It may be weaker than all known ones: an unknown small tier, or an older version. Then it has at most ability 0.
+    # An unknown small tier or an older version may be weaker than all known LLMs, so its ability is at most 0.
     known = _least_able(members)
     weaker = unknown & _SMALL or (unknown and (number is None or _is_one_tier(members, family)))
     if known.theta > 0 and (weaker or (number is not None and number < min(numbers))):
@@ -270,7 +271,7 @@ def _interpolate(size: float, entries: Sequence[AbilityEntry]) -> tuple[float, A
 
     It is interpolated between two sizes, and constant above the largest.
     """
-    # By the logarithm of the size, because each doubling is worth about the same; of equal sizes the least able.
+    # By the logarithm of the size, because each doubling is worth about the same; for equal sizes, the least able.
     weakest_at: dict[float, Ability] = {}
     for entry in sorted(entries, key=lambda entry: entry.ability.theta, reverse=True):
         weakest_at[math.log2(entry.name.size or 1.0)] = entry.ability
@@ -281,12 +282,12 @@ def _interpolate(size: float, entries: Sequence[AbilityEntry]) -> tuple[float, A
 
 
 def save_measured(ability: Ability, folder: str | Path) -> Path:
-    """Write an ability to a folder, which appears complete or not at all."""
+    """Write an ability to a folder atomically."""
     return write_folder(folder, {ABILITY: json_text({"format": _FORMAT, **asdict(ability)})})
 
 
 def read_measured(folder: str | Path) -> Ability | None:
-    """Return the ability in a folder; None if there is no such folder, or no ability in it.
+    """Return the ability in a folder; None if the folder does not exist or has no ability.
 
     Raises:
         ModelLoadError: It cannot be read.
@@ -297,7 +298,7 @@ def read_measured(folder: str | Path) -> Ability | None:
     try:
         facts = dict(parse_json(read_file(path)))
         if facts.pop("format") != _FORMAT:
-            raise ValueError("it has another format")
+            raise ValueError("its format is unknown")
         return Ability(**facts)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelLoadError(

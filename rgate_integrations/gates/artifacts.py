@@ -1,6 +1,6 @@
-"""The content of saved gates: the checked fields of ``gate.json``, and the arrays beside them.
+"""The content of saved gates: the validated fields of ``gate.json``, and arrays.
 
-Adapters and calibrated gates are a plain `SavedGate`. Heads, probes and tuned gates have weights of their own.
+Adapters and calibrated gates are a plain `SavedGate`. Heads, probes and tuned gates also have their own weights.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from rgate_integrations.runtime.arrays import Float32Array, Float64Array
 from rgate_integrations.runtime.segments import LAYOUT
 
 STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-"""Configuration of every part of ``gate.json``: it may come from anywhere, so unknown fields are rejected."""
+"""Pydantic configuration for ``gate.json``, which rejects unknown fields because a file may come from anywhere."""
 
 PRIOR = "prior"
-"""Sub-folder of a tuned gate with the gate whose logit is corrected."""
+"""Subfolder of a tuned gate that holds the gate whose logit is corrected."""
 
 ANSWER_FIRST = "answer-first"
-"""Sub-folder of a tuned gate with the gate for partial answers."""
+"""Subfolder of a tuned gate that holds the gate for partial answers."""
 
-_MIN_LOGPROB = -20.0  # some servers write -9999 for "never"
+_MIN_LOGPROB = -20.0  # below this, a token is impossible anyway, and some servers write -9999
 
 AnyStates: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
@@ -54,14 +54,14 @@ class SavedGate:
     """A saved gate.
 
     Attributes:
-        method: Name of the gate, as `load_gate` takes it.
+        method: Name of the gate, as for `load_gate`.
         base_model: The proxy that it was trained with: catalogue name, folder or Hub id.
         fingerprint: `rgate_integrations.models.base.Proxy.fingerprint` of the proxy; empty if unknown.
         llm: The LLM whose knowledge it judges.
         threshold: Default threshold.
-        prompts: Hash of each prompt that it was trained with, by name; with other prompts its scores mean nothing.
-        parameters: Its other parameters; JSON values.
-        provenance: Where it comes from: data, label, seed, recipe, metrics, versions, licence; JSON values.
+        prompts: Hash of each prompt that it was trained with, by name; with other prompts its scores are meaningless.
+        parameters: Other parameters of the gate, as JSON values.
+        provenance: Its origin as JSON values: data, label, seed, recipe, metrics, versions, licence.
     """
 
     method: str
@@ -78,12 +78,12 @@ def check_shape(name: str, array: Float32Array, *shape: int) -> None:
     """Refuse an array of another shape.
 
     Args:
-        name: Its name in the error.
+        name: The array's name in the error.
         array: The array.
         *shape: The length of each axis but the last, which must not be empty.
 
     Raises:
-        ValueError: It has another shape.
+        ValueError: The array has another shape.
     """
     if array.shape[:-1] != shape or not array.size:
         expected = ", ".join(map(str, shape))
@@ -92,13 +92,13 @@ def check_shape(name: str, array: Float32Array, *shape: int) -> None:
 
 @dataclass(frozen=True, config=STRICT)
 class LogprobHead:
-    """Weighs an LLM's token log-probabilities against a probe of its words; P(known) is the sigmoid of the sum.
+    """Combines a probe of an LLM's words with its token log-probabilities; P(known) is the sigmoid of a weighted sum.
 
     Attributes:
         text: Weight of the probe's calibrated logit.
         total: Weight of the sum of the log-probabilities.
-        least: Weight of the lowest.
-        mean: Weight of their mean.
+        least: Weight of the lowest log-probability.
+        mean: Weight of the mean log-probability.
         bias: Added to the sum.
     """
 
@@ -128,13 +128,13 @@ class ProbeArtifact(SavedGate):
     Attributes:
         weight: Shape (layers, hidden size), float32.
         bias: Added to the sum of ``weight * states``; the result is a logit.
-        layers: Which hidden states: (layer, span, pooling) each.
-        tokens: Draft tokens that are read; 0 for the question alone.
+        layers: The hidden states to read: (layer, span, pooling) each.
+        tokens: Number of draft tokens to read; 0 for the question alone.
         source: Who writes the draft.
-        slope: Slope of the Platt calibration of the logit.
+        slope: Slope of the logit's Platt calibration.
         intercept: Intercept of the calibration.
-        logprobs: Also reads the draft's log-probabilities if there are any; None reads only the words.
-        system: System turn of the prompt; None for that of `ANSWER`.
+        logprobs: Weights for the draft's log-probabilities, if it has any; None to read only the words.
+        system: System message of the prompt; None for that of `ANSWER`.
     """
 
     method: Literal["probe"] = "probe"
@@ -162,8 +162,8 @@ class TunedArtifact(SavedGate):
         bias: Added to the logit.
         weight: Weights of the hidden states of the question, shape (layers, hidden size), float32.
         head: Weights of the log-probability features of a partial answer, float32; empty for the question alone.
-        layers: Which hidden states: (layer, span, pooling) each.
-        tokens: Tokens of the partial answer that are read; 0 for the question alone.
+        layers: The hidden states to read: (layer, span, pooling) each.
+        tokens: Number of tokens of the partial answer to read; 0 for the question alone.
     """
 
     method: Literal["tuned"] = "tuned"
@@ -187,9 +187,9 @@ class Kind:
 
     Attributes:
         name: Its name in the decision's signals.
-        answerable: Whether the LLM alone answers it well: always, if it knows the fact, or never.
-        about: What such a request does, to follow "The question …".
-        bias: Added to the sum of its weights times the states.
+        answerable: Whether the LLM alone answers it well: always, never, or if it knows the fact.
+        about: What such a request does, as a phrase that follows "The question …".
+        bias: Added to the weighted sum of the states.
     """
 
     name: str
@@ -198,7 +198,7 @@ class Kind:
     bias: Finite = 0.0
 
     def share_answered(self, known: Float64Array) -> Float64Array:
-        """Return the share of such requests that the LLM alone answers well, given P(it knows the fact)."""
+        """Return the share of such requests that the LLM alone answers well, given P(the LLM knows the fact)."""
         if self.answerable == "if_known":
             return known
         return np.full_like(known, float(self.answerable == "always"))
@@ -212,7 +212,7 @@ class KindHead:
     and the layout of a segment.
 
     Attributes:
-        layers: Which hidden states of the segment: (layer, ``"question"``, pooling) each.
+        layers: The hidden states of the segment to read: (layer, ``"question"``, pooling) each.
         kinds: The K kinds, with their biases.
         hidden: Shape (units, L * H + 11), float32.
         hidden_bias: Shape (units,), float32.
@@ -264,9 +264,9 @@ class FactHeads:
     The reference LLM, of ability 0, is that of `rgate_integrations.gates.ability`.
 
     Attributes:
-        base_model: The proxy whose states they read.
-        layers: Which hidden states: (layer, span, pooling) each; no draft is read.
-        known_weight: Shape (L, H), float32: weights of the logit that an LLM of ability 0 knows the fact.
+        base_model: The proxy whose states are read.
+        layers: The hidden states to read: (layer, span, pooling) each; drafts are not read.
+        known_weight: Weights of the logit that an LLM of ability 0 knows the fact, shape (L, H), float32.
         known_bias: Added to the logit.
         ability_slope: Added to the logit for each unit of the LLM's ability.
         default_ability: Mean and standard deviation of the ability of an unknown LLM.
@@ -303,8 +303,8 @@ class FactHeads:
     def known_logits(self, states: AnyStates, theta: float | Float64Array, sd: float = 0.0) -> Float64Array:
         """Return the logit that an LLM knows the fact, shape (n,), averaged over its possible abilities.
 
-        An uncertain ability moves it towards 0: the mean over a normal distribution is approximated as by MacKay,
-        "The evidence framework applied to classification networks", 1992.
+        Uncertainty about the ability moves it towards 0. The mean over a normal distribution is approximated as in
+        MacKay, "The evidence framework applied to classification networks", 1992.
 
         Args:
             states: Pooled states, shape (n, L, H).
@@ -317,8 +317,8 @@ class FactHeads:
     def p_fact_known(self, states: AnyStates, theta: float, sd: float) -> Float64Array:
         """Return P(the LLM knows the fact), shape (n,); see `known_logits`.
 
-        No LLM has seen the latest news, however capable it is. So for news the ability is at most 0, and the low
-        P(known) also makes up for news that the kinds overlook.
+        Even a very capable LLM has not seen the latest news. So for news the ability is at most 0, and the low
+        P(known) also covers news that the kinds overlook.
         """
         abilities = np.where(self.about_news(states), min(theta, 0.0), theta)
         return sigmoids(self.known_logits(states, abilities, sd))
@@ -331,7 +331,7 @@ class HeadsArtifact(SavedGate):
     Attributes:
         segments: Classifies each segment by the states of `base_model`, which reads any language.
         first_facts: Whether a fact is known, by the states of the same model.
-        facts: The same by the states of a second model: better, but it needs a pass of its own and reads only
+        facts: The same by the states of a second model, which is better but needs another pass and only reads
             English.
         english_weight: Shape (L, H), float32: a question is English if the sum of this times the first model's
             states, over the layers of `first_facts`, and `english_bias` is positive.
@@ -365,7 +365,7 @@ def p_answered(kinds: Sequence[Kind], probabilities: Float64Array, known: Float6
     Args:
         kinds: The K kinds.
         probabilities: The probability of each kind, shape (n, K).
-        known: P(the LLM knows the fact): one for each, or one for all.
+        known: P(the LLM knows the fact), one per request or one for all.
     """
     shares = np.stack([kind.share_answered(known) for kind in kinds], axis=1)
     answered: Float64Array = np.minimum((probabilities * shares).sum(axis=1), 1.0)  # rounding may exceed 1

@@ -20,7 +20,7 @@ from rgate_integrations.models.base import Proxy
 
 Specs: TypeAlias = tuple[EvidenceSpec[Any], ...]
 
-_ROUNDING = 1e-6  # by which a score may leave [0, 1]
+_ROUNDING = 1e-6  # how far rounding may move a score out of [0, 1]
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class GateInfo:
     """Describes a gate, for `list_gates` and ``rgate gates``.
 
     Attributes:
-        name: The name that `load_gate` takes.
+        name: The name for `load_gate`.
         paper: Source of the method.
-        evidence: What it looks at, in a few words.
+        evidence: The evidence that it uses, in a few words.
         training: Whether it needs training.
         cost: What it costs per question.
     """
@@ -48,16 +48,16 @@ class Score:
 
     Attributes:
         p_known: Probability in [0, 1] that the LLM answers correctly without retrieval. Higher means skip.
-        reason: One sentence for a person.
+        reason: One sentence for people to read.
         draft: The draft that was judged, if any.
         warnings: Problems that did not stop the gate.
         signals: Probabilities behind `p_known`, by name.
         llm: The LLM whose knowledge was judged, and the source of its name.
-        threshold: What `p_known` is compared with unless the caller gives a threshold; None for the gate's.
-        override: What decides instead of the threshold, if anything.
+        threshold: The threshold unless the caller gives one; None for the gate's own.
+        override: A decision that takes precedence over the threshold, if any.
         p_covered: Probability in [0, 1] that a corpus has something on the request; None without a corpus.
         corpora: Names of the corpora to search if it retrieves, best first.
-        outcome: What a gate with corpora decided instead of a search; None otherwise.
+        outcome: What a gate with corpora decided instead of searching; None otherwise.
         cost: What the evidence cost; set by the engine.
     """
 
@@ -75,14 +75,14 @@ class Score:
     cost: Cost = field(default_factory=Cost)
 
     def overridden(self, reason: str, *, retrieve: bool = True) -> Score:
-        """Return this score with an override. The first one to retrieve stays; one not to retrieve is replaced."""
+        """Return this score with an override, unless it already has one that retrieves."""
         if self.override is not None and self.override.retrieve >= retrieve:
             return self
         return replace(self, override=Override(retrieve=retrieve, reason=reason))
 
 
 class Gate(BaseModel, ABC):
-    """Scores evidence: how probable is it that the LLM knows the answer?
+    """Scores evidence: how likely is it that the LLM knows the answer?
 
     Gates are immutable values. To decide with one, pass it to `load_gate`, or to an adapter as ``gate=``.
 
@@ -103,7 +103,8 @@ class Gate(BaseModel, ABC):
         False
 
     Attributes:
-        threshold: Retrieve iff p_known < threshold: 0 never retrieves, above 1 always does. An override goes first.
+        threshold: Retrieve iff p_known < threshold: 0 never retrieves, above 1 always does. Overrides take
+            precedence.
         proxy: Catalogue name, folder or Hub id of the proxy model that computes its evidence.
         info: Its description; gates that `load_gate` knows by name have one.
         gate_fields: Names of the parameters that hold other gates.
@@ -127,12 +128,12 @@ class Gate(BaseModel, ABC):
         """The evidence that it looks at."""
 
     def look_closer(self, evidence: Evidence) -> Specs:
-        """Return further evidence that `score` needs, given the evidence so far; by default nothing. Pure."""
+        """Return more evidence that `score` needs, given the evidence so far; by default none. Must be pure."""
         return ()
 
     @abstractmethod
     def score(self, evidence: Evidence) -> Score:
-        """Score the evidence of one question. Pure: the same evidence gives the same score."""
+        """Score the evidence of one question. Must be pure: the same evidence gives the same score."""
 
     @property
     def name(self) -> str:
@@ -146,15 +147,15 @@ class Gate(BaseModel, ABC):
 
     @property
     def reads_drafts(self) -> bool:
-        """Whether it judges the beginning of an answer."""
+        """Whether it can judge the beginning of an answer."""
         return any(spec.reads_draft for spec in expand_specs(self.specs))
 
     def answer_gate(self) -> Gate | None:
-        """Return the gate that judges partial answers, itself or a related one; None if there is none."""
+        """Return the gate that judges partial answers: this one, a related one, or None."""
         return self if self.reads_drafts else None
 
     def question_gate(self) -> Gate | None:
-        """Return the gate that reads only the question, itself or a related one; None if there is none."""
+        """Return the gate that reads only the question: this one, a related one, or None."""
         return None
 
     @property
@@ -164,14 +165,14 @@ class Gate(BaseModel, ABC):
 
     @classmethod
     def parse_argument(cls, argument: str) -> dict[str, Any]:
-        """Return the parameters that the part of a name after the colon stands for, as in ``constant:always``.
+        """Return the parameters for the part of a name after the colon, as in ``constant:always``.
 
         Raises:
-            ConfigurationError: It takes no argument, or not this one.
+            ConfigurationError: The gate accepts no argument, or not this one.
         """
         if not cls.argument:
             raise ConfigurationError(
-                f"The gate {cls.info.name!r} takes no argument, not even {argument!r}.",
+                f"The gate {cls.info.name!r} takes no argument, but got {argument!r}.",
                 hint=f'Use load_gate("{cls.info.name}").',
             )
         return {cls.argument: argument}
@@ -187,7 +188,7 @@ class Gate(BaseModel, ABC):
             return cls.model_validate(dict(parameters))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            # Errors of our own validators have a better message than pydantic's.
+            # Our own validators' messages are better than pydantic's.
             cause = first.get("ctx", {}).get("error")
             if isinstance(cause, ConfigurationError):
                 raise cause from error
@@ -195,7 +196,7 @@ class Gate(BaseModel, ABC):
             parameter = ".".join(map(str, first["loc"])) or "parameters"
             known = [name for name, field in cls.model_fields.items() if not field.exclude]
             raise ConfigurationError(
-                f"The gate {name!r} cannot take {parameter}: {first['msg']}.",
+                f"The gate {name!r} does not accept {parameter}: {first['msg']}.",
                 hint=f"Its parameters are: {', '.join(known)}.",
             ) from error
 
@@ -204,9 +205,9 @@ class Gate(BaseModel, ABC):
         return self.from_parameters({**self.__dict__, **parameters}) if parameters else self
 
     def for_llm(self, name: str, name_source: str = "") -> Self:
-        """Return a copy that judges what an LLM knows, or the gate itself if that changes nothing.
+        """Return a copy adjusted to an LLM, or the gate itself if that changes nothing.
 
-        A gate that was fitted to the answers of an LLM judges that LLM, whatever the name.
+        A gate that was fitted to an LLM's answers always judges that LLM, whatever the name.
 
         Args:
             name: Name of the LLM, or folder of its measured ability.
@@ -220,7 +221,7 @@ class Gate(BaseModel, ABC):
 
 
 CLIENT = "the client"
-"""Source of a name that a server's client sent: as good as the user's, but never a folder on this machine."""
+"""Source of a name that a server's client sent: treated like the user's, but never as a folder of this machine."""
 USER_SOURCES = ("", CLIENT)
 
 
@@ -238,7 +239,7 @@ class NamedLLMGate(Gate):
     llm_name_source: str = ""
 
     def for_llm(self, name: str, name_source: str = "") -> Self:
-        """Return a copy that judges this LLM; itself if the user named another one and this one was detected."""
+        """Return a copy for this LLM, or itself if the user named another LLM and this name was only detected."""
         is_fixed = bool(self.llm_name) and self.llm_name_source in USER_SOURCES
         is_same = (name, name_source) == (self.llm_name, self.llm_name_source)
         if not name or is_same or (is_fixed and name_source not in USER_SOURCES):
@@ -247,18 +248,18 @@ class NamedLLMGate(Gate):
 
 
 InnerGate = Annotated[Gate, PlainSerializer(Gate.config)]
-"""A gate inside of another one; `load_gate` takes a name, a folder or a config for it."""
+"""A gate inside another one; `load_gate` accepts a name, a folder or a config for it."""
 
 
 def share_with_inner(values: Any, inner_field: str, *defaults: str) -> Any:
-    """Return a gate's parameters with those that it shares with its inner gate, for a validator.
+    """Complete a gate's parameters with those that it shares with its inner gate, for a validator.
 
     Both have the same proxy: the outer gate's if given, or else the inner gate's.
 
     Args:
         values: The parameters.
         inner_field: Name of the inner gate's field.
-        *defaults: Names of further fields that the inner gate gives unless the outer one does.
+        *defaults: Names of other fields whose default is the inner gate's value.
     """
     inner = values.get(inner_field) if isinstance(values, dict) else None
     if not isinstance(inner, Gate):
@@ -271,12 +272,12 @@ def share_with_inner(values: Any, inner_field: str, *defaults: str) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class ScoreSpec(EvidenceSpec[Score]):
-    """A gate's score of a question: what the engine asks for, and what gates of gates look at.
+    """A gate's score of a question, for the engine and for gates that contain other gates.
 
-    Two are equal if they have the same gate object: comparing gates by value would compare their weights.
+    Two specs are equal if they have the same gate object, because comparing gates by value would compare weights.
     """
 
-    reads_model: ClassVar[bool] = False  # if a model reads the question, the gate's own specs say so
+    reads_model: ClassVar[bool] = False  # the gate's own specs say whether a model reads the question
 
     gate: Gate
 
@@ -288,12 +289,12 @@ class ScoreSpec(EvidenceSpec[Score]):
 
     @property
     def needs(self) -> Specs:
-        """Everything that the gate looks at."""
+        """All evidence that the gate uses."""
         return self.gate.specs
 
     def compute(self, context: Context) -> list[Piece[Score] | Exception]:
-        """Score every question, or return its error, so that the others go on."""
-        # Requests that need the same further evidence share one batch.
+        """Score every question; one that fails gets its error, and the others continue."""
+        # Requests that need the same additional evidence share one batch.
         closer: dict[EvidenceSpec[Any], list[Evidence]] = {}
         for evidence in context.evidence:
             for spec in self.gate.look_closer(evidence):
@@ -314,16 +315,16 @@ class ScoreSpec(EvidenceSpec[Score]):
         proxy = evidence.proxies.get(self.gate.proxy) or evidence.proxies.get("")
         warnings = _check_model(self.gate, proxy)
         score = self.gate.score(evidence)
-        # Rounding is forgiven; anything else outside of [0, 1] is a bug of the gate, which must not skip a search.
+        # Rounding is tolerated. Any other score outside [0, 1] is a bug of the gate, and must not skip retrieval.
         p = score.p_known
-        if not -_ROUNDING <= p <= 1 + _ROUNDING:  # NaN, too
+        if not -_ROUNDING <= p <= 1 + _ROUNDING:  # also true for NaN
             raise ScoreError(f"The gate {self.gate.name!r} gave the score {p}.")
         warnings = tuple(dict.fromkeys((*score.warnings, *warnings)))
         return replace(score, p_known=min(max(p, 0.0), 1.0), warnings=warnings)
 
 
 def check_answers(drafts: Sequence[Any]) -> None:
-    """Refuse drafts that are not answers: they say nothing about what the LLM knows.
+    """Refuse drafts that are not answers, because they say nothing about the LLM's knowledge.
 
     Raises:
         NoAnswerError: One is empty, a refusal, or a tool call.
@@ -334,12 +335,12 @@ def check_answers(drafts: Sequence[Any]) -> None:
 
 
 def _check_model(gate: Gate, proxy: Proxy | None) -> tuple[str, ...]:
-    """Refuse evidence of another model than a gate was trained on; warn if the model's weights are unknown.
+    """Refuse evidence from a model on which the gate was not trained; warn if the model's weights are unknown.
 
     Raises:
         ModelLoadError: The fingerprints differ.
     """
-    trained = getattr(gate, "trained", None)  # only gates that were trained on a model have it
+    trained = getattr(gate, "trained", None)  # only gates that were trained on a model have this attribute
     if not isinstance(trained, SavedGate) or proxy is None or trained.fingerprint in ("", proxy.fingerprint):
         return ()
     if not proxy.fingerprint:

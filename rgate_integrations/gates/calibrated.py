@@ -1,4 +1,4 @@
-"""A gate with a calibrated P(known), and a threshold that was chosen on paired data."""
+"""A gate with a calibrated P(known) and a threshold chosen on paired data."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rgate_integrations.gates.probability import ProbabilityMap
 
 
 class CalibratedGate(Gate):
-    """Another gate whose scores are mapped to probabilities; made by ``rgate calibrate``.
+    """Maps another gate's scores to probabilities; made by ``rgate calibrate``.
 
-    Proxy and threshold are those of the other gate, unless given.
+    Unless given, proxy and threshold are those of the other gate.
 
     Attributes:
         inner: The gate whose scores are mapped.
@@ -30,7 +30,7 @@ class CalibratedGate(Gate):
         "calibrated", "Platt 1999; Learn then Test (2021)", "what its gate needs", "yes", "draft + judgment"
     )
     gate_fields = ("inner",)
-    judges_llm = True  # the one that it was calibrated with
+    judges_llm = True  # the threshold that it was calibrated with
 
     inner: InnerGate = Field(default_factory=IKGate)
     probability: ProbabilityMap = Field(default_factory=ProbabilityMap)
@@ -43,18 +43,18 @@ class CalibratedGate(Gate):
 
     @property
     def specs(self) -> Specs:
-        """The score of its gate."""
+        """The inner gate's score."""
         return (ScoreSpec(self.inner),)
 
     @property
     def trained(self) -> SavedGate:
-        """The model that it was calibrated with, in the form in which trained gates state theirs."""
+        """The model that it was calibrated with, in the form that trained gates use."""
         return SavedGate(method=self.name, base_model=self.proxy, fingerprint=self.fingerprint)
 
     def score(self, evidence: Evidence) -> Score:
         """Map the inner gate's score."""
         score = evidence[ScoreSpec(self.inner)]
         p = self.probability(score.p_known)
-        # The inner gate's threshold is none for the mapped probability.
+        # The inner gate's threshold does not apply to the mapped probability.
         reason = f"{score.reason} Calibrated, P(known) is {p:.2f}.".strip()
         return replace(score, p_known=p, threshold=None, reason=reason)

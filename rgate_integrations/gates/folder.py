@@ -1,4 +1,4 @@
-"""The folder of a saved gate: ``gate.json``, weights and a card. Written atomically, read with a checksum."""
+"""The folder of a saved gate: ``gate.json``, weights and a card; written atomically, and verified by checksum."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ADAPTER = "adapter_model.safetensors"
 """The file of a LoRA adapter, as peft names it."""
 
 _MAX_HEADER = 1 << 16
-_MAX_WEIGHTS = 1 << 32  # bytes; the adapter of a model with 70B parameters has about 1 GiB
+_MAX_WEIGHTS = 1 << 32  # bytes; the adapter of a 70B model has about 1 GiB
 _WITH_WEIGHTS: dict[Any, type[SavedGate]] = {
     "heads": HeadsArtifact,
     "probe": ProbeArtifact,
@@ -57,7 +57,7 @@ def saved_folder(name: str | Path) -> Path:
     Raises:
         ModelLoadError: None of these exists.
     """
-    # A local folder first, so that a user can replace a shipped gate.
+    # A local folder takes precedence, so that users can replace a shipped gate.
     for folder in (find_folder(name), SHIPPED / name):
         if os.path.isfile(folder / CONFIG):
             return folder
@@ -65,8 +65,8 @@ def saved_folder(name: str | Path) -> Path:
     if name.count("/") == 1 and not name.startswith((".", "~", "/")):
         return _from_hub(name)
     raise ModelLoadError(
-        f"There is no trained gate in {name!r}.",
-        hint=f"Give a folder made by `rgate train`, or a shipped gate: {', '.join(shipped())}.",
+        f"{name!r} is not a trained gate.",
+        hint=f"Use a folder made by `rgate train`, or a shipped gate: {', '.join(shipped())}.",
     )
 
 
@@ -76,7 +76,7 @@ def shipped() -> list[str]:
 
 
 def save_gate(gate: SavedGate, folder: str | Path) -> Path:
-    """Save a gate and return its folder, which appears complete or not at all, and replaces an existing one.
+    """Save a gate atomically, replacing an earlier one, and return its folder.
 
     Raises:
         WriteError: It could not be written.
@@ -85,10 +85,10 @@ def save_gate(gate: SavedGate, folder: str | Path) -> Path:
 
 
 def save_adapter(gate: SavedGate, folder: str | Path) -> Path:
-    """Turn the folder of a LoRA adapter into one that `load_gate` takes, and return it."""
+    """Turn the folder of a LoRA adapter into one that `load_gate` can load, and return it."""
     root = Path(folder)
     files = gate_files(gate, root.name, read_file(root / ADAPTER, _MAX_WEIGHTS))
-    for name in (CARD, CONFIG):  # the config last: with it the folder is a gate
+    for name in (CARD, CONFIG):  # the config comes last, because it makes the folder a gate
         write_atomically(root / name, files[name])
     return root
 
@@ -98,8 +98,8 @@ def gate_files(gate: SavedGate, name: str, adapter: bytes = b"") -> dict[str, by
 
     Args:
         gate: The gate.
-        name: What its card calls it.
-        adapter: Content of its adapter's file, which is in the folder already.
+        name: The gate's name on its card.
+        adapter: Content of its adapter's file, which is already in the folder.
     """
     content = asdict(gate)
     parts = {"": content} | {f"{name}.": part for name, part in content.items() if isinstance(part, dict)}
@@ -118,15 +118,15 @@ def gate_files(gate: SavedGate, name: str, adapter: bytes = b"") -> dict[str, by
 
 
 def tuned_files(gate: TunedArtifact, prior: str | Path, name: str = "tuned") -> dict[str, bytes | str]:
-    """Return the files of a tuned gate's folder, with a copy of the prior, which may change elsewhere.
+    """Return the files of a tuned gate's folder, with a copy of the prior, because the original may change.
 
     Args:
         gate: The correction.
-        prior: The gate that is corrected: a folder, or the name of a shipped gate.
-        name: What its card calls it.
+        prior: The gate to correct: a folder, or the name of a shipped gate.
+        name: The gate's name on its card.
 
     Raises:
-        ModelLoadError: There is no such prior, or it cannot be one; see `read_prior`.
+        ModelLoadError: The prior does not exist or is unsuitable; see `read_prior`.
     """
     read_prior(prior)
     files = gate_files(gate, name)
@@ -137,13 +137,13 @@ def tuned_files(gate: TunedArtifact, prior: str | Path, name: str = "tuned") -> 
 
 
 def read_gate(name: str | Path) -> SavedGate:
-    """Read and check a saved gate; not cached.
+    """Read and validate a saved gate, without caching.
 
     Args:
         name: A local folder, the name of a shipped gate, or a Hub id.
 
     Raises:
-        ModelLoadError: It does not exist, a file is damaged or missing, or it is from a newer version.
+        ModelLoadError: The gate does not exist, a file is damaged or missing, or it is from a newer version.
     """
     folder = saved_folder(name)
     try:
@@ -171,10 +171,10 @@ def read_gate(name: str | Path) -> SavedGate:
 
 
 def read_prior(name: str | Path) -> SavedGate:
-    """Read a gate that a tuned one may correct: heads or a probe, because tuned priors could nest endlessly.
+    """Read a gate that may be a prior: heads or a probe, but not a tuned gate, because those could nest endlessly.
 
     Raises:
-        ModelLoadError: It cannot be read, or is another gate.
+        ModelLoadError: The gate cannot be read, or is of another kind.
     """
     prior = read_gate(name)
     if prior.method not in ("heads", "probe"):
@@ -186,8 +186,8 @@ def read_prior(name: str | Path) -> SavedGate:
 
 
 def _put_arrays(content: dict[str, Any], weights: bytes) -> None:
-    """Put the arrays of a safetensors file into the content of ``gate.json``, each by its dotted name."""
-    # The first eight bytes are the length of the list of tensors. A gate has a few; parsing a million takes 20 s.
+    """Insert the arrays of a safetensors file into the content of ``gate.json``, by their dotted names."""
+    # The first eight bytes are the length of the list of tensors. A gate has few, and parsing a million takes 20 s.
     if int.from_bytes(weights[:8], "little") > _MAX_HEADER:
         raise ValueError("the weights list too many tensors")
     try:
@@ -219,7 +219,7 @@ def _from_hub(name: str) -> Path:
     patterns = [folder + file for folder, file in product(folders, files)]
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
-    except Exception as error:  # the Hub client raises errors of several libraries
+    except Exception as error:  # the Hub client raises errors from several libraries
         raise ModelLoadError(
             f"The gate {name!r} could not be fetched from the Hub: {str(error).splitlines()[0]}",
             hint="Check the name and the network, or give a local folder.",
@@ -227,11 +227,11 @@ def _from_hub(name: str) -> Path:
 
 
 def model_card(gate: SavedGate, name: str) -> str:
-    """Return the card of a saved gate, its folder's ``README.md``: what it is, and how it was made."""
+    """Return the model card of a saved gate (``README.md``), which says what it is and how it was made."""
     provenance = json_text(gate.provenance).strip().replace("`", "'")  # so that it cannot end its block
     return f"""# {plain(name)}
 
-A retrieval gate of `rgate-integrations`: P(the LLM answers rightly without retrieval).
+A retrieval gate of `rgate-integrations`: P(the LLM answers correctly without retrieval).
 
 - **Method**: `{gate.method}`.
 - **Base model**: {plain(gate.base_model) or "none"}.
@@ -250,5 +250,5 @@ Use it as `load_gate("{plain(name)}")`. Scores for another LLM are a guess: cali
 
 
 def plain(name: str) -> str:
-    """Return a name for Markdown: on one line, and without HTML of its own, which pages would run."""
+    """Make a name safe for Markdown: one line, without HTML, which pages would run."""
     return html.escape(" ".join(name.split()), quote=False)

@@ -1,4 +1,4 @@
-"""Parses the name of an LLM, however a server, a cloud or a file spells it: family, version, size, date.
+"""Parses the name of an LLM in any spelling of servers, clouds and files: family, version, size, date.
 
 Names are parsed by rules, never matched by similarity. In this order:
 
@@ -37,7 +37,7 @@ FAMILIES = _set(
     pixtral qwen qwq smollm solar stablelm starling tinyllama titan vicuna yi zephyr
     """
 )
-"""First words of names, one for each family of a maker's LLMs."""
+"""First words of names, one per family of LLMs."""
 
 PROVIDERS = _set(
     """
@@ -85,17 +85,18 @@ _NOISE = _set(
     unsloth
     """
 )
-_EFFORT = _set("thinking reasoning non none minimal low high xhigh adaptive")  # how long it thinks
+# Words for how long the LLM thinks.
+_EFFORT = _set("thinking reasoning non none minimal low high xhigh adaptive")
 _TIERS_OR_EFFORT = _set("max medium")
-_OTHER_TASKS = _set(  # of models that answer no questions
+_OTHER_TASKS = _set(  # words in the names of models that do not answer questions
     """
     bge clip e5 embed embedding embeddings gte guard image imagen moderation ocr rerank reranker reward speech
     transcribe tts whisper
     """
 )
-_SPEED = _set("turbo instant versatile lite fast reference free")  # servers' words, beside a size
+_SPEED = _set("turbo instant versatile lite fast reference free")  # servers add these words to a size
 
-_MAX_CHARACTERS = 400  # of a name or a path; the rules below backtrack
+_MAX_CHARACTERS = 400  # limits the length of a name or path, because the rules below backtrack
 _PROVIDER_NOISE = (
     (r".*models--[^/]+?--([^/]+).*", r"\1"),  # the Hugging Face Hub's cache
     (r".*/", ""),
@@ -119,7 +120,7 @@ _DATES = (
     r"(?<=[-_])(\d{4})(?=$|[-_])",
     r"(?<=[-_])(00\d)(?=$|[-_])",
 )
-_DATE = "·"  # replaces a date, so that the numbers on both sides do not become one version
+_DATE = "·"  # stands for a date, so that the numbers on both sides do not join into one version
 _BETWEEN = r"[-_\s,+()]+|(?<!\d)\.|\.(?!\d)"
 _ANY_FAMILY = "|".join(sorted(FAMILIES, key=len, reverse=True))
 _JOIN_RULES = (  # of words with one space between them
@@ -137,10 +138,10 @@ _JOIN_RULES = (  # of words with one space between them
 # Versions such as 3.1, r1, v3, k2 or 4o; sizes such as 8b, 8x7b or e4b.
 _VERSION = r"([krv]?)(\d+(?:\.\d+)?)([a-z]?)"
 _SIZE = r"e?(?:(\d{1,3})x)?(\d{1,5}(?:\.\d{1,5})?)([bmt])"
-_ACTIVE = r"a\d+(\.\d+)?b|\d+e"  # of a mixture: active parameters, number of experts
+_ACTIVE = r"a\d+(\.\d+)?b|\d+e"  # in a mixture: active parameters, number of experts
 _CONTEXT = rf"\d+k|1m|\d{{5,}}|{_DATE}"
 _BILLIONS = {"m": 0.001, "b": 1.0, "t": 1000.0}
-# The experts of a mixture share layers, so it has about this part of their product: 8x7b has 47 billion.
+# The experts of a mixture share layers, so its size is about this part of the product: 8x7b has 47 billion.
 _SHARED = 0.83
 
 
@@ -149,7 +150,7 @@ class ModelName:
     """A parsed name.
 
     Attributes:
-        words: The words that count; two names with the same words mean the same LLM.
+        words: The relevant words; two names with the same words mean the same LLM.
         families: The version of each of `FAMILIES` in the name, in order; empty for none. A distilled LLM may name
             two.
         size: Billions of parameters; None if unknown.
@@ -175,7 +176,7 @@ class ModelName:
 
     @property
     def without_any_effort(self) -> frozenset[str]:
-        """The same without words that may be a tier, too: ``max`` is a tier of Qwen, and an effort of Claude."""
+        """The same, also without words that can be a tier: ``max`` is a tier of Qwen, but an effort of Claude."""
         return self.words - _EFFORT - _TIERS_OR_EFFORT
 
     def version(self, family: str) -> float | None:
@@ -186,7 +187,7 @@ class ModelName:
     def tier(self, family: str) -> frozenset[str]:
         """Return the words that distinguish LLMs of a family and version, such as ``opus``.
 
-        A letter at a version counts as a word: DeepSeek's R2 succeeds R1, not V1.
+        A letter attached to a version counts as a word: DeepSeek's R2 succeeds R1, not V1.
         """
         letters = re.sub(r"[\d.]", "", self.families[family])
         return self.without_effort - {family, self.families[family]} | frozenset(letters)
@@ -219,12 +220,12 @@ def sizes_left_out() -> list[tuple[ModelName, str]]:
 
 
 def _split_words(text: str) -> list[str]:
-    """Split a name into the words that count, each version one of them."""
+    """Split a name into its relevant words; a version is one word."""
     joined = " ".join(filter(None, re.split(_BETWEEN, text)))
     for pattern, replacement in _JOIN_RULES:
         joined = re.sub(pattern, replacement, joined)
     words = [word for word in joined.split() if word not in _NOISE and not re.fullmatch(_CONTEXT, word)]
-    if any(re.fullmatch(_SIZE, word) for word in words):  # a size says more than these words
+    if any(re.fullmatch(_SIZE, word) for word in words):  # next to a size, these words add nothing
         words = [word for word in words if word not in _SPEED and not re.fullmatch(_ACTIVE, word)]
     return words
 

@@ -1,7 +1,7 @@
-"""P(helps): the probability that the LLM answers correctly with the passages that a search found.
+"""Estimates P(helps), the probability that the LLM answers correctly with the passages that a search found.
 
-How well passages cover the question is measured by words alone, so it means the same on any corpus and with any
-retriever. Scores are ignored: each retriever has its own scale, and BM25's added nothing to the words.
+How well passages cover the question is measured only by words, so it means the same for any corpus and retriever.
+Retrievers' scores are ignored, because each has its own scale, and BM25's scores added nothing to the words.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ FILE = "helps.json"
 """Its file, in a folder."""
 
 READ = 5
-"""Number of passages that are read, best first."""
+"""Number of passages to read, best first."""
 
 SEARCH_FEATURES = ("cover_first", "cover_best", "cover_all", "titles", "linked")
-"""Names of what `search_features` returns, in order."""
+"""Names of the features that `search_features` returns, in order."""
 
 _WORD = re.compile(r"[^\W_]+")
 _PLURAL = re.compile(r"(?<=..[^s])s$")
@@ -47,7 +47,7 @@ _STOPWORDS = frozenset(
         """
     )
 )
-_MAX_CHARACTERS = 4_000  # of a passage that are read
+_MAX_CHARACTERS = 4_000  # characters of a passage to read
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ class FoundPassage:
 
 
 class PassageUtilityModel(Frozen):
-    """P(helps) from features of a search and from P(known), by three quantities that can be measured separately.
+    """Computes P(helps) from features of a search and P(known), with three separately measurable quantities.
 
     A logistic model of the features gives the probability that the passages contain the answer. If they do, the LLM
-    finds it there with the probability ``reading``. If not, it answers from its knowledge, of which the passages
-    make it lose a share::
+    finds it with the probability ``reading``. If not, it answers from its own knowledge, a share of which is lost to
+    ``distraction``::
 
         p_helps = p_contains_answer * reading + (1 - p_contains_answer) * (1 - distraction) * p_known
 
@@ -76,10 +76,10 @@ class PassageUtilityModel(Frozen):
         format: Format of the file.
         features: Names of the features, in order.
         weights: Weight of each feature.
-        bias: Added; the sum is the logit of P(the passages contain the answer).
+        bias: Added to the weighted sum, which is the logit of P(the passages contain the answer).
         reading: P(correct) in [0, 1] if the passages contain the answer.
         distraction: Share in [0, 1] of its knowledge that the LLM loses if they do not.
-        provenance: Where it comes from; JSON values.
+        provenance: The model's origin, as JSON values.
     """
 
     format: Literal[1] = 1
@@ -130,14 +130,14 @@ def read_utility_model(name: str | Path = DEFAULT) -> PassageUtilityModel:
     except (OSError, ValueError) as error:
         raise ModelLoadError(
             f"The model of P(helps) in {str(name)!r} cannot be read: {error}",
-            hint=f"Leave it out: the shipped one is {DEFAULT!r}.",
+            hint=f"Omit it to use the shipped one, {DEFAULT!r}.",
         ) from error
 
 
 def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64Array:
-    """Return how well passages cover a question, shape (`SEARCH_FEATURES`,).
+    """Return features of how well passages cover a question, shape (`SEARCH_FEATURES`,).
 
-    Words are weighted by how rare they are in English: a name that no passage has says more than a verb.
+    Words are weighted by their rarity in English, because a missing name says more than a missing verb.
 
     Args:
         question: The question.
@@ -160,7 +160,7 @@ def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64A
     for title in titles:
         named += bool(title) and title <= asked
         if not title <= asked:
-            # A bridge: the passage on Titanic names James Cameron, whom the question does not.
+            # A bridge to another passage: the one on Titanic mentions James Cameron, whom the question does not.
             others = [words for words, other in zip(texts, titles, strict=True) if other != title]
             linked += any(title <= words for words in others)
     everything = frozenset[str]().union(*texts)

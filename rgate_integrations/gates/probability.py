@@ -36,7 +36,7 @@ class ProbabilityMap(Frozen):
 
 def sigmoid(logit: float) -> float:
     """Return the probability of a logit; NaN stays NaN."""
-    # Clipped, because exp overflows a float from 710 on.
+    # Clipped, because exp overflows above 709.
     return 1 / (1 + math.exp(-min(max(logit, -500.0), 500.0)))
 
 

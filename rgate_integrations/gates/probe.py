@@ -1,4 +1,4 @@
-"""A linear probe on the proxy's hidden states: one weight vector a layer, and one forward pass."""
+"""A linear probe on the proxy's hidden states: one weight vector per layer, one forward pass."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class ProbeGate(TrainedGate):
     """A trained linear probe on pooled hidden states of the middle layers (compare Azaria & Mitchell 2023).
 
     P(known) is ``sigmoid(slope * (w · h + b) + intercept)``, where h are the pooled states of the artefact's layers.
-    Trained by ``rgate train --gate probe``. Some probes also read the draft's log-probabilities if there are any; the
+    Trained by ``rgate train --gate probe``. Some probes also read the draft's log-probabilities, if it has any; the
     reason says what was read.
 
     Attributes:
         artifact: Folder of a trained probe, or the name of a shipped one.
         trained: Content of the artefact, read once.
-        threshold: The artefact's, unless given.
-        proxy: The model it was trained on, unless given: the same model may have another name or folder here.
+        threshold: The threshold; by default the artefact's.
+        proxy: The proxy; by default the model it was trained on, which may have another name or folder here.
     """
 
     info: ClassVar[GateInfo] = GateInfo(

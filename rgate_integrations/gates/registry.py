@@ -55,7 +55,7 @@ def list_gates() -> list[GateInfo]:
 
 
 def make_gate(name: str, **parameters: Any) -> Gate:
-    """Return a gate.
+    """Make a gate from its name.
 
     Args:
         name: A gate's name, with an argument after a colon where it takes one (``"constant:random:0.5"``); the name
@@ -70,7 +70,7 @@ def make_gate(name: str, **parameters: Any) -> Gate:
     if name.startswith(("http://", "https://")):
         name = f"remote:{name}"
     kind, _, argument = name.partition(":")
-    # Gates' names go first, so that a folder named "tuned" cannot replace one; `loadable` adds a slash to it.
+    # Gates' names take precedence over a folder named, say, "tuned"; `loadable` adds a slash to such a folder.
     if kind not in _GATES and (name in shipped() or "/" in name or os.path.isdir(find_folder(name))):
         return _load_saved(name, parameters)
     cls = gate_class(kind)
@@ -81,12 +81,12 @@ def make_gate(name: str, **parameters: Any) -> Gate:
         if isinstance(value, str):
             parameters[field] = make_gate(value)
         elif value is not None:
-            parameters[field] = getattr(value, "gate", value)  # unwraps an engine of `load_gate`
+            parameters[field] = getattr(value, "gate", value)  # unwraps an engine returned by `load_gate`
     return gate_from_config({**parameters, "gate": kind})
 
 
 def loadable(folder: str | Path) -> str:
-    """Return a folder in the form that `make_gate` takes: one named like a gate, such as ``tuned``, needs a slash.
+    """Return a folder in the form that `make_gate` needs: one named like a gate, such as ``tuned``, gets a slash.
 
     >>> loadable("tuned"), loadable("mine"), loadable("gates/ik")
     ('./tuned', 'mine', 'gates/ik')
@@ -96,7 +96,7 @@ def loadable(folder: str | Path) -> str:
 
 
 def gate_from_config(config: Mapping[str, Any]) -> Gate:
-    """Return the gate of a `Gate.config`; gates inside of it are configs, too."""
+    """Make a gate from a `Gate.config`, in which inner gates are also configs."""
     parameters = dict(config)
     cls = gate_class(str(parameters.pop("gate", "")))
     for field in cls.gate_fields:
@@ -106,7 +106,7 @@ def gate_from_config(config: Mapping[str, Any]) -> Gate:
 
 
 def saved_gate(gate: Gate, provenance: Mapping[str, Any]) -> SavedGate:
-    """Return a gate's name and parameters, in the form that `save_gate` takes.
+    """Return a gate's name and parameters in the form that `save_gate` needs.
 
     Args:
         gate: The gate, such as a calibrated one.
@@ -124,7 +124,7 @@ def saved_gate(gate: Gate, provenance: Mapping[str, Any]) -> SavedGate:
 
 
 def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:
-    """Load a saved gate: one with weights of its own, a calibrated one, or one with an adapter."""
+    """Load a saved gate that has its own weights, is calibrated, or has an adapter."""
     folder = saved_folder(name)
     saved = read_gate(folder)
     try:
@@ -133,7 +133,7 @@ def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:
         config = {"threshold": saved.threshold, "proxy": saved.base_model, **saved.parameters, **parameters}
         if os.path.isfile(folder / ADAPTER):
             config["adapter"] = str(folder)
-        # Gates inside of it are configs, never names: a folder from anywhere could name others without end.
+        # Inner gates must be configs, not names, because a folder from anywhere could name others without end.
         gate = gate_from_config({**config, "gate": saved.method})
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         if parameters:  # the error may be about one of them
@@ -141,7 +141,7 @@ def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:
         raise unreadable(folder, error) from error
     for spec in expand_specs([ScoreSpec(gate)]):
         if isinstance(spec, ScoreSpec) and spec.gate.name == "remote":
-            # A folder from anywhere would send all questions to somebody's server.
-            raise ModelLoadError("A saved gate may not ask a server.", hint="Do not use it.")
+            # A folder from anywhere could send all questions to a stranger's server.
+            raise ModelLoadError("A saved gate must not ask a server.", hint="Do not use this gate.")
     check_prompts(gate, saved, name)
     return gate

@@ -1,4 +1,4 @@
-"""The gate of a decision server: ``load_gate("http://localhost:8377")``, and the server's HTTP client."""
+"""A gate that asks a decision server, ``load_gate("http://localhost:8377")``, and the server's HTTP client."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from rgate_integrations.models.credentials import read_credentials
 TOKEN = "RGATE_TOKEN"  # noqa: S105  its name, not itself
 """The environment variable with the token of a decision server, for the server and for its clients."""
 
-_READY_TIMEOUT = 0.25  # seconds; a question must not wait long for a server that just failed
-_MAX_QUOTED = 300  # characters of a server's answer in an error
+_READY_TIMEOUT = 0.25  # seconds; questions must not wait long for a server that has just failed
+_MAX_QUOTED = 300  # maximum characters of a server's answer to quote in an error
 _ANSWER = TypeAdapter(dict[str, list[Decision]])
 _LOGIN = re.compile("//.*@")
-# Not the metadata, which only rules on this side read, nor threshold and timeout, which are applied here.
+# Without the metadata, which only rules on this side read, and threshold and timeout, which are applied here.
 _SENT = {"question", "history", "draft", "popularity"}
 
 
 class RemoteGate(NamedLLMGate):
     """Decides like the gate of a server, for questions and for partial answers, at the server's threshold.
 
-    Concurrent callers share its requests. A server that is down, slow or overloaded is a failing gate: it retrieves.
+    Concurrent callers share requests. If the server is down, slow or overloaded, the gate fails, so it retrieves.
     Rules are applied on this side.
 
     Attributes:
         url: The server, such as ``http://localhost:8377``.
-        token: Its bearer token; None takes the environment's ``RGATE_TOKEN``. Never part of a config.
+        token: The server's bearer token; None for the environment's ``RGATE_TOKEN``. Never part of a config.
         request_seconds: Maximum time of a request to the server.
         llm_name: The LLM whose knowledge is judged; empty for the one that the server was started for.
         llm_name_source: Where the name was detected; empty if the user gave it.
@@ -82,7 +82,7 @@ class RemoteGate(NamedLLMGate):
                 f"The server's gate failed: {failed.type}: {failed.message}", hint=failed.hint
             )
         override, reason = decision.override, decision.reason
-        if override is not None:  # the engine puts it in front again
+        if override is not None:  # the engine prepends it again
             reason = reason.removeprefix(override.reason).strip()
         elif decision.retrieve and decision.p_known >= decision.threshold:
             override = Override(retrieve=True, reason="The server's gate retrieves whatever P(known) is.")
@@ -106,7 +106,7 @@ class ServedDecisionSpec(EvidenceSpec[Decision]):
     """The decision of a server's gate, at that gate's threshold.
 
     Attributes:
-        gate: Names the server, and the LLM whose knowledge is judged.
+        gate: The gate, which names the server and the LLM whose knowledge is judged.
     """
 
     reads_model: ClassVar[bool] = False  # the server truncates long questions itself
@@ -128,12 +128,12 @@ class ServedDecisionSpec(EvidenceSpec[Decision]):
 class DecisionClient:
     """Sends requests to a decision server, one at a time.
 
-    After a failure it first asks whether the server is ready, so a question costs at most a quarter of a second, not
-    the whole timeout, until the server is back.
+    After a failure, it first checks whether the server is ready. So until the server is back, a question costs at
+    most a quarter of a second instead of the whole timeout.
 
     Args:
         url: Base URL of the server, such as ``http://localhost:8377``.
-        token: The bearer token; None takes the environment's ``RGATE_TOKEN``.
+        token: The bearer token; None for the environment's ``RGATE_TOKEN``.
         seconds: Maximum time of a request and its complete answer.
 
     Raises:
@@ -149,13 +149,13 @@ class DecisionClient:
         """Return a decision for each question.
 
         Args:
-            items: The questions, as ``/v1/decide`` takes them.
+            items: The questions in the format of ``/v1/decide``.
             llm: Name of the LLM whose knowledge is judged; may be empty.
             llm_name_source: Where the name was detected; empty if the user gave it.
 
         Raises:
-            ServerError: The server could not be reached, is overloaded, refused the request, or answered something
-                else.
+            ServerError: The server could not be reached, is overloaded, rejected the request, or is not a decision
+                server.
         """
         if self._is_broken and self._send("GET", "/ready", seconds=_READY_TIMEOUT).status != 200:
             raise ServerError(f"The decision server at {self.url} is not ready.")
@@ -174,7 +174,7 @@ class DecisionClient:
             decisions = []
         if len(decisions) != len(items):
             raise ServerError(
-                f"{self.url} does not answer like a decision server.", hint="Start one: rgate serve"
+                f"{self.url} does not answer like a decision server.", hint="Start one with rgate serve."
             )
         return decisions
 
@@ -188,7 +188,7 @@ class DecisionClient:
         except httpx.RequestError as error:
             problem = self._credentials.redact(f"{type(error).__name__}: {error}")
         self._is_broken = True
-        # Raised outside of the `except`, because a chained error of httpx may quote what was sent.
+        # Raised outside the `except`, because a chained error of httpx may quote the request.
         raise ServerError(
             f"The decision server at {self.url} could not be reached: {problem}",
             hint="Is rgate serve running?",

@@ -1,9 +1,9 @@
-"""The user's rules: requests that always or never retrieve, whatever the gate says.
+"""The user's rules, which say that some requests always or never retrieve, whatever the gate says.
 
-So nobody has to train a gate to make questions about contracts retrieve. A rule is an example, a pattern or a
-function. Examples are compared by states that the default gate reads anyway, those of layer 8 of the encoder. All
-requests share most of such a state, so its mean is subtracted, and the rest is projected on the directions in which
-requests differ most, each scaled to the same variance.
+With a rule, questions about contracts retrieve without training a gate. A rule is an example, a pattern or a
+function. Examples are compared by the states of the encoder's layer 8, which the default gate reads anyway. All
+requests have most of such a state in common, so the mean is subtracted, and the rest is projected on the directions
+in which requests differ most, each scaled to the same variance.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class RuleOptions(TypedDict, total=False):
 
 
 ALIKE = 0.28
-"""Cosine from which a request counts as similar to an example; chosen by ``benchmarks/rules.py``."""
+"""Cosine at and above which a request counts as similar to an example; chosen by ``benchmarks/rules.py``."""
 LAYER = PooledLayer(8, "question", "mean")
-_MAX_SHOWN = 60  # characters of an example in a reason
+_MAX_SHOWN = 60  # maximum characters of an example to quote in a reason
 
 _WrittenPattern: TypeAlias = Annotated[
     dict[Literal["pattern"], re.Pattern[str]], Field(min_length=1), AfterValidator(itemgetter("pattern"))
@@ -61,14 +61,14 @@ _WRITTEN = TypeAdapter(dict[Literal["always", "never"], list[str | _WrittenPatte
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules for what always retrieves and for what never does. If both match, the request retrieves."""
+    """Rules for what always retrieves and what never does. If both match, the request retrieves."""
 
     always: tuple[Rule, ...] = ()
     never: tuple[Rule, ...] = ()
 
     @classmethod
     def coerce(cls, always: RuleOrRules = (), never: RuleOrRules = ()) -> Rules:
-        """Return the rules of the arguments ``always=`` and ``never=``, each a rule or several.
+        """Return the rules for the arguments ``always=`` and ``never=``, each of which is one or several rules.
 
         Raises:
             ConfigurationError: A rule is not one of the three, or an example is empty.
@@ -80,7 +80,7 @@ class Rules:
         """Read a JSON file such as ``{"always": ["an example", {"pattern": "a regular expression"}], "never": []}``.
 
         Raises:
-            DataFormatError: The file has another form.
+            DataFormatError: The file does not have this format.
         """
         try:
             rules: dict[Any, Any] = _WRITTEN.validate_json(read_file(path).removeprefix(codecs.BOM_UTF8))
@@ -93,12 +93,12 @@ class Rules:
 
     def match(self, request: Request) -> Score | None:
         """Return the override of the first pattern or function that matches; None if none does."""
-        # "always" first: if both match, the request retrieves.
+        # "always" comes first, so that the request retrieves if both match.
         for name, rules, p_known in (("always", self.always, 0.0), ("never", self.never, 1.0)):
             for rule in rules:
                 try:
                     reason = _match_rule(rule, request)
-                except Exception as error:  # whatever a user's function raises
+                except Exception as error:  # a user's function may raise anything
                     problem = (
                         f"A function of {name}= failed, so it retrieves: {type(error).__name__}: {error}"
                     )
@@ -108,7 +108,7 @@ class Rules:
         return None
 
     def likeness_for(self, gate: Gate) -> tuple[LikenessSpec, ...]:
-        """Return the comparison with the examples, if any, by states that the gate reads anyway if possible."""
+        """Return the spec that compares requests with the examples, if any, by states that the gate reads anyway."""
         examples = [(rule, 0.0) for rule in self.always if isinstance(rule, str)]
         examples += [(rule, 1.0) for rule in self.never if isinstance(rule, str)]
         states = RequestSpec((LAYER,), (LAYER,), model=ENCODER)
@@ -120,18 +120,18 @@ class Rules:
 
 @dataclass(frozen=True)
 class LikenessSpec(EvidenceSpec[Score | None]):
-    """The override of the examples for a request that is similar to one of them; None for others.
+    """The override for a request that is similar to an example; None for other requests.
 
     Attributes:
-        examples: The examples, each with the P(known) of requests like it; those that retrieve come first.
-        states: The states that are compared.
+        examples: The examples, each with the P(known) of similar requests; those that retrieve come first.
+        states: The states to compare.
     """
 
     examples: tuple[tuple[str, float], ...]
     states: RequestSpec
 
     def compute(self, context: Context) -> list[Piece[Score | None]]:
-        """Compare the requests with the examples, which are read once per engine."""
+        """Compare requests with the examples, which are read once per engine."""
         layer = self.states.segments.index(LAYER)
         requests = [directions_of(read.segments[:, layer]) for read in context.get(self.states)]
         encoder = require_states(context.use_proxy(ENCODER))
@@ -142,8 +142,8 @@ class LikenessSpec(EvidenceSpec[Score | None]):
     def compare(self, likeness: Float64Array) -> Score | None:
         """Return the override of the first example that a request is similar to.
 
-        An example that retrieves must match one segment of the request. One that does not must match all of them, so
-        that nothing asked beside it is skipped.
+        An example that retrieves must match any segment of the request. One that skips must match all of them, so
+        that no other question in the request is skipped.
 
         Args:
             likeness: Cosines of the directions of segments and examples, shape (segments, examples).
@@ -156,14 +156,14 @@ class LikenessSpec(EvidenceSpec[Score | None]):
 
 
 def states_of(texts: Sequence[str], encoder: HasStates) -> Float32Array:
-    """Return the states by which texts are compared, each as one segment, shape (texts, hidden size)."""
+    """Return the states by which texts are compared, one segment per text, shape (texts, hidden size)."""
     as_segments = [Segmented(((" ".join(text.split()),),)) for text in texts]
     pooled = encoder.request_states(ANSWER, as_segments, RequestLayers((LAYER,), (LAYER,)))
     return np.stack([states.segments[0, 0] for states in pooled])
 
 
 def _check_rules(name: str, rules: RuleOrRules) -> tuple[Rule, ...]:
-    """Return one rule or several as several."""
+    """Validate one or several rules, and return them as a tuple."""
     if isinstance(rules, str) or not isinstance(rules, Sequence):
         rules = [rules]
     for rule in rules:
@@ -172,18 +172,18 @@ def _check_rules(name: str, rules: RuleOrRules) -> tuple[Rule, ...]:
         if not isinstance(rule, str | re.Pattern) and not callable(rule):
             raise ConfigurationError(
                 f"A rule of {name}= must be an example, a pattern or a function, not {type(rule).__name__}.",
-                hint='always=["Which clause ...?", re.compile("contract"), a_function]',
+                hint='For example, always=["Which clause ...?", re.compile("contract"), a_function].',
             )
     return tuple(rules)
 
 
 def _rule_score(name: str, p_known: float, reason: str) -> Score:
-    """Return the score of a request that a rule decides; the gate is not asked."""
+    """Return the score of a request that a rule decides, without the gate."""
     return Score(p_known, "").overridden(f"The rule {name}=: {reason}", retrieve=not p_known)
 
 
 def _match_rule(rule: Rule, request: Request) -> str:
-    """Return why a pattern or a function matches a request; empty if it does not, and for examples."""
+    """Return why a pattern or a function matches a request; empty if it does not match, or is an example."""
     if isinstance(rule, re.Pattern):
         return f"it matches {rule.pattern!r}." if rule.search(request.question) else ""
     if isinstance(rule, str):
@@ -194,16 +194,16 @@ def _match_rule(rule: Rule, request: Request) -> str:
 
 
 def directions_of(states: Float32Array) -> Float64Array:
-    """Return states in the form in which they are compared, of length 1, shape (texts, directions)."""
+    """Project states to the normalised form in which they are compared, shape (texts, directions)."""
     mean, directions = known_directions()
     compared = (states.astype(np.float64) - mean) @ directions
     lengths = np.linalg.norm(compared, axis=1, keepdims=True)
-    directions_of_length_1: Float64Array = compared / np.maximum(lengths, 1e-12)  # an empty state stays 0
+    directions_of_length_1: Float64Array = compared / np.maximum(lengths, 1e-12)  # a zero state stays zero
     return directions_of_length_1
 
 
 @cache
 def known_directions() -> tuple[Float64Array, Float64Array]:
-    """Return the mean of requests' states, and the scaled directions in which they differ most."""
+    """Return the shipped mean of requests' states, and the scaled directions in which they differ most."""
     saved = np.load(SHIPPED / "rules" / "likeness.npz")
     return saved["mean"].astype(np.float64), saved["directions"].astype(np.float64)

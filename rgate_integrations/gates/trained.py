@@ -1,4 +1,4 @@
-"""Base classes of gates that were trained on a model: read once, and used with that model only."""
+"""Base classes of gates that were trained on a model, and only work with that model."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class TrainedGate(Gate):
     Attributes:
         artifact: Folder or Hub id of a saved gate, or the name of a shipped one.
         trained: Content of the artefact, read once.
-        threshold: The artefact's, unless given.
-        proxy: The model it was trained on, unless given: the same model may have another name or folder here.
+        threshold: The threshold; by default the artefact's.
+        proxy: The proxy; by default the model it was trained on, which may have another name or folder here.
         kind: Class of the artefact.
     """
 
@@ -43,7 +43,7 @@ class TrainedGate(Gate):
             raise ModelLoadError(
                 f"The gate in {values['artifact']!r} cannot be read: its method is {trained.method[:40]!r}, not "
                 f"{cls.info.name!r}.",
-                hint=f"Load it by its folder alone: load_gate({values['artifact']!r}).",
+                hint=f"Load it by its folder: load_gate({values['artifact']!r}).",
             )
         return {"threshold": trained.threshold, "proxy": trained.base_model, **values, "trained": trained}
 
@@ -53,7 +53,7 @@ class TrainedGate(Gate):
         return self
 
     def replace(self, **parameters: Any) -> Self:
-        """Return a copy with other parameters; another artefact is read."""
+        """Return a copy with other parameters; a new artefact is read."""
         if "artifact" in parameters:
             parameters = {"trained": None, **parameters}
         return super().replace(**parameters)
@@ -82,8 +82,8 @@ class AdapterGate(Gate):
     """A gate whose model may have an adapter.
 
     Attributes:
-        adapter: Folder or Hub id of a LoRA adapter of the proxy, or None for zero-shot. A folder of ``rgate train``
-            states its model, and a decision with another model fails.
+        adapter: Folder or Hub id of a LoRA adapter of the proxy, or None for zero-shot. A folder made by
+            ``rgate train`` names its model, and a decision with another model fails.
     """
 
     adapter: str | None = None
@@ -91,7 +91,7 @@ class AdapterGate(Gate):
     _trained: SavedGate | None = PrivateAttr(default=None)
 
     def model_post_init(self, context: Any) -> None:
-        """Read once what the adapter was trained on, if its folder states it."""
+        """Read what the adapter was trained on, if its folder says so."""
         if self.adapter is not None and os.path.isfile(find_folder(self.adapter) / CONFIG):
             self._trained = read_gate(find_folder(self.adapter))
 
@@ -112,7 +112,7 @@ def check_prompts(gate: Gate, saved: SavedGate, name: str) -> None:
         if current.get(prompt) != trained_hash:
             raise ModelLoadError(
                 f"The gate {name!r} was trained with another version of the prompt {prompt!r}.",
-                hint="Train or calibrate it again: with this prompt its scores mean nothing.",
+                hint="Train or calibrate it again, because its scores are meaningless with this prompt.",
             )
 
 

@@ -1,4 +1,4 @@
-"""A gate made by `rgate tune`: another gate's logit, corrected by what the LLM's answers showed."""
+"""A gate made by `rgate tune`: another gate's logit, with a correction fitted to the LLM's answers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from rgate_integrations.gates.trained import TrainedGate
 from rgate_integrations.runtime.arrays import Float64Array
 
 DRAFT_FEATURES = ("first", "mean", "least", "sum", "length")
-"""What `draft_features` returns, in this order."""
+"""Names of the features that `draft_features` returns, in order."""
 
-_MIN_LOGPROB = -20.0  # of a token: less likely ones say no more, and servers write -9999 for "never"
+_MIN_LOGPROB = -20.0  # log-probability of a token; lower values say no more, and some servers write -9999
 
 
 class TunedGate(TrainedGate):
@@ -36,10 +36,10 @@ class TunedGate(TrainedGate):
     the gate that judges one.
 
     Attributes:
-        artifact: Folder made by ``rgate tune``; its sub-folder ``answer-first`` has the gate for partial answers.
+        artifact: Folder made by ``rgate tune``; its subfolder ``answer-first`` has the gate for partial answers.
         trained: Content of the artefact, read once.
-        threshold: The artefact's, unless given.
-        proxy: The model it was fitted with, unless given.
+        threshold: The threshold; by default the artefact's.
+        proxy: The proxy; by default the model it was fitted with.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
@@ -54,17 +54,17 @@ class TunedGate(TrainedGate):
 
     def model_post_init(self, context: Any) -> None:
         """Read the prior."""
-        # As an absolute path: otherwise a missing "my-gate/prior" would be looked for on the Hub.
+        # As an absolute path, because a missing "my-gate/prior" would be taken for a Hub id.
         folder = str(saved_folder(self.artifact).resolve() / PRIOR)
         saved = read_prior(folder)
         self._prior = make_gate(saved.method, artifact=folder, trained=saved, proxy=self.proxy)
 
     def answer_gate(self) -> Gate | None:
-        """Return the gate in the sub-folder for partial answers; itself if it is that one."""
+        """Return the gate for partial answers, from the subfolder; itself if it is that one."""
         return self if self.reads_drafts else self._load_relative(ANSWER_FIRST)
 
     def question_gate(self) -> Gate | None:
-        """Return the gate in the folder above if this one judges partial answers; otherwise itself."""
+        """Return the gate for questions: the one in the folder above if this one judges answers, or itself."""
         return self._load_relative(os.pardir) if self.reads_drafts else self
 
     def _load_relative(self, folder: str) -> Gate | None:
@@ -98,7 +98,7 @@ class TunedGate(TrainedGate):
         p = sigmoid(corrected)
         reason = f"A gate tuned on {trained.llm} reads {inputs}: known with probability {p:.2f}."
         if not trained.provenance.get("guaranteed", True) and self.threshold == trained.threshold:
-            # `rgate tune` then set a threshold above or below every P(known).
+            # Without a guarantee, `rgate tune` has set a threshold above or below every P(known).
             guarantee = str(trained.provenance.get("guarantee", ""))
             reason += f" But {guarantee[:1].lower()}{guarantee[1:]}"
         llm = f"{trained.llm} (the gate was tuned on it)"
@@ -108,16 +108,16 @@ class TunedGate(TrainedGate):
 def draft_features(draft: Draft) -> Float64Array:
     """Return the features of the log-probabilities of a partial answer, shape (5,): see `DRAFT_FEATURES`.
 
-    They are the first token's, the mean, the least and the sum of the log-probabilities, and the logarithm of the
-    number of tokens. An empty answer counts as one token of the least log-probability.
+    They are the first, the mean, the lowest and the sum of the log-probabilities, and the logarithm of the number of
+    tokens. An empty answer counts as one token with the lowest possible log-probability.
 
     Raises:
-        EvidenceError: It has no log-probabilities.
+        EvidenceError: The answer has no log-probabilities.
     """
     if draft.logprobs is None:
         raise EvidenceError(
-            "The partial answer has no log-probabilities, which this gate reads.",
-            hint="Ask the server for them (LangChain: logprobs=True), or use the gate for the question alone.",
+            "The partial answer has no log-probabilities, which this gate needs.",
+            hint="Request them from the server (LangChain: logprobs=True), or use the gate for the question alone.",
         )
     logprobs = np.clip(np.array(draft.logprobs or (_MIN_LOGPROB,), dtype=float), _MIN_LOGPROB, 0.0)
     least, total, length = logprobs.min(), logprobs.sum(), math.log(len(logprobs))

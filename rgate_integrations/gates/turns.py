@@ -1,10 +1,9 @@
-"""Completes a message of a conversation with what it refers to, before a gate reads it.
+"""Completes a message of a conversation with the turns that it refers to, before a gate reads it.
 
 A transcript that ends in an open question is a conversation. Consecutive user turns are one request. A reply is read
-together with the question or offer that it answers, a retry with the question that it repeats. A remark on the
-answer, such as thanks, is read alone. The encoder tells retries, remarks and questions that offer nothing in
-particular, in any
-language: by the most similar of a few examples, as rules do.
+together with the question or offer that it answers, a retry with the question that it repeats. A remark about the
+answer, such as thanks, is read alone. Retries, remarks and polite questions that offer nothing in particular are
+recognised in any language by the most similar of a few examples, as with rules.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, seg
 from rgate_integrations.runtime.transcripts import split_transcript
 
 _USER, _ASSISTANT = "user: ", "assistant: "
-# Cosine from which a message counts as similar to an example; chosen by benchmarks/conversations.py.
+# Cosine at and above which a message counts as similar to an example; chosen by benchmarks/conversations.py.
 _MIN_COSINE = 0.55
-_MAX_WORDS = 12  # of a message that is compared: longer ones say what they want
-_MAX_TURNS = 8  # of the user that are searched for what a retry repeats
-_SHORT = 5  # words up to which a question may be a reply, such as "Why not?"
+_MAX_WORDS = 12  # characters of a message to compare; longer messages say what they want
+_MAX_TURNS = 8  # number of user turns to search for the question that a retry repeats
+_SHORT = 5  # maximum words of a question that may be a reply, such as "Why not?"
 RETRY, REMARK, OPEN, OTHER = "retry", "remark", "open", "other"
 _EXAMPLES = {
     RETRY: (
@@ -223,16 +222,16 @@ _EXAMPLES = {
         "نعم من فضلك",
     ),
 }
-"""What users say about an answer, and what answers end with. The others look like these but mean something else."""
+"""What users say about an answer, and what answers end with. The other kinds look similar but mean something else."""
 
 
 def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> list[Request | Exception]:
-    """Return each request with the turns that it refers to, or why it cannot be resolved.
+    """Return each request with the turns that it refers to, or the error if it cannot be resolved.
 
     Args:
         gate: The gate, which reads turns. Retries and remarks are only detected if it reads the encoder.
         requests: The requests.
-        sources: Has the encoder.
+        sources: The sources of evidence, which include the encoder.
     """
     joined = [join_user_turns(_read_transcript(request)) for request in requests]
     reads_encoder = any(
@@ -241,13 +240,13 @@ def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> 
     messages = [message for request in joined for message in _messages(request)] if reads_encoder else []
     try:
         kinds = _classify(messages, sources)
-    except Exception as error:  # the encoder, or what loads it
+    except Exception as error:  # the encoder or its loading may fail
         return [error if request.history else request for request in joined]
     return [_resolve(request, kinds) for request in joined]
 
 
 def _read_transcript(request: Request) -> Request:
-    """Return the last message of a conversation in one text, with the turns before it as history."""
+    """If a text holds a conversation, return its last message, with the turns before it as history."""
     turns = None if request.history else split_transcript(request.question)
     if turns is None:
         return request
@@ -271,7 +270,7 @@ def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
     if not request.history:
         return request
     kind = kinds.get(request.question, OTHER)
-    # A retry repeats the last question that was no retry or remark itself, wherever it is in the history.
+    # A retry repeats the latest question that is not itself a retry or remark, however far back it is.
     if kind == RETRY:
         before = request.history
         while before:
@@ -281,7 +280,7 @@ def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
                 return replace(request, question=f"{question}\n{request.question}", history=before)
     question = _question_before(request)
     is_open = kinds.get(question) == OPEN
-    # Thanks and edits need nothing before them, unless they answer an offer ("Shall I translate it?").
+    # Thanks and edits are complete by themselves, unless they answer an offer ("Shall I translate it?").
     if kind == REMARK and (is_open or not question):
         return replace(request, history=())
     is_question = request.question.endswith(QUESTION_MARKS) and count_words(request.question) > _SHORT
@@ -305,7 +304,7 @@ def _question_before(request: Request) -> str:
 
 
 def _messages(request: Request) -> Iterable[str]:
-    """Yield what is compared with the examples: the question before the message, and the user's messages."""
+    """Yield the texts to compare with the examples: the question before the message, and the user's messages."""
     question = _question_before(request)
     if question:
         yield question
@@ -319,7 +318,7 @@ def _messages(request: Request) -> Iterable[str]:
 
 
 def _split_last_user_turns(history: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the turns before the user's last ones, and the texts of those."""
+    """Return the turns before the user's last consecutive ones, and the texts of the latter."""
     end = len(history)
     while end and history[end - 1].startswith(_USER):
         end -= 1

@@ -1,4 +1,4 @@
-"""Passages and their search: dense by FAISS, by words, and both fused. Importing it imports no FAISS and no torch."""
+"""Passage search: dense with FAISS, by words with BM25, and hybrid. Importing it loads neither FAISS nor torch."""
 
 from rgate_integrations.index.hybrid import BM25Index, HybridIndex, fuse
 from rgate_integrations.index.passage_index import PassageIndex

@@ -1,4 +1,4 @@
-"""Sentence embedders: texts to normalised vectors, one call a batch. The default reads a hundred languages."""
+"""Sentence embedders: texts to normalised vectors, one call per batch. The default reads a hundred languages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rgate_integrations.runtime.threads import ForkSafeLock
 
 DEFAULT_EMBEDDER = ENCODER
 
-_MAX_QUERIES = 1_024  # queries whose vectors are cached, for each model
+_MAX_QUERIES = 1_024  # number of queries per model whose vectors are cached
 _HASHED = {".json", ".safetensors", ".txt", ".model", ".bin"}
 
 _Encode: TypeAlias = Callable[[Sequence[str], Prefix], Float32Array]
@@ -29,23 +29,23 @@ _Encode: TypeAlias = Callable[[Sequence[str], Prefix], Float32Array]
 class Embedder(Protocol):
     """The interface of embedders.
 
-    A method ``embed_queries`` is optional; without it queries are embedded by `embed`.
+    The method ``embed_queries`` is optional; without it, `embed` also embeds queries.
     """
 
     @property
     def name(self) -> str:
-        """The argument of `SentenceEmbedder`, for opening a saved index."""
+        """The argument for `SentenceEmbedder` with which a saved index is opened again."""
 
     @property
     def identity(self) -> str:
-        """Changes whenever the vectors would; saved with an index."""
+        """A text that changes whenever the vectors change; saved with an index."""
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
         """Return normalised vectors, shape (texts, dimension)."""
 
 
 class SentenceEmbedder:
-    """A sentence embedder, loaded on first use and shared in the process, with a cache of its latest queries.
+    """A sentence embedder, loaded on first use and shared within the process, with a cache of its latest queries.
 
     multilingual-e5-small runs on ONNX Runtime; others are loaded by sentence-transformers, which needs torch.
 
@@ -58,15 +58,15 @@ class SentenceEmbedder:
 
     @property
     def identity(self) -> str:
-        """SHA-256 of the files that the vectors depend on, for a folder; the Hub id otherwise.
+        """For a folder, SHA-256 of the files on which the vectors depend; otherwise the Hub id.
 
-        All of them are read: 60 ms for the default one, of 82 MB.
+        All of these files are read, which takes 60 ms for the default model (82 MB).
         """
         folder = Path(resolve_model(self.name, kind="embedder"))
         if not folder.is_dir():
             return self.name
         refuse_special_files(str(folder))
-        # Contents, not names or dates: a copied folder is the same embedder, a changed one another.
+        # Hash contents, not names or dates: a copied folder is the same embedder, and a changed one is not.
         digest = hashlib.sha256()
         for path in sorted(folder.rglob("*")):
             if path.suffix in _HASHED and path.name != "rgate.json":
@@ -80,15 +80,15 @@ class SentenceEmbedder:
         return _shared(self.name).embed(texts)
 
     def embed_queries(self, texts: Sequence[str]) -> Float32Array:
-        """Return normalised vectors, shape (texts, dimension); one model call for those that are not cached.
+        """Return normalised vectors, shape (texts, dimension); one model call for all texts that are not cached.
 
-        The vectors of the latest 1,024 queries are cached, for every user of the model in the process.
+        The vectors of the latest 1,024 queries are cached, and all users of the model in this process share them.
         """
         return _shared(self.name).embed_queries(texts)
 
 
 class _SharedModel:
-    """A model and its cache of queries. Callers take turns, so that a question is embedded once."""
+    """A model and its cache of queries. One lock serves all callers, so that a question is embedded only once."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -109,8 +109,8 @@ class _SharedModel:
             if new:
                 vectors = self._encode(list(map(encodable, new)), "query: ")
                 for text, vector in zip(new, vectors, strict=True):
-                    self._latest[text] = vector.copy()  # the row itself would keep the whole batch in memory
-            # Before the oldest are dropped: a batch may be larger than the cache.
+                    self._latest[text] = vector.copy()  # a view would keep the whole batch in memory
+            # Collect the result before dropping the oldest, because a batch may be larger than the cache.
             vectors = np.array([self._latest[text] for text in texts], np.float32)
             for oldest in list(self._latest)[:-_MAX_QUERIES]:
                 del self._latest[oldest]
@@ -121,9 +121,10 @@ _models: dict[str, _SharedModel] = {}
 
 
 def _shared(name: str) -> _SharedModel:
-    """Return the process-wide model of a name; all names of a folder share it."""
+    """Return the process-wide model for a name; all names of the same folder share it."""
     where = resolve_model(name, kind="embedder")
-    return _models.setdefault(where, _SharedModel(where))  # atomic, and nothing is loaded yet
+    # Needs no lock: it is atomic, and loads nothing yet.
+    return _models.setdefault(where, _SharedModel(where))
 
 
 def _load(where: str) -> _Encode:
@@ -146,7 +147,8 @@ def _load(where: str) -> _Encode:
             hint="Give a sentence-transformers folder or Hub id, or a name from `rgate download`.",
         ) from error
 
-    def encode(texts: Sequence[str], _: Prefix) -> Float32Array:  # other models need no prefix
+    # Sentence-transformers models add their own prefix.
+    def encode(texts: Sequence[str], _: Prefix) -> Float32Array:
         vectors = model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
         return np.ascontiguousarray(vectors, dtype=np.float32)
 

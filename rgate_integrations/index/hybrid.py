@@ -1,4 +1,4 @@
-"""Search by words, with BM25, and hybrid search: BM25 and dense results, fused by reciprocal rank."""
+"""Search by words with BM25, and hybrid search, which fuses BM25 and dense results by reciprocal rank."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rgate_integrations.index.retriever import Hit, check_search, passage_id
 
 
 class BM25Index:
-    """Passages, searchable by words (Robertson et al. 1994; k1 = 1.5, b = 0.75, English stop words left out).
+    """Passages, searchable by words (Robertson et al. 1994; k1 = 1.5, b = 0.75, without English stop words).
 
-    Built in memory in seconds; it is not saved.
+    It is built in memory within seconds, and cannot be saved.
 
     Args:
         passages: The passages.
@@ -30,7 +30,7 @@ class BM25Index:
         self.passages = tuple(passages)
         self._bm25: Any = None
         words = _tokenize([passage.searchable for passage in self.passages])
-        if any(words):  # bm25s cannot index a corpus without a single word
+        if any(words):  # bm25s cannot index a corpus without any words
             self._bm25 = bm25s.BM25()
             self._bm25.index(words, show_progress=False)
 
@@ -38,9 +38,9 @@ class BM25Index:
         return len(self.passages)
 
     def search(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
-        """Return for each query its ``k`` best passages, best first, with their BM25 score.
+        """Return the ``k`` best passages for each query, best first, with their BM25 scores.
 
-        There may be fewer: a passage must share a word with the query.
+        It may return fewer, because a passage must share a word with the query.
         """
         check_search(queries, k)
         results: list[list[Hit]] = [[] for _ in queries]
@@ -48,10 +48,10 @@ class BM25Index:
             return results
         for query, words, hits in zip(queries, _tokenize(queries), results, strict=True):
             known = [word for word in words if word in self._bm25.vocab_dict]
-            if not known:  # bm25s cannot score a query without a single word that it knows
+            if not known:  # bm25s cannot score a query without any word of its vocabulary
                 continue
             scores = self._bm25.get_scores(known)
-            # Stable, so that ties come in the order of the passages.
+            # A stable sort keeps ties in the order of the passages.
             for row in np.argsort(-scores, kind="stable")[:k]:
                 if scores[row] > 0:
                     hits.append(Hit(self.passages[row], float(scores[row]), query))
@@ -70,12 +70,12 @@ def _tokenize(texts: Sequence[str]) -> list[list[str]]:
 class HybridIndex:
     """Dense and BM25 search over the same passages, fused by reciprocal rank.
 
-    BM25 follows the dense index: the first search after a change indexes the words again, which takes seconds for a
+    BM25 follows changes of the dense index: the first search after a change rebuilds it, which takes seconds for a
     large index.
 
     Args:
-        dense: The dense index; its passages are those of BM25, too.
-        pool: How many results of each side are fused, at least ``k``.
+        dense: The dense index; BM25 indexes its passages.
+        pool: Number of results of each side to fuse, at least ``k``.
     """
 
     def __init__(self, dense: PassageIndex, *, pool: int = 50) -> None:
@@ -88,20 +88,21 @@ class HybridIndex:
 
     @property
     def fingerprint(self) -> str:
-        """Changes whenever search results may change; all passages are hashed for it."""
+        """A hash of all passages and settings, which changes whenever search results may change."""
         return f"{self.dense.fingerprint}-{self.pool}"
 
     @property
     def bm25(self) -> BM25Index:
         """BM25 over the current passages of the dense index."""
         passages = self.dense.passages
-        if self._bm25.passages is not passages:  # each change makes a new tuple
+        if self._bm25.passages is not passages:  # every change of the index makes a new tuple
             self._bm25 = BM25Index(passages)
         return self._bm25
 
     def search(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
-        """Return for each query its ``k`` best passages, best first; one embedding call for all queries."""
+        """Return the ``k`` best passages for each query, best first; one embedding call for all queries."""
         check_search(queries, k)
+        # A passage that one side ranks below k can still be best after fusion.
         pool = max(self.pool, k)
         rankings = zip(self.dense.search(queries, pool), self.bm25.search(queries, pool), strict=True)
         return [fuse(pair, key=passage_id, k=k) for pair in rankings]
@@ -121,9 +122,9 @@ def fuse(
 
     Args:
         rankings: Result lists, best first.
-        key: Tells which items are the same; the one ranked best is returned.
-        k: How many to return; all when None.
-        constant: Damps the difference between the first ranks.
+        key: Function that returns the same key for equal items, of which the best-ranked one is returned.
+        k: Maximum number of items to return; all when None.
+        constant: Reduces the advantage of the first ranks.
 
     Returns:
         The items, best first; ties keep the order of first appearance.
@@ -136,6 +137,6 @@ def fuse(
             scores[name] = scores.get(name, 0.0) + 1 / (constant + rank)
             if name not in best or rank < best[name][0]:
                 best[name] = (rank, item)
-    # Dictionaries keep the order of insertion and `sorted` is stable, so ties keep the order of first appearance.
+    # Dictionaries keep insertion order and `sorted` is stable, so ties stay in the order of first appearance.
     ordered = sorted(scores, key=lambda name: -scores[name])
     return [best[name][1] for name in ordered[:k]]

@@ -1,4 +1,4 @@
-"""An index of passages and their vectors, searched by FAISS, in memory and in one file."""
+"""An index of passages and their vectors: in memory, searched by FAISS, and saved in one file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rgate_integrations.runtime.threads import ForkSafeLock
 
 FILE = "index.safetensors"
 FORMAT = "4"
-_BATCH = 1_024  # embedded together, sorted by length: less padding than in small batches
+_BATCH = 1_024  # the embedder sorts a batch by length, so a large one needs less padding
 _BUILD = "rgate index build --corpus FILE.jsonl --out DIR"
 # Id, title, text and metadata.
 _SAVED_PASSAGES = TypeAdapter(list[tuple[str, str, str, dict[str, Any]]])
@@ -37,13 +37,13 @@ _SAVED_PASSAGES = TypeAdapter(list[tuple[str, str, str, dict[str, Any]]])
 
 @dataclass(frozen=True)
 class _State:
-    """The content of an index at one moment. It never changes: a write makes another one.
+    """The content of an index at one moment. It is immutable: a write makes a new one.
 
     Attributes:
         passages: The passages.
         row_of: The row of each id.
-        buffer: The vectors, of length 1, a row each. Spare rows follow, so that adding a passage does not copy the
-            others.
+        buffer: The normalised vectors, one per row, followed by spare rows, so that adding a passage does not copy
+            the others.
     """
 
     passages: tuple[Passage, ...]
@@ -63,12 +63,12 @@ class _State:
 
 
 class PassageIndex:
-    """Passages, searchable by meaning: by the cosine of their vectors, which are normalised here.
+    """Passages, searchable by the cosine of their vectors, which the index normalises.
 
     Search is exact: a batch of 1,000 queries takes 0.5 s in 100,000 passages. For millions, use a vector database.
 
-    Any number of threads may read and write. A write happens as a whole or, if it raises, not at all, and no reader
-    sees half of one. A forked child has the whole index.
+    Any number of threads may read and write. A write is atomic: if it raises, nothing has changed, and no reader sees
+    half of it. A forked child has the whole index.
 
     Args:
         embedder: Embeds passages and queries.
@@ -77,23 +77,24 @@ class PassageIndex:
         MissingDependencyError: FAISS is not installed.
 
     Attributes:
-        folder: Where it was loaded from or saved to last; None if it was not.
+        folder: The folder from which it was loaded, or to which it was last saved; None without one.
     """
 
     def __init__(self, embedder: Embedder | None = None) -> None:
         try:
-            import faiss  # not later: a child that is forked during an import could never import it
+            # Imported early, because a child that is forked during an import could never import it.
+            import faiss
         except ImportError as error:
             raise missing_dependency("faiss", "faiss") from error
         self._faiss = faiss
         self.embedder: Embedder = embedder or SentenceEmbedder()
         self.folder: Path | None = None
         self._state = _State.from_passages((), np.zeros((0, 0), np.float32))
-        # Only writers take the lock. A reader takes one reference to the state, which never changes.
+        # Only writers take the lock. Readers take one reference to the state, which is immutable.
         self._lock = ForkSafeLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without the spare rows, which only one index may fill.
+        # Without the spare rows, which two indexes must not share.
         return PassageIndex._from_state, (self.embedder, replace(self._state, buffer=self._state.vectors))
 
     @classmethod
@@ -110,12 +111,12 @@ class PassageIndex:
 
     @property
     def passages(self) -> tuple[Passage, ...]:
-        """The passages that are there now; the same tuple until they change."""
+        """The current passages; the same tuple object until they change."""
         return self._state.passages
 
     @property
     def fingerprint(self) -> str:
-        """Changes when another search result may come: with any passage, or the embedder. All passages are read."""
+        """A hash of all passages and the embedder, which changes whenever search results may change."""
         digest = hashlib.sha256(self.embedder.identity.encode())
         for passage in self.passages:
             digest.update(repr((passage.id, passage.title, passage.text)).encode())
@@ -134,7 +135,7 @@ class PassageIndex:
         Args:
             passages: The passages; their ids must differ.
             embedder: Embeds passages and queries; multilingual-e5-small by default.
-            report: Called after each batch with the number of passages that are done.
+            report: Called after each batch with the number of passages done.
 
         Raises:
             ConfigurationError: The embedder failed, or its vectors cannot be used.
@@ -151,21 +152,21 @@ class PassageIndex:
     def add(
         self, passages: Sequence[Passage], vectors: Float32Array | None = None, *, replace: bool = False
     ) -> None:
-        """Add passages: all of them or, with an error, none.
+        """Add passages; on an error, none of them is added.
 
         Args:
             passages: The passages.
-            vectors: Their vectors, if they are computed already; shape (passages, dimension).
-            replace: Whether a passage replaces the one of the same id.
+            vectors: Their vectors, if they are already known; shape (passages, dimension).
+            replace: Whether a passage replaces an earlier one with the same id.
 
         Raises:
             ConfigurationError: The embedder failed, or the vectors cannot be used.
-            DataFormatError: An id is taken or occurs twice in the batch, or a value of the metadata cannot be stored
-                as JSON.
+            DataFormatError: An id already exists or occurs twice in the batch, or a value of the metadata cannot be
+                stored as JSON.
         """
         if not passages:
             return
-        new = check_passages(passages)  # before the long work of embedding, which needs no lock
+        new = check_passages(passages)  # check before embedding, which takes long and needs no lock
         if vectors is None:
             vectors = self._embed(new)
         with self._lock:
@@ -182,20 +183,20 @@ class PassageIndex:
         self.add(passages, vectors, replace=True)
 
     def _embed(self, passages: Sequence[Passage]) -> Float32Array:
-        """Return the embedder's vectors; its own error becomes the cause of ours."""
+        """Return the embedder's vectors; if it raises, its exception becomes the cause of ours."""
         try:
             return self.embedder.embed([passage.searchable for passage in passages])
         except RGateError:
             raise
         except Exception as error:
-            # Only the type: the message of a served model may hold a key or an address.
+            # Quote only the type, because the message may contain a key or an address.
             raise ConfigurationError(
                 f"The embedder {self.embedder.name!r} failed with {type(error).__name__}; the index is unchanged.",
                 hint="See the error's cause, then add the passages again.",
             ) from error
 
     def delete(self, ids: Iterable[str]) -> int:
-        """Remove passages by id; ids that are not there are ignored. Returns how many were removed."""
+        """Remove passages by id, ignoring unknown ids, and return the number removed."""
         with self._lock:
             gone = self._state.row_of.keys() & set(map(str, ids))
             if gone:
@@ -203,33 +204,33 @@ class PassageIndex:
             return len(gone)
 
     def _replace(self, gone: Collection[str], passages: Sequence[Passage], vectors: Float32Array) -> None:
-        """Remove and add passages. The last step does it all: an interrupt before it has changed nothing."""
+        """Remove and add passages. Only the last statement has an effect, so an interrupt before changes nothing."""
         old = self._state
         rest = tuple(passage for passage in old.passages if passage.id not in gone)
         count = len(rest) + len(passages)
         buffer = old.buffer
         if gone or count > len(buffer):
-            # Twice as large as needed, so that many small additions take linear time.
+            # Twice as large as needed, so that many small additions take linear time overall.
             buffer = np.empty((2 * count, vectors.shape[1]), np.float32)
-            if rest:  # an empty index does not know the dimension
+            if rest:  # an empty index has no dimension yet
                 buffer[: len(rest)] = np.delete(old.vectors, [old.row_of[name] for name in gone], axis=0)
-        buffer[len(rest) : count] = vectors  # no state that a reader may have includes these rows
+        buffer[len(rest) : count] = vectors  # safe, because no reader's state includes these rows
         self._state = _State.from_passages((*rest, *passages), buffer)
 
     def get(self, ids: Iterable[str]) -> list[Passage]:
-        """Return the passages with these ids; unknown ids are left out."""
+        """Return the passages with these ids; unknown ids are skipped."""
         state = self._state
         return [state.passages[state.row_of[name]] for name in map(str, ids) if name in state.row_of]
 
     def vectors(self, ids: Iterable[str]) -> Float32Array:
-        """Return the vectors of passages of the index, shape (ids, dimension)."""
+        """Return the vectors of passages by id, shape (ids, dimension)."""
         state = self._state
         return state.vectors[[state.row_of[str(name)] for name in ids]]
 
     def search(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
-        """Return for each query its ``k`` nearest passages, nearest first; one embedding call for all queries.
+        """Return the ``k`` nearest passages for each query, nearest first; one embedding call for all queries.
 
-        Fewer are returned when the index holds fewer.
+        It returns fewer if the index has fewer.
         """
         check_search(queries, k)
         if not queries or not self.passages:
@@ -245,16 +246,17 @@ class PassageIndex:
     def search_vectors(
         self, vectors: Float32Array, k: int, queries: Sequence[str] | None = None
     ) -> list[list[Hit]]:
-        """Search with vectors of shape (queries, dimension) instead of texts.
+        """Search with query vectors, shape (queries, dimension), instead of texts.
 
         Raises:
-            ConfigurationError: The vectors have another dimension than those of the index, or are not finite.
+            ConfigurationError: The vectors are not finite, or their dimension differs from the index's.
         """
         check_k(k)
         state = self._state
         if not state.passages:
             return [[] for _ in vectors]
         wanted = normalise_vectors(check_vectors(vectors, len(vectors), state.buffer.shape[1]))
+        # FAISS fills up with row -1 if k exceeds the number of vectors.
         k = min(k, len(state.passages))
         nearest = self._faiss.knn(wanted, state.vectors, k, metric=self._faiss.METRIC_INNER_PRODUCT)
         results = []
@@ -268,18 +270,19 @@ class PassageIndex:
         return results
 
     def save(self, folder: str | Path) -> Path:
-        """Save into a folder, as one file that replaces an earlier one in one step.
+        """Save into a folder, as one file that replaces an earlier one atomically.
 
-        A process that dies at any moment leaves the old index or the new one. Writers wait until it is saved.
+        If the process dies at any moment, either the old or the new index is there. Writers wait until it is saved.
 
         Raises:
-            WriteError: It could not be written, such as on a full disk; an earlier index is unchanged.
+            WriteError: The file could not be written, for example because the disk is full; an earlier index is
+                unchanged.
         """
         from safetensors.numpy import save
 
         root = Path(folder)
         facts = {"format": FORMAT, "embedder": self.embedder.name, "identity": self.embedder.identity}
-        # With the lock held, files of unfinished saves belong to processes that were killed.
+        # While we hold the lock, files of unfinished saves can only belong to killed processes.
         with locked(root / FILE, waiting=lambda: None), self._lock:
             for unfinished in root.glob(f".{FILE}-*"):
                 unfinished.unlink()
@@ -294,25 +297,25 @@ class PassageIndex:
 
     @classmethod
     def load(cls, folder: str | Path, embedder: Embedder | None = None) -> PassageIndex:
-        """Load an index.
+        """Load an index that `save` wrote.
 
         Args:
-            folder: Where `save` put it.
-            embedder: The embedder it was built with; by default the one that the index names.
+            folder: The folder.
+            embedder: The embedder with which it was built; by default the one that the index names.
 
         Raises:
             IndexNotFoundError: The folder has no index.
             IndexCorruptError: Its file is truncated, changed, or of another kind.
-            IndexMismatchError: It was built with another embedder or in another format.
+            IndexMismatchError: The index was built with another embedder or has another format.
         """
         path = Path(folder) / FILE
         if not path.is_file():
-            raise IndexNotFoundError(f"There is no index in {str(folder)!r}.", hint=_BUILD)
+            raise IndexNotFoundError(f"{str(folder)!r} contains no index.", hint=f"Build one: {_BUILD}")
         try:
             name, identity, state = _read(path)
         except IndexMismatchError:
             raise
-        except Exception as error:  # of any class: the file may hold anything
+        except Exception as error:  # the file may hold anything, so any exception may come
             raise IndexCorruptError(
                 f"The index {str(path)!r} cannot be read: {str(error).splitlines()[0]}",
                 hint=f"Build the index again: {_BUILD}",
@@ -329,7 +332,7 @@ class PassageIndex:
 
 
 def _read(path: Path) -> tuple[str, str, _State]:
-    """Read a file of `PassageIndex.save`: name and identity of the embedder, and the content. Raises any error."""
+    """Return the embedder's name and identity, and the content, from a saved file. May raise any exception."""
     from safetensors import safe_open
 
     with safe_open(path, framework="numpy") as file:
@@ -353,7 +356,7 @@ def _read(path: Path) -> tuple[str, str, _State]:
 
 
 def checksum(facts: Mapping[str, str], passages: bytes, vectors: Float32Array) -> str:
-    """Return the hash of everything in a saved index."""
+    """Return a hash of the whole content of a saved index."""
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     digest.update(passages)
     digest.update(vectors.tobytes())
@@ -361,15 +364,15 @@ def checksum(facts: Mapping[str, str], passages: bytes, vectors: Float32Array) -
 
 
 def check_vectors(vectors: Any, count: int, dimension: int = 0) -> Float32Array:
-    """Return vectors as FAISS takes them.
+    """Check vectors, and return them in FAISS's format.
 
     Args:
-        vectors: What an embedder returned.
-        count: Their expected number.
-        dimension: Their expected length; 0 for any.
+        vectors: The embedder's result.
+        count: The expected number of vectors.
+        dimension: The expected dimension; 0 for any.
 
     Raises:
-        ConfigurationError: They have another shape, are not numbers, or are not finite.
+        ConfigurationError: The vectors have the wrong shape, are not numbers, or are not finite.
     """
     try:
         array = np.ascontiguousarray(vectors, dtype=np.float32)
@@ -380,9 +383,9 @@ def check_vectors(vectors: Any, count: int, dimension: int = 0) -> Float32Array:
     if array.ndim != 2 or array.shape != (count, dimension or array.shape[1]) or (count and not array.size):
         raise ConfigurationError(
             f"Vectors of shape {array.shape} do not match {count} texts and dimension {dimension or '(any)'}.",
-            hint="An embedder returns shape (texts, dimension). An index takes the vectors of one embedder only.",
+            hint="An embedder must return shape (texts, dimension). An index can only hold one embedder's vectors.",
         )
-    # NaN is near to nothing, and FAISS would return arbitrary rows for it.
+    # For NaN, FAISS would return arbitrary rows.
     if not np.isfinite(array).all():
         raise ConfigurationError(
             "Vectors must be finite, but one holds NaN or infinity.", hint="Check the embedder."
@@ -391,7 +394,7 @@ def check_vectors(vectors: Any, count: int, dimension: int = 0) -> Float32Array:
 
 
 def normalise_vectors(vectors: Float32Array) -> Float32Array:
-    """Return vectors of length 1; those of length 0 stay so."""
+    """Scale vectors to length 1; zero vectors stay zero."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    # A zero vector stays zero, so that its cosine to everything is 0 and not NaN.
+    # A zero vector stays zero, so that its cosine with anything is 0 and not NaN.
     return np.ascontiguousarray(vectors / np.maximum(norms, 1e-12), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Passages, and how they are read from JSONL and checked before they are stored."""
+"""Passages: reads them from JSONL, and checks them before they are stored."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rgate_integrations.errors import DataFormatError
 from rgate_integrations.runtime.files import read_jsonl
 from rgate_integrations.runtime.text import encodable
 
-_LINE = 'Each line needs a JSON object such as {"id": "1", "title": "…", "text": "…"}.'
-_MAX_DEPTH = 64  # of nested lists and objects; far less than the JSON parser can read back
+_LINE = 'Each line must be a JSON object such as {"id": "1", "title": "…", "text": "…"}.'
+_MAX_DEPTH = 64  # nesting of lists and objects; far less than the JSON parser can read back
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Passage:
     """A passage of a corpus.
 
     Attributes:
-        id: Unique in its index. A whole number becomes its text: 0 is "0". The empty text is an id like others.
+        id: Unique in its index. A whole number is converted to text: 0 becomes "0". The empty text is a valid id.
         text: The passage.
-        title: Title of the document it is from; may be empty.
-        metadata: JSON values that travel with it. Read only: an index returns the objects that it holds.
+        title: Title of its document; may be empty.
+        metadata: Further JSON values. Do not change them: an index returns its own objects.
     """
 
     id: str
@@ -34,20 +34,21 @@ class Passage:
 
     def __post_init__(self) -> None:
         if isinstance(self.id, int):  # ids come from tables as numbers
+            # A frozen dataclass can only be changed this way, even in __post_init__.
             object.__setattr__(self, "id", str(self.id))
-        if self.metadata is None:  # as in some stores and files
+        if self.metadata is None:  # some stores and files have null
             object.__setattr__(self, "metadata", {})
 
     @property
     def searchable(self) -> str:
-        """Title and text, as they are embedded and searched."""
+        """The text to embed and search: title and text."""
         return f"{self.title}. {self.text}" if self.title else self.text
 
 
 def read_passages(path: str | Path) -> Iterator[Passage]:
-    """Read a corpus: JSONL, plain or gzipped, with ``text``, optional ``id``, ``title`` and further keys a line.
+    """Read a corpus: JSONL, plain or gzipped, with ``text`` and optionally ``id``, ``title`` and more keys per line.
 
-    A line whose ``id`` is missing or null gets its line number; further keys become metadata.
+    If ``id`` is missing or null, the line number is the id. Further keys become metadata.
 
     Raises:
         DataFormatError: The file cannot be read, or a line is not UTF-8 or not a passage; the message names file and
@@ -58,7 +59,7 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
             raise DataFormatError(f"{path}, line {number}: no text.", hint=_LINE)
         text = record.pop("text")
         if not text.strip():
-            raise DataFormatError(f"{path}, line {number}: the text is empty.", hint="Leave the passage out.")
+            raise DataFormatError(f"{path}, line {number}: the text is empty.", hint="Remove the line.")
         name = record.pop("id", None)
         title = str(record.pop("title", "") or "")
         # 0 and "" are ids, too.
@@ -66,11 +67,11 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
 
 
 def check_passages(passages: Iterable[Passage]) -> list[Passage]:
-    """Return passages as a saved index returns them: with a copy of their metadata, in which tuples are lists.
+    """Check passages, and copy their metadata as JSON would, so that tuples become lists.
 
     Raises:
-        DataFormatError: An id occurs twice, or a value cannot be stored; the message names the passage, and the key
-            of the metadata.
+        DataFormatError: An id occurs twice, or a value cannot be stored; the message names the passage and the
+            metadata key.
     """
     checked: dict[str, Passage] = {}
     for passage in passages:
@@ -90,25 +91,25 @@ def check_passages(passages: Iterable[Passage]) -> list[Passage]:
             except (TypeError, ValueError):
                 raise DataFormatError(
                     f"The metadata of the passage {passage.id!r} cannot be stored as JSON: {key!r}.",
-                    hint="JSON holds text, numbers, true, false, null, lists, and objects whose keys are text: "
-                    "convert the value or leave it out.",
+                    hint="JSON has text, numbers, true, false, null, lists, and objects whose keys are text. "
+                    "Convert the value or leave it out.",
                 ) from None
         checked[passage.id] = replace(passage, metadata=metadata)
     return list(checked.values())
 
 
 def duplicate_id(name: str) -> DataFormatError:
-    """Build the error for an id that is taken."""
+    """Return the error for an id that already exists."""
     return DataFormatError(f"The id {name!r} occurs twice.", hint="Ids of passages must differ.")
 
 
 def _copy_json(value: Any, depth: int) -> Any:
-    """Return a value as JSON gives it back.
+    """Return a copy of a value as it would be after saving it as JSON and reading it back.
 
     Raises:
-        TypeError: JSON has no such type. Keys must be text: JSON would make the same key of 1 and "1".
-        ValueError: Nested deeper than ``depth``, such as a circle; or NaN, an integer of thousands of digits, or
-            half a surrogate pair.
+        TypeError: JSON has no such type, or a key is not text (JSON would turn 1 and "1" into the same key).
+        ValueError: The value is nested deeper than ``depth``, for example because it contains itself; or it is
+            NaN, an integer of thousands of digits, or half a surrogate pair.
     """
     if depth < 0:
         raise ValueError("nested too deeply")

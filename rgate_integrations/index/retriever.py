@@ -1,4 +1,4 @@
-"""The interface of whatever searches, and the hits that it returns."""
+"""The interface of retrievers, and the hits that they return."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Hit:
 
     Attributes:
         passage: The passage.
-        score: Higher is better: the cosine similarity in [-1, 1] for a `PassageIndex`, the BM25
-            score for a `BM25Index`.
+        score: The score; higher is better. For a `PassageIndex`, the cosine similarity in [-1, 1]; for a `BM25Index`,
+            the BM25 score.
         query: The query that found it.
     """
 
@@ -28,14 +28,14 @@ class Hit:
 
 @runtime_checkable
 class Retriever(Protocol):
-    """Searches a batch of queries: a `PassageIndex`, a `HybridIndex`, or the user's own class."""
+    """Anything that searches a batch of queries: a `PassageIndex`, a `HybridIndex`, or the user's own class."""
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
-        """Return for each query its ``k`` best passages, best first."""
+        """Return the ``k`` best passages for each query, best first."""
 
 
 def describe_index(index: Retriever) -> str:
-    """Return kind, size and ``fingerprint`` of an index, as far as it has them, to tell its answers apart."""
+    """Return type, size and ``fingerprint`` of an index, if it has them, for the settings of an answering arm."""
     size = f"{len(index)} passages" if isinstance(index, Sized) else ""
     parts = (type(index).__name__, size, str(getattr(index, "fingerprint", "") or ""))
     return ", ".join(filter(None, parts))
@@ -53,7 +53,7 @@ def check_search(queries: Sequence[str], k: int) -> None:
         ConfigurationError: ``queries`` is one string, or ``k`` is not a positive whole number.
     """
     if isinstance(queries, str):
-        raise ConfigurationError("search takes a list of queries.", hint="Use search([query])[0].")
+        raise ConfigurationError("search needs a list of queries.", hint="Use search([query])[0].")
     check_k(k)
 
 
@@ -61,7 +61,7 @@ def check_k(k: int) -> None:
     """Check a number of results.
 
     Raises:
-        ConfigurationError: It is not a positive whole number.
+        ConfigurationError: ``k`` is not a positive whole number.
     """
     if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-        raise ConfigurationError(f"k must be a whole number, at least 1, not {k!r}.")
+        raise ConfigurationError(f"k must be a whole number of at least 1, not {k!r}.")

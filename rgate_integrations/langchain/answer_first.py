@@ -1,8 +1,8 @@
-"""The direct arm answers first, as a stream whose events are held back with its chunks.
+"""Answer first: the direct arm streams its answer, and its chunks and events are held back until it is judged.
 
-Tracers see the arm's runs as they happen, and as *cancelled* if they are cut short. Everybody else, such as
-``astream_events``, LangGraph's message stream or a handler that prints tokens, may show them to a user: they get the
-events once the answer is released, and none of an answer that is not.
+Tracers see the arm's runs as they happen, and as *cancelled* if they are cut short. Other handlers, such as
+``astream_events``, LangGraph's message stream or one that prints tokens, may show events to a user. They get the
+events only once the answer is released, and none of an answer that is thrown away.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from rgate_integrations.langchain.runnable import Run
 from rgate_integrations.runtime.flow import Flow
 
 CANCELLATION = "by the retrieval gate: the partial answer is probably wrong"
-_MAX_TURNS = 1_000  # of the event loop, while nested generators end; each takes a few
+_MAX_TURNS = 1_000  # turns of the event loop to wait for nested generators, each of which takes a few to end
 
 
 class DirectArm:
-    """The arm for known questions, with and without log-probabilities.
+    """The arm for known questions, in a form with log-probabilities and in one without.
 
     Args:
         arm: The arm.
 
     Attributes:
-        with_logprobs: The arm, asked for log-probabilities; None if its LLM does not know them.
-        wants_logprobs: Whether it is asked for them; False once its LLM has refused.
+        with_logprobs: The arm with log-probabilities requested; None if its LLM has no such field.
+        wants_logprobs: Whether to request them; False once the LLM has refused.
     """
 
     def __init__(self, arm: Runnable[Any, Any]) -> None:
@@ -58,40 +58,42 @@ class ArmAnswer(BufferedAnswer):
         self._events = BufferingHandler(self, config["callbacks"], self._cancellation)
         call = (parent.input, config, parent.options, self._events)
         source, fallback = ArmStream(direct.arm, *call), None
+        # The plain arm stays available in case the LLM refuses log-probabilities.
         if direct.with_logprobs is not None and direct.wants_logprobs:
             source, fallback = ArmStream(direct.with_logprobs, *call), source
         super().__init__(PartialAnswer(), source, fallback)
 
     def read(self, chunk: Any) -> bool:
-        """Add the text of a chunk; returns False for a tool call or a parsed object."""
+        """Add the text of a chunk; False for a tool call or a parsed object, which cannot be judged."""
         text = extract_text(chunk)
         if text:
             self.partial.pieces.append(text)
         return text is not None
 
     def set_logprobs(self, *, wanted: bool) -> None:
-        """Ask the arm for log-probabilities from now on, or not."""
+        """Set whether the arm is asked for log-probabilities from now on."""
         self._direct.wants_logprobs = wanted
 
     def flush_events(self) -> Flow[None]:
-        """Pass the events since the last time on to listeners."""
+        """Pass the events since the last flush to the listeners."""
         yield from self._events.flush()
 
     def cancel(self) -> Flow[None]:
-        """Stop the LLM; its traces say that it was cancelled, and how much it had written."""
+        """Stop the LLM; traces show that it was cancelled, and after how many tokens."""
+        # Before closing, because closing makes the tracers record the end of the runs.
         self._cancellation.update(cancelled=CANCELLATION, tokens=self.partial.count)
         yield from self.close()
 
     def result(self) -> Flow[Any]:
-        """Release the answer; returns all of it, or the exception of the arm."""
+        """Release the answer; returns the whole answer, or the arm's exception."""
         try:
             return merge_chunks((yield self.drain()))
-        except Exception as error:  # in a batch it concerns this input only
+        except Exception as error:  # in a batch, it must not fail the other inputs
             return error
 
 
 class ArmStream(ChunkStream):
-    """The chunks of an arm, which ends when it is closed, even if it reads an LLM to its end."""
+    """The chunks of an arm. Closing it stops the LLM, even if the arm would read the LLM's whole answer."""
 
     def __init__(
         self,
@@ -109,8 +111,8 @@ class ArmStream(ChunkStream):
     def close(self) -> None:
         """Stop the LLM at its next token, then close the arm.
 
-        Closed at once, a synchronous parser would read the rest of its input for its trace: the LLM would write the
-        whole answer.
+        If it were closed at once, a synchronous parser would read the rest of its input for its trace, and so the LLM
+        would write the whole answer.
         """
         self._events.shut_down()
         try:
@@ -121,17 +123,17 @@ class ArmStream(ChunkStream):
             pass
 
     async def aclose(self) -> None:
-        """Stop the LLM, and wait until it has ended."""
+        """Stop the LLM, and wait until its run has ended."""
         self._events.shut_down()
         await super().aclose()
-        # Each inner generator ends in a task of its own, which the loop starts when the outer one has ended.
+        # Each inner generator ends in a task of its own, which the loop starts after the outer one has ended.
         for _ in range(_MAX_TURNS):
             if not self._events.running:
                 return
             await asyncio.sleep(0)
 
 
-# The last key is that of `with_structured_output(include_raw=True)`.
+# In order of preference; `with_structured_output(include_raw=True)` uses the last.
 _ANSWER_KEYS = ("answer", "output", "result", "text", "raw")
 
 
@@ -142,7 +144,7 @@ def extract_text(chunk: Any) -> str | None:
             if isinstance(chunk.get(key), str | BaseMessage):
                 return extract_text(chunk[key])
         if isinstance(chunk, AddableDict):
-            return ""  # a chain streams its outputs one after another: the answer may come later
+            return ""  # a chain streams its keys one after another, so the answer may come later
     if isinstance(chunk, BaseMessage):
         calls = getattr(chunk, "tool_call_chunks", None) or getattr(chunk, "tool_calls", None)
         if not calls:
@@ -151,14 +153,16 @@ def extract_text(chunk: Any) -> str | None:
 
 
 def merge_chunks(chunks: Sequence[Any]) -> Any:
-    """Return the sum of chunks: what the arm would have returned if it had been invoked."""
+    """Merge chunks into what the arm would have returned if it had been invoked."""
     if not chunks:
         return None
     total = chunks[0]
     for chunk in chunks[1:]:
         addable = isinstance(total, str | BaseMessageChunk | AddableDict) and isinstance(chunk, type(total))
         if isinstance(total, list) and isinstance(chunk, list):
+            # A list that starts with all of the previous one is a parser's longer version of it.
             addable = chunk[: len(total)] != total
-        # Parsers send the whole object each time, with more in it.
+        # Parsers send the whole object again each time, with more in it, so the last one replaces the others.
         total = total + chunk if addable else chunk
+    # As `invoke` would return it: a message, not a chunk.
     return message_chunk_to_message(total) if isinstance(total, BaseMessageChunk) else total

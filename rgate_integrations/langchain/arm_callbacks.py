@@ -1,17 +1,17 @@
-"""LangChain's callbacks from an arm that may not be the one that answers.
+"""Handles LangChain's callbacks from an arm whose answer may be thrown away.
 
-Who calls whom. A router gives each arm a child of its run's callback manager. LangChain hands that down to every
-runnable inside the arm, and each of them reports to the manager's handlers (`on_chain_start`, `on_llm_new_token`, …).
-There are two kinds of handlers. *Tracers* (LangSmith, `RunCollectorCallbackHandler`) keep a tree of runs: they must
-hear of a run when it happens. *Listeners* (`astream_events`, LangGraph's message stream, a handler that prints
-tokens) may show what they hear to a user: they must not hear of an answer that is thrown away.
+A router gives each arm a child of its run's callback manager. LangChain passes that to every runnable inside the arm,
+and each of them reports to the manager's handlers (`on_chain_start`, `on_llm_new_token`, …). There are two kinds of
+handlers. *Tracers* (LangSmith, `RunCollectorCallbackHandler`) keep a tree of runs, so they must get each event when
+it happens. *Listeners* (`astream_events`, LangGraph's message stream, a handler that prints tokens) may show events
+to a user, so they must not get those of an answer that is thrown away.
 
-So `split_handlers` takes the manager's handlers apart. In the direct arm, tracers stay, each behind a
-`CancellableTracer`, and one `BufferingHandler` takes the place of all listeners. It reads what the LLM writes, which
-is what the gate judges, and keeps every event. If the answer is released, the router's stream calls `flush` after
-each chunk, and the listeners get all events in order. If it is stopped, `shut_down` drops the events, and the next
-token raises `GenerationCancelled` inside the LLM. That ends a synchronous stream; an asynchronous one is closed by
-its consumer. Either way the tracers get errors and early ends, which they record as *cancelled*.
+So `split_handlers` separates the two. In the direct arm, tracers stay, each wrapped in a `CancellableTracer`, and one
+`BufferingHandler` replaces all listeners. It records the LLM's text, which the gate judges, and keeps every event. If
+the answer is released, the router's stream calls `flush` after each chunk, and the listeners get all events in order.
+If it is stopped, `shut_down` drops the events, and the next token raises `GenerationCancelled` inside the LLM. That
+ends a synchronous stream; an asynchronous one is closed by its consumer. Either way the tracers get errors and early
+ends, which they record as *cancelled*.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _IGNORED_BY = {
 
 
 class GenerationCancelled(BaseException):
-    """Stops an LLM whose answer is not needed any more.
+    """Stops an LLM whose answer is no longer needed.
 
     Not an `Exception`: LangChain would log and swallow it, and a fallback on the way would start another LLM.
     """
 
 
 def _buffer_event(event: str) -> Any:
-    """Return a callback that only keeps its event."""
+    """Return a callback that keeps its event and does nothing else."""
 
     def callback(self: BufferingHandler, *args: Any, **kwargs: Any) -> None:
         self.keep(event, args, kwargs)
@@ -74,21 +74,22 @@ def _buffer_event(event: str) -> Any:
 class BufferingHandler(BaseCallbackHandler):
     """Keeps the events of a partial answer until it is released, and records what the LLM writes.
 
-    Of the manager's other handlers, tracers get events at once, and the rest when they are flushed.
+    Tracers among the manager's handlers get events at once, the other handlers when the events are flushed.
 
     Args:
-        answer: Its `PartialAnswer` gets the tokens and log-probabilities of the LLM that answers.
+        answer: The answer, whose `PartialAnswer` receives the LLM's tokens and log-probabilities.
         manager: The callback manager of a child run, from ``get_child``; its handlers are replaced.
         cancellation: See `CancellableTracer`.
 
     Attributes:
-        running: The runs in which an LLM is writing.
+        running: Ids of the runs in which an LLM is generating.
     """
 
-    run_inline = True  # listeners get events in their order
+    run_inline = True  # keeps the events in order
 
     def __init__(self, answer: BufferedAnswer, manager: Any, cancellation: dict[str, Any]) -> None:
         self._answer = answer
+        # Must run before the arm starts: children copy the handlers of their parent's manager.
         tracers, self._listeners = split_handlers(manager, cancellation)
         manager.set_handlers([*tracers, self])
         self._events: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
@@ -99,14 +100,14 @@ class BufferingHandler(BaseCallbackHandler):
     def shut_down(self) -> None:
         """Stop the LLM at its next token, and drop the events.
 
-        They are dropped now, since the traceback of an error among them would hold the generators of the arm: the
-        LLM's stream would stay open until garbage is collected.
+        They are dropped at once: the traceback of an error among them would keep the arm's generators alive, and with
+        them the LLM's stream, until garbage is collected.
         """
         self._is_shut_down = True
         self._events.clear()
 
     def flush(self) -> Flow[None]:
-        """Hand the events to the listeners, in order."""
+        """Pass the kept events to the listeners, in order."""
         while self._events:
             event, args, kwargs = self._events.pop(0)
             ignored_by = _IGNORED_BY.get(event)
@@ -120,12 +121,12 @@ class BufferingHandler(BaseCallbackHandler):
     # --- called by LangChain ---------------------------------------------------------------------------------
 
     def on_llm_start(self, *args: Any, **kwargs: Any) -> None:
-        """Note that an LLM writes."""
+        """Record that an LLM has started."""
         self.running.add(kwargs["run_id"])
         self.keep("on_llm_start", args, kwargs)
 
     def on_chat_model_start(self, *args: Any, **kwargs: Any) -> None:
-        """Note that a chat model writes."""
+        """Record that a chat model has started."""
         self.running.add(kwargs["run_id"])
         self.keep("on_chat_model_start", args, kwargs)
 
@@ -137,14 +138,14 @@ class BufferingHandler(BaseCallbackHandler):
         self.keep("on_llm_new_token", args, kwargs)
 
     def on_llm_end(self, *args: Any, **kwargs: Any) -> None:
-        """Record the whole answer of an LLM that does not stream; if it does, each token is recorded already."""
+        """Record the whole answer of an LLM that does not stream; a streamed one is already recorded."""
         self.running.discard(kwargs["run_id"])
         if kwargs["run_id"] != self._writer:
             self._record(args[0].generations[0][0], kwargs["run_id"])
         self.keep("on_llm_end", args, kwargs)
 
     def on_llm_error(self, *args: Any, **kwargs: Any) -> None:
-        """Note that an LLM has failed."""
+        """Record that an LLM has failed."""
         self.running.discard(kwargs["run_id"])
         self.keep("on_llm_error", args, kwargs)
 
@@ -166,7 +167,7 @@ class BufferingHandler(BaseCallbackHandler):
 
     def _record(self, chunk: Any, run_id: UUID) -> None:
         """Record the tokens and metadata of a chunk, or of a whole answer."""
-        if run_id != self._writer:  # the LLM that writes last is the one that answers
+        if run_id != self._writer:  # a chain may call several LLMs: the last one writes the answer
             self._writer = run_id
             self._answer.partial = PartialAnswer(self._answer.partial.pieces)
         if not isinstance(chunk, ChatGeneration):
@@ -176,34 +177,35 @@ class BufferingHandler(BaseCallbackHandler):
         answer.add_logprobs(read_choice_logprobs(metadata))
         answer.set_response(chunk.message.id)
         answer.model = str(metadata.get("model_name") or answer.model)
-        # OpenAI's two APIs end with one of these; for other LLMs, the end is not known.
+        # OpenAI's two APIs end with one of these. From other LLMs it may never come, so its absence means nothing.
         if metadata.get("finish_reason") or metadata.get("status"):
             answer.has_end = True
         elif metadata.get("model_provider") == "openai" and answer.has_end is None:
             answer.has_end = False
-        # Some LLMs report it with the first chunk, others with the last, which a stopped one never writes.
+        # Some LLMs report the usage with the first chunk, others with the last, which a stopped LLM never sends.
         usage = getattr(chunk.message, "usage_metadata", None)
         answer.has_thoughts |= read_reply(chunk.message).thoughts is not None or count_thinking(usage) > 0
         if usage:
+            # The maximum, because chunks after the first may report 0.
             answer.prompt_tokens = max(answer.prompt_tokens, usage["input_tokens"])
 
 
 class CancellableTracer:
-    """Wraps a tracer: in its traces, runs that are cut short count as cancelled, not as errors.
+    """Wraps a tracer, which then records runs that are cut short as cancelled, not as errors.
 
     Args:
         tracer: The tracer.
-        cancellation: What the traces say of such runs; empty as long as nothing is cut short.
+        cancellation: What to record for such runs; empty until something is cut short.
     """
 
-    run_inline = True  # before the caller that waits for the run goes on
+    run_inline = True  # the trace must be complete before the caller continues
 
     def __init__(self, tracer: Any, cancellation: dict[str, Any]) -> None:
         self._tracer = tracer
         self._cancellation = cancellation
 
-    @property  # type: ignore[misc]  # of an object it can be set
-    def __class__(self) -> Any:  # LangChain looks at the type to see whether it traces already
+    @property  # type: ignore[misc]  # mypy expects a class attribute
+    def __class__(self) -> Any:  # LangChain adds its own tracer unless one of that type is there
         return type(self._tracer)
 
     def __getattr__(self, name: str) -> Any:
@@ -216,7 +218,7 @@ class CancellableTracer:
         return CancellableTracer(self._tracer.copy_with_metadata_defaults(**defaults), self._cancellation)
 
     def _cancel(self, event: str, value: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Trace the end of a run as its cancellation, with what it has written or returned."""
+        """Record the end of a run as cancelled, with what it has written or returned."""
         if event == "on_llm_error":
             response = kwargs.get("response") or LLMResult(generations=[[]])
             response = response.model_copy(update={"llm_output": self._cancellation})
@@ -237,7 +239,7 @@ def split_handlers(
     tracers = []
     listeners = []
     for handler in manager.handlers:
-        # That of ``astream_log`` is a tracer that shows runs to a user.
+        # The handler of ``astream_log`` is a tracer, but it shows runs to a user.
         if isinstance(handler, BaseTracer) and not isinstance(handler, LogStreamCallbackHandler):
             tracers.append(CancellableTracer(handler, cancellation))
         else:

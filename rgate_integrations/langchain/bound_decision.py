@@ -1,4 +1,4 @@
-"""What travels in the config of a call, a threshold or a decision, and the event of a decision."""
+"""The threshold and the decision in the config of a call, and the event that reports a decision."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ THRESHOLD_SPEC = ConfigurableFieldSpec(
 
 
 def read_threshold(gate: Runnable[Any, Decision], config: RunnableConfig) -> float | None:
-    """Return the caller's threshold, for one input or else for the gate; None for the gate's own.
+    """Return the threshold of the call, or else of the `RetrievalGate`; None if neither is set.
 
     Raises:
-        ConfigurationError: The one in the config is not a number of at least 0.
+        ConfigurationError: The threshold in the config is not a number of at least 0.
     """
     threshold = config.get("configurable", {}).get(THRESHOLD_KEY)
     return getattr(gate, "threshold", None) if threshold is None else valid_threshold(threshold)
 
 
-# LangChain and LangGraph keep keys with two underscores out of traces and checkpoints.
+# LangChain and LangGraph leave keys that begin with two underscores out of traces and checkpoints.
 DECISION_KEY = "__rgate_decided"
 
 
@@ -45,11 +45,11 @@ def bind_decision(
     config: RunnableConfig, gate: Runnable[Any, Decision], value: Any, decision: Decision
 ) -> RunnableConfig:
     """Return a config with the decision about an input."""
-    # The gate itself, without what the user wrapped around it: a part inside compares it with its own.
+    # Unwrap what the user bound to the gate: a guarded retriever inside compares the gate with its own.
     while isinstance(gate, RunnableBindingBase | RunnableSequence):
         gate = gate.bound if isinstance(gate, RunnableBindingBase) else gate.last
     question = decision.question
-    # The user's own runnable may read inputs in its own way.
+    # The gate may be the user's own runnable, which reads inputs in its own way.
     with contextlib.suppress(InvalidQuestionError):
         question = parse_question(value, getattr(gate, "input_key", None)).question
     bound = BoundDecision(
@@ -97,11 +97,11 @@ def emit_decision_event(decision: Decision, config: RunnableConfig | None = None
         decision: The decision.
         config: The config of the run in which it was made; the surrounding run when None.
     """
-    # A key may be added at any time; one that changes its meaning makes a new version.
+    # Adding a key keeps the version; changing the meaning of one needs a new version.
     emitted = {"version": 1, **decision.model_dump(mode="json", include=_EMITTED)}
     with contextlib.suppress(RuntimeError):  # outside a run there are no listeners
         yield Call(dispatch_custom_event, adispatch_custom_event, EVENT, emitted, config=config)
-    if "langgraph" in sys.modules:  # else no graph can be running, and langgraph may not be installed
+    if "langgraph" in sys.modules:  # otherwise no graph is running, and langgraph may not be installed
         from langgraph.config import get_stream_writer
 
         with contextlib.suppress(RuntimeError, KeyError):

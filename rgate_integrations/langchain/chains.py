@@ -44,24 +44,25 @@ def gated_rag(
     """Return a chain from question to answer that retrieves only if the LLM does not know the answer.
 
     The question is a string, a dict, messages or a prompt value, as for `RetrievalGate`. The earlier messages, or
-    those in a dict under ``chat_history`` or ``history``, are the prompts' ``chat_history``. A gate with
-    ``condense`` turns a follow-up into a standalone question once, for itself, the retriever and the prompts.
+    those in a dict under ``chat_history`` or ``history``, become the prompts' ``chat_history``. A gate with
+    ``condense`` rewrites a follow-up as a standalone question once, for itself, the retriever and the prompts.
 
     Args:
         retriever: Finds passages: a retriever, or any runnable or function from a query to documents. For a gate with
-            several corpora also a mapping from their names to these; see `RetrievalGate.guard`.
-        llm: Answers.
-        prompt: Prompt for unknown questions, with ``context``, ``question`` and optionally ``chat_history``. By
-            default the prompt of this package's command line.
+            several corpora, also a mapping from their names to retrievers; see `RetrievalGate.guard`.
+        llm: The LLM that answers.
+        prompt: Prompt for unknown questions, with ``context``, ``question`` and optionally ``chat_history``. The
+            default is the prompt of ``rgate ask``.
         direct_prompt: Prompt for known questions, with ``question`` and optionally ``chat_history``.
         gate: A `RetrievalGate`, or its ``gate`` argument.
-        answer_first: Let the LLM begin to answer, and judge that; see `RetrievalGate.route`.
+        answer_first: Judge the first tokens of the LLM's answer; see `RetrievalGate.route`.
         look_first: Read passages only if they help; see `RetrievalGate.route`.
         return_sources: Return ``{"sources": [...], "answer": "..."}`` instead of the answer.
     """
     decider = gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)
     with_passages = prompt or _chat_prompt(ANSWER_WITH_PASSAGES, passages="context", question=QUESTION)
     closed_book = direct_prompt or _chat_prompt(ANSWER, question=QUESTION)
+    # The search is a step of its own, so that look first can run the arm up to it.
     find = as_searched(retriever, CorpusRetriever, decider.gate.corpora, any_corpora=decider.corpus is True)
     search = RunnableLambda(itemgetter(QUESTION)) | find
     retrieve: Runnable[Any, Any] = RunnablePassthrough.assign(sources=search).pipe(
@@ -81,18 +82,18 @@ def gated_rag(
 
 
 class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
-    """Reads the question and its history in any input, and condenses them once, for the gate and both arms.
+    """Reads the question and its history from any input, and condenses follow-ups once for the gate and both arms.
 
     Attributes:
-        input_key: Key of the question in dict inputs; see `RetrievalGate`. The output has it, too.
-        condense: From messages to one standalone question; None leaves the question unchanged.
+        input_key: Key of the question in dict inputs; see `RetrievalGate`. The output has this key, too.
+        condense: Runnable from messages to one standalone question; None leaves the question unchanged.
     """
 
     input_key: str | None = None
     condense: Runnable[Any, Any] | None = None
 
     def flow(self, runs: list[Run]) -> Flow[list[dict[str, Any] | Exception]]:
-        """Read a batch; the follow-ups among its questions are condensed as one batch."""
+        """Read a batch, and condense its follow-ups as one batch."""
         calls = [GateCall.read(single, self.input_key) for single in runs]
         yield from condense_follow_ups(self.condense, calls)
         for call in calls:
@@ -108,9 +109,9 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
 
 
 def _chat_prompt(template: PromptTemplate, **variables: str) -> ChatPromptTemplate:
-    """Return a prompt of this package as LangChain's, with variable names for its fields."""
+    """Convert a prompt of this package to LangChain's, and name its variables."""
     fields = {name: f"{{{variable}}}" for name, variable in variables.items()}
     user = template.user.format(**fields)
     history = MessagesPlaceholder(HISTORY, optional=True)
-    # The system text has no fields: as a message, not a template, its braces stay braces.
+    # A message, not a template: the system text has no fields, and its braces must stay braces.
     return ChatPromptTemplate.from_messages([SystemMessage(template.system), history, ("human", user)])

@@ -21,7 +21,7 @@ from rgate_integrations.gates.ability import least_capable
 _T = TypeVar("_T")
 
 _NAMES = ("base_model_id", "model_name", "model", "deployment_name", "model_id")
-"""Fields with the name of the LLM. Bedrock's comes first: its ``model_id`` may be an ARN without a name."""
+"""Fields with the LLM's name. Bedrock's ``base_model_id`` comes first: its ``model_id`` may be a nameless ARN."""
 
 _LENGTH_FIELDS = ("max_tokens", "max_output_tokens", "num_predict")
 
@@ -33,7 +33,7 @@ def length_field(llm: Any) -> str | None:
 
 def is_decision_model(runnable: Any) -> bool:
     """Return whether a runnable is one of LangChain's decision models, from a state to typed answers."""
-    # Older versions have none; the module of an object is imported already.
+    # Older versions lack the module. If an object has one of its types, the module is already imported.
     module = sys.modules.get("langchain_core.decisions")
     return module is not None and isinstance(runnable, module.BaseDecisionModel)
 
@@ -44,7 +44,8 @@ def parts_of(runnable: Any) -> list[Runnable[Any, Any]]:
         return list(runnable.deps)
     if isinstance(runnable, BaseLanguageModel) or not isinstance(runnable, BaseModel):
         return []
-    return list(instances_in(vars(runnable), Runnable))  # type: ignore[type-abstract]  # it makes none
+    # LangChain has no common interface for parts, but all composed runnables keep them in fields.
+    return list(instances_in(vars(runnable), Runnable))  # type: ignore[type-abstract]  # only for isinstance
 
 
 def runnables_in(runnable: Any, kind: type[Any]) -> Iterator[Any]:
@@ -68,7 +69,7 @@ def instances_in(value: Any, kind: type[_T]) -> Iterator[_T]:
 
 
 def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
-    """Return a copy of an arm whose model is asked for log-probabilities; None if it has no unset field for it."""
+    """Return a copy of an arm that requests log-probabilities; None if its model has no unset field for that."""
     if isinstance(arm, BaseChatModel):
         if "logprobs" in type(arm).model_fields and getattr(arm, "logprobs", None) is None:
             return arm.bind(logprobs=True)
@@ -87,16 +88,16 @@ def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
 
 
 def get_llm_name(arm: Runnable[Any, Any]) -> str:
-    """Return the name of the LLM that answers in an arm; of several, such as fallbacks, that of the least capable.
+    """Return the name of the LLM that answers in an arm; with several, such as fallbacks, the least capable one.
 
-    Empty without a model, or if one of them has no name and the others are more capable than the default.
+    Empty if the arm has no model, or if one has no name and the others are more capable than the default.
     """
     names = _llm_names(arm, {})
     return least_capable(names) if names else ""
 
 
 def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any]) -> list[str]:
-    """Return the name of each model that may answer in an arm; an empty one for a model without a name."""
+    """Return the name of each model that may answer in an arm; an empty name for a model without one."""
     if isinstance(arm, RunnableBindingBase):
         return _llm_names(arm.bound, {**arm.kwargs, **options})
     names: list[str] = []
@@ -108,7 +109,7 @@ def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any]) -> list[str]
     for part in parts:
         names += _llm_names(part, options)
     if isinstance(arm, RunnableConfigurableFields):
-        for key, field in arm.fields.items():  # a call's config may choose among several models
+        for key, field in arm.fields.items():  # a call's config may select any of these models
             if key in _NAMES and isinstance(
                 field, ConfigurableFieldSingleOption | ConfigurableFieldMultiOption
             ):
@@ -116,8 +117,8 @@ def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any]) -> list[str]
     if isinstance(arm, RunnableConfigurableAlternatives):
         for alternative in arm.alternatives.values():
             if not isinstance(alternative, Runnable):
-                names.append("")  # a factory, whose model is unknown before it is called
-    if not parts:  # a model, or what init_chat_model returns, which is not a model itself
+                names.append("")  # a factory: its model is unknown until it is called
+    if not parts:  # a model, or the proxy that init_chat_model returns
         name = _get_model_name(arm, options)
         if name or isinstance(arm, BaseLanguageModel):
             names.append(name)
@@ -125,7 +126,7 @@ def _llm_names(arm: Runnable[Any, Any], options: Mapping[str, Any]) -> list[str]
 
 
 def _get_model_name(model: Runnable[Any, Any], options: Mapping[str, Any]) -> str:
-    """Return the name in the options of a call, or else that of the model; empty without one."""
+    """Return the name in a call's options, or else the model's own; empty without either."""
     bound = options.get("model") or options.get("model_name")
     if isinstance(bound, str) and bound.strip():
         return bound
@@ -133,7 +134,7 @@ def _get_model_name(model: Runnable[Any, Any], options: Mapping[str, Any]) -> st
     is_other_server = bool(getattr(model, "openai_api_base", None))
     for field in _NAMES:
         name = getattr(model, field, None)
-        # OpenAI's default name is not that of a model on another server.
+        # On another server, the default name of OpenAI's class says nothing about the model.
         if isinstance(name, str) and name.strip() and (field in fields_set or not is_other_server):
             return name
     return ""

@@ -1,4 +1,4 @@
-"""Several corpora: the chain, or the retrievers, of those that the decision names."""
+"""Several corpora: runs the chain, or the retrievers, of the corpora that a decision names."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from rgate_integrations.runtime.flow import Flow
 
 
 class PerCorpus(FlowRunnable[Input, Output]):
-    """Runnables by corpus; the decision of the router or guard around it says which of them run.
+    """Runnables by corpus; the decision of the surrounding router or guard says which of them run.
 
     Args:
         parts: The runnables, by the names of their corpora.
 
     Raises:
-        ConfigurationError: There are none.
+        ConfigurationError: ``parts`` is empty.
     """
 
     max_parts: ClassVar[int | None] = None
-    """How many parts run for an input, at most; None for no limit."""
+    """Maximum number of parts that run for an input; None for no limit."""
 
     parts: dict[str, Runnable[Any, Any]]
 
@@ -50,10 +50,10 @@ class PerCorpus(FlowRunnable[Input, Output]):
 
     @abstractmethod
     def merge(self, results: Mapping[str, Any]) -> Any:
-        """Return the result of an input from what its parts returned or raised, best first."""
+        """Combine what an input's parts returned or raised, best first, into its result."""
 
     def with_parts(self, parts: Mapping[str, Runnable[Any, Any]]) -> Self:
-        """Return a copy with other runnables."""
+        """Return a copy with these runnables instead."""
         return self.model_copy(update={"parts": dict(parts)})
 
     @property
@@ -65,6 +65,7 @@ class PerCorpus(FlowRunnable[Input, Output]):
     def flow(self, runs: list[Run]) -> Flow[list[Any]]:
         """Run each part on its share of a batch."""
         corpora = [self.choose(single.config) for single in runs]
+        # The keys are set now, so that results keep this order whichever part finishes first.
         results: list[dict[str, Any]] = [dict.fromkeys(names) for names in corpora]  # best first
         shares, steps = {}, []
         for name, part in self.parts.items():
@@ -84,7 +85,7 @@ class PerCorpus(FlowRunnable[Input, Output]):
 class CorpusChain(PerCorpus[Input, Output]):
     """Runs the chain of the best corpus that the decision names, or its first chain if it names none.
 
-    `RetrievalGate.route` makes one of ``retrieve={"docs": chain, "hr": chain}``. It may also be part of an arm.
+    `RetrievalGate.route` makes one from ``retrieve={"docs": chain, "hr": chain}``. It may also be part of an arm.
     """
 
     max_parts: ClassVar[int | None] = 1
@@ -121,34 +122,34 @@ class CorpusChain(PerCorpus[Input, Output]):
 
 
 class CorpusRetriever(PerCorpus[str, list[Document]], FlowRetriever):
-    """Asks the retrievers of the corpora that the decision names, or all of them if it names none.
+    """Searches the corpora that the decision names, or all of them if it names none.
 
-    Results are fused by reciprocal rank; ``rgate_corpus`` in a document's metadata is its corpus.
-    `RetrievalGate.guard` makes one of ``{"docs": retriever, "hr": retriever}``. It may also be part of an arm.
+    Results are fused by reciprocal rank; ``rgate_corpus`` in a document's metadata names its corpus.
+    `RetrievalGate.guard` makes one from ``{"docs": retriever, "hr": retriever}``. It may also be part of an arm.
     """
 
     run_type: ClassVar[str] = "retriever"
 
     def merge(self, results: Mapping[str, Any]) -> Any:
-        """Return the documents, fused, or the exception of a retriever."""
+        """Fuse the documents, or return the exception of a retriever."""
         return fuse_documents([{"rgate_corpus": name} for name in results], list(results.values()))
 
 
 def as_searched(
     value: Any, kind: type[Any], corpora: Sequence[str], *, any_corpora: bool
 ) -> Runnable[Any, Any]:
-    """Return what is searched as a runnable.
+    """Return a retriever or retrieve arm as a runnable.
 
     Args:
-        value: A runnable or what LangChain makes one of; or several, by the names of their corpora.
-        kind: The class for several: `CorpusChain` or `CorpusRetriever`.
+        value: A runnable, or anything that LangChain coerces to one; or several by the names of their corpora.
+        kind: The class that combines several: `CorpusChain` or `CorpusRetriever`.
         corpora: Names of the gate's corpora.
-        any_corpora: Whether the gate has no corpora yet and takes any names.
+        any_corpora: Whether the gate accepts any names, because it has no corpora yet.
 
     Raises:
-        ConfigurationError: The names are not those of the gate's corpora.
+        ConfigurationError: The names differ from those of the gate's corpora.
     """
-    # Without corpora a mapping means what it means everywhere in LangChain: runnables side by side.
+    # Without corpora, a mapping means what it does elsewhere in LangChain: runnables that run in parallel.
     if isinstance(value, Mapping) and (any_corpora or len(corpora) > 1 or set(corpora) == set(value)):
         value = kind(parts=value)
     searched: Runnable[Any, Any] = coerce_to_runnable(value)
@@ -158,11 +159,11 @@ def as_searched(
 
 
 def profile_searched(searched: Runnable[Any, Any]) -> dict[str, CorpusProfile]:
-    """Return the profiles of what is searched, by the names of the corpora.
+    """Make a profile of each corpus that a runnable searches, by name.
 
     Raises:
-        ConfigurationError: The passages of a corpus are not at hand, or in several indexes.
-        ProfileError: There are none.
+        ConfigurationError: The passages of a corpus cannot be read, or are in several indexes.
+        ProfileError: A corpus has no passages.
     """
     parts = searched.parts if isinstance(searched, PerCorpus) else {"corpus": searched}
     profiles = {}
@@ -175,7 +176,7 @@ def profile_searched(searched: Runnable[Any, Any]) -> dict[str, CorpusProfile]:
 
 
 def _indexes_in(runnable: Any) -> Iterator[Any]:
-    """Yield the indexes of this package that a runnable searches, in vector stores, too."""
+    """Yield the indexes of this package that a runnable searches, directly or through a vector store."""
     for holder in (runnable, getattr(runnable, "vectorstore", None)):
         index = getattr(holder, "index", None)
         if isinstance(index, PassageIndex | HybridIndex | BM25Index):

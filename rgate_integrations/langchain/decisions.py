@@ -1,6 +1,6 @@
-"""LangChain's decision models, ``langchain_core.decisions``: a gate as one, and one as a gate.
+"""LangChain's decision models (``langchain_core.decisions``): a gate as a decision model, and the reverse.
 
-Both versions of its names work: `Noul`, ``_classify`` and ``state`` in langchain-core 1.8, and `Predicate`,
+Works with both versions of the API: `Noul`, ``_classify`` and ``state`` in langchain-core 1.8; `Predicate`,
 ``_decide`` and ``input`` on its main branch.
 """
 
@@ -44,11 +44,11 @@ else:
 class GateDecisionModel(names.BaseDecisionModel):  # type: ignore[misc]  # Any to mypy
     """Answers `KNOWS` with P(the LLM knows), and `ROUTE` with the gate's choice at its threshold.
 
-    The state is the user's question: a string, messages, or a mapping as for `RetrievalGate`. Any other question is
-    rejected. A failing gate answers 0, ``retrieve``, and so does one that cannot read the turns before a follow-up.
+    The state is the user's question: a string, messages, or a mapping as for `RetrievalGate`. Any other typed
+    question is rejected. A gate that fails, or cannot read the turns before a follow-up, answers 0 and ``retrieve``.
 
     Attributes:
-        gate: A `Gate`, what `load_gate` takes, or None for the default gate.
+        gate: A `Gate`, an argument for `load_gate`, or None for the default gate.
         model: The name in responses and traces.
 
     Example:
@@ -85,6 +85,7 @@ class GateDecisionModel(names.BaseDecisionModel):  # type: ignore[misc]  # Any t
 
     def _answer_questions(self, state: Any, questions: Mapping[str, Any]) -> Flow[Any]:
         for name, question in questions.items():
+            # A gate cannot answer free questions, and an answer to another one would be misleading.
             if question not in (KNOWS, ROUTE):
                 raise ConfigurationError(
                     f"A retrieval gate cannot answer the question {name!r}.",
@@ -111,7 +112,7 @@ class DecisionModelGate(Decider):
     """A gate that asks one of LangChain's decision models `KNOWS` about each question.
 
     Args:
-        model: The decision model. If it cannot answer a question, that question is retrieved for.
+        model: The decision model. If it cannot answer about a question, the gate retrieves.
     """
 
     threshold = 0.5
@@ -132,10 +133,10 @@ class DecisionModelGate(Decider):
         return list(map(self._decide, requests, responses))
 
     def answer_gate(self) -> None:
-        """Return None: it reads questions alone."""
+        """Return None: the model reads only questions."""
 
     def question_gate(self) -> None:
-        """Return None: no other gate overrules it."""
+        """Return None: this gate judges questions itself."""
 
     def decides_like(self, other: Decider) -> bool:
         """Return whether the same model is asked."""
@@ -149,7 +150,7 @@ class DecisionModelGate(Decider):
         if p_known is None:
             return EvidenceError(
                 f"The decision model answered {getattr(answer, 'type', 'nothing')!r} instead of a probability.",
-                hint="Use one that answers yes-or-no questions.",
+                hint="Use a decision model that answers yes-or-no questions.",
             )
         threshold = self.threshold if request.threshold is None else request.threshold
         return Decision(

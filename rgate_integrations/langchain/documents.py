@@ -1,4 +1,4 @@
-"""LangChain's documents as passages, as the context of a prompt, and fused from several searches."""
+"""Converts LangChain's documents to passages and to the context of a prompt, and fuses the results of searches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rgate_integrations.prompts import format_passages
 
 def as_passage(document: Document) -> FoundPassage:
     """Return a document as a passage."""
-    metadata = document.metadata or {}  # some stores give None
+    metadata = document.metadata or {}  # some stores return None
     return FoundPassage(document.page_content, str(metadata.get("title") or ""))
 
 
@@ -27,9 +27,9 @@ def format_documents(documents: Sequence[Document]) -> str:
 def fuse_documents(
     origins: Sequence[Mapping[str, Any]], results: Sequence[Any], k: int | None = None
 ) -> list[Document] | Exception:
-    """Fuse the results of one question's searches by reciprocal rank; returns the exception of one that failed.
+    """Fuse the results of one question's searches by reciprocal rank; if a search failed, return its exception.
 
-    The documents are copies, whose metadata have the origin and the rank.
+    The documents are copies, with origin and rank in their metadata.
 
     Args:
         origins: Metadata about each search.
@@ -49,7 +49,8 @@ def fuse_documents(
                     f"The guarded runnable returned {type(result).__name__} instead of a list of documents.",
                     hint="Guard the retriever, not the chain around it.",
                 )
-            # Some stores give documents without metadata: None.
+            # Some stores return documents whose metadata is None.
+            # The document's own metadata come last, so that our keys never overwrite them.
             metadata = {**origin, "rgate_rank": rank, **(document.metadata or {})}
             ranking.append(document.model_copy(update={"metadata": metadata}))
         rankings.append(ranking)
@@ -57,5 +58,5 @@ def fuse_documents(
 
 
 def _identity(document: Document) -> tuple[Any, ...]:
-    """Return what identifies a document; ids are unique in a corpus only."""
+    """Return a document's key; ids are unique only within a corpus."""
     return document.metadata.get("rgate_corpus"), document.id or document.page_content

@@ -1,4 +1,4 @@
-"""One input of a gate, and what LLMs write for it: a standalone question and a draft."""
+"""What LLMs write for one input of a gate: a standalone question and a draft."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _log = logging.getLogger("rgate_integrations")
 
 DRAFT_TAG = "rgate_draft"
 CONDENSE_TAG = "rgate_condense"
-NO_STREAM_TAG = "nostream"  # LangGraph keeps the tokens of a run with this tag from its message stream
+NO_STREAM_TAG = "nostream"  # LangGraph leaves runs with this tag out of its message stream
 
 
 @dataclass
 class GateCall:
-    """One input of a gate, and what is known of it so far.
+    """One input of a gate, and the results so far.
 
     Attributes:
         run: The input and its run.
-        turn: The question; of a follow-up, the condensed one.
+        turn: The question; for a follow-up, the standalone one.
         condense_error: Why a follow-up could not be condensed.
         threshold: The caller's threshold; None for the gate's own.
-        draft: What is judged beside the question, or the error of what should have written it.
+        draft: The draft to judge with the question, or the error if writing it failed.
         result: The decision, or the exception that concerns this input.
     """
 
@@ -53,19 +53,19 @@ class GateCall:
 
     @classmethod
     def read(cls, run: Run, input_key: str | None) -> Self:
-        """Read the question of an input; its `result` is the error if there is none."""
+        """Read the question of an input; without one, `result` is the error."""
         try:
             return cls(run, parse_question(run.input, input_key))
         except InvalidQuestionError as error:
             return cls(run, result=error)
 
     def hidden_run(self, tag: str) -> RunnableConfig:
-        """Return a config for a run that is not part of the answer: with this tag, hidden from message streams."""
+        """Return a config with a tag for a run that is not part of the answer, hidden from message streams."""
         config = self.run.child()
         return {**config, "tags": [*(config.get("tags") or []), NO_STREAM_TAG, tag]}
 
     def item(self) -> Request | Failed:
-        """Return the request to the gate, or why there is none."""
+        """Return the request to the gate, or the failure that prevents one."""
         if self.condense_error is not None:
             return Failed(self.condense_error, self.turn.question, self.threshold)
         request = read_item(
@@ -78,11 +78,11 @@ class GateCall:
 
 
 def condense_follow_ups(condense: Runnable[Any, Any] | None, calls: Sequence[GateCall]) -> Flow[None]:
-    """Turn follow-ups into standalone questions, as one batch.
+    """Rewrite follow-ups as standalone questions, in one batch.
 
     Args:
-        condense: From messages to a question; None changes nothing.
-        calls: The questions; they get the condensed one, or their `GateCall.condense_error`.
+        condense: Runnable from messages to a question; None changes nothing.
+        calls: The inputs; each follow-up gets its new question, or a `GateCall.condense_error`.
     """
     follow_ups = [call for call in calls if call.turn.history]
     if condense is None or not follow_ups:
@@ -104,7 +104,7 @@ def condense_follow_ups(condense: Runnable[Any, Any] | None, calls: Sequence[Gat
 
 
 class ChatDrafter(Drafter[GateCall]):
-    """Lets a chat model write the first tokens of its answers, as one batch.
+    """Lets a chat model write the first tokens of its answers, in one batch.
 
     The runs have the tags `DRAFT_TAG` and `NO_STREAM_TAG`: they are not part of the answer.
 
@@ -113,7 +113,7 @@ class ChatDrafter(Drafter[GateCall]):
         tokens: Maximum number of tokens.
 
     Raises:
-        ConfigurationError: ``llm`` keeps a message history, which would then have the drafts in it.
+        ConfigurationError: ``llm`` keeps a message history, which the drafts would end up in.
     """
 
     def __init__(self, llm: Runnable[Any, Any], tokens: int) -> None:
@@ -128,13 +128,13 @@ class ChatDrafter(Drafter[GateCall]):
             self.forms = [{}]
         field = length_field(llm)
         if isinstance(llm, BaseChatModel) and field not in (None, "max_tokens"):
-            # Gemini's and Ollama's classes take no max_tokens, and Gemini's no logprobs. A field of another name
-            # cannot be an option of the call, so the limit is set in a copy.
+            # Gemini's and Ollama's classes have no max_tokens, and Gemini's has no logprobs. Their own fields are not
+            # options of a call, so the limit is set in a copy.
             self.llm = llm.model_copy(update={field: tokens})
             self.forms = [{"logprobs": True}, {}] if "logprobs" in type(llm).model_fields else [{}]
 
     def write_for(self, calls: Sequence[GateCall]) -> Flow[None]:
-        """Write the draft of each call; if that raises, all of them get the error instead."""
+        """Write the draft of each call; on an exception, each call gets the exception instead."""
         calls = [call for call in calls if call.condense_error is None]
         drafts: Sequence[Draft | Exception | None]
         try:

@@ -18,8 +18,8 @@ from rgate_integrations.runtime.arrays import Float32Array
 class RGateEmbeddings(SentenceEmbedder, Embeddings):
     """The embedder of this package's indexes and gates, as LangChain embeddings.
 
-    It is loaded on first use and shared in the process. The vectors of the latest 1,024 queries are kept, so a gate,
-    an index and a store embed a question once. Vectors have length 1.
+    The model is loaded on first use and shared within the process. The vectors of the latest 1,024 queries are kept,
+    so a gate, an index and a store embed a question only once. Vectors have length 1.
 
     Args:
         model: Catalogue name, local folder, or Hub id.
@@ -42,8 +42,7 @@ class RGateEmbeddings(SentenceEmbedder, Embeddings):
 class EmbeddingsAdapter:
     """LangChain embeddings as the embedder of a `PassageIndex`.
 
-    The identity is a hash of the vector of a fixed text: it changes when the vectors do, whatever the model is
-    called.
+    Its identity is a hash of a fixed text's vector: it changes with the vectors, whatever the model's name.
 
     Args:
         embeddings: The embeddings.
@@ -54,7 +53,7 @@ class EmbeddingsAdapter:
 
     @property
     def name(self) -> str:
-        """The model's name, or the class's."""
+        """The name of the model, or else of the class."""
         name = getattr(self.embeddings, "model_name", None) or getattr(self.embeddings, "model", None)
         return name if isinstance(name, str) else type(self.embeddings).__name__
 
@@ -62,6 +61,7 @@ class EmbeddingsAdapter:
     def identity(self) -> str:
         """Hash of a fixed text's vector, to two decimals of its normalised form."""
         vector = normalise_vectors(self.embed(["What is the identity of this embedder?"]))
+        # Rounded, because hardware and batch size change the last digits.
         return hashlib.sha256(np.round(vector, 2).tobytes()).hexdigest()[:16]
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
@@ -69,7 +69,8 @@ class EmbeddingsAdapter:
         return check_vectors(self.embeddings.embed_documents(list(texts)), len(texts))
 
     def embed_queries(self, texts: Sequence[str]) -> Float32Array:
-        """Embed queries, one by one: LangChain's interface has no call for several."""
+        """Embed queries one by one, because LangChain's interface has no batch call for queries."""
+        # Not `embed_documents`, because many models embed queries and documents differently.
         return check_vectors([self.embeddings.embed_query(text) for text in texts], len(texts))
 
 
@@ -80,7 +81,7 @@ def as_embedder(embeddings: Embeddings) -> Embedder:
         ConfigurationError: The object is not LangChain embeddings.
     """
     if type(embeddings) is RGateEmbeddings:
-        return embeddings  # then the command line can open the index, too
+        return embeddings  # not wrapped, so that the command line can open the index, too
     if not isinstance(embeddings, Embeddings):
         raise ConfigurationError(
             f"A store needs LangChain embeddings, not {type(embeddings).__name__}.",

@@ -26,20 +26,22 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "$nin": lambda value, operand: value not in list(operand),
 }
 _MISSING = object()  # the value of a key that a document does not have
-_MAX_DEPTH = 64  # of conditions inside each other; Python cannot follow many more
+_MAX_DEPTH = 64  # levels of nested conditions; Python's recursion limit does not allow many more
 
 
 def as_predicate(filter: Filter | None) -> Callable[[Document], bool]:
-    """Return a function that says whether a document passes.
+    """Return a function that tests whether a document passes a filter.
 
-    A key with a value holds if the metadata has that value, with a list if it has one of the list's, and with a
-    mapping if all its conditions hold: operators on the value, or keys inside it. The operators are
-    ``$eq $ne $gt $gte $lt $lte $in $nin``, and ``$not``, ``$and``, ``$or`` around conditions and whole filters. A
-    comparison with a missing key, or a value of another type, does not hold; so ``$ne``, ``$nin`` and ``$not`` do.
+    A filter maps keys of the metadata to conditions, all of which must hold. A condition is a value that the key must
+    have, a list that must contain the key's value, or a mapping of operators or nested keys. The operators are
+    ``$eq $ne $gt $gte $lt $lte $in $nin``, and ``$not``, ``$and``, ``$or``, which take conditions or whole filters. A
+    comparison with a missing key, or with a value of another type, is false; so ``$ne``, ``$nin`` and ``$not`` are
+    true.
 
     Raises:
-        ConfigurationError: An operator is unknown or has a wrong operand, a condition has no key, or the filter is
-            nested too deeply. The function raises it for a key such as ``"a.b"`` that means a key inside ``"a"``.
+        ConfigurationError: An operator is unknown or has an invalid operand, a condition has no key, or the filter is
+            nested too deeply. The returned function raises it for a key such as ``"a.b"`` that means ``{"a": {"b":
+            …}}``.
 
     Example:
         >>> passes = as_predicate({"year": {"$gte": 1990}, "tag": ["a", "b"]})
@@ -50,7 +52,7 @@ def as_predicate(filter: Filter | None) -> Callable[[Document], bool]:
         return filter
     if not isinstance(filter, Mapping | None):
         raise ConfigurationError(
-            f"A filter is a mapping or a function of the document, not {type(filter).__name__}.",
+            f"A filter must be a mapping or a function of the document, not {type(filter).__name__}.",
             hint='For example, {"year": {"$gte": 1990}}.',
         )
     condition = _compile(filter or {}, has_key=False, depth=_MAX_DEPTH)
@@ -62,19 +64,19 @@ def _compile(condition: Any, *, has_key: bool, depth: int) -> _Condition:
 
     Args:
         condition: The condition.
-        has_key: Whether it is about the value of a key, and not about the metadata as a whole.
-        depth: How many conditions may be nested in it.
+        has_key: Whether the condition tests the value of a key, or the metadata as a whole.
+        depth: How many more levels of conditions may be nested in it.
     """
     if depth == 0:
         raise ConfigurationError(
-            f"The filter is nested more than {_MAX_DEPTH} deep.", hint="Put conditions beside each other."
+            f"The filter has more than {_MAX_DEPTH} nested levels.", hint="Nest fewer conditions."
         )
     if isinstance(condition, list | tuple | set):
         condition = {"$in": condition}
     elif not isinstance(condition, Mapping):
         condition = {"$eq": condition}
     parts = [_compile_part(name, operand, has_key, depth - 1) for name, operand in condition.items()]
-    # A list: all parts are evaluated, so that a key with a dot raises wherever it stands in the filter.
+    # A list, not a generator: all parts are evaluated, so a key with a dot raises wherever it is in the filter.
     return lambda value: all([part(value) for part in parts])
 
 
@@ -92,7 +94,7 @@ def _compile_part(name: Any, operand: Any, has_key: bool, depth: int) -> _Condit
     if name in _COMPARISONS:
         if not has_key:
             raise ConfigurationError(
-                f"{operand!r} has to stand under a key of the metadata.", hint='For example, {"year": 1990}.'
+                f"The condition {operand!r} needs a key of the metadata.", hint='For example, {"year": 1990}.'
             )
         return lambda value: _compare(_COMPARISONS[name], value, operand)
     if str(name).startswith("$"):
@@ -107,7 +109,7 @@ def _compile_part(name: Any, operand: Any, has_key: bool, depth: int) -> _Condit
 def _compare(comparison: Callable[[Any, Any], Any], value: Any, operand: Any) -> bool:
     try:
         return bool(comparison(value, operand))
-    except TypeError:  # a number is neither more nor less than a text, or than a missing value
+    except TypeError:  # values of different types, or a missing one, cannot be ordered
         return False
 
 

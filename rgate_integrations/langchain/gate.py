@@ -1,4 +1,4 @@
-"""`RetrievalGate`: a gate as a LangChain runnable, with a router and a guarded retriever made from it."""
+"""`RetrievalGate`: a gate as a LangChain runnable, which also makes routers and guarded retrievers."""
 
 from __future__ import annotations
 
@@ -58,31 +58,31 @@ CONDENSE_FAILED = "The follow-up could not be condensed."
 class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     """Decides whether to retrieve: question in, `Decision` out. Nothing is loaded until the first decision.
 
-    The question is a string, a dict, messages or a prompt value. A batch is one call of the gate, also if its items
-    have thresholds of their own in ``config["configurable"]["retrieval_threshold"]``.
+    The question is a string, a dict, messages or a prompt value. A batch is one call of the gate, even if its items
+    have their own thresholds in ``config["configurable"]["retrieval_threshold"]``.
 
     Args:
-        gate: A `Gate`, what `load_gate` takes, any object with `decide_batch` and `adecide_batch`, or one of
+        gate: A `Gate`, an argument for `load_gate`, any object with `decide_batch` and `adecide_batch`, or one of
             LangChain's decision models; the default gate when None.
         threshold: Retrieve iff p_known is below it, at least 0; the gate's own when None. A per-call threshold
             overrides it.
         input_key: Key of the question in dict inputs; ``question``, ``input``, ``query`` or ``messages``
             when None.
-        llm: Your own chat model: it writes its first tokens, and the gate judges them. The default gate is then
-            ``answer:default,default-answer``. The draft is an LLM call for every question, and another call answers
-            a known one; ``route(..., answer_first=True)`` needs neither. Drafting runs have the tags ``nostream``,
-            which LangGraph hides, and ``rgate_draft``. If retrieval is skipped, the direct arm of a router has the
-            draft in ``config["metadata"]["rgate_draft"]``.
+        llm: Your own chat model: it drafts an answer, which the gate judges. The default gate is then
+            ``answer:default,default-answer``. Each question costs an LLM call for the draft, and a known one another
+            for the answer; ``route(..., answer_first=True)`` avoids that. Drafting runs have the tags ``nostream``,
+            which LangGraph hides, and ``rgate_draft``. If retrieval is skipped, a router's direct arm gets the draft
+            in ``config["metadata"]["rgate_draft"]``.
         tokens: Maximum number of tokens of the draft, at least 1.
         condense: A runnable from messages to one standalone question, for follow-ups. Without it, or if it fails, a
-            gate that does not read the earlier turns retrieves for a follow-up, with a warning.
-        llm_name: Name of the LLM that answers, or a folder of ``rgate ability``: P(known) is adjusted to it. Without
-            it, the chat model in the direct arm of `route`, or ``llm``, gives the name; of several, such as
-            fallbacks, the least capable counts.
+            gate that does not read the earlier turns retrieves for every follow-up, with a warning.
+        llm_name: Name of the LLM that answers, or a folder made by ``rgate ability``: P(known) is adjusted to it. By
+            default the name comes from the chat model in the direct arm of `route`, or from ``llm``; with several
+            models, such as fallbacks, the least capable one counts.
         name: The name of its runs in traces.
         **options: ``always=`` and ``never=``: rules as in `load_gate`, instead of the gate's own. ``corpus=``, with
-            ``prefer=``, ``when_uncovered=`` and ``top=``: what is searched, as in `load_gate`. With True, `route` and
-            `guard` make a profile of the passages, if they are at hand.
+            ``prefer=``, ``when_uncovered=`` and ``top=``: the corpus, as in `load_gate`. With ``corpus=True``,
+            `route` and `guard` make a profile of the passages in your index.
 
     Raises:
         ConfigurationError: A rule is invalid, the gate is the user's own object and takes no rules or corpus, or the
@@ -94,14 +94,14 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         False
     """
 
-    gate: Any  # a `Decider`; as Any, it can stand in the schema of a config
+    gate: Any  # a `Decider`; declared as Any, so that a config's JSON schema can be made
     threshold: Threshold | None = None
     input_key: str | None = None
     llm: Runnable[Any, Any] | None = None
     tokens: int = Field(default=32, ge=1)
     condense: Runnable[Any, Any] | None = None
     llm_name: str = ""
-    always: Any = ()  # `RuleOrRules`; as fields, no dump loses them
+    always: Any = ()  # `RuleOrRules`; the options are fields, so that a dump contains them
     never: Any = ()
     corpus: Any = None
     prefer: Any = None
@@ -134,7 +134,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         if condense is not None:
             condense = coerce_to_runnable(condense)
         super().__init__(
-            # Not in a validator: pydantic would turn its errors into one of its own.
+            # Not in a validator: pydantic would wrap our errors in its own.
             gate=resolve_gate(gate, llm_name, **options),
             threshold=None if threshold is None else valid_threshold(threshold),
             input_key=input_key,
@@ -145,7 +145,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             name=name,
             **options,
         )
-        if isinstance(gate, str) and "@" not in gate:  # a dump, which traces have, must not have a login
+        # Traces contain the dump, so a URL with a login must not get into it.
+        if isinstance(gate, str) and "@" not in gate:
             self._gate_name = gate
         self._origin = self.gate
         if llm is not None:
@@ -154,17 +155,17 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     @property
     def origin(self) -> Decider:
-        """The decider before it was adjusted to an LLM: the same one for all copies."""
+        """The decider before any adjustment to an LLM; all copies share it."""
         return self._origin
 
     def for_arm(self, direct: Runnable[Any, Any]) -> Self:
-        """Return a copy that judges what the LLM of an arm knows; itself if its name is unknown, or was passed."""
+        """Return a copy for the LLM of an arm; the gate itself if ``llm_name`` was given or the arm has no name."""
         gate = self.gate.for_llm(get_llm_name(direct), LLM_NAME_SOURCE)
         return self if gate is self.gate else self.model_copy(update={"gate": gate})
 
     @property
     def lc_attributes(self) -> dict[str, Any]:
-        """What ``dumpd`` writes instead of a field: the name of a gate that was made from one."""
+        """For ``dumpd``: the name that the gate was loaded by, instead of the gate itself."""
         return {} if self._gate_name is None else {"gate": self._gate_name}
 
     @property
@@ -174,19 +175,21 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     @property
     def InputType(self) -> Any:
-        """The type of the input, in those of its forms that JSON can hold."""
+        """The type of the input, limited to what JSON can express."""
         return str | dict[str, Any] | list[AnyMessage]
 
     def flow(self, runs: list[Run]) -> Flow[list[Decision | Exception]]:
-        """Decide for a batch in one call of the gate; an input without a question is its own error.
+        """Decide for a batch in one call of the gate; an input without a question gets its own error.
 
-        A router passes ``drafts``, one an input, to be judged: a draft, None, or the error of what should write it.
+        A router passes ``drafts``, one per input: a draft to judge, None, or the error if writing it failed.
 
         Raises:
-            ConfigurationError: ``corpus=True``, and neither `route` nor `guard` has said what is searched.
+            ConfigurationError: ``corpus=True``, but the gate was not used through `route` or `guard`.
         """
         if self.corpus is True:
-            raise ConfigurationError("corpus=True: nothing is searched here.", hint="guard(…) or route(…)")
+            raise ConfigurationError(
+                "corpus=True needs a retriever or chain.", hint="Use guard(…) or route(…)."
+            )
         drafts = runs[0].options.get("drafts")
         calls = [self._read(single, reuse=drafts is None) for single in runs]
         waiting = [call for call in calls if call.result is None]
@@ -208,7 +211,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return [call.result for call in calls]
 
     def _read(self, single: Run, *, reuse: bool) -> GateCall:
-        """Read the question of an input; a decision that was made in the same request is reused."""
+        """Read the question of an input, and reuse a decision of the same request if there is one."""
         call = GateCall.read(single, self.input_key)
         call.threshold = read_threshold(self, single.config)
         bound = read_bound(single.config)
@@ -230,20 +233,20 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         """Return a runnable that sends each input to one of two arms.
 
         Args:
-            retrieve: The arm for unknown questions; an existing RAG chain. With several corpora also a mapping from
-                their names to chains: that of the best corpus runs, whatever ``top`` is, or the first one if the gate
-                failed.
-            direct: The arm for known questions; the LLM without retrieval.
-            answer_first: Let ``direct`` begin to answer, and judge its first tokens: if they are known, the answer
-                goes on, otherwise it is stopped. ``llm=`` is not asked. Options: `AnswerFirst`.
+            retrieve: The arm for unknown questions, such as an existing RAG chain. With several corpora, also a
+                mapping from their names to chains: the best corpus's chain runs, whatever ``top`` is, or the first
+                if the gate failed.
+            direct: The arm for known questions, such as the LLM without retrieval.
+            answer_first: Let ``direct`` start to answer, and judge its first tokens: if the LLM knows, the answer
+                continues; otherwise it is cancelled. ``llm=`` is not used. Options: `AnswerFirst`.
             look_first: Run ``retrieve`` up to its retriever for every input, while the gate decides, and read the
-                passages only if they help more than what the LLM knows. Options: `LookFirst`.
-            condensed_key: Pass both arms a mapping with the standalone question under this key, as ``condense`` wrote
-                it; a mapping keeps its other keys, and any other input is put under ``input``.
+                passages only if they help more than the LLM's own knowledge. Options: `LookFirst`.
+            condensed_key: Pass both arms a mapping with the standalone question of ``condense`` under this key. A
+                mapping keeps its other keys; any other input is put under ``input``.
 
         Raises:
-            ConfigurationError: ``retrieve`` is to search ahead, and is neither a sequence of steps nor a retriever;
-                or the gate cannot judge an answer, or has no ``condense``; or chains have other names than corpora.
+            ConfigurationError: ``retrieve`` must search ahead but is neither a sequence of steps nor a retriever; the
+                gate cannot judge an answer; ``condense`` is missing; or the names of chains and corpora differ.
         """
         searched = self._as_searched(retrieve, CorpusChain)
         if self.corpus is True:
@@ -270,15 +273,15 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return as_searched(value, kind, self.gate.corpora, any_corpora=self.corpus is True)
 
     def _with_profiles(self, searched: Runnable[Any, Any]) -> Self:
-        """Return a gate with profiles of what is searched in place of ``corpus=True``; otherwise itself."""
+        """Replace ``corpus=True`` by profiles of the passages that are searched; otherwise return the gate itself."""
         if self.corpus is not True:
             return self
         return type(self)(**{**dict(self), "gate": self.origin, "corpus": profile_searched(searched)})
 
     def _sibling_gate(self, gate: Decider) -> RetrievalGate:
-        """Return a gate that reads inputs as this one does, and drafts nothing."""
+        """Return a gate that reads inputs as this one does, but writes no drafts."""
         return RetrievalGate(
-            gate.for_llm(self.llm_name),  # the other one of a pair may not know the LLM yet
+            gate.for_llm(self.llm_name),  # the second gate of a pair is not adjusted to the LLM yet
             threshold=self.threshold,
             input_key=self.input_key,
             condense=self.condense,
@@ -294,11 +297,12 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         filter_claims: bool = False,
         known_message: str | None = None,
     ) -> GatedRetriever:
-        """Return a retriever that finds nothing for known questions; see `GatedRetriever`.
+        """Return a retriever that returns no documents for known questions; see `GatedRetriever`.
 
         Args:
             retriever: A retriever, or any runnable or function from a query to documents. For a gate with several
-                corpora also a mapping from their names to these: at most ``top`` are asked; all if the gate failed.
+                corpora, also a mapping from their names to retrievers: at most ``top`` search, or all if the gate
+                failed.
             k: Maximum number of documents; None for no limit.
             always_include_question: See `QueryPlanner`.
             max_queries: See `QueryPlanner`.
@@ -306,7 +310,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             known_message: Text of a document to return for known questions, as `create_retriever_tool` needs.
 
         Raises:
-            ConfigurationError: The retrievers' names are not those of the gate's corpora.
+            ConfigurationError: The names of the retrievers and the gate's corpora differ.
         """
         searched = self._as_searched(retriever, CorpusRetriever)
         return GatedRetriever(
@@ -321,30 +325,30 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
 
 def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
-    """Return a runnable unchanged, or a `RetrievalGate` of anything that it takes as its ``gate``."""
+    """Return a runnable unchanged; make a `RetrievalGate` of anything else."""
     if isinstance(gate, Runnable) and not is_decision_model(gate):
         return gate
     return RetrievalGate(gate)
 
 
 class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever, QueryPlanner):
-    """Guards a retriever: ``[]`` for known questions; for the others its results for every query of the plan.
+    """Guards a retriever: returns ``[]`` for known questions, and searches every query of the plan for the others.
 
     Each decision is a child run in traces and a custom event, ``retrieval_gate``. Keyword arguments of a call, such
     as ``filter=``, reach the guarded retriever.
 
     The results of the queries are fused by reciprocal rank, without duplicates. Each document's metadata says how it
-    was found: ``rgate_query``, ``rgate_claim`` and ``rgate_rank``. A key that a document already has is kept.
+    was found: ``rgate_query``, ``rgate_claim`` and ``rgate_rank``. Keys that a document already has are kept.
 
     Attributes:
         retriever: A retriever, or any runnable from a query to a list of documents.
-        gate: A `RetrievalGate`, what its ``gate`` takes, or any runnable from a question to a `Decision`.
+        gate: A `RetrievalGate`, its ``gate`` argument, or any runnable from a question to a `Decision`.
         k: Maximum number of documents. ``invoke(..., k=)`` overrides it, and reaches the guarded retriever, too.
         known_message: See `RetrievalGate.guard`; the other options are those of `QueryPlanner`.
 
     Raises:
         ConfigurationError: The guarded runnable does not return documents.
-        InvalidQuestionError: An input holds no question, or an empty one.
+        InvalidQuestionError: An input has no question, or an empty one.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -378,7 +382,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
         query_configs: list[RunnableConfig] = []
         for call, plan in zip(decided, plans, strict=True):
             queries += plan.texts
-            # A retriever over several corpora reads in the config which of them to search.
+            # A retriever over several corpora finds in the config which of them to search.
             config = bind_decision(call.run.child(), self.gate, call.run.input, call.result)
             query_configs += [config] * len(plan.queries)
         options = runs[0].options

@@ -1,6 +1,6 @@
 """LangGraph: a node that decides whether to retrieve, the conditional edge that follows it, and checkpoints.
 
-Nothing here imports langgraph: a node is a runnable and an edge a function, in any version of it.
+Nothing here imports langgraph: in every version, a node is a runnable and an edge is a function.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _VALUES = (
 CHECKPOINT_TYPES = tuple((kind.__module__, kind.__name__) for kind in _VALUES)
 """Module and name of each class whose values a graph's state may hold.
 
-A checkpoint names the class of each value, and LangGraph makes only those that are listed. It refuses others in
-its strict mode, and warns otherwise::
+A checkpoint names the class of each value. LangGraph's strict mode restores only listed classes; otherwise it warns
+about the others::
 
     serde = JsonPlusSerializer(allowed_msgpack_modules=CHECKPOINT_TYPES)
     graph.compile(checkpointer=InMemorySaver(serde=serde))
@@ -73,7 +73,7 @@ def gate_node(
 
     def decide_flow(state: Any, config: RunnableConfig) -> Flow[dict[str, Any]]:
         decision = yield Call(judge.invoke, judge.ainvoke, _mapping(state), config)
-        # A router emits its decisions itself; around a node there is none.
+        # A router emits its own decisions, but a node has no router around it.
         yield from emit_decision_event(decision, config)
         return {decision_key: decision}
 
@@ -89,18 +89,18 @@ def gate_node(
 def route_edge(
     *, retrieve: str | Mapping[str, str], direct: str, decision_key: str = STATE_KEY
 ) -> Callable[[Any], str | list[str]]:
-    """Return a conditional edge after `gate_node`: to one node for unknown questions, to another for known ones.
+    """Return a conditional edge after `gate_node` that leads unknown and known questions to different nodes.
 
     Args:
         retrieve: The node for unknown questions, such as the one that searches; or a mapping from the names of the
-            gate's corpora to nodes. With ``top=2``, the edge may lead to two of them; if the gate failed, it leads to
+            gate's corpora to nodes. With ``top=2`` the edge may lead to two nodes; if the gate failed, it leads to
             the first.
         direct: The node for known questions, such as the one that answers.
-        decision_key: The key of the decision in the state, where a checkpoint may have made a mapping of it.
+        decision_key: The key of the decision in the state; after a checkpoint, the decision may be a mapping.
 
     Raises:
-        ConfigurationError: There are no nodes. Raised by the edge: the state has no decision, or it names a corpus
-            without a node.
+        ConfigurationError: ``retrieve`` is an empty mapping. Raised by the edge: the state has no decision, or the
+            decision names a corpus without a node.
 
     Example:
         >>> edge = route_edge(retrieve="search", direct="answer")
@@ -124,17 +124,18 @@ def route_edge(
         chosen = [nodes[name] for name in named if name in nodes]
         if named and not chosen and not isinstance(retrieve, str):
             raise ConfigurationError(
-                f"There is no node for the corpus {named[0]!r}.", hint=f"There are: {', '.join(nodes)}."
+                f"The corpus {named[0]!r} has no node.", hint=f"retrieve= has nodes for: {', '.join(nodes)}."
             )
+        # A single node as a string, which is the usual form of an edge's result.
         return chosen if len(chosen) > 1 else [*chosen, *nodes.values()][0]
 
-    # LangGraph draws, and compiles, the edges to the nodes that the annotation names.
+    # LangGraph compiles and draws edges to the nodes in the return annotation.
     route.__annotations__["return"] = Literal[(*nodes.values(), direct)]
     return route
 
 
 def _mapping(state: Any) -> Any:
-    """Return a state as a mapping, whatever its schema is."""
+    """Return a state as a mapping, whatever its schema."""
     if isinstance(state, BaseModel):
         return dict(state)
     return vars(state) if is_dataclass(state) else state

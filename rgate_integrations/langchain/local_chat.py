@@ -22,15 +22,15 @@ _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"
 
 
 class LocalChat(BaseChatModel, GenerationOptions):
-    """A chat model that runs here, on transformers; one copy of its weights is shared with gates of its name.
+    """A chat model that runs in this process on transformers, and shares its weights with gates on the same model.
 
-    As the direct arm of ``route(..., answer_first=True)`` it keeps the hidden states of what it writes. A probe of
-    the same model, trained under the arm's prompt, then judges the partial answer without reading it again, and a
-    known answer continues from there: no token is computed twice.
+    As the direct arm of ``route(..., answer_first=True)``, it keeps the hidden states of its tokens. A probe of the
+    same model, trained with the arm's prompt, then judges the partial answer without reading it again, and a known
+    answer continues from there: no token is computed twice.
 
-    Generation is lazy, so a stream that is closed costs nothing more. Between two tokens others may use the model.
+    Generation is lazy, so a closed stream costs nothing more. Other callers may use the model between two tokens.
 
-    Its other options are those of `rgate_integrations.models.streamed_answer.GenerationOptions`, also for a call.
+    The other options, also per call, are those of `rgate_integrations.models.streamed_answer.GenerationOptions`.
     With ``logprobs`` messages carry ``response_metadata["logprobs"]``.
 
     Attributes:
@@ -78,7 +78,7 @@ class LocalChat(BaseChatModel, GenerationOptions):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        # Token by token, so that a cancelled call stops the model.
+        # Token by token, so that cancelling the call stops the model.
         chunks: AsyncIterator[ChatGenerationChunk] = self._astream(messages, stop, run_manager, **kwargs)
         return await agenerate_from_stream(chunks)
 
@@ -94,7 +94,7 @@ class LocalChat(BaseChatModel, GenerationOptions):
         options = self.for_call(kwargs)
         answer = self._model.answer(list(map(_turn, messages)), options)
         info: dict[str, Any] = {"model_name": self._model.name, "model_provider": "rgate"}
-        # The first chunk reports the length of the prompt, and the last one that of the answer.
+        # Token counts of chunks are summed, so the prompt's is in the first chunk and the answer's in the last.
         prompt_tokens = len(answer.prompt)
         for chunk in answer.chunks():
             message = AIMessageChunk(content=chunk.text, id=answer.id)
@@ -124,5 +124,5 @@ def _turn(message: BaseMessage) -> dict[str, str]:
     if role is None:
         raise ConfigurationError(f"A local model cannot read messages of type {message.type!r}.")
     if role != "assistant" and any(block["type"] != "text" for block in message.content_blocks):
-        raise ConfigurationError("A local model reads text only.", hint="Leave images and files out.")
+        raise ConfigurationError("A local model can only read text.", hint="Remove images and files.")
     return {"role": role, "content": message.text}

@@ -30,14 +30,14 @@ except ImportError as error:
 
 SEARCH_NOT_NEEDED = "Search was not needed: answer from what you know."
 
-_GENERIC_TYPES = ("function", "custom")  # types of a description, which do not name a tool
+_GENERIC_TYPES = ("function", "custom")  # types of a tool description that do not name the tool
 
 
 class RetrievalGateState(AgentState[Any]):
     """An agent's state with the decision for the current user turn.
 
-    ``retrieval_decision`` is that of the last middleware, ``retrieval_decisions`` has all of them by the middlewares'
-    names.
+    ``retrieval_decision`` is the last middleware's decision; ``retrieval_decisions`` has all by the middleware's
+    name.
     """
 
     retrieval_decision: NotRequired[Decision]
@@ -45,16 +45,16 @@ class RetrievalGateState(AgentState[Any]):
 
 
 class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
-    """Decides once a user turn, and hides retrieval tools from the model if the question is known.
+    """Decides once per user turn, and hides retrieval tools from the model if the question is known.
 
-    If the model calls a hidden tool anyway, the call is answered without searching. A ``tool_choice`` that forces one
-    is dropped; put this after a middleware that sets it. The decision is in the agent's state under
-    ``retrieval_decision``, and an event ``retrieval_gate``. If the gate fails, or there is no human message, nothing
-    is hidden. An agent may have several, for different tools.
+    If the model calls a hidden tool anyway, the call is answered without searching. A ``tool_choice`` that forces a
+    hidden tool is dropped, so put this after any middleware that sets it. The decision is in the agent's state under
+    ``retrieval_decision``, and an event ``retrieval_gate``. If the gate fails, or the messages include no human one,
+    nothing is hidden. An agent may have several of these, for different tools.
 
     Args:
-        gate: A `RetrievalGate`, or its ``gate`` argument. For later turns of a conversation nothing is hidden unless
-            it reads the earlier turns, or has ``condense``.
+        gate: A `RetrievalGate`, or its ``gate`` argument. In later turns of a conversation, tools are hidden only if
+            it reads the earlier turns or has ``condense``.
         tools: The retrieval tools, at least one: names, tool objects, or a provider's own tools, such as
             ``{"type": "web_search"}`` or just ``"web_search"``. Names are checked at the first call of the model;
             pass the tool itself if another middleware may have removed it by then.
@@ -73,24 +73,26 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
     def __init__(self, gate: RetrievalGate | GateLike | str | None = None, *, tools: Sequence[Any]) -> None:
         super().__init__()
         if not isinstance(tools, list | tuple | set | frozenset) or not tools:
-            raise ConfigurationError("tools must be a list of tools or names.", hint='tools=["search_docs"]')
+            raise ConfigurationError(
+                "tools must be a list of tools or names.", hint='For example, tools=["search_docs"].'
+            )
         self.gate = as_gate_runnable(gate)
-        # Turns a missing question into the decision that hides nothing.
+        # Makes the decision if there is no question: retrieve, which hides nothing.
         self._without_question = resolve_gate("constant:always")
         self.hidden = frozenset(_names(tool)[0] for tool in tools)
         self._unchecked = frozenset(tool for tool in tools if isinstance(tool, str))
 
     @property
     def name(self) -> str:
-        """Its name, unique in an agent: it includes the tools."""
+        """The middleware's name, which includes the tools, so that it is unique in an agent."""
         return f"{type(self).__name__}({', '.join(sorted(self.hidden))})"
 
     def before_agent(self, state: RetrievalGateState, runtime: Any) -> dict[str, Any]:
-        """Decide for the last human message."""
+        """Decide about the last human message."""
         return run(self._decide(state["messages"]))
 
     async def abefore_agent(self, state: RetrievalGateState, runtime: Any) -> dict[str, Any]:
-        """Decide for the last human message without blocking the event loop."""
+        """Decide about the last human message without blocking the event loop."""
         return await arun(self._decide(state["messages"]))
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[Any], Any]) -> Any:
@@ -125,13 +127,15 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
     def _visible_tools(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         """Return a request with the tools that the model may see."""
         names: set[str] = set().union(*map(_names, request.tools))
-        self._unchecked -= names  # only once: another middleware may remove a tool later
+        # Each name is checked only once, since another middleware may remove a tool later.
+        self._unchecked -= names
         if self._unchecked:
             raise unknown_name("tool of this agent", min(self._unchecked), names)
         if not self._known(request.state):
             return request
         visible = [tool for tool in request.tools if self.hidden.isdisjoint(_names(tool))]
         choice = request.tool_choice
+        # Providers reject a request whose tool_choice names a tool that is not in the list.
         if isinstance(choice, str | dict) and not self.hidden.isdisjoint(_names(choice)):
             choice = None
         return request.override(tools=visible, tool_choice=choice)
@@ -148,10 +152,10 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
 
 
 def _names(tool: Any) -> list[str]:
-    """Return every name of a tool, or of the choice of one; the main name comes first.
+    """Return all names of a tool, or of a tool choice; the main name comes first.
 
     Raises:
-        ConfigurationError: It is neither a name nor a tool.
+        ConfigurationError: The object is neither a name nor a tool.
     """
     if isinstance(tool, dict):
         described = tool.get("function", tool)
@@ -164,6 +168,6 @@ def _names(tool: Any) -> list[str]:
         names = [getattr(tool, "name", getattr(tool, "__name__", ""))]
     if not any(names):
         raise ConfigurationError(
-            f"Tool {tool!r} has no name.", hint='tools=["search_docs"], or the tools themselves.'
+            f"Tool {tool!r} has no name.", hint='Pass tools=["search_docs"], or the tools themselves.'
         )
     return names

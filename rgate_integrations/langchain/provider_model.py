@@ -1,4 +1,4 @@
-"""A provider's LLM, such as ``openai:gpt-5``, by LangChain's chat models: their keys, retries and rate limits."""
+"""A provider's LLM, such as ``openai:gpt-5``, through LangChain's chat model with its key, retries and limits."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from rgate_integrations.models.request_options import RequestOptions, ServerHabi
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.flow import Call, run
 
-# The arguments of each provider's chat model; others have to be given by the user.
+# Arguments of each provider's chat model. For other providers, users pass their own.
 _THINK: dict[str, dict[Think, dict[str, Any]]] = {
     "openai": {"off": {"reasoning_effort": "none"}, "low": {"reasoning_effort": "low"}},
     "anthropic": {"off": {"thinking": {"type": "disabled"}}},
     "google_genai": {"off": {"thinking_budget": 0}},
     "ollama": {"off": {"reasoning": False}, "low": {"reasoning": "low"}},
 }
-_UNUSABLE = (401, 403, 404)  # statuses after which no other question is worth asking
+_UNUSABLE = (401, 403, 404)  # statuses after which every other question would fail, too
 _MAX_MESSAGE = 300  # characters of a provider's message in an error
 
 
 class ProviderModel(LanguageModel):
-    """The LLM of a provider that LangChain's ``init_chat_model`` knows. It writes, but gives no scores.
+    """An LLM of any provider that LangChain's ``init_chat_model`` supports. It generates text, but no scores.
 
     Args:
         provider: The provider, such as ``"openai"``; its package, such as langchain-openai, must be installed.
         name: Name of the LLM.
-        options: How it is asked; their ``extra`` are arguments of the chat model.
+        options: Options of each request; ``extra`` has arguments for the chat model.
 
     Raises:
         MissingDependencyError: LangChain or the provider's package is not installed.
@@ -62,7 +62,7 @@ class ProviderModel(LanguageModel):
         thinking = _THINK.get(provider, {}).get(options.think, {})
         if options.think != "as-is" and not thinking:
             raise ConfigurationError(
-                f"No argument is known that sets the thinking of {provider!r} to {options.think!r}.",
+                f"Cannot set thinking to {options.think!r} for the provider {provider!r}: its argument is unknown.",
                 hint="Pass the chat model's own argument: --extra-body JSON.",
             )
         self.name = name
@@ -74,9 +74,9 @@ class ProviderModel(LanguageModel):
             raise MissingDependencyError(str(error)) from error
         except Exception as error:  # each provider raises its own
             message = str(error)[:_MAX_MESSAGE]
-            raise ConfigurationError(f"{provider}:{name} cannot be asked: {message}") from error
+            raise ConfigurationError(f"Cannot create the chat model {provider}:{name}: {message}") from error
         self._length_field = length_field(self._chat)
-        # What the user has set is not changed, and an unknown field would be an error.
+        # We leave what the user has set. A field that the class lacks would be an error.
         fields = type(self._chat).model_fields.keys() - options.extra.keys()
         self._settable = [field for field in ("logprobs", "temperature") if field in fields]
 
@@ -111,11 +111,14 @@ class ProviderModel(LanguageModel):
         *,
         adapter: str | None = None,
     ) -> list[TargetScores]:
-        """Raise an `EvidenceError`: chat models score no text."""
-        raise EvidenceError(f"{self.name}: LangChain's chat models score no text.", hint="ServedProxy does.")
+        """Raise an `EvidenceError`: chat models cannot score text."""
+        raise EvidenceError(
+            f"{self.name}: LangChain's chat models cannot score text.",
+            hint="Give the URL of a model server instead.",
+        )
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` cut to a number of words, or None when it is not longer."""
+        """Return ``text`` cut to ``tokens`` words, or None if it is not longer."""
         words = text.split(" ")
         return " ".join(words[:tokens]) if len(words) > tokens else None
 
@@ -127,10 +130,10 @@ class ProviderModel(LanguageModel):
         return run(self.habits.complete(ask)).head(tokens)
 
     def _ask(self, messages: list[dict[str, str]], limit: int, values: dict[str, Any]) -> Draft:
-        """Ask once with all fields that the chat model has, and with fewer if the provider refuses some.
+        """Send a request with all fields that the chat model has, and again without those that the provider refuses.
 
         Raises:
-            ServerError: The provider refuses the key, or has no such LLM.
+            ServerError: The provider rejects the key, or has no such LLM.
         """
         names = [name for name in self._settable if name not in self.habits.refused]
         while True:
@@ -144,12 +147,14 @@ class ProviderModel(LanguageModel):
             except Exception as error:  # each provider raises its own
                 if getattr(error, "status_code", None) in _UNUSABLE:
                     message = str(error)[:_MAX_MESSAGE]
-                    raise ServerError(f"{self.name} cannot be asked: {message}") from error
+                    raise ServerError(
+                        f"The provider of {self.name} rejected the request: {message}"
+                    ) from error
                 if not names or not says_unsupported(error):
                     raise
-                # The field that the error names, or else the one that fewest models take.
+                # Drop the field that the error names, or else the first, which fewest models accept.
                 named = [name for name in names if name.removesuffix("s") in str(error)]
                 names.remove((named or names)[0])
-        # Only after an answer: an error about something else must not be remembered.
+        # Remember refused fields only after an answer, in case the error was about something else.
         self.habits.refused += [name for name in self._settable if name not in (*names, *self.habits.refused)]
         return draft

@@ -23,9 +23,9 @@ class QueryPlanner(BaseModel):
     Attributes:
         gate: A `RetrievalGate`, or any runnable from a question to a `Decision`.
         always_include_question: Whether the question itself is always a query.
-        max_queries: Maximum number of queries a question, at least 1.
-        filter_claims: Whether the gate judges each claim and drops the known ones. Only a `RetrievalGate` can; with
-            any other runnable, all claims are searched.
+        max_queries: Maximum number of queries per question, at least 1.
+        filter_claims: Whether the gate judges each claim and drops the known ones. Only a `RetrievalGate` can do
+            that; with any other runnable, all claims are searched.
     """
 
     gate: Any
@@ -46,20 +46,20 @@ class QueryPlanner(BaseModel):
 
 
 def emit_searched(single: Run, decision: Any) -> Flow[Any]:
-    """Emit a decision and return it, or the exception of an input that cannot be searched for.
+    """Emit a decision and return it; return an exception if the input cannot be searched for.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: The gate returned something other than a decision.
     """
     if isinstance(decision, Exception):
         return decision
     if not isinstance(decision, Decision):
         raise ConfigurationError(
             f"The gate returned {type(decision).__name__} instead of a Decision.",
-            hint="Pass a RetrievalGate, or what its gate= takes.",
+            hint="Pass a RetrievalGate, or an argument for its gate=.",
         )
     bound = read_bound(single.config)
-    if bound is None or bound.decision is not decision:  # else a router above has emitted it
+    if bound is None or bound.decision is not decision:  # otherwise the surrounding router has emitted it
         yield from emit_decision_event(decision, single.child())
     if decision.question.strip():
         return decision

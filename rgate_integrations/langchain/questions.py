@@ -1,4 +1,4 @@
-"""The question and the earlier turns in an input of a runnable."""
+"""Finds the question and the earlier turns in a runnable's input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class UserTurn:
     """A question and the turns before it.
 
     Attributes:
-        question: The question as the user put it.
+        question: The question in the user's words.
         history: The earlier turns of user and LLM.
     """
 
@@ -40,7 +40,7 @@ class UserTurn:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The earlier turns as gates read them."""
+        """The earlier turns in the format of gates: ``user: …`` and ``assistant: …``."""
         lines = []
         for turn in self.history:
             speaker = "user" if isinstance(turn, HumanMessage) else "assistant"
@@ -49,15 +49,15 @@ class UserTurn:
 
 
 def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
-    """Return the question in a string, a mapping, messages, a message history, or a prompt value.
+    """Find the question in a string, a mapping, messages, a message history, or a prompt value.
 
     Args:
-        value: The runnable's input. Of messages, the last human one is the question.
-        input_key: Key of the question in a mapping; by default the first of `QUESTION_KEYS` that it has. The earlier
-            turns are under one of `HISTORY_KEYS`, or under ``messages`` if they end with the question.
+        value: The runnable's input. Among messages, the last human one is the question.
+        input_key: Key of the question in a mapping; by default, its first key out of `QUESTION_KEYS`. The earlier
+            turns are under one of `HISTORY_KEYS`, or under ``messages`` if those end with the question.
 
     Raises:
-        InvalidQuestionError: It has no question.
+        InvalidQuestionError: The input has no question.
     """
     if isinstance(value, Mapping):
         return _parse_mapping(value, input_key)
@@ -66,7 +66,7 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
         if isinstance(messages[index], HumanMessage):
             return UserTurn(encodable(messages[index].text), _turns(messages[:index]))
     raise InvalidQuestionError(
-        "There is no human message among the messages.", hint="The last one is the question."
+        "The messages include no human message.", hint="The last human message is the question."
     )
 
 
@@ -75,7 +75,7 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
     key = next((key for key in keys if key in value), None)
     if key is None:
         raise InvalidQuestionError(
-            f"The input has no key {' or '.join(keys)}; it has: {', '.join(map(repr, value)) or 'none'}.",
+            f"The input has no key {' or '.join(keys)}; its keys are: {', '.join(map(repr, value)) or 'none'}.",
             hint='Name the key of the question: RetrievalGate(input_key="...").',
         )
     turn = parse_question(value[key])
@@ -85,10 +85,11 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
         try:
             history = _turns(_messages(earlier))
         except InvalidQuestionError:  # such as the pairs of older chains
-            # As a turn of the user it would be read as part of the question.
+            # Not a user turn, because consecutive user turns are read as one question.
+            # The gate must know that something came before, even in an unknown form.
             history = (AIMessage(str(earlier)),)
     elif key != "messages" and value.get("messages"):
-        # A graph's state often has both. A question that differs from the last message was rewritten to stand alone.
+        # A graph's state often has both. If they differ, the question was rewritten to stand alone.
         with contextlib.suppress(InvalidQuestionError):
             last_turn = parse_question(value["messages"])
             if last_turn.question.strip() == turn.question.strip():
@@ -97,22 +98,22 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
 
 
 def _messages(value: Any) -> Sequence[BaseMessage]:
-    """Return the messages in any of LangChain's forms of a conversation.
+    """Return the messages of a conversation in any of LangChain's forms.
 
     Raises:
-        InvalidQuestionError: It is none of these forms.
+        InvalidQuestionError: The value is not a conversation.
     """
     if isinstance(value, BaseMessage):
         value = value.text
     if isinstance(value, str):
-        return [HumanMessage(encodable(value))]  # a text may be cut in the middle of an emoji
+        return [HumanMessage(encodable(value))]  # text may have been cut in the middle of an emoji
     if isinstance(value, BaseChatMessageHistory):
         value = value.messages
     try:
         return list(map(_as_typed_message, convert_to_messages(value)))
     except (ValueError, NotImplementedError, KeyError, TypeError, AttributeError) as error:
         raise InvalidQuestionError(
-            f"A question cannot be read from {type(value).__name__}: {error}",
+            f"Cannot read a question from {type(value).__name__}: {error}",
             hint="Pass a string, a dict with the question, or messages.",
         ) from error
 
@@ -129,7 +130,7 @@ def _as_typed_message(message: BaseMessage) -> BaseMessage:
 
 
 def _turns(messages: Sequence[BaseMessage]) -> tuple[BaseMessage, ...]:
-    """Return the texts of user and LLM as messages, without system messages, tools and tool calls."""
+    """Return the text messages of user and LLM, without system messages, tool results and tool calls."""
     turns: list[BaseMessage] = []
     for message in messages:
         if isinstance(message, HumanMessage):

@@ -1,4 +1,4 @@
-"""An index of this package as a LangChain retriever, and a question as search queries."""
+"""An index of this package as a LangChain retriever, and a runnable that turns a question into search queries."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class IndexRetriever(BaseRetriever):
     """An index of this package as a LangChain retriever.
 
     Attributes:
-        index: Anything with ``search(queries, k)``: a `PassageIndex`, `BM25Index`, `HybridIndex`, or your own.
-        k: Documents a query, at least 1; ``invoke(..., k=)`` overrides it.
+        index: Any object with ``search(queries, k)``: a `PassageIndex`, `BM25Index`, `HybridIndex`, or your own.
+        k: Documents per query, at least 1; ``invoke(..., k=)`` overrides it.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -40,7 +40,7 @@ class IndexRetriever(BaseRetriever):
         (hits,) = self.index.search([query], self.k if k is None else k)
         documents = []
         for hit in hits:
-            # The passage's own metadata come last, so they are never overwritten.
+            # The passage's own metadata come last, so our keys never overwrite them.
             metadata = {"title": hit.passage.title, "rgate_score": hit.score, **hit.passage.metadata}
             documents.append(Document(id=hit.passage.id, page_content=hit.passage.text, metadata=metadata))
         return documents
@@ -49,20 +49,21 @@ class IndexRetriever(BaseRetriever):
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
         search = self._get_relevant_documents
+        # Embedding takes milliseconds of CPU time, which would block the event loop.
         return await run_in_executor(None, search, query, run_manager=run_manager.get_sync(), k=k)
 
 
 class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
-    """A runnable from a question to search queries: the question and the claims of the draft; none if it is known.
+    """A runnable from a question to search queries: the question and its draft's claims; none for a known question.
 
     ``ClaimQueryRewriter() | retriever.map()`` searches each query. A batch makes one call of the gate for the
     questions and, if the claims are filtered, one for all claims.
 
     Args:
         gate: A `RetrievalGate`, or its ``gate`` argument.
-        rewriter: Turns drafts into claims; sentence by sentence when None.
+        rewriter: Turns drafts into claims; when None, each sentence is a claim.
         always_include_question: Whether the question itself is always a query.
-        max_queries: Maximum number of queries a question, at least 1.
+        max_queries: Maximum number of queries per question, at least 1.
         filter_claims: Whether the gate judges each claim and drops the known ones.
 
     Example:
@@ -83,7 +84,7 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
         name: str | None = None,
     ) -> None:
         super().__init__(
-            # Not in a validator: pydantic would turn its errors into one of its own.
+            # Not in a validator: pydantic would wrap our errors in its own.
             gate=as_gate_runnable(gate),
             rewriter=rewriter,
             always_include_question=always_include_question,

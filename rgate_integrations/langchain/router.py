@@ -1,4 +1,4 @@
-"""`RetrievalRouter`: one gate call a batch, each arm run as a batch, streams kept alive."""
+"""`RetrievalRouter`: one gate call per batch, each arm runs as a batch, and streams stay streams."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ CANCELLATION = "by the retrieval gate: the search was not needed"
 class RetrievalRouter(FlowRunnable[Input, Output]):
     """Sends each input to the retrieve arm or the direct arm; `RetrievalGate.route` makes one.
 
-    A batch makes one call of the gate, whatever its size, and one batch of each arm, side by side, or one after the
-    other if ``max_concurrency`` is set. Each decision is a child run in traces and a custom event,
-    ``retrieval_gate``, which LangGraph's custom stream has, too. The chosen arm's run has the tag ``retrieve`` or
+    A batch makes one call of the gate, whatever its size, and one batch of each arm. The arms run in parallel, or one
+    after the other if ``max_concurrency`` is set. Each decision is a child run in traces and a custom event,
+    ``retrieval_gate``, also in LangGraph's custom stream. The chosen arm's run has the tag ``retrieve`` or
     ``direct``.
 
     *Answer first*: the direct arm runs as a stream for every call style, and its first tokens are held back and
-    judged. If they are known, they are released and the stream goes on. If not, the stream is closed, which cancels
-    the request to the LLM, and the retrieve arm runs. Only tracers hear of the direct arm before it is released. A
-    batch with ``max_concurrency`` runs in parts of that size, since an answer that waits to be judged occupies the
-    LLM.
+    judged. If the LLM knows, they are released and the stream continues. If not, the stream is closed, which cancels
+    the request to the LLM, and the retrieve arm runs. Only tracers get events of the direct arm before it is
+    released. A batch with ``max_concurrency`` runs in parts of that size, since an answer that waits for its judgment
+    occupies the LLM.
 
-    *Look first*: the retrieve arm runs up to its retriever while the gate decides. If the passages are to be read,
-    the rest of the arm continues with them. If the search fails or finds nothing, the gate's decision stands; a
-    question that retrieves then gets the exception of the search, as without a gate.
+    *Look first*: the retrieve arm runs up to its retriever while the gate decides. If the passages help, the rest of
+    the arm continues with them. If the search fails or finds nothing, the gate's decision stands; an input that
+    retrieves then gets the exception of the search, as it would without a gate.
 
     Args:
-        gate: Decides; a `RetrievalGate`. What runs in the retrieve arm reuses the decision.
+        gate: A `RetrievalGate`. Gates inside the retrieve arm reuse its decision.
         retrieve: Arm for unknown questions. With a strategy that searches ahead, a sequence of steps or a retriever.
         direct: Arm for known questions.
-        strategy: What is looked at before the decision, by default the question alone. Its judge takes ``drafts=``,
-            as a `RetrievalGate` does.
+        strategy: What the router considers before it decides; by default only the question. Its judge takes
+            ``drafts=``, as a `RetrievalGate` does.
         condensed_key: See `RetrievalGate.route`.
 
     Raises:
@@ -98,7 +98,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             name=name,
             **fields,
         )
-        # Made once: the direct arm remembers for all calls what its LLM refuses, and a wrong arm is an error here.
+        # Made once: the direct arm remembers what its LLM refuses, and an unsuitable arm is an error right here.
         self._direct_arm = DirectArm(self.direct)
         self._search_arm = split_arm(self.retrieve) if self.strategy.searches_ahead else None
 
@@ -121,7 +121,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     def stream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Output]:
         """Decide, then stream the chosen arm."""
-        # LangChain's method gives the stream its run in traces.
+        # LangChain's method makes the run that traces show.
         yield from self._transform_stream_with_config(iter([input]), self._stream, config, **kwargs)
 
     async def astream(
@@ -129,7 +129,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     ) -> AsyncIterator[Output]:
         """Decide, then stream the chosen arm."""
         streamed: Any = self._atransform_stream_with_config(_single(input), self._astream, config, **kwargs)
-        # A stream is closed when its reader leaves it, and not only when the generator is collected.
+        # Closes the stream as soon as its reader leaves, not only when the generator is garbage-collected.
         async with aclosing(streamed) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -162,7 +162,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         """Decide for a batch in one call of the gate, then run each arm on its share."""
         size = len(runs)
         if self.strategy.answer_first is not None:
-            # An answer that waits to be judged occupies the LLM: no more of them at a time than the caller allows.
+            # An answer that waits for its judgment occupies the LLM, so only as many wait as the caller allows.
             size = runs[0].config.get("max_concurrency") or size
         results: list[Any] = []
         for start in range(0, len(runs), size):
@@ -173,11 +173,11 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         """Decide, then finish the partial answers, and run each arm on its share of the inputs."""
         inputs = yield from self._route(runs)
         shares: dict[Any, list[RouterInput]] = {}
-        for item in inputs:  # an exception is the result of its input
+        for item in inputs:  # an exception already is the result of its input
             if isinstance(item.result, ArmAnswer):
                 shares.setdefault("answers", []).append(item)
             elif isinstance(item.result, ArmRun):
-                # By arm: after a search ahead, the rest of the retrieve arm is an arm of its own.
+                # Grouped by arm: after a search ahead, the rest of the retrieve arm is a separate arm.
                 shares.setdefault(id(item.result.arm), []).append(item)
         steps: list[Step] = []
         for key, share in shares.items():
@@ -194,7 +194,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         return [item.result for item in inputs]
 
     def _route_one(self, single: Run) -> Flow[ArmRun | ArmAnswer]:
-        """Decide for one input; returns what is left to run, or raises."""
+        """Decide about one input; returns what remains to run, or raises."""
         (item,) = yield from self._route([single])
         if isinstance(item.result, Exception):
             raise item.result
@@ -202,7 +202,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         return remaining
 
     def _route(self, runs: list[Run]) -> Flow[Sequence[RouterInput]]:
-        """Decide for a batch; the result of each input is what is left to run, or the exception that concerns it."""
+        """Decide about a batch; each input's result is what remains to run, or its exception."""
         call = RouterCall(self, runs, self._direct_arm, self._search_arm)
         if self.condensed_key is not None:
             yield from call.condense(self.condensed_key)
@@ -218,7 +218,7 @@ async def _single(value: Any) -> AsyncIterator[Any]:
 
 @dataclass(frozen=True)
 class ArmRun:
-    """An arm that is left to run for an input."""
+    """An arm that remains to run for an input."""
 
     arm: Runnable[Any, Any]
     input: Any
@@ -240,9 +240,9 @@ class RouterInput(RoutedInput):
 
     Attributes:
         run: The input of the arms, and its run.
-        gate_input: The input of the gates: that of the arms, or the condensed question.
-        retrievers: The retrievers of its search, once the retrieve arm searches ahead.
-        result: What is left to run; then what that returned, or the exception that concerns this input.
+        gate_input: The input of the gates: the arms' input, or the condensed question.
+        retrievers: Records its search, once the retrieve arm searches ahead.
+        result: What remains to run; later what that returned, or this input's exception.
     """
 
     run: Run = field(kw_only=True)
@@ -258,7 +258,7 @@ class RouterCall(RoutedCall[RouterInput]):
         router: The router.
         runs: Its inputs and their runs.
         direct: Its direct arm.
-        search: What searches in its retrieve arm, and the rest of it; None if nothing is searched ahead.
+        search: The searching part of its retrieve arm, and the rest; None without a search ahead.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class RouterCall(RoutedCall[RouterInput]):
         inputs = []
         for single in runs:
             threshold = read_threshold(router.gate, single.config)
-            # A copy: what is bound to the arms' config is not the caller's.
+            # A copy, because the decision is bound to the arms' config and not to the caller's.
             inputs.append(RouterInput(threshold=threshold, run=replace(single), gate_input=single.input))
         super().__init__(router.strategy, inputs)
         self.router = router
@@ -280,17 +280,17 @@ class RouterCall(RoutedCall[RouterInput]):
         self._cancellation: dict[str, Any] = {}
 
     def condense(self, key: str) -> Flow[None]:
-        """Condense follow-ups: for the gates, and under a key for the arms."""
+        """Condense follow-ups; the gates get the result as their input, the arms under a key."""
         gate = self.router.gate
         calls = [GateCall.read(item.run, getattr(gate, "input_key", None)) for item in self.inputs]
         yield from condense_follow_ups(getattr(gate, "condense", None), calls)
         for item, call in zip(self.inputs, calls, strict=True):
-            if call.result is not None:  # without a question: the gate raises the error
+            if call.result is not None:  # an input without a question, which the gate will report
                 continue
             value = item.run.input
             others = value if isinstance(value, Mapping) else {"input": value}
             item.run.input = {**others, key: call.turn.question}
-            # With a history, it could not be condensed: the gate reads the turns, or says why it cannot.
+            # A remaining history means that condensing failed: then the gate gets the original turns.
             if not call.turn.history:
                 item.gate_input = call.turn.question
 
@@ -313,7 +313,7 @@ class RouterCall(RoutedCall[RouterInput]):
         judge = self.strategy.judge
         values = []
         for item in inputs:
-            # What the question gate has condensed is not condensed again; else the judge reads the turns, too.
+            # If the question gate has condensed the input, the judge must not do so again.
             is_condensed = getattr(judge, "condense", None) is not None and item.screening is not None
             values.append(item.screening.question if is_condensed and item.screening else item.gate_input)
         configs = [item.run.child("gate") for item in inputs]
@@ -322,12 +322,12 @@ class RouterCall(RoutedCall[RouterInput]):
         return decisions
 
     def begin(self, item: RouterInput) -> ArmAnswer:
-        """Let the direct arm begin to answer."""
+        """Let the direct arm start to answer."""
         return ArmAnswer(self._direct, item.run)
 
     def search(self, inputs: Sequence[RouterInput]) -> ArmSearch:
         """Return the step that runs the retrieve arm up to its retriever."""
-        assert self._search is not None  # noqa: S101  only a strategy that searches ahead asks
+        assert self._search is not None  # noqa: S101  only a strategy that searches ahead calls this
         configs = []
         for item in inputs:
             config = item.run.child("retrieve")
@@ -340,22 +340,23 @@ class RouterCall(RoutedCall[RouterInput]):
         return ArmSearch(self._search[0], values, configs, retrievers, **inputs[0].run.options)
 
     def drop_search(self) -> None:
-        """Drop a search that is not needed, and say so in its traces."""
+        """Drop a search that is not needed, and record that in its traces."""
         self._cancellation["cancelled"] = CANCELLATION
         super().drop_search()
 
     def read_passages(self, item: RouterInput) -> Sequence[FoundPassage]:
-        """Return what retrievers found for an input, or else the documents in what the search returned."""
+        """Return what retrievers found for an input, or else the documents in the result of the search."""
         result = (item.retrievers and item.retrievers.documents) or item.passages
         return list(map(as_passage, instances_in(result, Document)))
 
     def emit(self, item: RouterInput, decision: Decision) -> Flow[None]:
-        """Emit the decision, and bind it to the arms' config: nothing in an arm decides or drafts again."""
+        """Emit the decision, and bind it to the arms' config, so that no gate inside an arm decides again."""
         yield from emit_decision_event(decision, item.run.child())
+        # Emitted first: components inside the arm do not emit a decision that they reuse.
         item.run.config = bind_decision(item.run.config, self.router.gate, item.run.input, decision)
 
     def remaining_run(self, item: RouterInput) -> ArmRun | ArmAnswer | Exception:
-        """Return what is left to run for an input, with the decision in its config; or its exception."""
+        """Return what remains to run for an input, with the decision in its config; or its exception."""
         decision = item.outcome
         if not isinstance(decision, Decision):
             return decision  # type: ignore[return-value]  # after the call, it is an exception
@@ -368,10 +369,11 @@ class RouterCall(RoutedCall[RouterInput]):
         if decision.retrieve:
             tag, arm = "retrieve", self.router.retrieve
         elif decision.draft is not None and decision.draft.source == "llm":
-            metadata["rgate_draft"] = decision.draft.text  # for a model that can go on with it
+            metadata["rgate_draft"] = decision.draft.text  # for a model that can continue its own draft
         config = item.run.child(tag)
         config["tags"] = [*config.get("tags", []), tag]
         config["metadata"] = {**config.get("metadata", {}), **metadata}
         if decision.retrieve and item.searched and self._search is not None:
-            return ArmRun(self._search[1], item.passages, config, {})  # the search got the call's options
+            # The search already got the call's options.
+            return ArmRun(self._search[1], item.passages, config, {})
         return ArmRun(arm, item.run.input, config, item.run.options)

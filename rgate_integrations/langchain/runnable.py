@@ -1,6 +1,6 @@
-"""`FlowRunnable`: a runnable whose logic is one flow over a batch, for all call styles.
+"""`FlowRunnable`: a runnable whose logic is a single flow over a batch, for all call styles.
 
-In such a flow, `BatchCall` is the step that runs other runnables.
+The step `BatchCall` runs other runnables in such a flow.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class Run:
 
 
 class FlowRunnable(RunnableSerializable[Input, Output]):
-    """A runnable with one method, `flow`, which invoke, batch and their async forms drive.
+    """A runnable with a single method, `flow`, which invoke, batch and their async forms run.
 
-    Each input has a run of its own in traces, also in a batch. Its options are fields, so that
-    ``configurable_fields`` and ``dumpd`` find them; unknown names are rejected.
+    Each input has its own run in traces, also in a batch. Options are fields, so that ``configurable_fields`` and
+    ``dumpd`` find them; unknown names are rejected.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     run_type: ClassVar[str | None] = None
-    """What traces call its runs; None for a chain."""
+    """The type of its runs in traces; None for a chain."""
 
     def __init__(self, **fields: Any) -> None:  # type checkers read the fields from here
         super().__init__(**fields)
@@ -64,7 +64,7 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
 
     @abstractmethod
     def flow(self, runs: list[Run]) -> Flow[Sequence[Output | Exception]]:
-        """Return one result a run, in order: the output, or the exception that concerns this input only."""
+        """Return one result per run, in order: the output, or the exception of that input alone."""
 
     def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
         """Run on one input."""
@@ -82,7 +82,7 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[Output]:
-        """Run on a batch, in one go."""
+        """Run on a batch in a single flow."""
         return self._batch_with_config(
             self._many,
             inputs,
@@ -100,7 +100,7 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[Output]:
-        """Run on a batch, in one go, without blocking the event loop."""
+        """Run on a batch in a single flow, without blocking the event loop."""
         return await self._abatch_with_config(
             self._amany,
             inputs,
@@ -114,12 +114,12 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
         self, config: RunnableConfig | list[RunnableConfig] | None, inputs: list[Input]
     ) -> list[RunnableConfig]:
         configs = get_config_list(config, len(inputs))
-        for single in configs:  # retrievers have tags and metadata of their own
+        for single in configs:  # retrievers have their own tags and metadata
             single["tags"] += getattr(self, "tags", None) or []
             single["metadata"] = {**(getattr(self, "metadata", None) or {}), **single["metadata"]}
         return configs
 
-    # LangChain passes the managers and configs to arguments of exactly these names.
+    # LangChain finds the arguments for managers and configs by exactly these names.
 
     def _many(
         self, values: list[Any], run_manager: list[Any], config: list[RunnableConfig], **options: Any
@@ -139,17 +139,17 @@ def _make_runs(
 
 
 class FlowRetriever(BaseRetriever):
-    """What a `FlowRunnable` that is a retriever has beside it."""
+    """Mixin that makes a `FlowRunnable` a LangChain retriever."""
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **options: Any
     ) -> list[Document]:
-        # A retriever must have this, and old code calls it.
+        # Abstract in LangChain, and old code calls it directly.
         return self.invoke(query, {"callbacks": run_manager.get_child()}, **options)
 
 
 class BatchCall(Call):
-    """Runs a runnable on a batch; the result of an input that fails is its exception.
+    """Runs a runnable on a batch; the result of a failed input is its exception.
 
     Args:
         runnable: The runnable.
@@ -170,16 +170,16 @@ class BatchCall(Call):
         )
 
     def run(self) -> list[Any]:
-        """Run it, blocking."""
+        """Run the batch, and block until it is done."""
         return _without_interrupts(super().run())
 
     async def arun(self) -> list[Any]:
-        """Run it without blocking the event loop."""
+        """Run the batch without blocking the event loop."""
         return _without_interrupts(await super().arun())
 
 
 def run_batches(batches: Sequence[Step], config: RunnableConfig) -> Flow[list[list[Any]]]:
-    """Run batches side by side, or one after the other: ``max_concurrency`` limits all of them together."""
+    """Run batches in parallel, or one after the other with ``max_concurrency``, which limits all of them together."""
     results: list[list[Any]] = []
     if config.get("max_concurrency") is None:
         results = yield Gather(batches)
@@ -190,7 +190,7 @@ def run_batches(batches: Sequence[Step], config: RunnableConfig) -> Flow[list[li
 
 
 def _without_interrupts(results: list[Any]) -> list[Any]:
-    """Raise a cancellation or interrupt, which LangChain returns as if it were the exception of an input."""
+    """Raise a cancellation or interrupt, which LangChain returns like the exception of an input."""
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, Exception):
             raise result

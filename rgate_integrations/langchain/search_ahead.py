@@ -1,4 +1,4 @@
-"""The retrieve arm searches ahead of the decision: where its search ends, and what its retrievers find."""
+"""Runs the search of a retrieve arm before the decision: splits the arm, and records what its retrievers find."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from rgate_integrations.langchain.runnable import BatchCall
 
 
 class RetrieverRuns(BaseCallbackHandler):
-    """Records what retrievers find, whatever their chain makes of it.
+    """Records what retrievers find.
 
-    The result of a search is not enough: a chain may turn documents into text on the way.
+    The result of a search is not enough, because a chain may have turned its documents into text.
 
     Args:
         manager: The callback manager of a search's run, to which this handler is added.
         cancellation: See `CancellableTracer`.
     """
 
-    run_inline = True  # before the caller that waits for the search goes on
+    run_inline = True  # the documents must be recorded before the caller continues
 
     def __init__(self, manager: Any, cancellation: dict[str, Any]) -> None:
         self._tracers, listeners = split_handlers(manager, cancellation)
@@ -39,14 +39,15 @@ class RetrieverRuns(BaseCallbackHandler):
 
     @property
     def documents(self) -> list[Any]:
-        """What each retriever found, in the order in which they began; one inside another does not count."""
+        """What each retriever found, in the order of their start; a retriever inside another one does not count."""
+        # A retriever that calls another one, such as a reranker, returns the documents that count.
         outermost = [run_id for run_id, parent in self._parents.items() if parent not in self._parents]
         return list(map(self._documents.get, outermost))
 
     def on_retriever_start(
         self, serialized: Any, query: str, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
     ) -> None:
-        """Record a retriever."""
+        """Record the start of a retriever."""
         self._parents[run_id] = parent_run_id
 
     def on_retriever_end(self, documents: Any, *, run_id: UUID, **kwargs: Any) -> None:
@@ -65,13 +66,13 @@ class RetrieverRuns(BaseCallbackHandler):
 
 
 class ArmSearch(BatchCall):
-    """The searches of a batch, one an input; each result is what the search returned or raised.
+    """The searches of a batch, one per input; each result is what the search returned or raised.
 
     Args:
-        search: What searches: the retrieve arm up to its retriever.
+        search: The retrieve arm up to its retriever.
         inputs: The inputs.
         configs: The config of each.
-        retrievers: The retrievers of each.
+        retrievers: The record of each search.
         **options: Further arguments of the call.
     """
 
@@ -87,7 +88,7 @@ class ArmSearch(BatchCall):
         super().__init__(search, inputs, configs, **options)
 
     async def arun(self) -> list[Any]:
-        """Search without blocking the event loop; if cancelled, end the runs that retrievers leave open."""
+        """Search without blocking the event loop; if cancelled, end the runs that retrievers have left open."""
         try:
             return await super().arun()
         except asyncio.CancelledError:
@@ -97,12 +98,12 @@ class ArmSearch(BatchCall):
 
 
 def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, Any]]:
-    """Split a retrieve arm into what searches, up to its retriever, and the rest.
+    """Split a retrieve arm into its steps up to the retriever, and the rest.
 
-    Without a retriever among its steps, as in a chain of functions, the first step is what searches.
+    Without a retriever among its steps, as in a chain of functions, the first step counts as the search.
 
     Raises:
-        ConfigurationError: It is a single step, and no retriever.
+        ConfigurationError: The arm is a single step other than a retriever.
     """
     if isinstance(arm, BaseRetriever):
         return arm, RunnablePassthrough()
@@ -112,11 +113,11 @@ def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any
         return arm.with_parts(searches), arm.with_parts({name: rest for name, (_, rest) in halves.items()})
     if isinstance(arm, RunnableBindingBase):
         first, rest = split_arm(arm.bound)
-        # What was bound to a chain goes to its first step; its config concerns all of them.
+        # A chain passes bound arguments to its first step; a bound config applies to all steps.
         return arm.model_copy(update={"bound": first}), arm.model_copy(update={"bound": rest, "kwargs": {}})
     if not isinstance(arm, RunnableSequence):
         raise ConfigurationError(
-            f"To search ahead, a router needs a retrieve arm of several steps; {type(arm).__name__} is one.",
+            f"To search ahead, a router needs a retrieve arm of several steps; {type(arm).__name__} is only one.",
             hint="Pass the chain itself, with its retriever in one of the first steps, or guard the retriever.",
         )
     steps = arm.steps

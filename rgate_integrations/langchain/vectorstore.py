@@ -1,4 +1,4 @@
-"""`FaissVectorStore`: a passage index as a LangChain vector store; filters, MMR, saved without pickle."""
+"""`FaissVectorStore`: a passage index as a LangChain vector store, with filters, MMR, and saving without pickle."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ from rgate_integrations.langchain.filters import Filter, as_predicate
 
 Scored: TypeAlias = list[tuple[Document, float]]
 
-_GROWTH = 4  # of the number of documents searched, while too few of them pass a filter
+_GROWTH = 4  # factor for the number of hits to ask for, while too few of them pass a filter
 
 
 class FaissVectorStore(VectorStore):
     """A vector store on FAISS: exact search, upserts by id, metadata filters, MMR, atomic saves.
 
-    ``FaissVectorStore(embedding=e)`` is an empty store. Any number of threads and tasks may read and write: a write
-    happens completely or, if it raises, not at all. Awaited methods run in a thread.
+    ``FaissVectorStore(embedding=e)`` is an empty store. Any number of threads and tasks may read and write. A write
+    is
+    atomic: if it raises, nothing has changed. Async methods run in a thread.
 
     Scores are cosines; their relevance is ``(cosine + 1) / 2``. Metadata must be JSON: text, numbers, booleans, None,
-    lists, and dicts with text as keys. Blank texts are stored as any other. Every search takes ``filter=``, see
+    lists, and dicts with text as keys. Blank texts are stored like any other. Every search takes ``filter=``, see
     `as_predicate`.
 
     Args:
@@ -71,7 +72,7 @@ class FaissVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> list[str]:
-        """Add texts, or replace those with the same id; returns the ids. Of equal ids the last one counts.
+        """Add texts, or replace those with the same id, and return the ids. For duplicate ids, the last text counts.
 
         Raises:
             DataFormatError: Metadata cannot be stored as JSON. Nothing was embedded or stored.
@@ -97,7 +98,7 @@ class FaissVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Make a store of texts; further arguments are those of the class."""
+        """Make a store from texts; further arguments are those of the class."""
         store = cls(embedding, **kwargs)
         store.add_texts(texts, metadatas, ids=ids)
         return store
@@ -111,7 +112,7 @@ class FaissVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Make a store of texts with their vectors; further arguments are those of the class."""
+        """Make a store from texts and their vectors; further arguments are those of the class."""
         store = cls(embedding, **kwargs)
         pairs = list(text_embeddings)
         vectors = [vector for _, vector in pairs]
@@ -125,7 +126,7 @@ class FaissVectorStore(VectorStore):
         ids: Sequence[Any] | None,
         vectors: Any = None,
     ) -> list[str]:
-        """Write texts, with their vectors if they are known; returns their ids. Of equal ids the last one counts."""
+        """Write texts, with their vectors if given, and return their ids. For duplicate ids, the last text counts."""
         metadatas = [{}] * len(texts) if metadatas is None else metadatas
         ids = [None] * len(texts) if ids is None else ids
         if not len(ids) == len(metadatas) == len(texts):
@@ -142,7 +143,7 @@ class FaissVectorStore(VectorStore):
     # --- searching -----------------------------------------------------------------------------------------
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        """Return the documents with these ids, in their order, without unknown ids."""
+        """Return the documents with these ids, in this order; unknown ids are skipped."""
         return list(map(_document, self.index.get(_check_ids(ids))))
 
     def similarity_search(
@@ -152,7 +153,7 @@ class FaissVectorStore(VectorStore):
 
         Args:
             query: The query.
-            k: How many.
+            k: Maximum number of documents.
             filter: Conditions on the metadata, or a function of the document; see `as_predicate`.
             **kwargs: Ignored.
         """
@@ -170,7 +171,7 @@ class FaissVectorStore(VectorStore):
         """Return the ``k`` documents nearest to a vector.
 
         Raises:
-            ConfigurationError: The vector has another dimension than those of the store, or is not finite.
+            ConfigurationError: The vector is not finite, or its dimension differs from the store's.
         """
         return _without_scores(_search(self.index, [embedding], k, filter))
 
@@ -183,7 +184,7 @@ class FaissVectorStore(VectorStore):
         filter: Filter | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """Return ``k`` of the ``fetch_k`` nearest documents that are near the query and unlike each other."""
+        """Return ``k`` of the ``fetch_k`` nearest documents, chosen to be near the query but unlike each other."""
         vector: Any = self.index.embed_queries([query])[0]
         return self.max_marginal_relevance_search_by_vector(vector, k, fetch_k, lambda_mult, filter)
 
@@ -197,7 +198,7 @@ class FaissVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """Return ``k`` of the ``fetch_k`` nearest documents, see `max_marginal_relevance_search`."""
-        # A snapshot, which copies no vectors: a document that is found has its vector, whoever deletes it meanwhile.
+        # A snapshot (it copies no vectors): other threads may delete a document between the search and the lookup.
         index = copy(self.index)
         nearest = _without_scores(_search(index, [embedding], max(fetch_k, k), filter))
         vectors = list(index.vectors(str(document.id) for document in nearest))
@@ -205,30 +206,31 @@ class FaissVectorStore(VectorStore):
         return [nearest[position] for position in chosen]
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
-        return lambda cosine: min(1.0, max(0.0, (cosine + 1) / 2))  # a rounded cosine may lie just outside
+        # Rounding may put a cosine just outside [-1, 1].
+        return lambda cosine: min(1.0, max(0.0, (cosine + 1) / 2))
 
     # --- saving --------------------------------------------------------------------------------------------
 
     def save_local(self, folder_path: str | Path) -> Path:
-        """Save into a folder; a store that was there stays loadable until the new one is complete."""
+        """Save into a folder; an earlier store there stays loadable until the new one is complete."""
         return self.index.save(folder_path)
 
     @classmethod
     def load_local(cls, folder_path: str | Path, embeddings: Embeddings) -> Self:
-        """Load a store.
+        """Load a store that `save_local` wrote.
 
         Raises:
-            IndexNotFoundError: The folder holds none.
+            IndexNotFoundError: The folder holds no store.
             IndexCorruptError: Its file is truncated or changed, or holds something else.
-            IndexMismatchError: It was made with other embeddings.
+            IndexMismatchError: The store was made with other embeddings.
         """
         embedder = as_embedder(embeddings)
         try:
             return cls(embeddings, index=PassageIndex.load(folder_path, embedder))
         except (IndexNotFoundError, IndexCorruptError, IndexMismatchError) as error:
-            # The index's own hint is a command line.
+            # The index's own hint names a command, which is no help here.
             raise type(error)(
-                error.message, hint="Make it with save_local, from a store with these embeddings."
+                error.message, hint="Save a store with these embeddings again: save_local(…)."
             ) from error
 
 
@@ -240,8 +242,8 @@ def _search(index: PassageIndex, vector: Any, k: int, filter: Filter | None) -> 
         (hits,) = index.search_vectors(vector, count)
         scored = [(_document(hit.passage), hit.score) for hit in hits]
         scored = [(document, score) for document, score in scored if passes(document)]
-        # FAISS knows no metadata: search for more until enough pass, or there are no more. Fewer hits than asked for
-        # say so; the size of the index would not, while others write.
+        # FAISS cannot filter by metadata, so we search for more until enough pass. Fewer hits than asked for mean
+        # that all were searched; the index's size would not tell, because other threads may write meanwhile.
         if len(scored) >= k or len(hits) < count:
             return scored[:k]
         count *= _GROWTH
@@ -249,6 +251,7 @@ def _search(index: PassageIndex, vector: Any, k: int, filter: Filter | None) -> 
 
 def _document(passage: Passage) -> Document:
     """Return a passage as a new document, with its title in the metadata."""
+    # A copy: a caller that changes a document must not change the store.
     metadata = deepcopy(dict(passage.metadata))
     if passage.title:
         metadata["title"] = passage.title
@@ -256,13 +259,13 @@ def _document(passage: Passage) -> Document:
 
 
 def _check_ids(ids: Sequence[Any]) -> Sequence[Any]:
-    """Return a list of ids; of a single id, each letter would be taken for an id.
+    """Return a list of ids unchanged; a single id is an error, because each letter would count as an id.
 
     Raises:
-        ConfigurationError: It is a single id.
+        ConfigurationError: ``ids`` is a string.
     """
     if isinstance(ids, str):
-        raise ConfigurationError(f"Pass a list of ids, not {ids!r}.", hint=f"[{ids!r}]")
+        raise ConfigurationError(f"Ids must be a list, not {ids!r}.", hint=f"Pass [{ids!r}].")
     return ids
 
 

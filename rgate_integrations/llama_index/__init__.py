@@ -1,4 +1,4 @@
-"""LlamaIndex: a gated query engine, a selector, and claims as separate queries. Needs ``llama-index-core``."""
+"""LlamaIndex: gated query engines, retrievers and tools, and a selector. Needs ``llama-index-core``."""
 
 from rgate_integrations.errors import missing_dependency
 

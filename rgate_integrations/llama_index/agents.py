@@ -1,4 +1,4 @@
-"""`GatedTool`: a tool that an agent uses only if its LLM does not know the answer."""
+"""`GatedTool`: a tool that runs only if the agent's LLM does not know the answer."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class GatedTool(FunctionTool):
     """Guards a tool of a ``FunctionAgent``, a ``ReActAgent`` or an ``AgentWorkflow``.
 
     A call with a known question does not reach the tool: its output tells the agent to answer itself, and its
-    ``raw_output`` is the decision. The gate judges the question that the agent writes for the tool, which needs no
-    earlier turns. A call without a question reaches the tool.
+    ``raw_output`` is the decision. The gate judges the question that the agent writes for the tool, which is already
+    independent of earlier turns. A call without a question reaches the tool.
 
     Args:
-        tool: The guarded tool, or a function that LlamaIndex can make one of.
-        gate: A gate, or what `load_gate` takes; the default gate when None.
-        llm: The agent's own LLM: it writes its first tokens, and the gate judges them.
-        tokens: Maximum number of tokens that it writes, at least 1.
+        tool: The guarded tool, or a function that LlamaIndex can turn into one.
+        gate: A gate, or an argument for `load_gate`; the default gate when None.
+        llm: The agent's own LLM: it drafts an answer, which the gate judges.
+        tokens: Maximum number of tokens of the draft, at least 1.
         question: Name of the argument with the question; by default ``input``, ``question`` or ``query``, or else
-            the only text.
+            the only text argument.
         known_message: The output for a known question.
 
     Raises:
-        ConfigurationError: The tool has ``return_direct=True``: the user would get what is meant for the agent.
+        ConfigurationError: The tool has ``return_direct=True``, so the user would see the message to the agent.
 
     Example:
         >>> tool = GatedTool(QueryEngineTool.from_defaults(engine), gate)  # doctest: +SKIP
@@ -67,7 +67,7 @@ class GatedTool(FunctionTool):
         self.question = question
         self.known_message = known_message
         super().__init__(fn=self.call, async_fn=self.acall, metadata=self.tool.metadata)
-        # Agents pass their context to the function tools that ask for it, and this one passes it on.
+        # Agents pass their context to function tools that ask for it, so ask for it if the guarded tool does.
         self.requires_context = getattr(self.tool, "requires_context", False)
         self.ctx_param_name = getattr(self.tool, "ctx_param_name", None)
 
@@ -92,14 +92,14 @@ class GatedTool(FunctionTool):
                 raw_input={"args": args, "kwargs": inputs},
                 raw_output=decision,
             )
-        # Without a question there is no decision to pass on.
+        # Without a question, no decision was made.
         with nullcontext() if decision is None else self.decider.bind(decision, bundle):
             output: ToolOutput = yield Call(self.tool.call, self.tool.acall, *args, **arguments)
         return output
 
 
 def _question(args: Sequence[Any], arguments: Mapping[str, Any], name: str | None) -> str | None:
-    """Return the question in the arguments of a call; None if there is none, or several texts could be it."""
+    """Find the question in the arguments of a call; None without one, or if several texts could be the question."""
     for key in QUESTION_KEYS if name is None else (name,):
         if isinstance(arguments.get(key), str):
             return str(arguments[key])

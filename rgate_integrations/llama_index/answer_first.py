@@ -1,7 +1,7 @@
-"""The direct engine answers first: the chunks of its response, and what its LLM sends beside them.
+"""Answer first: reads the response of the direct engine chunk by chunk, with the metadata of its LLM.
 
-LlamaIndex's engines stream text alone. What their LLM sends beside it (log-probabilities, thoughts, usage) comes in
-instrumentation events. So one `_Listener` in the process passes each event to the `EngineStream` that waits for a
+LlamaIndex's engines only stream text. Everything else from their LLM (log-probabilities, thoughts, usage) comes in
+instrumentation events. So one `_Listener` per process passes each event to the `EngineStream` that is waiting for a
 chunk in the event's context.
 """
 
@@ -38,13 +38,13 @@ from rgate_integrations.runtime.replies import get_field, read_reply
 
 
 class EngineAnswer(BufferedAnswer):
-    """One answer of a direct engine. The engine is asked once, and again if its LLM refuses log-probabilities.
+    """One answer of a direct engine, which is asked again without log-probabilities if its LLM refuses them.
 
     Args:
         engine: The engine.
         bundle: The question.
-        llm: The engine's LLM, if it is asked for log-probabilities; a copy of the user's, since one that refuses is
-            asked without from then on.
+        llm: The engine's LLM, if log-probabilities are requested. It must be a copy of the user's, because they are
+            turned off in it once it refuses them.
     """
 
     source: EngineStream
@@ -56,7 +56,7 @@ class EngineAnswer(BufferedAnswer):
         self._llm = llm
 
     def read(self, chunk: Any) -> bool:
-        """Add the text of a chunk; returns False for a parsed object."""
+        """Add the text of a chunk; False for a parsed object, which cannot be judged."""
         if isinstance(chunk, PydanticResponse):
             return False
         text = chunk if isinstance(chunk, str) else str(chunk.response or "")
@@ -65,12 +65,12 @@ class EngineAnswer(BufferedAnswer):
         return True
 
     def response(self, *, streaming: bool) -> Flow[RESPONSE_TYPE]:
-        """Release the answer as a response; without ``streaming``, a stream is read to its end.
+        """Release the answer as a response; without ``streaming``, read a stream to its end.
 
         Raises:
             Exception: The engine failed before the first token.
         """
-        # An answer that was not judged has not been asked for yet: its first chunk shows what kind it is.
+        # If the answer was not judged, the engine has not run yet. Its first chunk shows the type of the response.
         yield from self.buffer(1)
         if self.error is not None:
             raise self.error
@@ -85,7 +85,7 @@ class EngineAnswer(BufferedAnswer):
         return replace(response, response_gen=self.stream())
 
     def set_logprobs(self, *, wanted: bool) -> None:
-        """Ask the engine's LLM for log-probabilities from now on, or not."""
+        """Set whether the engine's LLM is asked for log-probabilities from now on."""
         vars(self._llm)["logprobs"] = wanted or None
 
 
@@ -95,10 +95,10 @@ class EngineStream(ChunkStream):
     Args:
         engine: The engine.
         bundle: The question.
-        answer: Gets what the LLM sends beside the text.
+        answer: Receives the LLM's metadata: log-probabilities, thoughts and usage.
 
     Attributes:
-        response: The response; None before the engine was asked.
+        response: The response; None until the engine has run.
     """
 
     def __init__(self, engine: BaseQueryEngine, bundle: QueryBundle, answer: PartialAnswer) -> None:
@@ -108,6 +108,7 @@ class EngineStream(ChunkStream):
         self._bundle = copy_bundle(bundle)
         self._answer = answer
         self._kind: type[BaseEvent] | None = None
+        # On first use and not at import, which should have no effects.
         listen(_Listener)
 
     def next(self) -> Any:
@@ -121,8 +122,9 @@ class EngineStream(ChunkStream):
             return await super().anext()
 
     def on_event(self, event: LLMChatInProgressEvent | LLMCompletionInProgressEvent) -> None:
-        """Record what the LLM sends with a chunk."""
-        # An LLM whose chat is a completion sends each response twice, in events of two kinds: the first kind counts.
+        """Record the metadata that the LLM sends with a chunk."""
+        # An LLM that implements chat by completion emits each response in two kinds of events: we read the first
+        # kind.
         self._kind = self._kind or type(event)
         response: Any = event.response
         if type(event) is not self._kind or response is None:
@@ -138,7 +140,7 @@ class EngineStream(ChunkStream):
         reported = get_field(get_field(raw, "usage"), "prompt_tokens")
         prompt_tokens = reported or response.additional_kwargs.get("prompt_tokens") or 0
         answer.prompt_tokens = max(answer.prompt_tokens, prompt_tokens)
-        if choice is not None and not answer.has_end:  # OpenAI's API ends with a finish reason
+        if choice is not None and not answer.has_end:  # responses in OpenAI's format end with a finish reason
             answer.has_end = get_field(choice, "finish_reason") is not None
 
     @contextmanager
@@ -157,7 +159,8 @@ class EngineStream(ChunkStream):
 
     async def _aask(self) -> AsyncIterator[Any]:
         response = await self._engine.aquery(self._bundle)
-        if isinstance(response, StreamingResponse):  # some engines stream in their own threads only
+        # Some engines stream only synchronously, even when awaited.
+        if isinstance(response, StreamingResponse):
             chunks: Any = in_threads(iter(response.response_gen))
             response = AsyncStreamingResponse(chunks, response.source_nodes, response.metadata)
         self.response = response
@@ -167,7 +170,7 @@ class EngineStream(ChunkStream):
 
 
 async def in_threads(chunks: Iterator[Any]) -> AsyncGenerator[Any]:
-    """Yield what an iterator yields, each computed in a thread."""
+    """Yield the items of an iterator, each computed in a thread."""
     while (chunk := await asyncio.to_thread(next, chunks, END)) is not END:
         yield chunk
 
@@ -177,7 +180,7 @@ _lock = threading.Lock()
 
 
 class _Listener(BaseEventHandler):
-    """Passes events on to the stream that waits in their context."""
+    """Passes events to the stream that is waiting in their context."""
 
     @classmethod
     def class_name(cls) -> str:
@@ -190,16 +193,16 @@ class _Listener(BaseEventHandler):
 
 
 def listen(kind: type[BaseEventHandler]) -> None:
-    """Add a listener to LlamaIndex's events, once a process."""
+    """Add a listener to LlamaIndex's events, once per process."""
     root = get_dispatcher()
-    with _lock:  # two threads would add it twice
+    with _lock:  # otherwise two threads could add it twice
         if not any(isinstance(handler, kind) for handler in root.event_handlers):
             root.add_event_handler(kind())
 
 
 def _logprobs(response: Any, choice: Any) -> TokenLogprobs:
-    """Read the tokens of a streamed response, from LlamaIndex's fields or else from the server's."""
-    # Each position is a list: the token that was written, then other likely ones.
+    """Read the tokens of a streamed response from LlamaIndex's fields, or else from the server's."""
+    # Each position is a list: the generated token, then other likely ones.
     entries: Any = [position[0] for position in response.logprobs or [] if position]
     logprobs = get_field(choice, "logprobs")
     if not entries:
@@ -211,11 +214,11 @@ def _logprobs(response: Any, choice: Any) -> TokenLogprobs:
 
 
 def with_logprobs(llm: LLM) -> LLM | None:
-    """Return a copy of an LLM that is asked for log-probabilities; None if it has no unset field ``logprobs``."""
+    """Return a copy of an LLM that requests log-probabilities; None if it has no unset field ``logprobs``."""
     if "logprobs" not in type(llm).model_fields or getattr(llm, "logprobs", None) is not None:
         return None
     options: dict[str, Any] = {"logprobs": True}
-    # llama.cpp's server, and completions of any server, send none unless at least one likeliest token is asked for.
+    # llama.cpp's server, and any server's completions, send none unless at least one top token is requested.
     if getattr(llm, "top_logprobs", None) == 0:
         options["top_logprobs"] = 1
     return llm.model_copy(update=options)

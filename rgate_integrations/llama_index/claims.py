@@ -1,4 +1,4 @@
-"""Claims as queries: searched separately and fused, or averaged into one vector for query transforms."""
+"""Searches for the claims of a draft: each one separately, or averaged into one vector for query transforms."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from rgate_integrations.runtime.flow import Call, Flow, Gather, run
 class ClaimFusionRetriever(FlowRetriever):
     """Searches every query of the plan with every retriever, and fuses the results by reciprocal rank.
 
-    It always retrieves: it decides what to search, not whether. Inside a `GatedQueryEngine`, or behind a
-    `RetrievalGateSelector`, it uses the draft that they judged, and writes none.
+    It always retrieves: it decides what to search for, not whether. Inside a `GatedQueryEngine`, or behind a
+    `RetrievalGateSelector`, it uses the draft that they judged instead of writing its own.
 
     Args:
         retrievers: The retrievers, of any kind.
-        gate: Drafts the answer whose claims are searched; the default when None.
-        draft_llm: Drafts the answer instead of the gate's proxy model; a better model has better claims.
-        tokens: Maximum number of tokens of its draft, at least 1.
+        gate: The gate that drafts the answer; the default gate when None.
+        draft_llm: Drafts the answer instead of the gate's proxy model; a better model makes better claims.
+        tokens: Maximum number of tokens of the LLM's draft, at least 1.
         similarity_top_k: Maximum number of nodes, at least 1.
-        max_queries: Maximum number of queries a question, at least 1.
+        max_queries: Maximum number of queries per question, at least 1.
         filter_claims: Whether the gate judges each claim and drops the known ones.
     """
 
@@ -57,11 +57,11 @@ class ClaimFusionRetriever(FlowRetriever):
         super().__init__()
 
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
-        """Search for the question and for the claims of its draft, side by side."""
+        """Search for the question and the claims of its draft in parallel."""
         searches = []
         for query in (yield from _plan_queries(self, bundle)):
             for retriever in self.retrievers:
-                # A bundle for each search: LlamaIndex's vector retriever writes the embedding into it.
+                # A new bundle for each search, because LlamaIndex's vector retriever writes the embedding into it.
                 searches.append(Call(retriever.retrieve, retriever.aretrieve, QueryBundle(query)))
         rankings: list[list[NodeWithScore]] = yield Gather(searches)
         return fuse(rankings, key=node_id, k=self.similarity_top_k)
@@ -75,9 +75,9 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
     blocks the event loop during a transform; `ClaimQueryEngine` does not.
 
     Args:
-        gate: Drafts the answer; the default gate when None.
+        gate: The gate that drafts the answer; the default gate when None.
         draft_llm: Drafts the answer instead of the gate's proxy model.
-        max_queries: Maximum number of queries a question, at least 1.
+        max_queries: Maximum number of queries per question, at least 1.
         filter_claims: Whether the gate judges each claim and drops the known ones.
     """
 
@@ -89,6 +89,7 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
         max_queries: int = 6,
         filter_claims: bool = False,
     ) -> None:
+        # 64 tokens are two or three sentences, which are the claims.
         self.decider = QueryDecider(gate, draft_llm, tokens=64)
         self.max_queries = max_queries
         self.filter_claims = filter_claims
@@ -114,14 +115,14 @@ class ClaimQueryEngine(TransformQueryEngine):
 
 
 def _plan_queries(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: QueryBundle) -> Flow[list[str]]:
-    """Draft an answer and return the queries for its claims, the question itself first."""
+    """Draft an answer, and return the question and the queries for its claims."""
     inherited = part.decider.inherited(bundle)
     if inherited is not None and inherited.decision.draft is not None:
         decision = inherited.decision
     else:
         decision = yield from part.decider.decide(bundle)
     judge = part.decider.gate if part.filter_claims else None
-    # The plan of a known question would be empty, but here there is always a search.
+    # A known question has an empty plan, but this retriever always searches.
     (plan,) = yield from plan_queries_flow(
         [decision.with_retrieve(True)], gate=judge, max_queries=part.max_queries
     )

@@ -1,8 +1,8 @@
-"""`QueryDecider`: one decision a request, which travels with its query, for everything in this folder.
+"""`QueryDecider`: makes one decision per request, which travels with its query.
 
-An engine or a retriever binds its decision while its arm runs, so that nothing inside decides or drafts again. A
-selector cannot: the router runs the arm after the selector has returned. So its decision is attached to the query
-bundle, which the router passes on.
+An engine or a retriever binds its decision while its arm runs, so that no gate inside decides or drafts again. A
+selector cannot, because the router runs the arm after the selector has returned. So its decision is attached to the
+query bundle, which the router passes to the arm.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ LLM_NAME_SOURCE = "LlamaIndex's metadata"  # where the name of an LLM was found,
 _SPEAKERS = {
     MessageRole.USER: "user",
     MessageRole.ASSISTANT: "assistant",
-    MessageRole.CHATBOT: "assistant",  # some providers' LLMs have these roles
+    MessageRole.CHATBOT: "assistant",  # some providers use this role and the next
     MessageRole.MODEL: "assistant",
 }
 _dispatcher = get_dispatcher(__name__)
 
 
 class RetrievalGateEvent(BaseEvent):
-    """A gate has decided.
+    """LlamaIndex event: a gate has decided.
 
     Attributes:
         decision: The decision.
@@ -58,13 +58,13 @@ class RetrievalGateEvent(BaseEvent):
 
 
 def get_llm_name(llm: LLM | None) -> str:
-    """Return the name of an LLM from its metadata; empty if they have none."""
+    """Return the name of an LLM from its metadata; empty if they do not have it."""
     name = "" if llm is None else llm.metadata.model_name
     return "" if name == LLMMetadata.model_fields["model_name"].default else name
 
 
 def copy_bundle(query: QueryType) -> QueryBundle:
-    """Return a new bundle: LlamaIndex's vector retriever writes the embedding into its own."""
+    """Return a new bundle, because LlamaIndex's vector retriever writes the embedding into the one that it gets."""
     return QueryBundle(query) if isinstance(query, str) else replace(query)
 
 
@@ -73,8 +73,8 @@ class QueryDecision(BoundDecision):
     """A decision that travels with a query.
 
     Attributes:
-        owner: The decider. Asked again, it decides anew: that is another request.
-        bundle: The only bundle that the decision is for; None for every bundle with this question.
+        owner: The decider that decided. If it is asked again, that is a new request, and it decides again.
+        bundle: The only bundle to which the decision applies; None for every bundle with this question.
     """
 
     owner: QueryDecider
@@ -85,7 +85,7 @@ _current: ContextVar[QueryDecision | None] = ContextVar("rgate_decision", defaul
 
 
 def read_bound(bundle: QueryBundle) -> QueryDecision | None:
-    """Return the decision that travels with a query; None if there is none, or it is for another bundle."""
+    """Return the decision that travels with a query; None without one, or if it is for another bundle."""
     bound = _current.get()
     if bound is None or (bound.bundle is not None and bound.bundle is not bundle):
         return None
@@ -93,22 +93,22 @@ def read_bound(bundle: QueryBundle) -> QueryDecision | None:
 
 
 class QueryDecider:
-    """Decides for one question, once a request.
+    """Decides about one question, once per request.
 
-    A decision that came with the request is reused by the same gate, with the same LLM for drafts, at the same
-    threshold. Another gate reuses its draft.
+    It reuses a decision that came with the request if gate, drafting LLM and threshold are the same. With another
+    gate, it only reuses the draft.
 
     Args:
-        gate: A gate, or what `load_gate` takes; when None the shipped default for the source of the draft.
-        draft_llm: Writes the drafts; None leaves them to the gate.
+        gate: A gate, or an argument for `load_gate`; when None, the shipped default for the source of the draft.
+        draft_llm: Writes the drafts; when None, the gate does.
         tokens: Maximum number of tokens of a draft, at least 1.
-        memory: Has the turns before the question, for engines that do not condense.
-        llm: The LLM that answers, for P(known); ``draft_llm`` when None.
-        **options: Rules, instead of the gate's own, and what is searched; see `GateOptions`.
+        memory: A chat memory with the turns before the question, for engines that do not condense.
+        llm: The LLM that answers, to which P(known) is adjusted; ``draft_llm`` when None.
+        **options: Rules, instead of the gate's own, and corpora; see `GateOptions`.
 
     Attributes:
-        gate: Decides, adjusted to the LLM.
-        origin: The same gate before it was adjusted.
+        gate: The gate, adjusted to the LLM.
+        origin: The same gate without the adjustment.
         threshold: The caller's threshold; None for the gate's own.
     """
 
@@ -132,16 +132,16 @@ class QueryDecider:
         self.threshold: float | None = None
 
     def decide(self, bundle: QueryBundle) -> Flow[Decision]:
-        """Decide as `judge` does, and emit the decision."""
+        """Decide like `judge`, and emit the decision."""
         decision = yield from self.judge(bundle)
         self.emit(decision, bundle)
         return decision
 
     def judge(self, bundle: QueryBundle) -> Flow[Decision]:
-        """Return the decision for a question; reuse one that came with the request.
+        """Return the decision about a question; reuse one that came with the request.
 
-        A failing gate or LLM retrieves, unless the gate has ``on_error="raise"``. So does a question that the gate
-        cannot understand without the earlier turns.
+        If the gate or LLM fails, it retrieves, unless the gate has ``on_error="raise"``. It also retrieves for a
+        question that the gate cannot understand without the earlier turns.
         """
         reusable = self.reusable(bundle)
         if reusable is not None:
@@ -152,7 +152,8 @@ class QueryDecider:
         if self.drafter is not None and isinstance(item, Request):
             inherited = self.inherited(bundle)
             draft: Draft | Exception | None = None if inherited is None else inherited.decision.draft
-            if not isinstance(draft, Draft) or draft.source != "llm":  # else this LLM has written it already
+            # Otherwise this LLM has already written it.
+            if not isinstance(draft, Draft) or draft.source != "llm":
                 (draft,) = yield from self.drafter.write_drafts([item.question])
                 new_drafts = [draft] if isinstance(draft, Draft) else []
             item = attach_draft(item, draft)
@@ -160,7 +161,7 @@ class QueryDecider:
         return decision.model_copy(update={"cost": decision.cost + generation_cost(new_drafts)})
 
     def emit(self, decision: Decision, bundle: QueryBundle) -> None:
-        """Emit a new decision to LlamaIndex's listeners; one that came with the request has been emitted."""
+        """Emit a decision to LlamaIndex's listeners, unless it came with the request and so was emitted before."""
         if self.reusable(bundle) is None:
             _dispatcher.event(RetrievalGateEvent(decision=decision))
 
@@ -174,18 +175,18 @@ class QueryDecider:
     def inherited(self, bundle: QueryBundle) -> QueryDecision | None:
         """Return the decision that came with the request, if its draft is by the LLM that drafts here."""
         bound = read_bound(bundle)
-        # One of its own is left from an earlier request with the same bundle.
+        # Its own decision can only be from an earlier request with the same bundle.
         if bound is None or bound.owner is self or not bound.concerns(bundle.query_str, self.draft_llm):
             return None
         return bound
 
     @contextmanager
     def bind(self, decision: Decision, bundle: QueryBundle) -> Iterator[None]:
-        """Pass a decision on to everything that is called inside."""
+        """Make a decision available to all code that runs inside."""
         bound = _current.get()
         if bound is None or bound.decision is not decision:
             bound = self._bound(decision, bundle)
-        # Engines inside make new bundles of the question, so it holds for all of them.
+        # Engines inside make new bundles of the question, so the decision applies to any bundle.
         token = _current.set(replace(bound, bundle=None))
         try:
             yield
@@ -193,8 +194,8 @@ class QueryDecider:
             _current.reset(token)
 
     def attach(self, decision: Decision, bundle: QueryBundle) -> None:
-        """Leave a decision with its bundle, for the next part to which the caller passes the bundle."""
-        if self.reusable(bundle) is None:  # else it is there already
+        """Attach a decision to its bundle, for the next component that gets this bundle."""
+        if self.reusable(bundle) is None:  # otherwise it is already attached
             _current.set(self._bound(decision, bundle))
 
     def _bound(self, decision: Decision, bundle: QueryBundle) -> QueryDecision:
@@ -209,7 +210,7 @@ class QueryDecider:
         )
 
     def _read_history(self, question: str) -> Flow[tuple[str, ...]]:
-        """Return the turns before the question, as gates read them."""
+        """Return the turns before the question in the format of gates."""
         messages: list[ChatMessage] = []
         if self.memory is not None:
             messages = yield Call(self.memory.get, self.memory.aget)
@@ -218,13 +219,14 @@ class QueryDecider:
             speaker = _SPEAKERS.get(message.role)
             if speaker is not None and message.content:
                 turns.append(f"{speaker}: {message.content}")
+        # The question itself is not an earlier turn.
         if turns[-1:] == [f"user: {question}"]:  # some engines store the question before they retrieve
             turns.pop()
         return tuple(turns)
 
 
 class Gated:
-    """An engine, a retriever or a selector with a decider, whose threshold can be changed."""
+    """Mixin for an engine, retriever or selector with a decider, whose threshold can be changed."""
 
     decider: QueryDecider
     get_prompts: Callable[[], PromptDictType]
@@ -236,12 +238,12 @@ class Gated:
             threshold: Retrieve iff P(known) is below it, at least 0; None is the gate's own.
 
         Raises:
-            ConfigurationError: It is not a number of at least 0.
+            ConfigurationError: The threshold is not a number of at least 0.
         """
         if threshold is not None:
             valid_threshold(threshold)
         changed = copy(self)
-        # Shallow: gate, LLM and index are shared.
+        # A shallow copy, which shares gate, LLM and index.
         changed.decider = copy(self.decider)
         changed.decider.threshold = threshold
         return changed
@@ -256,9 +258,9 @@ class Gated:
         for key in prompts_dict:
             if key not in known:
                 raise ConfigurationError(
-                    f"There are no prompts under {key!r}.", hint=f"Known keys: {', '.join(known)}."
+                    f"Unknown prompt key {key!r}.", hint=f"Use one of: {', '.join(known)}."
                 )
-        # LlamaIndex's own method takes no key of a part inside a part, and what it calls is protected.
+        # LlamaIndex's own method does not accept keys of nested parts, and the methods that it calls are private.
         for key, prompt in prompts_dict.items():
             part: Any = self
             *names, last = key.split(":")
@@ -268,7 +270,7 @@ class Gated:
 
 
 class WithoutPrompts:
-    """A part of LlamaIndex that could have prompts, but has none."""
+    """Mixin for LlamaIndex components without prompts."""
 
     def _get_prompts(self) -> PromptDictType:
         return {}

@@ -1,4 +1,4 @@
-"""The engine for known questions: the LLM alone, with the system messages of the engine with passages."""
+"""Makes the engine for known questions: the LLM alone, with the system messages of the RAG engine's prompt."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 
 _log = logging.getLogger("rgate_integrations")
 
-_PROMPTS = ("text_qa_template", "summary_template", "simple_template")  # a synthesizer asks with one of them
-_MARK = "\0"  # in place of each variable of a prompt, to see which messages have one
+_PROMPTS = ("text_qa_template", "summary_template", "simple_template")  # a synthesizer uses one of these
+_MARK = "\0"  # stands for each variable of a prompt, to see which messages contain one
 
 
 def find_synthesizer(engine: BaseQueryEngine) -> BaseSynthesizer | None:
-    """Return an engine's synthesizer, or that of an engine inside it; None without one."""
+    """Return the synthesizer of an engine or of an engine inside it; None without one."""
     queue: list[object] = [engine]
     while queue:
         part = queue.pop(0)
@@ -37,13 +37,13 @@ def find_synthesizer(engine: BaseQueryEngine) -> BaseSynthesizer | None:
 def direct_engine(
     query_engine: BaseQueryEngine, llm: LLM, prompt: BasePromptTemplate | None, *, streaming: bool
 ) -> BaseQueryEngine:
-    """Return an engine that lets an LLM answer alone, with the ``output_cls`` of the engine with passages.
+    """Return an engine that lets an LLM answer alone, with the RAG engine's ``output_cls``.
 
     Args:
-        query_engine: The engine with passages.
+        query_engine: The RAG engine.
         llm: The LLM.
-        prompt: The prompt, with ``query_str``; None for the question alone, after the system messages of the engine's
-            own prompt.
+        prompt: The prompt, with ``query_str``; when None, the system messages of the RAG engine's prompt, followed by
+            the question.
         streaming: Whether it streams; structured output does not.
     """
     if prompt is None:
@@ -54,14 +54,15 @@ def direct_engine(
     output_cls = getattr(find_synthesizer(query_engine), "_output_cls", None)
     if output_cls is not None and not isinstance(llm, StructuredLLM):
         llm = llm.as_structured_llm(output_cls)
+    # A structured answer is an object, which exists only once it is complete.
     streaming = streaming and not isinstance(llm, StructuredLLM)
     return EmptyIndex().as_query_engine(llm=llm, simple_template=prompt, streaming=streaming)
 
 
 def _system_messages(engine: BaseQueryEngine, llm: LLM) -> list[ChatMessage]:
-    """Return the system messages of an engine's prompt, without those that hold passages.
+    """Return the system messages of an engine's prompt, without those that contain passages.
 
-    LlamaIndex's own is left out: it forbids the LLM to use what it knows.
+    LlamaIndex's default one is left out, because it forbids the LLM to use its own knowledge.
     """
     synthesizer = find_synthesizer(engine)
     prompts = {} if synthesizer is None else synthesizer.get_prompts()
@@ -73,7 +74,7 @@ def _system_messages(engine: BaseQueryEngine, llm: LLM) -> list[ChatMessage]:
     marks = dict.fromkeys(set(template.template_vars) - template.kwargs.keys(), _MARK)
     try:
         messages = template.format_messages(llm=llm, **marks)
-    except Exception as error:  # the user's own functions fill it, and may need passages
+    except Exception as error:  # the template may call the user's functions, which may need passages
         _log.warning("The engine's prompt is not used for known questions: %s", type(error).__name__)
         return []
     system = []

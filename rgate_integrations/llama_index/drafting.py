@@ -1,4 +1,4 @@
-"""A LlamaIndex LLM writes the first tokens of its answer, for the gate to judge."""
+"""Drafts by a LlamaIndex LLM: the first tokens of its answer, for the gate to judge."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rgate_integrations.runtime.records import read_logprobs
 from rgate_integrations.runtime.replies import get_field
 
 DRAFT_TAG = "rgate_draft"
-"""The tag of every LlamaIndex event of a drafting call: what the LLM writes there is not the answer."""
+"""Tag of all LlamaIndex events of a drafting call, to tell its text from the answer."""
 
 
 class LLMDrafter(Drafter[str]):
-    """Lets a LlamaIndex LLM write the first tokens of its answer. Events of the call have the tag `DRAFT_TAG`.
+    """Lets a LlamaIndex LLM write the first tokens of its answer. The call's events have the tag `DRAFT_TAG`.
 
     Args:
-        llm: The answering LLM. For structured output the LLM inside drafts: the beginning of a JSON object says
-            nothing.
+        llm: The answering LLM. With structured output, the LLM inside writes the draft, because the beginning of a
+            JSON object says nothing about the answer.
         tokens: Maximum number of tokens of a draft, at least 1.
     """
 
@@ -50,12 +50,12 @@ class LLMDrafter(Drafter[str]):
         try:
             with instrument_tags({**active_instrument_tags.get(), DRAFT_TAG: True}):
                 return [(yield call)]
-        except Exception as error:  # providers raise errors of their own
+        except Exception as error:  # each provider raises its own
             return [error]
 
     def read_draft(self, answer: ChatResponse | CompletionResponse) -> Draft:
         """Return a response as a draft."""
-        # Each position is a list: the token that was written, then other likely ones.
+        # Each position is a list: the generated token, then other likely ones.
         tokens, logprobs = read_logprobs([position[0] for position in answer.logprobs or [] if position])
         return Draft.from_message(
             answer if isinstance(answer, CompletionResponse) else answer.message,

@@ -12,25 +12,25 @@ from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, SentenceEmbedder
 
 
 class RGateEmbedding(BaseEmbedding):
-    """A sentence-transformers model as a LlamaIndex embedding model: that of the package's indexes and gates.
+    """The embedder of this package's indexes and gates as a LlamaIndex embedding model.
 
-    It is loaded on first use and shared in the process. The vectors of the latest 1,024 queries are kept, so a gate
-    and a query engine embed a question once. Vectors are normalised.
+    The model is loaded on first use and shared within the process. The vectors of the latest 1,024 queries are kept,
+    so a gate and a query engine embed a question only once. Vectors have length 1.
 
     Attributes:
         model_name: Catalogue name, local folder, or Hub id.
-        embed_batch_size: Texts a call of the model.
+        embed_batch_size: Number of texts per call of the model.
 
     Example:
         >>> vector = RGateEmbedding().get_query_embedding("Who wrote Hamlet?")  # doctest: +SKIP
     """
 
     model_name: str = Field(default=DEFAULT_EMBEDDER, description="Catalogue name, local folder, or Hub id.")
-    embed_batch_size: int = Field(default=256, gt=0, le=2048, description="Texts a call of the model.")
+    embed_batch_size: int = Field(default=256, gt=0, le=2048, description="Texts per call of the model.")
 
     @classmethod
     def class_name(cls) -> str:
-        """Return the name that LlamaIndex stores."""
+        """Return the name under which LlamaIndex saves it."""
         return "RGateEmbedding"
 
     def _get_query_embedding(self, query: str) -> list[float]:

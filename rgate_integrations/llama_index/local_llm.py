@@ -38,15 +38,15 @@ __all__ = ["LocalLLM"]
 
 
 class LocalLLM(LLM, GenerationOptions):
-    """An LLM that runs here, on transformers; one copy of its weights is shared with gates of its name.
+    """An LLM that runs in this process on transformers, and shares its weights with gates on the same model.
 
-    As the LLM of ``GatedQueryEngine(..., answer_first=True)`` it keeps the hidden states of what it writes. A probe
-    of the same model, trained under the same prompt, then judges the partial answer without reading it again, and a
-    known answer continues from there: no token is computed twice.
+    As the LLM of ``GatedQueryEngine(..., answer_first=True)``, it keeps the hidden states of its tokens. A probe of
+    the same model, trained with the same prompt, then judges the partial answer without reading it again, and a known
+    answer continues from there: no token is computed twice.
 
-    Generation is lazy, so a stream that is closed costs nothing more. Between two tokens others may use the model.
+    Generation is lazy, so a closed stream costs nothing more. Other callers may use the model between two tokens.
 
-    Its other options are those of `rgate_integrations.models.streamed_answer.GenerationOptions`, also for a call.
+    The other options, also per call, are those of `rgate_integrations.models.streamed_answer.GenerationOptions`.
 
     Attributes:
         model: Catalogue name (see ``rgate download``), local folder, or Hub id.
@@ -89,7 +89,7 @@ class LocalLLM(LLM, GenerationOptions):
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer a conversation."""
-        # Token by token, so that a cancelled call stops the model.
+        # Token by token, so that cancelling the call stops the model.
         return _whole([response async for response in in_threads(self._responses(messages, kwargs))])
 
     @llm_chat_callback()
@@ -124,12 +124,12 @@ class LocalLLM(LLM, GenerationOptions):
         return self.proxy or shared_proxy(self.model)
 
     def _responses(self, prompt: Sequence[ChatMessage] | str, options: dict[str, Any]) -> ChatResponseGen:
-        """Yield the answer so far with its latest piece; the model starts with the first one."""
+        """Yield the answer so far with its latest piece; the model starts when the first is requested."""
         messages = prompt_to_messages(prompt) if isinstance(prompt, str) else prompt
         turns = []
         for message in messages:
             if any(not isinstance(block, TextBlock) for block in message.blocks):
-                raise ConfigurationError("A local model reads text only.", hint="Leave images and files out.")
+                raise ConfigurationError("A local model can only read text.", hint="Remove images and files.")
             turns.append({"role": message.role.value, "content": message.content or ""})
         call = self.for_call(options)
         answer = self._proxy().answer(turns, call)

@@ -1,4 +1,4 @@
-"""`GatedQueryEngine`: one line around an existing query engine."""
+"""`GatedQueryEngine`: gates an existing query engine in one line."""
 
 from __future__ import annotations
 
@@ -40,39 +40,39 @@ from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
 
 class EngineOptions(GateOptions, total=False):
-    """Options that `GatedQueryEngine.from_defaults` passes on to the class."""
+    """Options that `GatedQueryEngine.from_defaults` passes to the class."""
 
     answer_first: bool | AnswerFirst
     look_first: bool | LookFirst
 
 
 class GatedQueryEngine(Gated, BaseQueryEngine):
-    """Answers known questions with the LLM alone, the others with the wrapped engine.
+    """Answers known questions with the LLM alone, and the others with the wrapped engine.
 
     The response's ``metadata["rgate"]`` is the decision. `from_defaults` makes the direct arm.
 
     Args:
         query_engine: The engine for unknown questions.
         direct: The engine for known questions.
-        gate: A gate, or what `load_gate` takes; the default gate when None.
-        llm: The LLM of ``direct``: P(known) is adjusted to its name.
-        tokens: Length of a draft that this LLM writes for the gate to judge, at least 1; None leaves drafts to the
-            gate.
-        answer_first: Let ``direct``, which should stream, begin to answer, and judge its first tokens: if they are
-            known, the answer goes on, otherwise it is stopped. With ``llm``, claims to search for are those of the
-            partial answer. Options: `AnswerFirst`.
+        gate: A gate, or an argument for `load_gate`; the default gate when None.
+        llm: The LLM of ``direct``, to which P(known) is adjusted.
+        tokens: Length of a draft that this LLM writes for the gate to judge, at least 1; when None, the gate writes
+            any drafts that it needs.
+        answer_first: Let ``direct``, which should stream, start to answer, and judge its first tokens: if the LLM
+            knows, the answer continues; otherwise it is cancelled. With ``llm``, the claims to search for come from
+            the partial answer. Options: `AnswerFirst`.
         streaming: Whether the caller gets an answer of ``direct`` as a stream.
         look_first: Search for every question, while the gate decides, and read the passages only if they help more
-            than what the LLM knows. Needs an engine that retrieves and synthesizes in two steps, with a retriever
-            that does not decide itself. Options: `LookFirst`.
+            than the LLM's own knowledge. Needs an engine that retrieves and synthesizes in two steps, whose
+            retriever has no gate. Options: `LookFirst`.
         **gate_options: ``always=`` and ``never=``: rules as in `load_gate`, instead of the gate's own. ``corpus=``,
-            with ``prefer=``, ``when_uncovered=`` and ``top=``: what is searched, as in `load_gate`; True makes a
-            profile of the passages, if they are at hand.
+            with ``prefer=``, ``when_uncovered=`` and ``top=``: the corpus, as in `load_gate`; ``corpus=True`` makes
+            a profile of the passages in your index.
 
     Raises:
-        ConfigurationError: ``look_first`` or `AnswerFirst.prefetch`, and the engine does not work in two steps, or
-            its retriever decides; or ``answer_first``, and the gate reads the question alone; or ``corpus=True``, and
-            the passages are not at hand; or its retrievers have other names than the corpora.
+        ConfigurationError: With ``look_first`` or `AnswerFirst.prefetch`: the engine does not work in two steps, or
+            its retriever has a gate. With ``answer_first``: the gate only reads the question. With ``corpus=True``:
+            the passages cannot be read. Or: the names of retrievers and corpora differ.
         ProfileError: The profile of a corpus cannot be read.
     """
 
@@ -94,7 +94,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             gate_options["corpus"] = profile_searched(retriever)
         self.query_engine = query_engine
         self.direct = direct
-        # Answer first has no drafts, but claims are searched for in what the LLM has written.
+        # Answer first needs no drafts, but the claims to search for come from what the LLM has written.
         drafter = llm if tokens is not None or answer_first else None
         self.decider = QueryDecider(gate, drafter, 32 if tokens is None else tokens, llm=llm, **gate_options)
         if isinstance(retriever, CorpusRetriever):
@@ -110,7 +110,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         )
         if self.strategy.searches_ahead:
             _check_two_steps(query_engine)
-        self.logprobs_llm: LLM | None = None  # the LLM of `direct`, if it is asked for log-probabilities
+        self.logprobs_llm: LLM | None = None  # the LLM of `direct`, if log-probabilities are requested
         super().__init__(query_engine.callback_manager)
 
     @classmethod
@@ -128,22 +128,22 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
     ) -> GatedQueryEngine:
         """Wrap a query engine.
 
-        The direct arm asks ``llm`` the question alone, after the system messages of the engine's own prompt. It is
-        LlamaIndex's engine without an index, so it never says "Empty Response". An engine's ``output_cls`` holds for
-        it, too; such an answer does not stream.
+        The direct arm sends ``llm`` the system messages of the engine's own prompt, and the question. It is
+        LlamaIndex's engine without an index, so it never answers "Empty Response". The engine's ``output_cls`` also
+        applies to it; such an answer does not stream.
 
         Args:
             query_engine: Any query engine.
-            gate: A gate, or what `load_gate` takes; the default gate when None.
-            llm: Answers known questions; by default ``Settings.llm``, as everywhere in LlamaIndex. Give it the LLM
-                that the engine was made with.
+            gate: A gate, or an argument for `load_gate`; the default gate when None.
+            llm: Answers known questions; by default ``Settings.llm``, as everywhere in LlamaIndex. Pass the LLM that
+                the engine was made with.
             streaming: Whether the direct arm streams; by default it does if the engine does.
-            tokens: Length of a draft that the LLM writes for the gate to judge, at least 1; None leaves drafts to the
-                gate.
-            direct_prompt: What the LLM is asked for known questions, with ``query_str``.
-            direct: An engine of your own for known questions; `llm` is then what it asks.
-            **options: ``answer_first``, ``look_first`` and those of the gate; see the class. With ``answer_first``
-                the first 32 tokens are judged, or ``tokens``.
+            tokens: Length of a draft that the LLM writes for the gate to judge, at least 1; when None, the gate
+                writes any drafts that it needs.
+            direct_prompt: The LLM's prompt for known questions, with ``query_str``.
+            direct: Your own engine for known questions; pass its LLM as ``llm``.
+            **options: ``answer_first``, ``look_first`` and those of the gate; see the class. With ``answer_first``,
+                the first ``tokens`` tokens are judged, by default 32.
 
         Raises:
             ConfigurationError: No LLM was given and LlamaIndex's ``Settings`` have none; or both ``direct`` and
@@ -159,7 +159,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         logprobs_llm: LLM | None = None
         if direct is None:
             logprobs_llm = None if first is None else with_logprobs(llm)
-            # Only a stream can be stopped.
+            # Only a stream can be cancelled halfway.
             streams = streaming or first is not None
             direct = direct_engine(query_engine, logprobs_llm or llm, direct_prompt, streaming=streams)
         elif direct_prompt is not None:
@@ -177,7 +177,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         return await arun(self._answer(query_bundle))
 
     def _answer(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
-        """Decide, and answer in the chosen arm, from the partial answer or the passages if there are any."""
+        """Decide, then answer in the chosen arm; continue from a partial answer or from passages already found."""
         call = EngineCall(self, bundle)
         (routed,) = yield from call.route()
         decision = routed.decision
@@ -204,31 +204,30 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
 
 
 def _check_two_steps(engine: BaseQueryEngine) -> None:
-    """Raise a `ConfigurationError` for an engine that cannot begin to search before there is a decision."""
+    """Raise a `ConfigurationError` for an engine that cannot search before the decision."""
     retriever = getattr(engine, "retriever", None)
     if retriever is None or not hasattr(engine, "synthesize"):
         problem = f"{type(engine).__name__} does not retrieve and synthesize in two steps."
     elif isinstance(getattr(retriever, "decider", None), QueryDecider):
-        problem = (
-            f"{type(retriever).__name__} decides and drafts itself, so it cannot search ahead of a decision."
-        )
+        problem = f"{type(retriever).__name__} has its own gate, so it cannot search before the decision."
     else:
         return
-    raise ConfigurationError(problem, hint="Leave look_first=False, and AnswerFirst.prefetch=False.")
+    raise ConfigurationError(problem, hint="Use neither look_first nor AnswerFirst.prefetch.")
 
 
 def _llm_of_settings() -> LLM:
     try:
         return Settings.llm
-    except (ImportError, ValueError) as error:  # none is set, and OpenAI's package or key is missing
+    except (ImportError, ValueError) as error:
+        # LlamaIndex fell back to OpenAI, whose package or key is missing.
         raise ConfigurationError(
-            "There is no LLM for known questions: llm= is None, and LlamaIndex's Settings have none.",
-            hint="Pass the engine's own: GatedQueryEngine.from_defaults(engine, llm=llm). Or set Settings.llm.",
+            "No LLM for known questions: llm= is None, and LlamaIndex's Settings.llm is not set.",
+            hint="Pass the engine's LLM, as in GatedQueryEngine.from_defaults(engine, llm=llm), or set Settings.llm.",
         ) from error
 
 
 class EngineCall(QuestionCall):
-    """The routing of one question to an engine; a decision that came with the request is reused as it stands.
+    """Routes one question to an engine; a decision that came with the request is reused unchanged.
 
     Args:
         engine: The engine.
@@ -237,32 +236,33 @@ class EngineCall(QuestionCall):
 
     def __init__(self, engine: GatedQueryEngine, bundle: QueryBundle) -> None:
         is_decided = engine.decider.reusable(bundle) is not None
-        # Not even a search: what decided around this engine had its own look.
+        # Not even a search ahead: whoever made that decision had its own strategy.
         strategy = Strategy() if is_decided else engine.strategy
         super().__init__(strategy, read_item(bundle.query_str, threshold=engine.decider.threshold))
         self.engine = engine
         self.bundle = bundle
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
-        """Take the decision that came with the request, or make one."""
+        """Reuse the decision that came with the request, or make one."""
         return [(yield from self.engine.decider.judge(self.bundle))]
 
     def begin(self, item: RoutedInput) -> EngineAnswer:
-        """Let the direct engine begin to answer; it is asked when the first token is wanted."""
+        """Return the direct engine's answer, which starts when its first token is requested."""
         return EngineAnswer(self.engine.direct, self.bundle, self.engine.logprobs_llm)
 
     def emit(self, item: RoutedInput, decision: Decision) -> Flow[None]:
-        """Emit a decision that did not come with the request to LlamaIndex's listeners."""
+        """Emit a decision to LlamaIndex's listeners, unless it came with the request."""
         yield from ()
         self.engine.decider.emit(decision, self.bundle)
 
     def search(self, inputs: Sequence[RoutedInput]) -> Gather:
-        """Return the step that lets the engine retrieve."""
+        """Return the step in which the engine retrieves."""
         return Gather([Call(run, arun, self._retrieve(item)) for item in inputs])
 
     def _retrieve(self, item: RoutedInput) -> Flow[Any]:
         engine: Any = self.engine.query_engine
         decision = item.latest_decision if self.strategy.chooses_corpus else None
+        # A retriever over several corpora finds in the bound decision which of them to search.
         with nullcontext() if decision is None else self.engine.decider.bind(decision, self.bundle):
             return (yield Call(engine.retrieve, getattr(engine, "aretrieve", None), copy_bundle(self.bundle)))
 

@@ -1,4 +1,4 @@
-"""`GatedRetriever`, for engines that take a retriever, and `IndexRetriever`: this package's indexes as one."""
+"""`GatedRetriever` for engines that take a retriever, and `IndexRetriever` for this package's indexes."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from rgate_integrations.llama_index.decider import Gated, QueryDecider, copy_bun
 from rgate_integrations.runtime.flow import Call, Flow, Gather, arun, run
 
 NO_PASSAGES_NEEDED = "No passages were needed for this question: answer it from what you know."
-NOTE_SCORE = 1e9  # above every cutoff, also those for BM25 and inner products; finite, for JSON
-_MARK = uuid.uuid4().hex  # in the metadata of notes and their copies; no document can have it
+NOTE_SCORE = 1e9  # above any cutoff, even for BM25 and inner products, but finite, for JSON
+_MARK = uuid.uuid4().hex  # marks notes and their copies in the metadata; random, so no document can have it
 
 
 def node_id(node: NodeWithScore) -> str:
-    """Return what identifies a node among those of a corpus."""
+    """Return the id of a node, which is unique within its corpus."""
     return node.node.node_id
 
 
 class FlowRetriever(BaseRetriever):
-    """A retriever whose search is a flow, for sync and async callers."""
+    """A retriever whose search is a single flow for sync and async callers."""
 
     @abstractmethod
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
-        """Return the flow that finds nodes."""
+        """Find the nodes for a query."""
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return run(self.find(query_bundle))
@@ -54,16 +54,16 @@ class FlowRetriever(BaseRetriever):
 
 
 class CorpusRetriever(FlowRetriever):
-    """Asks the retrievers of the corpora that the decision names, or all of them if it names none.
+    """Searches the corpora that the decision names, or all of them if it names none.
 
-    Results are fused by reciprocal rank. `GatedRetriever` makes one of ``{"docs": retriever, "hr": other}``. It may
-    also be the retriever of a `GatedQueryEngine`'s engine.
+    Results are fused by reciprocal rank. `GatedRetriever` makes one from ``{"docs": retriever, "hr": other}``. It may
+    also be the retriever of an engine inside a `GatedQueryEngine`.
 
     Args:
         parts: The retrievers, by the names of their corpora.
 
     Raises:
-        ConfigurationError: There are none.
+        ConfigurationError: ``parts`` is empty.
     """
 
     def __init__(self, parts: Mapping[str, BaseRetriever]) -> None:
@@ -72,7 +72,7 @@ class CorpusRetriever(FlowRetriever):
         super().__init__(callback_manager=next(iter(parts.values())).callback_manager)
 
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
-        """Search the corpora side by side."""
+        """Search the corpora in parallel."""
         bound = read_bound(bundle)
         names = chosen_corpora(None if bound is None else bound.decision, list(self.parts))
         parts = [self.parts[name] for name in names]
@@ -85,11 +85,11 @@ class CorpusRetriever(FlowRetriever):
 
 
 def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
-    """Return the profiles of what a retriever searches, by the names of the corpora.
+    """Make a profile of each corpus that a retriever searches, by name.
 
     Raises:
-        ConfigurationError: The passages are not at hand, as with a database.
-        ProfileError: There are none.
+        ConfigurationError: The passages cannot be read, for example because they are in a database.
+        ProfileError: A corpus has no passages.
     """
     parts = retriever.parts if isinstance(retriever, CorpusRetriever) else {"corpus": retriever}
     profiles = {}
@@ -99,7 +99,8 @@ def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
             continue
         index: Any = getattr(part, "_index", None)
         ids = list(getattr(getattr(index, "index_struct", None), "nodes_dict", {}).values())
-        if not ids:  # the texts are in a database, or the retriever has no index
+        # Only an index in memory lists the ids of its nodes.
+        if not ids:  # the passages are in a database, or the retriever has no index
             raise missing_passages(type(part).__name__)
         nodes = index.docstore.get_nodes(ids)
         profiles[name] = profile_texts([node.get_content() for node in nodes], name)
@@ -107,33 +108,34 @@ def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
 
 
 class GatedRetriever(Gated, FlowRetriever):
-    """Guards a retriever, for engines that cannot be wrapped: chat engines, retriever query engines.
+    """Guards a retriever, for engines that cannot be wrapped, such as chat engines.
 
-    LlamaIndex's engines answer "Empty Response" when a retriever finds nothing. So for a known question this one
-    returns a single note that tells the LLM to answer from what it knows. The note is not a source: responses do not
-    list it, and have the decision in their ``metadata["rgate"]``. If an engine can be wrapped, `GatedQueryEngine` is
-    better: its direct arm has a prompt of its own.
+    LlamaIndex's engines answer "Empty Response" when a retriever finds nothing. So for a known question, this one
+    returns a single note that tells the LLM to answer from its own knowledge. The note is not a source: responses do
+    not list it, and have the decision in ``metadata["rgate"]``. If an engine can be wrapped, prefer
+    `GatedQueryEngine`: its direct arm has its own prompt.
 
-    The note passes postprocessors that filter by score, time or position: its score is above every cutoff. One that
-    judges the text, such as ``KeywordNodePostprocessor`` or a reranker, may drop it. Pass such postprocessors to this
-    retriever instead of the engine: then they see passages only.
+    The note survives postprocessors that filter by score, time or position, because its score is above any cutoff.
+    One that judges the text, such as ``KeywordNodePostprocessor`` or a reranker, may drop it. Pass such
+    postprocessors to this retriever instead of the engine, so that they only see passages.
 
     Args:
-        retriever: The guarded retriever. With several corpora also a mapping from their names to retrievers: at most
-            ``top`` are asked, or all of them if the gate failed.
-        gate: A gate, or what `load_gate` takes; the default gate when None.
-        llm: Your own LLM: it writes its first tokens, and the gate judges them.
-        tokens: Maximum number of tokens that it writes, at least 1.
-        memory: The memory of a chat engine that does not condense follow-ups, such as ``ContextChatEngine``: the gate
-            reads the earlier turns in it.
+        retriever: The guarded retriever. With several corpora, also a mapping from their names to retrievers: at most
+            ``top`` search, or all of them if the gate failed.
+        gate: A gate, or an argument for `load_gate`; the default gate when None.
+        llm: Your own LLM: it drafts an answer, which the gate judges.
+        tokens: Maximum number of tokens of the draft, at least 1.
+        memory: The memory of a chat engine that does not condense follow-ups, such as ``ContextChatEngine``, from
+            which the gate reads the earlier turns.
         known_message: Text of the note; None returns nothing instead.
         node_postprocessors: Applied to the passages, never to the note.
         **options: ``always=`` and ``never=``: rules as in `load_gate`, instead of the gate's own. ``corpus=``, with
-            ``prefer=``, ``when_uncovered=`` and ``top=``: what is searched, as in `load_gate`; True makes a profile
-            of the passages, if they are at hand.
+            ``prefer=``, ``when_uncovered=`` and ``top=``: the corpus, as in `load_gate`; ``corpus=True`` makes a
+            profile of the passages in your index.
 
     Raises:
-        ConfigurationError: The retrievers' names are not those of the corpora, or there are no passages at hand.
+        ConfigurationError: The names of retrievers and corpora differ, or with ``corpus=True`` the passages cannot be
+            read.
         ProfileError: The profile of a corpus cannot be read.
     """
 
@@ -165,8 +167,8 @@ class GatedRetriever(Gated, FlowRetriever):
         for postprocessor in self.node_postprocessors:
             postprocessor.callback_manager = self.callback_manager  # as LlamaIndex's engines do
 
-    # LlamaIndex's own two methods emit the start of a retrieval before anything is decided. Here the guarded
-    # retriever emits it, for the questions that reach it.
+    # LlamaIndex's own two methods emit a retrieval event before the decision. Here the guarded retriever emits it,
+    # and only for questions that reach it.
 
     def retrieve(self, str_or_query_bundle: QueryType) -> list[NodeWithScore]:
         """Return the passages, or the note for a known question."""
@@ -177,14 +179,14 @@ class GatedRetriever(Gated, FlowRetriever):
         return await arun(self.find(_as_bundle(str_or_query_bundle)))
 
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
-        """Decide; search and postprocess, or return the note."""
+        """Decide, then search and postprocess, or return the note."""
         nodes: list[NodeWithScore]
         decision = yield from self.decider.decide(bundle)
         if not decision.retrieve:
             return [] if self.known_message is None else _note(decision, self.known_message)
         with self.decider.bind(decision, bundle):
             nodes = yield Call(self.retriever.retrieve, self.retriever.aretrieve, copy_bundle(bundle))
-        # A bundle for each: one may write into it.
+        # A new bundle for each, because a postprocessor may write into it.
         for processor in self.node_postprocessors:
             nodes = yield Call(
                 processor.postprocess_nodes, processor.apostprocess_nodes, nodes, copy_bundle(bundle)
@@ -196,11 +198,11 @@ class GatedRetriever(Gated, FlowRetriever):
 
 
 class _NoteMetadata(dict[str, Any]):
-    """Metadata with every key: postprocessors that sort by a ``date`` fail on a node without one.
+    """Metadata that have every key, because postprocessors that sort by ``date`` fail on a node without it.
 
     Attributes:
-        nodes: The list that the note is in; copies do not have it. As a field of the node, it would make the
-            comparison of two notes endless.
+        nodes: The list that contains the note; copies do not have it. As a field of the node, it would make comparing
+            two notes recurse forever.
     """
 
     nodes: list[NodeWithScore]
@@ -213,7 +215,7 @@ class _NoteMetadata(dict[str, Any]):
 
 
 class _Note(TextNode):
-    """A text node that keeps the class of its metadata; validation would make a plain dict of it."""
+    """A text node that keeps the class of its metadata, which validation would turn into a plain dict."""
 
     metadata: Annotated[dict[str, Any], SkipValidation] = Field(
         default_factory=_NoteMetadata, alias="extra_info"
@@ -227,14 +229,14 @@ def _note(decision: Decision, text: str) -> list[NodeWithScore]:
     note = _Note(
         text=text, extra_info=metadata, excluded_llm_metadata_keys=keys, excluded_embed_metadata_keys=keys
     )
-    # Chat engines ask the LLM with what is in this list, and then return the list as their sources. So the note has
+    # Chat engines put this list into the prompt, and later return the same list as their sources. So the note keeps
     # a reference to it, and `_NoteListener` empties it in between.
     metadata.nodes = [NodeWithScore(node=note, score=NOTE_SCORE)]
     return metadata.nodes
 
 
 class _NoteListener(BaseEventHandler):
-    """Removes the note from the sources of a response, once the LLM has been asked with it."""
+    """Removes the note from the sources of a response, after the LLM has read it."""
 
     @classmethod
     def class_name(cls) -> str:
@@ -255,10 +257,10 @@ class _NoteListener(BaseEventHandler):
 
 
 class IndexRetriever(FlowRetriever):
-    """A `PassageIndex`, `HybridIndex`, or anything else with ``search(queries, k)``, as a LlamaIndex retriever.
+    """A LlamaIndex retriever for a `PassageIndex`, a `HybridIndex`, or any object with ``search(queries, k)``.
 
     Args:
-        index: The index. The nodes' scores are its own: cosines for a `PassageIndex`.
+        index: The index. The nodes have its scores, which are cosines for a `PassageIndex`.
         similarity_top_k: Maximum number of nodes, at least 1.
     """
 
@@ -268,7 +270,7 @@ class IndexRetriever(FlowRetriever):
         super().__init__()
 
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
-        """Search the index; without blocking the event loop, in a thread."""
+        """Search the index; async callers get it in a thread, so that the event loop is not blocked."""
         (hits,) = yield Call(self.index.search, None, [bundle.query_str], self.similarity_top_k)
         nodes = []
         for hit in hits:

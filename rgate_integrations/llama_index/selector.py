@@ -20,23 +20,24 @@ from rgate_integrations.runtime.flow import Flow, arun, run
 
 
 class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
-    """Selects the direct tool for known questions, and for the others the tool of the corpus that covers them.
+    """Selects the direct tool for known questions, and the tool of the corpus that covers them for the others.
 
     With several corpora, up to ``top`` tools are selected, and the router merges their answers. If the gate fails,
-    all retrieve tools are.
+    all retrieve tools are selected.
 
     Args:
-        gate: A gate, or what `load_gate` takes; the default gate when None.
+        gate: A gate, or an argument for `load_gate`; the default gate when None.
         direct: Name of the tool that answers without retrieval.
-        retrieve: Name of the tool that retrieves, or of several; by default the names of the gate's corpora, or
+        retrieve: Name or names of the tools that retrieve; by default the names of the gate's corpora, or
             ``"retrieve"``.
-        llm: Your own LLM: it writes its first tokens, and the gate judges them.
-        tokens: Maximum number of tokens that it writes, at least 1.
-        **options: ``corpus=``, with ``prefer=``, ``when_uncovered=`` and ``top=``: what the tools search, as in
+        llm: Your own LLM: it drafts an answer, which the gate judges.
+        tokens: Maximum number of tokens of the draft, at least 1.
+        **options: ``corpus=``, with ``prefer=``, ``when_uncovered=`` and ``top=``: the tools' corpora, as in
             `load_gate`. ``always=`` and ``never=``: rules, instead of the gate's own.
 
     Raises:
-        ConfigurationError: ``corpus`` is True: a selector has no passages. Raised by a selection: a name has no tool.
+        ConfigurationError: ``corpus`` is True, which a selector cannot take because it has no passages. Raised by a
+            selection: no tool has one of the names.
         ProfileError: The profile of a corpus cannot be read.
     """
 
@@ -64,7 +65,7 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
         return await arun(self._choose(choices, query))
 
     def _choose(self, choices: Sequence[ToolMetadata], query: QueryBundle) -> Flow[SelectorResult]:
-        # All names are looked up before the gate is asked, so that a wrong one fails at the first question.
+        # All names are looked up before the gate decides, so that a wrong one fails at the first question.
         direct = _index_of(choices, self.direct)
         tools = {name: _index_of(choices, name) for name in self.retrieve}
         decision = yield from self.decider.decide(query)
@@ -77,11 +78,11 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
 
 
 def _index_of(choices: Sequence[ToolMetadata], name: str) -> int:
-    # A choice that is a string has no name: it is the description.
+    # A choice that was given as a string has only a description.
     names = [choice.name or choice.description for choice in choices]
     if name not in names:
         raise ConfigurationError(
-            f"There is no tool named {name!r}; the tools are: {', '.join(map(repr, names))}.",
+            f"Unknown tool {name!r}; the tools are: {', '.join(map(repr, names))}.",
             hint="Name tools with QueryEngineTool.from_defaults(name=...), and pass direct=, retrieve= or corpus=.",
         )
     return names.index(name)

@@ -1,7 +1,8 @@
 """The interfaces of models: drafts and samples, scores of fixed continuations, hidden states.
 
-A model inherits from those that it supports. Every method takes a batch and returns results in its order, equal
-(within rounding) to those of one call an item. Models apply their own maximum batch size and are safe for threads.
+A model inherits from the interfaces that it supports. Every method takes a batch and returns results in the same
+order; apart from rounding, they equal those of one call per item. Models apply their own maximum batch size and are
+thread-safe.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.segments import Segmented
 
 Values: TypeAlias = Mapping[str, str]
-"""The fields of a prompt template by name."""
+"""The values of a prompt template's fields, by name."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class HiddenStates:
 
     Attributes:
         states: Shape (requested layers, hidden size), float32.
-        prompt_tokens: Length of the text read, in tokens; 0 if the states were kept while a draft was written.
+        prompt_tokens: Length of the text that was read, in tokens; 0 if the states were kept while a draft was
+            written.
     """
 
     states: Float32Array = field(repr=False)
@@ -56,9 +58,9 @@ class RequestStates:
     """Pooled hidden states of one request.
 
     Attributes:
-        whole: Of the whole request, shape (requested layers, hidden size), float32.
-        segments: Of each segment, shape (segments, requested layers, hidden size).
-        prompt_tokens: Length of the text read, in tokens.
+        whole: States of the whole request, shape (requested layers, hidden size), float32.
+        segments: States of each segment, shape (segments, requested layers, hidden size).
+        prompt_tokens: Length of the text that was read, in tokens.
     """
 
     whole: Float32Array = field(repr=False)
@@ -67,17 +69,17 @@ class RequestStates:
 
 
 class Proxy(ABC):
-    """A model that evidence comes from; the subclasses say what it can do.
+    """A model that provides evidence; the subclasses say what it can do.
 
     Attributes:
-        name: Catalogue name, folder, Hub id, or its name on a server.
+        name: Catalogue name, folder, Hub id, or the model's name on a server.
     """
 
     name: str
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the weights; empty if they are unknown, as on a server."""
+        """A hash that identifies the weights; empty if they are unknown, for example on a server."""
         return ""
 
     @abstractmethod
@@ -96,7 +98,7 @@ class Generates(Proxy):
 
         Args:
             prompt: The template.
-            values: The template's fields, one mapping a prompt.
+            values: The template's fields, one mapping per prompt.
             tokens: Maximum number of new tokens, at least 1.
             adapter: Folder or Hub id of a LoRA adapter, or None for the base model.
         """
@@ -112,11 +114,11 @@ class Generates(Proxy):
         temperature: float,
         seed: int,
     ) -> list[tuple[Draft, ...]]:
-        """Sample ``n`` continuations of each prompt; they depend on seed and prompt, never on the batch."""
+        """Sample ``n`` continuations of each prompt, which depend on seed and prompt but not on the batch."""
 
 
 class Scores(Proxy):
-    """A model that gives the probability of a text."""
+    """A model that scores text by its probability."""
 
     @abstractmethod
     def score(
@@ -131,12 +133,13 @@ class Scores(Proxy):
 
 
 class LanguageModel(Generates, Scores):
-    """A model that writes and scores.
+    """A model that generates and scores text.
 
     Attributes:
-        is_remote: Whether it is behind a network: one question a call, and judged by its text.
-        options: Further options of its requests.
-        habits: What its server turned out to accept, if that is remembered.
+        is_remote: Whether it is reached over a network. It then gets one question per call, and as a judge it is read
+            by its text.
+        options: Additional options of its requests.
+        habits: What we have learned about its server, if that is recorded.
     """
 
     is_remote: ClassVar[bool] = False
@@ -154,7 +157,7 @@ class HasStates(Proxy):
 
     @property
     def question_layers(self) -> tuple[int, ...]:
-        """The layers that are read of a question by default."""
+        """The layers to read for a question by default."""
         return middle_layers(self.num_layers, "question")
 
     @abstractmethod
@@ -169,9 +172,9 @@ class HasStates(Proxy):
 
         Args:
             prompt: The template.
-            values: The template's fields, one mapping a prompt.
-            drafts: One a prompt, or None for the prompts alone.
-            layers: Which states.
+            values: The template's fields, one mapping per prompt.
+            drafts: One draft per prompt, or None for the prompts alone.
+            layers: The states to return.
         """
 
     def request_states(
@@ -179,8 +182,8 @@ class HasStates(Proxy):
     ) -> list[RequestStates]:
         """Pool hidden states over requests and over each of their segments.
 
-        By default each segment is read by itself, without the earlier turns. A model that keeps the states of every
-        token reads a request once.
+        By default, each segment is read by itself, without the earlier turns. Models that can pool the states of any
+        tokens read a request only once.
 
         Args:
             prompt: The template.
@@ -201,7 +204,7 @@ class HasStates(Proxy):
 
 
 def draft_tokens_or_text(draft: Draft, model: str) -> str | tuple[int, ...]:
-    """Return the tokens of a draft if the model wrote it itself, and its text otherwise."""
+    """Return the tokens of a draft that the model wrote itself; otherwise its text."""
     if draft.token_ids and draft.source == "proxy" and draft.model == model:
         return draft.token_ids
     return draft.text

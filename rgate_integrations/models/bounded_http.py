@@ -1,4 +1,4 @@
-"""HTTP requests with bounds on time and size, without cookies or compression."""
+"""HTTP requests with limits on time and size, without cookies or compression."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 LONGEST_BODY = 16 << 20
-"""Maximum bytes of an answer; 4,000 tokens with 20 log-probabilities each take 8 MB."""
+"""Maximum size of an answer in bytes; 4,000 tokens with 20 log-probabilities each take 8 MB."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The body as text, for errors; the server's charset is ignored."""
+        """The body as text, for error messages; the server's charset is ignored."""
         return self.content.decode(errors="replace")
 
 
@@ -52,11 +52,12 @@ def make_client(
     """Return a client for a server, which keeps no cookies.
 
     Args:
-        url: The server's base URL. On this machine the environment's proxy server is not used: it would get the key.
-        headers: Sent with every request. The login goes here, not into the URL, which httpx logs.
-        timeout: Of connecting, and between two parts of an answer; None for `request`, which has one deadline for
-            everything.
-        keepalive: Seconds that an unused connection is kept.
+        url: The server's base URL. If it is on this machine, the environment's proxy server is not used, because it
+            would see the key.
+        headers: Headers of every request. The login goes here and not into the URL, because httpx logs URLs.
+        timeout: Timeout for connecting and between two parts of an answer; None for `request`, which has a single
+            deadline for everything.
+        keepalive: Seconds to keep an unused connection.
 
     Raises:
         ConfigurationError: The environment's proxy server cannot be used.
@@ -65,11 +66,12 @@ def make_client(
 
     try:
         return httpx.AsyncClient(
+            # Without compression, the limit on the size of an answer holds for what is in memory.
             headers={"Accept-Encoding": "identity", **headers},
-            # A jar that accepts no domain: a cookie would link one user's request to another's.
+            # Accepts no cookies, which would link one user's request to another's.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
             timeout=timeout,
-            # The callers limit the number of requests.
+            # No limit, because the callers limit the number of requests.
             limits=httpx.Limits(max_connections=None, keepalive_expiry=keepalive),
             verify=_ssl_context(),
             trust_env=not _is_loopback(httpx.URL(url).host),
@@ -78,11 +80,11 @@ def make_client(
         ImportError,
         httpx.InvalidURL,
         ValueError,
-    ):  # not chained: they quote parts of the proxy server's login
+    ):  # not chained, because these errors quote parts of the proxy server's login
         raise ConfigurationError(
-            "A proxy server that the environment names (such as HTTPS_PROXY or ALL_PROXY) cannot be used.",
+            "The proxy server in the environment (HTTPS_PROXY, ALL_PROXY or similar) is invalid.",
             hint="Percent-encode user and password in it: / is %2F, @ is %40, : is %3A. "
-            'One of SOCKS needs: pip install "httpx[socks]".',
+            'A SOCKS proxy needs: pip install "httpx[socks]".',
         ) from None
 
 
@@ -95,44 +97,44 @@ async def request(
     body: Any = None,
     headers: Mapping[str, str] | None = None,
 ) -> Answer:
-    """Send a request, and return the whole answer.
+    """Send a request, and return the complete answer.
 
     Args:
-        client: Of `make_client`.
+        client: A client from `make_client`.
         method: The HTTP method.
         url: The URL.
         seconds: Deadline for everything: connecting, sending, and the last byte of the answer.
         body: A JSON value; None for no body.
-        headers: Further headers.
+        headers: Additional headers.
 
     Raises:
-        TimeoutError: The answer is not complete in time.
-        httpx.RequestError: The server cannot be reached, or breaks off.
+        TimeoutError: The answer was not complete in time.
+        httpx.RequestError: The server cannot be reached, or the connection broke.
         ServerError: The answer is longer than `LONGEST_BODY`.
     """
     headers = dict(headers or {})
     content = None
     if body is not None:
         headers["Content-Type"] = "application/json"
-        content = json_line(body).encode()  # not httpx's `json=`: this escapes halves of surrogate pairs
-    # httpx limits only the wait for each part: a server that sends a byte a second would never be late.
+        content = json_line(body).encode()  # unlike httpx's `json=`, this escapes halves of surrogate pairs
+    # httpx only limits the wait for each part, so a server that sends a byte a second would never time out.
     async with (
         asyncio.timeout(seconds),
         client.stream(method, url, content=content, headers=headers) as response,
     ):
         received = bytearray()
-        # Raw: a megabyte of gzip, which was not requested, can be gigabytes.
+        # Raw bytes, because a megabyte of unrequested gzip can unpack to gigabytes.
         async for part in response.aiter_raw():
             received += part
             if len(received) > LONGEST_BODY:
                 raise ServerError(
-                    f"{url} answered more than {LONGEST_BODY >> 20} MiB; the rest was not read."
+                    f"The answer of {url} is longer than {LONGEST_BODY >> 20} MiB; the rest was not read."
                 )
         return Answer(response.status_code, response.headers, bytes(received))
 
 
 def run_requests(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine in another thread, since the caller's may run an event loop, and return its result."""
+    """Run a coroutine in another thread, because the caller's may have an event loop, and return its result."""
     result: _T = Start(Call(_run_on_own_loop, None, coroutine)).run().run()
     return result
 
@@ -143,12 +145,12 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:
         return loop.run_until_complete(coroutine)
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
-        # `asyncio.run` would also wait for host name look-ups, which cannot be interrupted.
+        # Not `asyncio.run`, which would also wait for host name look-ups, although these cannot be interrupted.
         loop.close()
 
 
 def _is_loopback(host: str) -> bool:
-    """Return whether a host is this machine, in any notation."""
+    """Return whether a host name or address, in any notation, is this machine."""
     host = host.rstrip(".")
     try:
         address = ipaddress.ip_address(host)
@@ -163,7 +165,7 @@ def _is_loopback(host: str) -> bool:
 
 @cache
 def _ssl_context() -> ssl.SSLContext:
-    """Return the context that checks certificates; cached, since reading those of all authorities takes 20 ms."""
+    """Return the context that checks certificates, cached because loading those of all authorities takes 20 ms."""
     import httpx
 
     return httpx.create_ssl_context()

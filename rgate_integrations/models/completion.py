@@ -1,4 +1,4 @@
-"""Reads the answers of OpenAI-compatible servers: chat completions and completions."""
+"""Reads answers of OpenAI-compatible servers: chat completions and completions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rgate_integrations.runtime.files import parse_json
 from rgate_integrations.runtime.records import read_logprobs
 
 Completion: TypeAlias = tuple[Draft, Mapping[str, float]]
-"""A draft, and the likeliest tokens of its first position with their log-probabilities, both as far as given."""
+"""A draft, and the top tokens of its first position with their log-probabilities (empty if the server sent none)."""
 
 
 def read_completion(body: bytes, model: str = "") -> Completion | None:
@@ -21,8 +21,8 @@ def read_completion(body: bytes, model: str = "") -> Completion | None:
         model: Name of the model that wrote it.
 
     Returns:
-        The completion, or None if this is not an answer of OpenAI's API. Not an error: it would quote the body, and
-        the body may quote the key.
+        The completion, or None if the body is not in the format of OpenAI's API. None instead of an error, which
+        would quote the body, and the body may quote the key.
     """
     try:
         answer = parse_json(body)
@@ -46,6 +46,7 @@ def read_completion(body: bytes, model: str = "") -> Completion | None:
             logprobs=logprobs or None,
             source="proxy",
             model=model,
+            # Servers may send null or a negative number.
             prompt_tokens=max(int(usage.get("prompt_tokens") or 0), 0),
         )
         return draft, dict(zip(*read_logprobs(likeliest), strict=True))
@@ -54,10 +55,10 @@ def read_completion(body: bytes, model: str = "") -> Completion | None:
 
 
 def _logprob_entries(logprobs: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Return the tokens, and the likeliest ones of the first position, each with ``token`` and ``logprob``."""
+    """Return the tokens, and the top tokens of the first position, each with ``token`` and ``logprob``."""
     if logprobs.get("content"):  # chat completions
         return logprobs["content"], logprobs["content"][0].get("top_logprobs") or []
-    # Completions: parallel lists, and the likeliest as a mapping. The first token of a text has no probability.
+    # Completions have parallel lists, and the top tokens as a mapping. A text's first token has no probability.
     pairs = zip(logprobs.get("tokens") or (), logprobs.get("token_logprobs") or (), strict=False)
     tops = (logprobs.get("top_logprobs") or [None])[0] or {}
     tokens = [{"token": token, "logprob": logprob or 0.0} for token, logprob in pairs]

@@ -1,4 +1,4 @@
-"""Converts a GGUF file to a plain Hugging Face folder, in a process of its own; see `convert_gguf`."""
+"""Converts a GGUF file to a plain Hugging Face folder, in a separate process; see `convert_gguf`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 
 def convert_gguf(source: Path, target: Path) -> None:
-    """Save a GGUF's weights as safetensors with tokenizer.json, chat template and generation settings.
+    """Save a GGUF's weights as safetensors, with tokenizer.json, chat template and generation settings.
 
-    transformers reads a GGUF in 20 to 135 seconds, the saved folder in about one. In a process of its own, so that
-    its memory is freed and its output hidden.
+    transformers loads a GGUF in 20 to 135 seconds, and the saved folder in about one. The conversion runs in a
+    separate process, which frees its memory and hides its output.
 
-    The weights stay in float32, exactly as dequantised: in float16 the folder would be half as large, but SmolLM2
-    would load in 2.9 s instead of 1.0 s on a CPU, which computes in float32, and its logits would move by 0.02.
+    The weights stay in float32, exactly as dequantised. In float16 the folder would be half as large, but on a CPU,
+    which computes in float32, SmolLM2 would load in 2.9 s instead of 1.0 s, and its logits would change by 0.02.
 
     Raises:
         MissingDependencyError: torch, transformers or gguf is not installed.
@@ -23,7 +23,7 @@ def convert_gguf(source: Path, target: Path) -> None:
     """
     from rgate_integrations.errors import DownloadError, missing_dependency
 
-    # -P: this script's folder must not precede the installed packages on the child's path.
+    # -P keeps this script's folder from shadowing installed packages in the child.
     command = [sys.executable, "-P", __file__, str(source), str(target)]
     result = subprocess.run(  # noqa: S603  a fixed command
         command,
@@ -47,22 +47,22 @@ def convert_gguf(source: Path, target: Path) -> None:
 
 
 def _convert(source: Path, target: Path) -> None:
-    import gguf  # noqa: F401  here, because the error of transformers names no extra
+    import gguf  # noqa: F401  imported here, because transformers' own error does not name the package
     import torch
     import transformers
 
     folder, name = str(source.parent), source.name
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=name)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32)
-    # The weights are dequantised now, but save_pretrained refuses a model that is marked as quantised.
+    # The weights are dequantised, but save_pretrained refuses a model that is still marked as quantised.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.hf_quantizer = None
-    # Generation must stop at the tokenizer's end of turn; a GGUF may name another end of text.
+    # Generation must stop at the tokenizer's end-of-turn token; a GGUF may name another one.
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     tokenizer.model_max_length = int(model.config.get_text_config().max_position_embeddings)
-    for key in ("local_files_only", "is_local", "gguf_file"):  # of this loading, not of the tokenizer
+    for key in ("local_files_only", "is_local", "gguf_file"):  # options of this load, not of the tokenizer
         tokenizer.init_kwargs.pop(key, None)
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)

@@ -1,4 +1,4 @@
-"""Server credentials: an API key, or the login of a URL; never shown."""
+"""Server credentials, which are never shown: an API key, or the login in a URL."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rgate_integrations.errors import ConfigurationError, missing_dependency
 
 @dataclass(frozen=True)
 class Credentials:
-    """An API key, a login, or neither. A ``repr`` hides them; a pickle has them, since workers need them.
+    """An API key, a login, or neither. ``repr`` hides them; a pickle contains them, because workers need them.
 
     Attributes:
         headers: The headers to send.
-        secrets: The texts to hide.
+        secrets: The texts to redact.
     """
 
     headers: dict[str, str] = field(default_factory=dict, repr=False)
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
     def redact(self, text: str) -> str:
-        """Return ``text`` without the credentials, which servers may echo.
+        """Replace the credentials in a text, because servers may echo them.
 
-        Redact before truncating: half a key would not be found.
+        Redact before truncating, because half a key would not be found.
         """
         for secret in self.secrets:
             text = text.replace(secret, "***")
@@ -37,10 +37,11 @@ def read_credentials(url: str, api_key: str | SecretStr | None) -> tuple[str, Cr
 
     Args:
         url: The URL.
-        api_key: The key, which is stripped; an empty one is none.
+        api_key: The key, which is stripped; an empty one means no key.
 
     Raises:
-        ConfigurationError: The URL or the key is invalid, or there is both a key and a login. None of them is quoted.
+        ConfigurationError: The URL or the key is invalid, or both a key and a login were given. The message does not
+            quote them.
         MissingDependencyError: The extra ``served`` is not installed.
     """
     try:
@@ -52,30 +53,32 @@ def read_credentials(url: str, api_key: str | SecretStr | None) -> tuple[str, Cr
     except httpx.InvalidURL:  # its message may quote a part of the password
         parts = httpx.URL("")
     is_server = parts.scheme in ("http", "https") and parts.host
-    # An @ in the path: in `http://user:1/2@host` the password would be taken for a port and a path, and be shown.
+    # An @ in the path means an unencoded password: `http://user:1/2@host` parses as port and path, and would be
+    # shown.
     if not is_server or parts.query or parts.fragment or "@" in parts.path:
         raise ConfigurationError(
             "The server's URL is invalid.",
-            hint="Give one such as http://localhost:8000/v1; percent-encode user and password (/ is %2F, @ is %40).",
+            hint="Use one such as http://localhost:8000/v1; percent-encode user and password (/ is %2F, @ is %40).",
         )
-    # The login is sent as a header; in the URL it would be logged.
+    # The login is sent as a header, because URLs are logged.
     bare = str(parts.copy_with(username="", password="")).rstrip("/")
     key = api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key or ""
     if not (isinstance(key, str) and key.strip().isascii() and key.strip().isprintable()):
         raise ConfigurationError(
             "The API key must be printable ASCII text.",
-            hint="Copy it again, without other characters such as a second line or a byte order mark.",
+            hint="Copy it again, without extra characters such as a second line or a byte order mark.",
         )
     key = key.strip()
-    secret = parts.password or parts.username  # a user without a password is a token
+    secret = parts.password or parts.username  # a user name without a password is a token
     if key and secret:
         raise ConfigurationError(
-            "There is an API key and a user in the URL, but a request can be sent with only one of them.",
+            "Both an API key and a user in the URL were given, but a request can only send one of them.",
             hint="Remove one of them.",
         )
     if key:
         return bare, Credentials({"Authorization": f"Bearer {key}"}, (key,))
     if secret:
+        # The encoded form is a secret, too: anyone can decode it.
         basic = base64.b64encode(f"{parts.username}:{parts.password}".encode()).decode()
         return bare, Credentials({"Authorization": f"Basic {basic}"}, (basic, secret))
     return bare, Credentials()

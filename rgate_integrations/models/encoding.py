@@ -1,4 +1,4 @@
-"""Turns prompts into token ids: chat templates, limits, and text whose control tokens are removed."""
+"""Turns prompts into token ids: applies chat templates and length limits, and removes control tokens from text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|endoftext|>", "<|end|>", "</s>")
-_SEAM_TOKENS = 8  # cut text may split into a few tokens more than counted, where it meets its neighbours
+_SEAM_TOKENS = 8  # spare, because truncated text may have a few more tokens where it meets its neighbours
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class EncodedPrompt:
 
     Attributes:
         ids: The token ids.
-        question: Positions of the question; empty if it was not found.
-        template: The rendered template (a base model gets a few-shot form of the answer prompt).
+        question: Positions of the question's tokens; empty if it was not found.
+        template: The template that was rendered (a base model gets a few-shot form of the answer prompt).
         open_ended: Whether the text ends without white space, so that a continuation starts with a space.
-        text: Token ids of a text that continues the prompt; ``len()`` counts them, too.
-        seed: Of a sampled continuation.
+        text: Token ids of a text that continues the prompt; ``len()`` includes them.
+        seed: Seed of a sampled continuation.
     """
 
     ids: tuple[int, ...]
@@ -51,12 +51,12 @@ class TextEncoder:
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        # A saved tokenizer may truncate or pad by itself, which would lose text or add tokens.
+        # A saved tokenizer may be set to truncate or pad, which would lose text or add tokens.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._text_tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder().values()
-        # The longest first: one may be a part of another.
+        # The longest first, because one may be a part of another.
         self._control = sorted(map(attrgetter("content"), added), key=len, reverse=True)
 
     def plain(self, text: str) -> str:
@@ -84,12 +84,12 @@ class PromptEncoder(TextEncoder):
 
     Args:
         tokenizer: A fast tokenizer of transformers.
-        limit: Maximum length of a prompt in tokens. In a longer one the template's ``cut`` field is shortened, and
-            only if that is not enough, the question.
+        limit: Maximum length of a prompt in tokens. To fit, the template's ``cut`` field is truncated first, and the
+            question only if that is not enough.
 
     Attributes:
         chat: Whether the model has a chat template.
-        stop_ids: Ids of the tokens that end an answer; first the one that is used in training.
+        stop_ids: Ids of the tokens that end an answer; the first is the one used in training.
     """
 
     def __init__(self, tokenizer: Any, limit: int) -> None:
@@ -98,16 +98,17 @@ class PromptEncoder(TextEncoder):
         self.limit = limit
         self.chat = bool(getattr(tokenizer, "chat_template", None))
         vocabulary = tokenizer.get_vocab()
+        # Several, because a tokenizer's own end of text is often not the token that ends a turn.
         self.stop_ids = [vocabulary[token] for token in _TURN_ENDS if token in vocabulary]
-        # A chat model is trained to end with its turn, a base model with its end of text.
+        # Chat models are trained to end with an end-of-turn token, base models with the end-of-text token.
         if tokenizer.eos_token_id is not None:
             self.stop_ids.insert(len(self.stop_ids) if self.chat else 0, tokenizer.eos_token_id)
 
     def encode(self, prompt: PromptTemplate, values: Values) -> EncodedPrompt:
-        """Render a prompt and tokenize it within the limit."""
+        """Render a prompt and tokenize it, truncated to the limit."""
         clean = {name: self.plain(text) for name, text in values.items()}
         encoded = self._encode(prompt, clean)
-        for name in (prompt.cut, "question"):  # the question only if shortening the other was not enough
+        for name in (prompt.cut, "question"):  # the question only if truncating the other is not enough
             excess = len(encoded.ids) - self.limit
             if excess > 0 and name in clean:
                 keep = len(self.ids(clean[name])) - excess - _SEAM_TOKENS
@@ -116,31 +117,31 @@ class PromptEncoder(TextEncoder):
         return encoded
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Render a conversation and tokenize it, without a limit; a last turn of the assistant is continued.
+        """Render a conversation and tokenize it, without a limit; the model continues a final assistant turn.
 
         Args:
             messages: The turns, each with ``role`` and ``content``.
 
         Raises:
-            ConfigurationError: The tokenizer has no chat template, or its template refuses the turns.
+            ConfigurationError: The tokenizer has no chat template, or the template rejects the turns.
         """
         if not self.chat:
             raise ConfigurationError(
-                "This model has no chat template, and cannot take a conversation.",
+                "This model has no chat template, so it cannot read a conversation.",
                 hint="Use an instruction-tuned model, such as smollm2-135m-instruct.",
             )
         turns = [{**turn, "content": self.plain(turn["content"])} for turn in messages]
         try:
             return tuple(self.ids(self._render(turns)))
-        except Exception as error:  # of any class: the template is a program of the model's author
+        except Exception as error:  # a template is the model author's program, which may raise anything
             raise ConfigurationError(
-                f"The model's chat template refuses this conversation: {error}"
+                f"The model's chat template rejects this conversation: {error}"
             ) from error
 
     def training_pair(
         self, prompt: PromptTemplate, values: Values, target: str, *, ends: bool
     ) -> tuple[list[int], list[int]]:
-        """Return the token ids of a prompt and of its target; ``ends`` adds the end of the turn."""
+        """Return the token ids of a prompt and of its target; ``ends`` adds an end-of-turn token to the target."""
         row = self.encode(prompt, values)
         ids = self.continuation(row, self.plain(target))
         if ends:
@@ -148,20 +149,20 @@ class PromptEncoder(TextEncoder):
         return list(row.ids), ids
 
     def continuation(self, encoded: EncodedPrompt, text: str) -> list[int]:
-        """Tokenize a text that continues a prompt, after a space if the prompt ends without one."""
+        """Tokenize a text that continues a prompt, with a space before it if the prompt does not end in one."""
         return self.ids(f" {text}" if encoded.open_ended else text)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """Return the text that each token adds; the texts joined are the decoded whole."""
+        """Return the text that each token adds; joined, they are the decoded text."""
         texts: list[str] = []
         for end in range(1, len(ids) + 1):
             texts.append(self.added_text(ids[:end], "".join(texts), is_last=end == len(ids)))
         return texts
 
     def added_text(self, ids: Sequence[int], before: str, *, is_last: bool) -> str:
-        """Return the text that the last token adds to the text before it; empty if it ends within a character."""
+        """Return the text that the last token adds; empty if it ends in the middle of a character."""
         text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        if text.endswith("\ufffd") and not is_last:  # the next token completes it
+        if text.endswith("\ufffd") and not is_last:  # the next token will complete the character
             return ""
         return str(text[len(before) :])
 
@@ -178,7 +179,7 @@ class PromptEncoder(TextEncoder):
         )
 
     def _encode(self, prompt: PromptTemplate, values: Values) -> EncodedPrompt:
-        # A base model continues text: examples show it what an answer is.
+        # A base model continues text, so it needs examples of answers.
         if prompt == ANSWER and not self.chat:
             prompt = ANSWER_FEW_SHOT
         text = prompt.text(**values)
@@ -195,12 +196,12 @@ class PromptEncoder(TextEncoder):
 
 
 def _token_range(offsets: Sequence[tuple[int, int]], text: str, part: str) -> range:
-    """Return the positions of the tokens that hold the last occurrence of ``part`` in a text."""
-    # The last occurrence: examples and system turns come before the question.
+    """Return the positions of the tokens of the last occurrence of ``part`` in a text."""
+    # The last occurrence, because examples and system turns come before the question.
     start = text.rfind(part)
     if start < 0:
         return range(0)
     end = start + len(part)
-    # Control tokens have no text: they begin where they end.
+    # Control tokens have no text, so their ranges are empty.
     inside = [i for i, (first, last) in enumerate(offsets) if first < min(last, end) and last > start]
     return range(inside[0], inside[-1] + 1) if inside else range(0)

@@ -1,7 +1,7 @@
 """Decides whether a missing model is downloaded on first use.
 
-A user at a terminal or in a notebook wants that. A client of a server does not want to wait for it, and without a
-network every attempt takes its time to fail.
+That is convenient at a terminal or in a notebook. But a server's clients should not have to wait for a download, and
+without a network every attempt takes a while to fail.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from rgate_integrations.runtime.text import redact
 from rgate_integrations.runtime.threads import ForkSafeLock
 
 OFFLINE = ("RGATE_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-"""Environment variables that forbid downloads on first use; the last two are those of Hugging Face."""
+"""Environment variables that forbid downloads on first use; the last two are Hugging Face's."""
 
+# A gate retrieves meanwhile. Trying again for every question would delay each one by the network's timeout.
 _RETRY_SECONDS = 300.0
 
 _log = logging.getLogger("rgate_integrations")
@@ -31,7 +32,7 @@ _serving = threading.Event()
 
 
 def forbid_downloads() -> None:
-    """Forbid downloads on first use in this process from now on: it is a server, whose clients would wait.
+    """Forbid downloads on first use in this process from now on, because it is a server, whose clients would wait.
 
     `rgate_integrations.models.download.download` is still allowed.
     """
@@ -39,7 +40,7 @@ def forbid_downloads() -> None:
 
 
 def find_download_obstacle() -> str:
-    """Return why first use may not download, as the end of a sentence; empty if it may."""
+    """Return why first use may not download, as the end of a sentence; empty if it may download."""
     for name in OFFLINE:
         value = os.environ.get(name, "")
         if value.strip().lower() in {"1", "on", "yes", "true"}:
@@ -48,12 +49,12 @@ def find_download_obstacle() -> str:
 
 
 class FirstUse:
-    """Downloads what is missing, once, and remembers failures for five minutes. Safe for threads.
+    """Downloads missing entries, each once, and remembers failures for five minutes. Thread-safe.
 
     Args:
-        find_cached: Returns the folder of a catalogue entry, or None if it is not in the cache.
-        download: Downloads an entry into the cache, and returns its folder.
-        clock: Returns monotonic seconds.
+        find_cached: Function that returns a catalogue entry's folder, or None if it is not in the cache.
+        download: Function that downloads an entry into the cache and returns its folder.
+        clock: Function that returns monotonic seconds.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class FirstUse:
         self._find_cached = find_cached
         self._download = download
         self._clock = clock
-        # One lock a name: a caller that needs one model does not wait for another.
+        # One lock per name, so that a caller who needs one model does not wait for another.
         self._locks: dict[str, ForkSafeLock] = {}
         self._failures: dict[str, tuple[float, RGateError]] = {}
         self._warned: set[str] = set()
@@ -75,16 +76,16 @@ class FirstUse:
 
         Args:
             name: Name of the catalogue entry.
-            what: What to call it in errors, such as ``"gate's model"``.
-            target: Where it will be.
+            what: Description for error messages, such as ``"gate's model"``.
+            target: The folder in which it will be.
 
         Raises:
-            ModelLoadError: It may not be downloaded here; see `find_download_obstacle`.
-            DownloadError: The download failed now, or less than 5 minutes ago.
+            ModelLoadError: This process may not download; see `find_download_obstacle`.
+            DownloadError: The download failed, now or less than 5 minutes ago.
             MissingDependencyError: Its conversion needs an extra that is not installed.
         """
         if obstacle := find_download_obstacle():
-            # Once: gates would repeat it for every question.
+            # Warn only once, because gates would repeat it for every question.
             if name not in self._warned:
                 self._warned.add(name)
                 _log.warning(
@@ -94,23 +95,24 @@ class FirstUse:
                 )
             message = f"The {what} {name!r} is not downloaded yet, and {obstacle}."
             raise ModelLoadError(message, hint=f"rgate download {name}")
+        # `setdefault` is atomic, so all threads get the same lock.
         with self._locks.setdefault(name, ForkSafeLock()):
             folder = self._find_cached(name)
-            if folder is not None:  # downloaded by the thread that held the lock until now
+            if folder is not None:  # another thread has downloaded it while this one waited for the lock
                 return folder
             retry_at, failure = self._failures.get(name, (0.0, None))
             if failure is not None and self._clock() < retry_at:
-                raise copy.copy(failure)  # with its own traceback for each caller
+                raise copy.copy(failure)  # a copy, so that each caller has its own traceback
             line = f"rgate: downloading the {what} {name} ({entry(name).size}), once, to {target}\n"
             with suppress(AttributeError, OSError, ValueError):  # standard error is missing or closed
                 sys.stderr.write(line)
             try:
                 return self._download(name)
-            except Exception as error:  # but not Ctrl-C: the next use continues the download
+            except Exception as error:  # not Ctrl-C, after which the next use continues the download
                 if not isinstance(error, RGateError):
                     message = f"{name} could not be downloaded: {error!r}"
                     error = DownloadError(message, hint=f"rgate download {name}")
-                # A copy: the error itself keeps the frames of the download alive.
+                # A copy, because the error itself would keep the frames of the download alive.
                 self._failures[name] = (self._clock() + _RETRY_SECONDS, copy.copy(error))
                 _log.warning(
                     "The %s %s could not be downloaded; next attempt after %.0f minutes: %s",

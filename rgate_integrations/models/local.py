@@ -29,20 +29,21 @@ from rgate_integrations.models.streamed_answer import GenerationOptions, Streame
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.threads import close_at_exit, reset_after_fork
 
-# torch is imported where the model is loaded or run, so that gates can be made without it.
+# torch is imported only where a model is loaded or run, so that gates can be constructed without it.
 if TYPE_CHECKING:
     from rgate_integrations.models.model_runner import ModelRunner
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_MAX_BATCH_TOKENS = 16_384  # of one forward pass, padding included
-_SHORT = 128  # tokens up to which padding costs less than another pass
-_CLOSE_SECONDS = 10.0  # that the end of the process waits for one pass of a model, or until it is loaded
+_MAX_BATCH_TOKENS = 16_384  # tokens in one forward pass, including padding
+_SHORT = 128  # tokens; up to this length, padding costs less than another pass
+# How long the end of the process waits for a running pass, or for a model that is loading.
+_CLOSE_SECONDS = 10.0
 
 
 class ModelLock:
-    """Lets one thread at a time use a model, first come, first served: a streamed answer takes it for each token."""
+    """Lets one thread at a time use a model, first come, first served. A streamed answer takes it for each token."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -51,7 +52,7 @@ class ModelLock:
     def after_fork(self) -> None:
         """Replace the locks by free ones."""
         self.in_use = threading.Lock()
-        self.next_in_line = threading.Lock()  # held by the one thread that waits for `in_use`
+        self.next_in_line = threading.Lock()  # held by the thread that is next to get `in_use`
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -60,7 +61,7 @@ class ModelLock:
         Raises:
             RuntimeError: The process is ending.
         """
-        # With one lock, the thread that released it would take it again before any other wakes up.
+        # With a single lock, the thread that released it would take it again before any other wakes up.
         with self.next_in_line:
             self.in_use.acquire()
         try:
@@ -75,25 +76,25 @@ class ModelLock:
             raise RuntimeError("The process is ending: its models are closed.")
 
     def close(self) -> None:
-        """Refuse all further use, and wait for the thread that holds the lock to stop."""
+        """Refuse further use, and wait for the thread that holds the lock."""
         self.closed = True
         if self.in_use.acquire(timeout=_CLOSE_SECONDS):
             self.in_use.release()
 
 
 class TransformersProxy(LanguageModel, HasStates):
-    """A causal language model of transformers, loaded on first use.
+    """A causal language model on transformers, loaded on first use.
 
     Weights are bfloat16 on CUDA and float32 on a CPU, with sdpa attention.
 
-    One caller at a time uses the model, for one batch or for one token of a streamed answer. After a fork the child
-    uses the parent's weights if the model was idle, and loads it again otherwise.
+    One caller at a time uses the model, for one batch or for one token of a streamed answer. A forked child keeps the
+    parent's weights if the model was idle, and otherwise loads the model again.
 
     Args:
         model: Catalogue name (see ``rgate download``), local folder, or Hub id.
-        device: ``"auto"`` takes CUDA when there is one; or a torch device.
-        dtype: ``"float32"`` or ``"bfloat16"``. bfloat16 writes drafts faster on CPUs that multiply it, in words that
-            differ now and then.
+        device: A torch device, or ``"auto"`` for CUDA if available.
+        dtype: ``"float32"`` or ``"bfloat16"``. On CPUs that support bfloat16, it writes drafts faster, and they
+            sometimes differ in wording.
 
     Attributes:
         max_batch_size: Maximum number of sequences in one forward pass.
@@ -109,7 +110,7 @@ class TransformersProxy(LanguageModel, HasStates):
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
     ) -> None:
         if dtype not in ("auto", "float32", "bfloat16"):
-            raise ConfigurationError(f"Unknown dtype {dtype!r}.", hint="auto, float32 or bfloat16")
+            raise ConfigurationError(f"Unknown dtype {dtype!r}.", hint="Use auto, float32 or bfloat16.")
         self.name = model
         self.device_name = device
         self.dtype = dtype
@@ -118,7 +119,7 @@ class TransformersProxy(LanguageModel, HasStates):
         reset_after_fork(self)
 
     def __reduce__(self) -> tuple[Callable[..., TransformersProxy], tuple[str, str, str]]:
-        """Pickle the name of the model, not its weights: unpickling returns the process-wide proxy of that name."""
+        """Pickle the model's name, not its weights; unpickling returns the process-wide proxy of that name."""
         return shared_proxy, (self.name, self.device_name, self.dtype)
 
     # --- writing ---------------------------------------------------------------------------------------------
@@ -146,7 +147,7 @@ class TransformersProxy(LanguageModel, HasStates):
         rows = []
         for row in self._encode(prompt, values):
             for number in range(n):
-                # A seed of its own, so that a sample does not depend on its batch.
+                # Each sample has its own seed, so that it does not depend on its batch.
                 text = f"{seed}|{number}|{','.join(map(str, row.ids))}"
                 digest = hashlib.sha256(text.encode()).digest()
                 rows.append(replace(row, seed=int.from_bytes(digest[:7], "big")))
@@ -156,14 +157,14 @@ class TransformersProxy(LanguageModel, HasStates):
         return [tuple(drafts[i : i + n]) for i in range(0, len(drafts), n)]
 
     def answer(self, messages: Sequence[Mapping[str, str]], options: GenerationOptions) -> StreamedAnswer:
-        """Return the answer to a conversation, which is written as its chunks are read.
+        """Return the answer to a conversation, which is generated as its chunks are read.
 
         Args:
             messages: The turns, each with ``role`` and ``content``.
-            options: How the answer is written.
+            options: Options of the generation.
 
         Raises:
-            ConfigurationError: The model has no chat template, or its template refuses the conversation.
+            ConfigurationError: The model has no chat template, or the template rejects the conversation.
         """
         layers = options.layers
         if layers is None:  # the layers that `rgate train` reads
@@ -198,30 +199,30 @@ class TransformersProxy(LanguageModel, HasStates):
         return [HiddenStates(pooled, len(row)) for pooled, row in zip(states, rows, strict=True)]
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` cut to a number of tokens, or None if it is not longer; loads the model."""
+        """Truncate a text to a number of tokens; None if it is not longer. Loads the model."""
         return self.encoder.truncate(text, tokens)
 
     # --- the model -------------------------------------------------------------------------------------------
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the weights; loads the model."""
+        """A hash that identifies the weights; loads the model."""
         return self.runner.fingerprint
 
     @property
     def encoder(self) -> PromptEncoder:
-        """Makes the model's token ids; loads the model."""
+        """The model's prompt encoder; loads the model."""
         return self.runner.encoder
 
     @property
     def runner(self) -> ModelRunner:
         """The runner with the model (``proxy.runner.model``), for inspection; loads the model.
 
-        Reading this does not take the lock once the model is loaded, so do not run the model from several threads.
+        Once the model is loaded, this property does not take the lock, so do not run the model from several threads.
 
         Raises:
-            ModelLoadError: The folder or Hub id holds no causal language model that can be loaded.
-            DownloadError: It is missing, and could not be downloaded.
+            ModelLoadError: The folder or Hub id has no causal language model that can be loaded.
+            DownloadError: The model is missing and could not be downloaded.
             MissingDependencyError: torch or transformers is not installed.
         """
         if self._runner is None:
@@ -237,8 +238,8 @@ class TransformersProxy(LanguageModel, HasStates):
     @contextmanager
     def _locked_runner(self) -> Iterator[ModelRunner]:
         """Hold the loaded model."""
-        runner_class = _import_runner()  # without torch nothing need be downloaded
-        # Downloaded before the lock is taken: the end of the process waits for whoever holds it.
+        runner_class = _import_runner()  # first, because without torch a download would be useless
+        # Download before taking the lock, because the end of the process waits for its holder.
         if self._runner is None:
             resolve_model(self.name)
         with self._lock.hold():
@@ -250,19 +251,19 @@ class TransformersProxy(LanguageModel, HasStates):
                 except ImportError as error:
                     raise missing_dependency(error.name or "transformers", "local") from error
                 self._runner = runner_class(model, tokenizer, self.name, self._lock.check_open)
-                close_at_exit(self._lock)  # again, to close it before the libraries that were imported now
+                close_at_exit(self._lock)  # again, so that it is closed before the libraries just imported
             yield self._runner
 
     @contextmanager
     def using(self, adapter: str | None = None) -> Iterator[ModelRunner]:
-        """Hold the model with an adapter switched on, or with the base weights alone."""
+        """Hold the model with an adapter switched on, or with only the base weights."""
         with self._locked_runner() as runner:
             import torch
 
             try:
                 runner.switch_to(adapter)
             except ModelLoadError:
-                # The model may hold a part of it, which would change every later score: load the model again.
+                # A part of the adapter may be in the model and would change every later score, so load it again.
                 self._runner = None
                 raise
             with torch.inference_mode():
@@ -270,14 +271,14 @@ class TransformersProxy(LanguageModel, HasStates):
 
     def after_fork(self) -> None:
         """Keep the model in a forked child, unless a thread of the parent was using it."""
-        if self._lock.in_use.locked():  # with an adapter switched on, or in the middle of a pass
+        if self._lock.in_use.locked():  # it may be in the middle of a pass, or have an adapter switched on
             self._runner = None
         self._lock.after_fork()
 
     def _encode(
         self, prompt: PromptTemplate, values: Sequence[Values], drafts: Sequence[Draft] | None = None
     ) -> list[EncodedPrompt]:
-        """Return prompts in tokens, continued by drafts: in the drafts' own tokens if this model wrote them."""
+        """Encode prompts, continued by drafts; a draft that this model wrote keeps its own tokens."""
         rows = []
         for i, fields in enumerate(values):
             row = self.encoder.encode(prompt, fields)
@@ -295,15 +296,15 @@ class TransformersProxy(LanguageModel, HasStates):
         extra: int = 0,
         adapter: str | None = None,
     ) -> list[T]:
-        """Process rows in batches; returns the results in the order of the rows.
+        """Process rows in batches, and return the results in the order of the rows.
 
-        A batch that does not fit into memory is halved, down to single rows. Others may use the model between
+        A batch that does not fit into memory is halved, down to single rows. Other callers may use the model between
         batches.
 
         Args:
-            work: Processes a batch.
+            work: Function that processes a batch.
             rows: The rows.
-            extra: How many tokens are added to each row.
+            extra: Number of tokens to be added to each row.
             adapter: The adapter to use.
         """
         import torch
@@ -312,7 +313,7 @@ class TransformersProxy(LanguageModel, HasStates):
         lengths = [len(row) + extra for row in rows]
         pending = group_by_length(lengths, self.max_batch_size, _MAX_BATCH_TOKENS)
         while pending:
-            # The model is free between two batches, so that a long call does not block short ones.
+            # The lock is released between two batches, so that a long call does not block short ones.
             indices = pending.pop(0)
             try:
                 with self.using(adapter) as runner:
@@ -329,7 +330,7 @@ class TransformersProxy(LanguageModel, HasStates):
 
 
 def _import_runner() -> type[ModelRunner]:
-    """Import torch and what runs a model.
+    """Import torch and the class that runs a model.
 
     Raises:
         MissingDependencyError: torch is not installed.
@@ -342,21 +343,21 @@ def _import_runner() -> type[ModelRunner]:
 
 
 def group_by_length(lengths: Sequence[int], size: int, tokens: int) -> list[list[int]]:
-    """Group items of like length, longest first, so that little is spent on padding.
+    """Group items of similar length, longest first, so that little time is spent on padding.
 
-    A long item shares no batch with one of less than half its length: padded, fifteen short questions beside a long
-    one would take the time of fifteen long ones. All items of up to 128 tokens count as of equal length.
+    A long item shares no batch with one of less than half its length: with padding, fifteen short questions in a long
+    one's batch would take as long as fifteen long ones. All items of up to 128 tokens count as equally long.
 
     Args:
         lengths: Length of each item in tokens.
         size: Maximum number of items in a batch.
-        tokens: Maximum number of tokens in a batch, padding included; one item is always allowed.
+        tokens: Maximum number of tokens in a batch, including padding; a single item is always allowed.
 
     Returns:
-        The items' indices, a list a batch.
+        The items' indices, one list per batch.
     """
     groups: list[list[int]] = []
-    longest = 0  # of the last group, whose other items are padded to it
+    longest = 0  # length of the last group's longest item, to which the others are padded
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         similar = longest <= _SHORT or 2 * lengths[index] >= longest
         if groups and similar and len(groups[-1]) < size and (len(groups[-1]) + 1) * longest <= tokens:
@@ -367,7 +368,7 @@ def group_by_length(lengths: Sequence[int], size: int, tokens: int) -> list[list
     return groups
 
 
-# For the life of the process: gates come and go, and loading takes seconds.
+# Kept for the life of the process, because gates come and go and loading takes seconds.
 _shared: dict[tuple[str, str, str], TransformersProxy] = {}
 
 
@@ -376,6 +377,6 @@ def shared_proxy(
     device: str = "auto",
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
 ) -> TransformersProxy:
-    """Return the process-wide proxy for a model, so that its weights are in memory once."""
-    # Atomic: two concurrent callers get the same one.
+    """Return the process-wide proxy for a model, so that its weights are in memory only once."""
+    # `setdefault` is atomic, so two concurrent callers get the same proxy.
     return _shared.setdefault((model, device, dtype), TransformersProxy(model, device=device, dtype=dtype))

@@ -1,13 +1,13 @@
-"""Runs a loaded model on batches of prompts: drafts, scores, hidden states.
+"""Runs a loaded model on batches of prompts, for drafts, scores and hidden states.
 
 The columns of a batch, for rows of two and four tokens::
 
     token ids      _ _ a b        mask  0 0 1 1        positions  0 0 0 1
                    c d e f              1 1 1 1                   0 1 2 3
 
-Padding is on the left, so that all rows end in the last column: there the next token of every row is read, and new
-tokens are appended to all rows alike. Positions count tokens, not columns, so that a token has the same position in
-any batch, and padded columns are masked out of the attention.
+Padding is on the left, so that all rows end in the last column, where the next token of every row is predicted and
+new tokens are appended. Positions count tokens, not columns, so that a token has the same position in any batch.
+Attention ignores padded columns.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from rgate_integrations.models.pretrained import load_adapter
 from rgate_integrations.runtime.arrays import Float32Array
 
 _MAX_PROMPT_TOKENS = 2_048
-_HASHED_VALUES = 8  # of each parameter
+_HASHED_VALUES = 8  # number of values of each parameter
 
 
 class NextTokens(NamedTuple):
-    """One more token for each prompt.
+    """The next token of each prompt.
 
     Attributes:
-        ids: The tokens, one a prompt.
+        ids: The tokens, one per prompt.
         logprobs: Their log-probabilities.
-        states: Hidden states by layer of the tokens that were read for them, each (prompts, tokens, hidden size), if
-            requested.
+        states: Hidden states of the tokens read in this step, by layer, each of shape (prompts, tokens, hidden size),
+            if requested.
     """
 
     ids: list[int]
@@ -54,31 +54,31 @@ class ModelRunner:
         model: The model, on its device.
         tokenizer: Its fast tokenizer.
         name: The proxy's name, for drafts.
-        check_open: Called before each token; raises at the end of the process.
+        check_open: Called before each token; raises when the process is ending.
 
     Attributes:
-        encoder: Makes the model's token ids.
-        context_size: How many tokens the context holds, prompt and answer together; 2,048 if the model does not say.
+        encoder: The model's prompt encoder.
+        context_size: Maximum number of tokens of prompt and answer together; 2,048 if the model does not say.
         num_layers: Number of hidden layers.
-        fingerprint: Identifies the weights.
+        fingerprint: A hash that identifies the weights.
     """
 
     def __init__(self, model: Any, tokenizer: Any, name: str, check_open: Callable[[], None]) -> None:
         config = model.config.get_text_config()
         self.context_size = int(getattr(config, "max_position_embeddings", 0) or 2_048)
         self.num_layers = int(config.num_hidden_layers)
-        # An answer must still fit into the context after the prompt.
+        # Leave room in the context for an answer.
         limit = min(_MAX_PROMPT_TOKENS, max(self.context_size - 256, self.context_size // 2))
         self.encoder = PromptEncoder(tokenizer, limit)
         self.model = model
         self.name = name
-        self.fingerprint = fingerprint(model)  # now, before adapters add parameters
+        self.fingerprint = fingerprint(model)  # must be computed before adapters add parameters
         self._check_open = check_open
-        self._adapters: dict[str, str] = {}  # names in the model, by path
-        self._adapter: str | None = None  # the path of the active one
+        self._adapters: dict[str, str] = {}  # the adapters' names in the model, by path
+        self._adapter: str | None = None  # path of the active adapter
 
     def switch_to(self, adapter: str | None) -> None:
-        """Switch to an adapter, loading it if it is new; None is the base model.
+        """Switch to an adapter, and load it if it is new; None means the base model.
 
         Raises:
             ModelLoadError: See `rgate_integrations.models.pretrained.load_adapter`.
@@ -102,7 +102,7 @@ class ModelRunner:
         Args:
             rows: The prompts.
             tokens: Maximum number of new tokens, at least 1.
-            temperature: 0 is greedy; samples depend on a row's seed, never on the batch.
+            temperature: 0 is greedy. Samples depend on a row's seed but not on the batch.
         """
         at_newline = rows[0].template.stop_at_newline  # a batch has one template
         steps = self.steps([row.ids for row in rows], temperature, [row.seed for row in rows])
@@ -110,7 +110,7 @@ class ModelRunner:
         ended = [False] * len(rows)
         for step in islice(steps, tokens):
             for i, (token, logprob) in enumerate(zip(step.ids, step.logprobs, strict=True)):
-                # An ended row is still computed with the batch; its tokens are dropped.
+                # A finished row is still computed with the batch, but its tokens are dropped.
                 ended[i] = ended[i] or self.ends(token, at_newline)
                 if not ended[i]:
                     written[i].append((token, logprob))
@@ -126,12 +126,12 @@ class ModelRunner:
         *,
         states: bool = False,
     ) -> Iterator[NextTokens]:
-        """Yield one more token for each prompt, lazily and without end.
+        """Yield the next token of each prompt, lazily and without end.
 
         Args:
             prompts: Token ids.
             temperature: 0 is greedy.
-            seeds: Of the samples, one a prompt.
+            seeds: Seeds for sampling, one per prompt.
             states: Whether to return hidden states.
         """
         ids, mask = pad_left(prompts, self.encoder.tokenizer.pad_token_id, self.model.device)
@@ -161,22 +161,22 @@ class ModelRunner:
         )
 
     def ends(self, token: int, at_newline: bool = False) -> bool:
-        """Return whether a token ends a text: the end of the turn, or a new line if the template stops there."""
+        """Return whether a token ends a text: an end-of-turn token, or a line feed if the template stops there."""
         return token in self.encoder.stop_ids or (
             at_newline and "\n" in self.encoder.tokenizer.decode([token])
         )
 
     def score(self, rows: Sequence[EncodedPrompt], targets: Sequence[str]) -> list[tuple[float, ...]]:
-        """Return for each prompt the log-probability of each target's whole sequence. Prompts are read once."""
+        """Return each target's log-probability as a whole sequence, for each prompt. Prompts are read only once."""
         ids, mask = self._padded(rows)
         prompts = self.forward(ids, mask, logits_to_keep=1)
         first = torch.log_softmax(prompts.logits.float(), dim=-1)
         scores = []
         for text in targets:
-            # Prompts of a template end alike, so one stands for all.
+            # All prompts of a template end the same way, so the first one represents them.
             target = self.encoder.continuation(rows[0], text)
             logprobs = first
-            # The prompt's pass gives the first token's distribution; the others need a pass over the target.
+            # The prompt's pass predicts the first token. The others need a pass over the target.
             if len(target) > 1:
                 beginning = torch.tensor([target[:-1]] * len(rows), device=ids.device)
                 longer = torch.cat([mask, torch.ones_like(beginning)], dim=1)
@@ -206,11 +206,11 @@ class ModelRunner:
 
         Args:
             ids: The new columns, shape (rows, columns).
-            mask: Shape (rows, all columns), cached ones included: 0 where padded.
+            mask: Shape (rows, all columns including cached ones); 0 for padding.
             cache: Keys and values of the earlier columns; the pass appends its own.
-            options: For the model.
+            options: Further arguments of the model.
         """
-        # A position counts the tokens before it in its row. Padding is masked out, but needs a valid position.
+        # A token's position is the number of tokens before it in its row. Padding needs a valid position, too.
         positions = (mask.cumsum(-1) - 1).clamp(min=0)
         return self.model(
             input_ids=ids,
@@ -225,7 +225,7 @@ class ModelRunner:
 def pad_left(
     rows: Sequence[Sequence[int]], pad_token_id: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pad rows on the left; returns token ids and a mask that is 0 where padded, each (rows, longest)."""
+    """Pad rows on the left; returns token ids and a mask that is 0 for padding, each of shape (rows, longest)."""
     texts = [torch.tensor(row, device=device) for row in rows]
     pad = partial(pad_sequence, batch_first=True, padding_side="left")
     return pad(texts, padding_value=pad_token_id), pad(list(map(torch.ones_like, texts)))
@@ -242,13 +242,13 @@ def choose_tokens(
     Args:
         logits: Shape (rows, vocabulary).
         temperature: Divides the logits; 0 is greedy.
-        generators: One a row.
+        generators: One per row.
     """
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     ranked = logprobs
     if temperature > 0:
         noise = [torch.rand(logits.shape[-1], generator=each, device=logits.device) for each in generators]
-        uniform = torch.stack(noise).clamp(1e-20, 1 - 1e-7)  # neither logarithm is infinite
+        uniform = torch.stack(noise).clamp(1e-20, 1 - 1e-7)  # keeps both logarithms finite
         ranked = logprobs / temperature - torch.log(-torch.log(uniform))
     ids = ranked.argmax(dim=-1)
     return ids, logprobs.gather(-1, ids[:, None]).squeeze(-1).clamp(max=0.0)
@@ -267,9 +267,9 @@ def pool_tensors(
 
 
 def fingerprint(model: Any) -> str:
-    """Return 16 hex digits: a hash of the first values of every parameter, rounded to bfloat16.
+    """Return a hash of the first values of every parameter, rounded to bfloat16, as 16 hex digits.
 
-    It is the same on every device and in every float type, and takes milliseconds.
+    It is the same for every device and float type, and takes milliseconds.
     """
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters(), key=lambda item: item[0]):

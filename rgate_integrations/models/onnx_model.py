@@ -1,4 +1,4 @@
-"""What the reader and the encoder share: ONNX Runtime on the CPU, a self-test, and texts read side by side."""
+"""The base of reader and encoder: runs ONNX Runtime on the CPU, tests itself, and reads texts in parallel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.threads import ForkSafeLock, count_cores, reset_after_fork
 
 SELF_TEST = "self_test.json"
-_MIN_COSINE = 0.999  # other CPUs round float32 differently, but stay far above
+_MIN_COSINE = 0.999  # other CPUs round float32 differently, but stay far above this
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -27,15 +27,15 @@ _Model = TypeVar("_Model", bound="OnnxModel")
 class OnnxSession:
     """A graph and its weights, ready to run. Safe for threads and forks.
 
-    A forked child opens its own session when it first runs one: in the parent another thread may have been inside,
-    and the locks that it held are never released in the child.
+    A forked child opens its own session on first use: another thread of the parent may have been inside, and its
+    locks are never released in the child.
 
     Args:
         graph: The graph, which names the files of its weights.
-        folder: Where these files are.
+        folder: The folder with these files.
 
     Raises:
-        Exception: ONNX Runtime raises classes of its own, or plain Exception.
+        Exception: ONNX Runtime raises its own exception classes, or plain Exception.
     """
 
     def __init__(self, graph: bytes, folder: Path) -> None:
@@ -47,7 +47,7 @@ class OnnxSession:
 
     def after_fork(self) -> None:
         """Stop using the parent's session."""
-        self._inherited.append(self._session)  # referenced for ever: to destroy it would take its locks
+        self._inherited.append(self._session)  # kept forever, because destroying it would take its locks
         self._session = None
 
     def run(self, outputs: Sequence[str], inputs: Mapping[str, Any]) -> list[Any]:
@@ -61,7 +61,8 @@ class OnnxSession:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1  # texts are read side by side instead, each by one thread
+        options.intra_op_num_threads = 1  # we parallelise over texts instead, with one thread per text
+        # Errors only: its warnings about the graph are of no use to users.
         options.log_severity_level = 3
         folder = str(self._folder)
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
@@ -69,28 +70,29 @@ class OnnxSession:
 
 
 class OnnxModel(ABC):
-    """A model on ONNX Runtime in int8. Safe for threads.
+    """A model on ONNX Runtime in int8. Thread-safe.
 
-    A text's numbers do not depend on its batch or on the number of threads: activations are quantised per token,
-    the products are of integers, and attention looks at each text alone.
+    Results for a text do not depend on its batch or the number of threads: activations are quantised per token,
+    products are of integers, and attention sees each text by itself.
 
     Args:
-        folder: Where its files are.
-        threads: How many texts of a batch are read side by side; by default one a core, or ``OMP_NUM_THREADS``.
-            A single text is read by one thread, to leave the CPU to an LLM beside it.
+        folder: The folder with its files.
+        threads: Number of texts of a batch to read in parallel; by default one per core, or ``OMP_NUM_THREADS``.
+            A single text is read by one thread, which leaves the CPU to an LLM on the same machine.
         self_test: Whether to compare the states of a few texts with the shipped ones. Off only while the model's
-            files are being made.
+            files are made.
 
     Raises:
-        ModelLoadError: A file is missing or damaged, there is too little memory, or ONNX Runtime does not run here.
+        ModelLoadError: A file is missing or damaged, memory is too small, or ONNX Runtime does not run on this
+            machine.
     """
 
     title: ClassVar[str]
-    """What errors call it."""
+    """Its name in error messages."""
     entry: ClassVar[str]
     """Its name in the catalogue."""
     shipped: ClassVar[Path]
-    """Where its graph and its self-test are."""
+    """The folder with its graph and its self-test."""
 
     def __init__(self, folder: Path, *, threads: int | None = None, self_test: bool = True) -> None:
         self.threads = threads or count_cores()
@@ -98,12 +100,12 @@ class OnnxModel(ABC):
             self._load(folder)
             if self_test:
                 self._check_states()
-        # ONNX Runtime and the tokenizers raise classes of their own, or plain Exception.
+        # ONNX Runtime and the tokenizers raise their own classes, or plain Exception.
         except Exception as error:
             reason = str(error).partition("\n")[0]
             raise ModelLoadError(
                 f"{self.title} in {str(folder)!r} could not be loaded: {reason}",
-                hint=f"Remove the folder, then: rgate download {self.entry}. If that does not help, report your CPU.",
+                hint=f"Remove the folder and run rgate download {self.entry}. If that fails, report your CPU.",
             ) from error
 
     @abstractmethod
@@ -112,16 +114,16 @@ class OnnxModel(ABC):
 
     @abstractmethod
     def _compute_test_states(self, text: str) -> Float32Array:
-        """Return the states of a text of the self-test; the file has their first values."""
+        """Return the states of a text of the self-test, whose file has their first values."""
 
     def _check_states(self) -> None:
-        """Raise ValueError unless the states are right: wrong files, or a CPU that computes something else."""
+        """Raise ValueError if the states are wrong, because of wrong files or a CPU that computes differently."""
         for text, values in json.loads((self.shipped / SELF_TEST).read_text(encoding="utf-8")).items():
             expected = np.array(values)
             states = self._compute_test_states(text)[..., : expected.shape[-1]]
             norms = np.linalg.norm(states) * np.linalg.norm(expected)
             cosine = float((states * expected).sum() / norms)
-            if not cosine >= _MIN_COSINE:  # also if it is NaN
+            if not cosine >= _MIN_COSINE:  # written this way to include NaN
                 raise ValueError(f"its states are wrong (cosine {cosine:.3f} to the shipped ones)")
 
     def _run_batches(
@@ -131,16 +133,16 @@ class OnnxModel(ABC):
         max_tokens: int,
         run: Callable[[list[_Item]], Sequence[_Result]],
     ) -> list[_Result]:
-        """Read texts in batches, side by side; returns the results in the order of the texts.
+        """Read texts in parallel batches, and return the results in the order of the texts.
 
-        Texts of like length share a batch, so that little of attention is padding, and each thread gets as many
-        tokens as the others, since a call ends with the slowest.
+        Texts of similar length share a batch, so that little attention is spent on padding. All threads get about the
+        same number of tokens, because a call takes as long as the slowest.
 
         Args:
             texts: The texts.
             lengths: Their lengths in tokens.
-            max_tokens: Tokens after which a batch is full.
-            run: Reads a batch.
+            max_tokens: Number of tokens at which a batch is full.
+            run: Function that reads a batch.
         """
         share = min(-(-sum(lengths) // self.threads), max_tokens)
         batches: list[list[int]] = []
@@ -153,7 +155,7 @@ class OnnxModel(ABC):
             used += lengths[i]
         runs = [[texts[i] for i in batch] for batch in batches]
         if len(runs) == 1:
-            results = [run(runs[0])]  # starting a thread would cost a single question more than it gains
+            results = [run(runs[0])]  # for a single batch, starting a thread would cost more than it gains
         else:
             with ThreadPoolExecutor(self.threads) as pool:
                 results = list(pool.map(run, runs))
@@ -161,9 +163,9 @@ class OnnxModel(ABC):
         return [by_index[i] for i in range(len(texts))]
 
 
-# For the life of the process: weights take 100 MB, and gates come and go.
+# Kept for the life of the process, because gates come and go and their models take 100 MB each.
 _models: dict[tuple[type, Path], Any] = {}
-_loading = ForkSafeLock()  # of callers at once, one loads the model for all
+_loading = ForkSafeLock()  # one of several concurrent callers loads the model for all
 
 
 def load_shared(model: type[_Model], folder: Path) -> _Model:

@@ -1,4 +1,4 @@
-"""Which hidden states are pooled, over which tokens, and how."""
+"""Pooling of hidden states: which layers, over which tokens, and how."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 Pooling = Literal["mean", "last"]
-"""How the states of a span are reduced to one vector."""
+"""How to reduce the states of a span to one vector."""
 Span = Literal["question", "prompt", "draft", "all"]
-"""Whose states; see `PooledLayer`."""
+"""The tokens whose states are pooled; see `PooledLayer`."""
 _DEPTH: Mapping[Span, tuple[float, float]] = {"question": (0.47, 0.60), "draft": (0.47, 0.74)}
 
 
 class PooledLayer(NamedTuple):
-    """Hidden states of one layer, pooled to a single vector; a plain tuple is accepted, too.
+    """Hidden states of one layer, pooled to a single vector; a plain tuple is also accepted.
 
     Attributes:
-        layer: Which layer, from 0 (the embedding) to the number of layers (the output after the final norm).
+        layer: The layer, from 0 (the embedding) to the number of layers (the output after the final norm).
         span: The tokens of the question, of the prompt around it, of the draft, or of the whole text; the last three
-            with control tokens. Without a draft, ``"draft"`` is the whole prompt.
+            include control tokens. Without a draft, ``"draft"`` means the whole prompt.
         pooling: ``"mean"`` over the span, or its ``"last"`` token.
     """
 
@@ -30,11 +30,11 @@ class PooledLayer(NamedTuple):
 
 @dataclass(frozen=True)
 class RequestLayers:
-    """The states that are pooled of a request.
+    """The states to pool for a request.
 
     Attributes:
-        whole: Over the request, without the earlier turns.
-        segments: Over each segment; their span is ``"question"``.
+        whole: States of the request, without the earlier turns.
+        segments: States of each segment; their span is ``"question"``.
     """
 
     whole: tuple[PooledLayer, ...]
@@ -42,12 +42,12 @@ class RequestLayers:
 
     @property
     def every(self) -> tuple[PooledLayer, ...]:
-        """The states of both."""
+        """The states for the whole request, then those for segments."""
         return (*self.whole, *self.segments)
 
 
 def layer_numbers(layers: Iterable[PooledLayer]) -> list[int]:
-    """Return the numbers of the layers, each once, ascending."""
+    """Return the distinct layer numbers in ascending order."""
     return sorted({layer for layer, _, _ in layers})
 
 
@@ -60,14 +60,14 @@ def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:
 def pool_states(
     states: Mapping[int, Any], question: range, prompt: int, draft: int, layers: Sequence[PooledLayer]
 ) -> list[Any]:
-    """Pool the states of one text, to one vector a layer.
+    """Pool the states of one text to one vector per layer.
 
     Args:
-        states: By number of the layer, each (tokens, hidden size): arrays or tensors.
+        states: Arrays or tensors by layer number, each of shape (tokens, hidden size).
         question: Positions of the question in the prompt; empty if it was not found.
         prompt: Length of the prompt.
-        draft: Length of the draft; without one, its span is the prompt.
-        layers: Which states.
+        draft: Length of the draft; if 0, its span is the prompt.
+        layers: The states to return.
     """
     spans = {
         "question": question or range(prompt),

@@ -1,7 +1,7 @@
-"""Loads a causal language model, its tokenizer and LoRA adapters with transformers. Code and pickles are refused.
+"""Loads causal language models, tokenizers and LoRA adapters with transformers, but never runs code or reads pickles.
 
-transformers refuses both with the options here, and so does sentence-transformers since version 6; `refuse_pickles`
-looks for what they would still unpickle.
+With the options used here, transformers refuses both, and so does sentence-transformers since version 6.
+`refuse_pickles` finds the files that they would still unpickle.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def load_pretrained(name: str, device: str = "auto", dtype: str = "auto") -> Any
 
     Args:
         name: Catalogue name, local folder, or Hub id.
-        device: A torch device, or ``"auto"``: CUDA when there is one.
-        dtype: ``"float32"`` or ``"bfloat16"``, or ``"auto"``: bfloat16 on CUDA alone.
+        device: A torch device, or ``"auto"`` for CUDA if available.
+        dtype: ``"float32"``, ``"bfloat16"``, or ``"auto"`` for bfloat16 on CUDA and float32 elsewhere.
 
     Raises:
-        ModelLoadError: It is not a causal language model that can be loaded, or its weights are not safetensors.
-        UnknownNameError: Neither a catalogue name, nor a folder, nor a Hub id.
+        ModelLoadError: This is not a causal language model that can be loaded, or its weights are not safetensors.
+        UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.
     """
     import torch
     import transformers
@@ -55,8 +55,8 @@ def load_tokenizer(name: str) -> Any:
     """Load a model's tokenizer.
 
     Raises:
-        ModelLoadError: It has none.
-        UnknownNameError: Neither a catalogue name, nor a folder, nor a Hub id.
+        ModelLoadError: The model has no tokenizer that can be loaded.
+        UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.
     """
     import transformers
 
@@ -64,21 +64,21 @@ def load_tokenizer(name: str) -> Any:
     with _load_errors(name), quiet():
         refuse_special_files(where)
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
-    if tokenizer.pad_token_id is None:  # any will do: padding is masked out
+    if tokenizer.pad_token_id is None:  # any token will do, because padding is masked out
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
 @contextmanager
 def _load_errors(name: str) -> Iterator[None]:
-    """Turn errors of transformers into a `ModelLoadError`."""
+    """Convert errors of transformers to `ModelLoadError`."""
     try:
         yield
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise ModelLoadError(
             f"The model {name!r} could not be loaded: {str(error).splitlines()[0]}",
-            hint="Give a name from `rgate download`, or a folder or Hub id of a causal language model that needs no "
-            "code of its own: that is never run.",
+            hint="Use a name from `rgate download`, or a folder or Hub id of a causal language model. Models that "
+            "need their own code are not supported, because it is never run.",
         ) from error
 
 
@@ -86,39 +86,39 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
     """Add a LoRA adapter to a model, and switch it on.
 
     Args:
-        model: A causal language model of transformers.
+        model: A causal language model on transformers.
         adapter: Folder or Hub id.
         name: Its name in the model.
 
     Raises:
-        ModelLoadError: It does not fit, is an activated LoRA, or its weights are not safetensors. The model may hold
-            a part of it: do not use it any more.
+        ModelLoadError: The adapter does not fit the model, is an activated LoRA, or its weights are not safetensors.
+            Do not use the model any more, because a part of the adapter may be in it.
     """
     try:
         from peft import PeftConfig
         from transformers.utils import cached_file
 
         config = PeftConfig.from_pretrained(adapter)
-        # Raises without the safetensors file: load_adapter would unpickle another, whatever its options.
+        # Raises if the safetensors file is missing: load_adapter would then unpickle another, whatever its options.
         cached_file(adapter, _ADAPTER_WEIGHTS)
         if getattr(config, "alora_invocation_tokens", None):
-            raise ValueError("it is an activated LoRA, which acts on a part of the text only")
-        # peft warns of a second adapter that the first one's weights are missing, which is wrong.
+            raise ValueError("it is an activated LoRA, which only acts on a part of the text")
+        # For a second adapter, peft warns that the first one's weights are missing, which is wrong.
         with quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             model.load_adapter(adapter, adapter_name=name, peft_config=config, use_safetensors=True)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise ModelLoadError(
             f"The adapter {adapter!r} does not fit the model: {str(error).splitlines()[0]}",
-            hint=f"Give a LoRA adapter of this model, with its {_ADAPTER_WEIGHTS}: pickles are not read.",
+            hint=f"Use a LoRA adapter of this model that has {_ADAPTER_WEIGHTS}; pickles are not read.",
         ) from error
 
 
 def refuse_special_files(where: str) -> None:
-    """Refuse a folder with a pipe or a device: reading it might never end.
+    """Refuse a folder that contains a pipe or a device, because reading it might never end.
 
     Raises:
-        ModelLoadError: There is one.
+        ModelLoadError: The folder contains such a file.
     """
     for path in Path(where).rglob("*"):
         if path.exists() and not (path.is_file() or path.is_dir()):
@@ -129,12 +129,12 @@ def refuse_special_files(where: str) -> None:
 
 
 def refuse_pickles(where: str) -> None:
-    """Refuse a folder with weights that would be unpickled: without safetensors beside them, or named by an index.
+    """Refuse a folder with weights that would be unpickled: those without safetensors, or that an index names.
 
-    A Hub id passes: the loaders take only safetensors from there.
+    A Hub id passes, because the loaders only take safetensors from there.
 
     Raises:
-        ModelLoadError: There are such weights, or files that are not regular ones.
+        ModelLoadError: The folder contains such weights, or files that are not regular ones.
         ValueError: An index is not JSON.
     """
     refuse_special_files(where)
@@ -146,18 +146,18 @@ def refuse_pickles(where: str) -> None:
             pickles.append(path.name)
     for path in folder.rglob("*.safetensors.index.json"):
         for part in parse_json(read_file(path))["weight_map"].values():
-            if not part.endswith(".safetensors"):  # its own suffix decides how it is read
+            if not part.endswith(".safetensors"):  # the suffix of the part decides how it is read
                 pickles.append(f"{part} in {path.name}")
     if pickles:
         raise ModelLoadError(
             f"The model folder {where!r} has weights that are not safetensors: {min(pickles)}.",
-            hint="A pickle is never read: save the model again with save_pretrained(folder).",
+            hint="Pickles are never read. Save the model again with save_pretrained(folder).",
         )
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the progress bars and advice of transformers."""
+    """Silence transformers' progress bars and advice."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()

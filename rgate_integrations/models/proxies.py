@@ -1,8 +1,8 @@
-"""Chooses the implementation of a proxy.
+"""Chooses the model behind a proxy.
 
-The encoder is an `EncoderProxy`. The default model has two: `ReaderProxy` (ONNX Runtime, no torch) reads the states
-that the shipped gates use; the whole model, a `TransformersProxy`, writes, scores, and reads what the reader cannot.
-Any other model has one.
+The encoder is an `EncoderProxy`. The default model has two implementations: `ReaderProxy` (ONNX Runtime, no torch)
+reads the states that the shipped gates use; the whole model, a `TransformersProxy`, generates, scores, and reads the
+other states. Any other model is a `TransformersProxy`.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from rgate_integrations.prompts import PromptTemplate
 
 
 def gate_proxy(name: str) -> HasStates:
-    """Return the proxy of a name: the encoder, the reader for the default model, or else the local model."""
+    """Return the proxy for a name: the encoder, the reader for the default model, or else a local model."""
     if name == ENCODER:
         return EncoderProxy()
     return ReaderProxy() if name == DEFAULT_MODEL else local.shared_proxy(name)
 
 
 def language_model(proxy: Proxy) -> LanguageModel:
-    """Return the model that writes and scores for a proxy.
+    """Return the model that generates and scores text for a proxy.
 
     Raises:
-        EvidenceError: It does neither.
+        EvidenceError: The proxy can do neither.
     """
     if isinstance(proxy, ReaderProxy):
         return local.shared_proxy(proxy.name)
     if not isinstance(proxy, LanguageModel):
-        raise EvidenceError(f"The proxy {proxy.name!r} neither writes nor scores text.")
+        raise EvidenceError(f"The proxy {proxy.name!r} can neither generate nor score text.")
     return proxy
 
 
@@ -57,8 +57,8 @@ def state_reader(
     Args:
         proxy: The proxy.
         prompt: The prompt.
-        layers: Which states.
-        draft: The draft that continues the prompt. The whole model reads its own drafts, token by token.
+        layers: The states to read.
+        draft: The draft that continues the prompt. Only the whole model can read its own drafts' tokens.
 
     Raises:
         EvidenceError: The model gives no hidden states.
@@ -70,14 +70,14 @@ def state_reader(
 
 
 def require_states(proxy: Proxy) -> HasStates:
-    """Return a proxy that has hidden states as such.
+    """Return a proxy as one that has hidden states.
 
     Raises:
-        EvidenceError: It has none.
+        EvidenceError: The proxy has no hidden states.
     """
     if not isinstance(proxy, HasStates):
         raise EvidenceError(
-            f"The model {proxy.name!r} gives no hidden states, which this gate reads.",
+            f"This gate needs hidden states, which the model {proxy.name!r} does not provide.",
             hint="Use a gate that judges text, such as ik or slimplm with an adapter, or a local proxy.",
         )
     return proxy
@@ -90,14 +90,14 @@ def read_states(
     drafts: Sequence[Draft] | None,
     layers: Sequence[PooledLayer],
 ) -> list[HiddenStates]:
-    """Return hidden states: kept ones of a local LLM that wrote a draft, or else newly read ones.
+    """Return hidden states; those of a draft that a local LLM wrote are reused if it kept them.
 
     Args:
         proxy: The proxy.
         prompt: The template.
-        values: The template's fields, one mapping a prompt.
-        drafts: One a prompt, or None for the prompts alone.
-        layers: Which states.
+        values: The template's fields, one mapping per prompt.
+        drafts: One draft per prompt, or None for the prompts alone.
+        layers: The states to read.
 
     Raises:
         EvidenceError: The model gives no hidden states.
@@ -107,7 +107,7 @@ def read_states(
     results: dict[int, HiddenStates] = {}
     unread: dict[HasStates, list[int]] = {}
     for i, draft in enumerate(drafts):
-        # States that the LLM kept cost nothing, and are exact.
+        # States that the LLM has kept cost nothing and are exact.
         kept = recall_states(draft, proxy.fingerprint, prompt, values[i], layers)
         if kept is not None:
             results[i] = HiddenStates(kept, prompt_tokens=0)

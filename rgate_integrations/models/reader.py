@@ -31,14 +31,14 @@ from rgate_integrations.runtime.files import SHIPPED
 from rgate_integrations.runtime.segments import Segmented
 
 FINGERPRINT = "90a1a11611da98e1"
-"""That of the whole default model; see `rgate_integrations.models.model_runner.fingerprint`."""
+"""Fingerprint of the whole default model; see `rgate_integrations.models.model_runner.fingerprint`."""
 STATES = (14, 16, 18, 20, 22)
-"""The layers whose states can be read: the input of layer n, counted from 0."""
+"""The layers whose states can be read. Layer n means the input of the n-th layer, counted from 0."""
 GRAPH = "graph.onnx"
 PREFIX_TOKENS = 19
 """Tokens of the prompt before the question; their keys and values are constants of the graph."""
 
-# The prefix has no states here, so there is no mean over the whole prompt.
+# The prefix has no states here, so a mean over the whole prompt is impossible.
 _POOLED = {
     ("question", "mean"),
     ("question", "last"),
@@ -48,11 +48,11 @@ _POOLED = {
     ("all", "last"),
 }
 _AFTER_QUESTION = "<|im_end|>\n<|im_start|>assistant\n"
-_MAX_QUESTION = 3_072  # tokens; the engine has cut requests before, by characters
-_MAX_HISTORY = 768  # tokens of the earlier turns; of longer ones the end is read
+_MAX_QUESTION = 3_072  # tokens; the engine has already truncated requests by characters
+_MAX_HISTORY = 768  # tokens of the earlier turns, of which the end is read
 _BATCH_TOKENS = 256  # larger batches are no faster, and take more memory
-# A longer text is read in windows of so many tokens, each beginning with the last ones of the window before. So time
-# grows with the length and not with its square, memory does not grow, and windows are read side by side.
+# Window size and overlap, in tokens, for longer texts. With windows, time grows with the length and not with its
+# square, memory does not grow, and windows are read in parallel.
 _WINDOW, _OVERLAP = 256, 64
 
 
@@ -60,10 +60,10 @@ class ReaderRow(NamedTuple):
     """One text in tokens.
 
     Attributes:
-        ids: Tokens of the question, of what follows it, and of the answer.
-        question: How many are the question's and its history's.
-        prompt: How many come before the answer.
-        segments: Where each segment of the question begins and ends.
+        ids: Tokens of history, question, the rest of the prompt, and the answer.
+        question: Number of tokens of history and question.
+        prompt: Number of tokens before the answer.
+        segments: Begin and end of each segment of the question.
     """
 
     ids: tuple[int, ...]
@@ -101,8 +101,8 @@ class Reader(OnnxModel, TextEncoder):
 
         Args:
             questions: The questions.
-            drafts: The beginnings of the answers, one a question: text, or the model's own tokens; or None.
-            layers: Which states, of those that `can_read` allows.
+            drafts: The beginnings of the answers, one per question, as text or as the model's own tokens; or None.
+            layers: The states to return, of those that `can_read` allows.
         """
         rows = _drop_unread(list(map(self.encode, questions, drafts or [""] * len(questions))), layers)
         results = []
@@ -122,10 +122,10 @@ class Reader(OnnxModel, TextEncoder):
         return results
 
     def _read(self, rows: Sequence[ReaderRow], numbers: Sequence[int]) -> list[dict[int, Float32Array]]:
-        """Return the states of the tokens of each row, (tokens, hidden size), by layer."""
+        """Return the states of each row by layer, each of shape (tokens, hidden size)."""
         windows, counts = [], []
         for row in rows:
-            # Windows start at fixed positions, so that what follows a token never changes its window.
+            # Windows start at fixed positions, so that later text never changes a token's window.
             starts = range(0, max(len(row.ids) - _OVERLAP, 1), _WINDOW - _OVERLAP)
             windows += [row.ids[start : start + _WINDOW] for start in starts]
             counts.append(len(starts))
@@ -136,19 +136,19 @@ class Reader(OnnxModel, TextEncoder):
             first, *others = islice(results, count)
             states = {}
             for layer in numbers:
-                # A token of two windows has the states of the first, in which it saw more before it.
+                # A token in two windows gets its states from the first, in which it has more context before it.
                 parts = [first[layer], *(window[layer][_OVERLAP:] for window in others)]
                 states[layer] = np.concatenate(parts)
             joined.append(states)
         return joined
 
     def states(self, texts: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[dict[int, Float32Array]]:
-        """Return for each text the states of each of its tokens, (tokens, hidden size), by layer. One run."""
+        """Return the states of each text by layer, each of shape (tokens, hidden size), from a single run."""
         lengths = np.array(list(map(len, texts)))
         starts = np.concatenate([[0], lengths.cumsum()])
         columns = np.arange(lengths.max())
-        # Tokens lie one after the other, without padding; only attention sees a row a text, as `rows` says. Behind
-        # the end of a text stands the number of its first token, at which nothing looks.
+        # Texts are concatenated without padding. Only attention needs one row per text: `rows` has the index of each
+        # token, and after the end of a text the index of its first token, which is ignored.
         inside = columns < lengths[:, None]
         rows = np.where(inside, starts[:-1, None] + columns, starts[:-1, None])
         inputs = {
@@ -162,15 +162,15 @@ class Reader(OnnxModel, TextEncoder):
         return [dict(zip(numbers, states, strict=True)) for states in by_text]
 
     def encode(self, question: str, draft: str | Sequence[int] = "") -> ReaderRow:
-        """Return a question, and the beginning of its answer, in tokens."""
+        """Tokenize a question and the beginning of its answer."""
         return self._row(self.ids(self.plain(" ".join(question.split())))[:_MAX_QUESTION], draft)
 
     def encode_segments(self, text: Segmented) -> ReaderRow:
-        """Return a request in tokens, with the range of each of its segments."""
+        """Tokenize a request, with the range of each of its segments."""
         history = self.ids(self.plain(text.history))[-_MAX_HISTORY:]
         lines, parts = [], []
         for line in text.lines:
-            # Segment by segment: a control token in one must not move where the next begins.
+            # Clean segment by segment, so that removing a control token does not shift the next segment's begin.
             plain = [" ".join(self.plain(segment).split()) for segment in line]
             parts += plain
             lines.append(" ".join(plain))
@@ -178,9 +178,9 @@ class Reader(OnnxModel, TextEncoder):
         ends = [end for _, end in encoded.offsets[:_MAX_QUESTION]]
         segments, begin, end = [], len(history), -1
         for segment in parts:
-            end += 1 + len(segment)  # in characters; one of white space stands between two segments
+            end += 1 + len(segment)  # in characters, including the white space between two segments
             following = len(history) + bisect_right(ends, end, begin - len(history))
-            # A segment without tokens of its own, such as a control token, gets its neighbour's.
+            # A segment without its own tokens, such as a removed control token, gets its neighbour's.
             first = min(begin, len(history) + max(len(ends) - 1, 0))
             segments.append((first, max(following, first + 1)))
             begin = following
@@ -196,12 +196,12 @@ class Reader(OnnxModel, TextEncoder):
 
 
 def _drop_unread(rows: list[ReaderRow], layers: Sequence[PooledLayer]) -> list[ReaderRow]:
-    """Cut off what nothing is pooled of: what follows a question does not change its states."""
+    """Cut off tokens that are not pooled: tokens after a question do not change its states."""
     if any(span != "question" for _, span, _ in layers):
         return rows
     shorter = []
     for row in rows:
-        end = row.question or len(row.ids)  # what follows an empty question stands for it
+        end = row.question or len(row.ids)  # for an empty question, the rest of the prompt is pooled instead
         shorter.append(row._replace(ids=row.ids[:end], prompt=min(row.prompt, end)))
     return shorter
 
@@ -212,29 +212,29 @@ def pool_row(
     layers: Sequence[PooledLayer],
     segment: tuple[int, int] | None = None,
 ) -> Float32Array:
-    """Pool the states of a text or, without its draft, of a segment of its question; shape (layers, hidden size)."""
+    """Pool the states of a text, or of one segment of its question, to shape (layers, hidden size)."""
     if not layers:
         return np.zeros((0, 0), np.float32)
-    # A segment's states never include a draft that was read behind it.
+    # A segment's states never include the draft that follows it.
     draft = 0 if segment else len(row.ids) - row.prompt
     question = range(*segment) if segment and row.question else range(row.question)
     return np.stack(pool_states(states, question, row.prompt, draft, layers))
 
 
 def can_read(prompt: PromptTemplate, layers: Sequence[PooledLayer]) -> bool:
-    """Return whether the reader gives these states under this prompt."""
+    """Return whether the reader can provide these states for this prompt."""
     if prompt != ANSWER or not layers:
         return False
     return all(layer in STATES and (span, pooling) in _POOLED for layer, span, pooling in layers)
 
 
 class ReaderProxy(HasStates):
-    """The default model as far as the shipped gates read it: `Reader`, loaded on first use.
+    """The part of the default model that the shipped gates read: a `Reader`, loaded on first use.
 
-    It neither writes nor scores. `rgate_integrations.models.proxies` says when the whole model is used instead.
+    It cannot generate or score. `rgate_integrations.models.proxies` says when the whole model is used instead.
 
     Attributes:
-        max_batch_size: How many questions share a pass.
+        max_batch_size: Maximum number of questions in one pass.
     """
 
     name = DEFAULT_MODEL
@@ -244,11 +244,11 @@ class ReaderProxy(HasStates):
 
     @property
     def reader(self) -> Reader:
-        """The reader, shared in the process.
+        """The reader, shared within the process.
 
         Raises:
-            ModelLoadError: It is missing and may not be downloaded here, or it cannot be loaded.
-            DownloadError: It is missing, and could not be downloaded.
+            ModelLoadError: The model is missing and may not be downloaded here, or it cannot be loaded.
+            DownloadError: The model is missing and could not be downloaded.
         """
         return shared_reader(fetch_path(READER, "gate's model"))
 
@@ -259,14 +259,14 @@ class ReaderProxy(HasStates):
         drafts: Sequence[Draft] | None,
         layers: Sequence[PooledLayer],
     ) -> list[HiddenStates]:
-        """Pool hidden states, of those that `can_read` allows; see `HasStates.hidden`."""
+        """Pool hidden states that `can_read` allows; see `HasStates.hidden`."""
         texts = [draft_tokens_or_text(draft, DEFAULT_MODEL) for draft in drafts or ()]
         return self.reader.hidden([fields["question"] for fields in values], texts, layers)
 
     def request_states(
         self, prompt: PromptTemplate, texts: Sequence[Segmented], layers: RequestLayers
     ) -> list[RequestStates]:
-        """Pool hidden states of requests in one pass, of those that `can_read` allows."""
+        """Pool hidden states that `can_read` allows, in one pass; see `HasStates.request_states`."""
         return self.reader.request_states(texts, layers)
 
     def truncate(self, text: str, tokens: int) -> str | None:

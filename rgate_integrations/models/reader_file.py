@@ -1,4 +1,4 @@
-"""Makes the files of `Reader`, int8 weights and a tokenizer, from the model's GGUF. Needs no torch."""
+"""Makes the files of `Reader` (int8 weights and a tokenizer) from the model's GGUF, without torch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rgate_integrations.runtime.files import SHIPPED
 
 READER_WEIGHTS, TOKENIZER = "reader.bin", "tokenizer.json"
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE = 22, 9, 3, 64
-PAGE_BYTES = 4_096  # the operating system maps whole pages
-_BLOCK = 32  # values a scale in the file's embedding (Q8_0)
-_CONTROL = 3  # GGUF's type of control tokens
+PAGE_BYTES = 4_096  # arrays start at a page, because the operating system maps whole pages
+_BLOCK = 32  # values per scale in the file's embedding (Q8_0)
+_CONTROL = 3  # GGUF's token type for control tokens
 
 
 def make_reader(source: Path, target: Path) -> None:
@@ -34,19 +34,20 @@ def make_reader(source: Path, target: Path) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Write arrays one after the other, each from the beginning of a page."""
+    """Write arrays one after the other, each starting at the beginning of a page."""
     with path.open("wb") as out:
         for array in tensors.values():
+            # Zeros up to the next page.
             out.write(b"\0" * (-out.tell() % PAGE_BYTES))
             out.write(array.tobytes())
 
 
 def reader_tensors(file: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the arrays of the graph's weights by name, in the order of the file.
+    """Return the graph's weights by name, in the order of the file.
 
-    A linear map has int8 weights of shape (inputs, outputs), with a scale an output. Outliers of the activations are
-    moved into the weights first (SmoothQuant, arXiv 2211.10438): each input of a map is divided by a factor of
-    ``smoothing.npz``, which has a row a layer.
+    A linear map has int8 weights of shape (inputs, outputs), with one scale per output. First, outliers of the
+    activations are moved into the weights (SmoothQuant, arXiv 2211.10438): each input of a map is divided by a factor
+    from ``smoothing.npz``, which has one row per layer.
 
     Args:
         file: An open GGUF file.
@@ -60,8 +61,8 @@ def reader_tensors(file: Any) -> dict[str, np.ndarray[Any, Any]]:
         return np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
 
     blocks = stored["token_embd.weight"].data.reshape(-1, HEADS * HEAD_SIZE // _BLOCK, 2 + _BLOCK)
-    # In the order of the file, which the graph's offsets rest on. The embedding stays in Q8_0: int8 with float16
-    # scales.
+    # The order matters, because the graph refers to offsets in the file. The embedding stays in Q8_0: int8 with
+    # float16 scales.
     tensors: dict[str, np.ndarray[Any, Any]] = {
         "embedding.weight": np.ascontiguousarray(blocks[..., 2:]).view(np.int8),
         "embedding.scale": np.ascontiguousarray(blocks[..., :2]).view(np.float16),
@@ -71,11 +72,11 @@ def reader_tensors(file: Any) -> dict[str, np.ndarray[Any, Any]]:
     for number in range(LAYERS):
         block = f"blk.{number}"
         factor = {name: factors[number] for name, factors in smoothing.items()}
-        # Attention divides its scores by the root of the head's size; doing it here costs nothing at run time.
+        # Attention divides its scores by the square root of the head size. Doing that here costs nothing at run time.
         queries = _unpermuted(weight(f"{block}.attn_q"), HEADS) / np.float32(HEAD_SIZE**0.5)
         keys = _unpermuted(weight(f"{block}.attn_k"), KV_HEADS)
         values = weight(f"{block}.attn_v") / factor["out"][:, None]
-        # Each head of values serves several attention heads.
+        # Several attention heads share a head of values.
         shared = np.repeat(factor["out"].reshape(KV_HEADS, 1, HEAD_SIZE), HEADS // KV_HEADS, axis=1)
         gate, up = weight(f"{block}.ffn_gate"), weight(f"{block}.ffn_up") / factor["down"][:, None]
         maps = {
@@ -94,9 +95,9 @@ def reader_tensors(file: Any) -> dict[str, np.ndarray[Any, Any]]:
 def quantise(weight: Float32Array) -> tuple[np.ndarray[Any, Any], Float32Array]:
     """Return int8 weights, shape (inputs, outputs), and their scales, shape (outputs,).
 
-    CPUs without VNNI multiply 8-bit activations (at most 255) and weights with an instruction that adds up
-    neighbouring inputs in 16 bits, and saturates. So the sum of two weights of the same sign must not exceed 128:
-    255 * 128 is below 2**15. Then every CPU computes the same integers.
+    CPUs without VNNI multiply 8-bit activations (at most 255) and weights with an instruction that sums two
+    neighbouring products in 16 bits, and saturates. So the sum of two weights of the same sign must not exceed 128
+    (255 * 128 is below 2**15). Then every CPU computes the same integers.
 
     Args:
         weight: Shape (outputs, inputs).
@@ -105,14 +106,14 @@ def quantise(weight: Float32Array) -> tuple[np.ndarray[Any, Any], Float32Array]:
     same_sign = pairs[..., 0] * pairs[..., 1] > 0
     largest_pair = (np.abs(pairs.sum(-1)) * same_sign).max(axis=1)
     largest = np.maximum(np.abs(weight).max(axis=1), largest_pair)
-    # 127, since rounding may add 1 to the sum of a pair.
+    # 127 instead of 128, because rounding may add 1 to the sum of a pair.
     scale = (np.maximum(largest, np.float32(1e-12)) / np.float32(127)).astype(np.float32)
     rounded = np.rint(weight / scale[:, None]).astype(np.int8)
     return np.ascontiguousarray(rounded.T), scale
 
 
 def _unpermuted(weight: Float32Array, heads: int) -> Float32Array:
-    """Undo GGUF's order of the rows of queries and keys: its rotation pairs neighbours, the graph's pairs halves."""
+    """Undo GGUF's row order of queries and keys: its rotary embedding pairs neighbours, the graph's pairs halves."""
     parts = weight.reshape(heads, HEAD_SIZE // 2, 2, -1)
     return parts.swapaxes(1, 2).reshape(weight.shape)
 

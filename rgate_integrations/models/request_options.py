@@ -1,4 +1,4 @@
-"""Options of an application's requests, and what its server turns out to accept."""
+"""Options of an application's requests, and what we learn about its server."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rgate_integrations.runtime.files import json_line
 from rgate_integrations.runtime.flow import Flow, Step
 
 Think: TypeAlias = Literal["off", "low", "as-is"]
-"""How much an LLM thinks before it answers; ``"as-is"`` asks for nothing."""
+"""How much an LLM should think before it answers; ``"as-is"`` sends nothing."""
 
 _THINK: Mapping[Think, dict[str, Any]] = {
-    # The names are those of OpenAI and Ollama, of Qwen's and GLM's templates, and of DeepSeek's and Granite's.
+    # These cover OpenAI and Ollama, the templates of Qwen and GLM, and those of DeepSeek and Granite.
     "off": {
         "reasoning_effort": "none",
         "chat_template_kwargs": {"enable_thinking": False, "thinking": False},
@@ -25,8 +25,8 @@ _THINK: Mapping[Think, dict[str, Any]] = {
     "low": {"reasoning_effort": "low"},
     "as-is": {},
 }
-_MORE_EFFORT = {"none": "minimal", "minimal": "low"}  # requested if less is refused
-# In the order in which a refusal is searched for them.
+_MORE_EFFORT = {"none": "minimal", "minimal": "low"}  # the value to try after a refused one
+# In the order in which we look for them in a refusal.
 _OPTIONAL = (
     "max_tokens",
     "temperature",
@@ -40,12 +40,12 @@ _OPTIONAL = (
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """Options of requests to an LLM. Use the application's own, or another LLM is measured.
+    """Options of requests to an LLM. Use your application's own: other options measure a different LLM.
 
     Attributes:
-        think: How much it thinks before it answers.
-        thinking_tokens: Additional tokens for the thoughts of an LLM that thinks, at least 0.
-        extra: Further fields of a request's body, or further arguments of a provider's chat model.
+        think: How much the LLM should think before it answers.
+        thinking_tokens: Additional tokens for thoughts, at least 0.
+        extra: Additional fields of a request's body, or arguments of a provider's chat model.
 
     Raises:
         ConfigurationError: A value is out of range.
@@ -68,12 +68,13 @@ class RequestOptions:
 
     @property
     def body(self) -> dict[str, Any]:
-        """The fields that they add to the body of a request."""
+        """The fields that these options add to the body of a request."""
         return {**_THINK[self.think], **self.extra}
 
     @property
     def facts(self) -> dict[str, str]:
-        """What identifies them, as JSON values; of the extra fields a hash, since one may be a secret."""
+        """JSON values that identify these options, with a hash of the extra fields, because one may be a secret."""
+        # A server may move without its answers changing.
         extra = {name: value for name, value in self.extra.items() if name != "base_url"}
         digest = hashlib.sha256(json_line(extra).encode()).hexdigest()[:16]
         facts = {"think": self.think, "extra": digest if extra else ""}
@@ -81,14 +82,14 @@ class RequestOptions:
 
 
 class ServerHabits:
-    """Remembers which fields a server refuses, and whether its model thinks before it answers.
+    """Records which fields a server refuses, and whether its model thinks before it answers.
 
     Args:
         options: The options of the requests.
 
     Attributes:
-        refused: The fields that are not sent again, in the order of their refusal.
-        thinks: Whether the model has thought before an answer; None before its first answer.
+        refused: Fields not to send again, in the order of their refusal.
+        thinks: Whether the model has ever thought before an answer; None until its first answer.
     """
 
     def __init__(self, options: RequestOptions) -> None:
@@ -102,23 +103,23 @@ class ServerHabits:
             although = " although --think off was sent" if self.options.think == "off" else ""
             habits.append(f"thinks before it answers{although}")
         if self.refused:
-            habits.append(f"does not take {', '.join(dict.fromkeys(self.refused))}")
+            habits.append(f"does not accept {', '.join(dict.fromkeys(self.refused))}")
         return " and ".join(habits)
 
     def body(self, body: dict[str, Any], without: list[str], *, longer: bool) -> dict[str, Any]:
-        """Return the body of a request as it is sent.
+        """Return the body of a request that is sent.
 
         Args:
-            body: The body of a question.
-            without: Refused fields; one that occurs twice was refused with two values.
-            longer: Whether to add the tokens for thoughts.
+            body: The body for a question.
+            without: Refused fields; a field that occurs twice was refused with two values.
+            longer: Whether to add tokens for thoughts.
         """
         sent = {**body, **self.options.body}
         if longer:
             sent["max_tokens"] += self.options.thinking_tokens
         for name in without:
             value = sent.pop(name, None)
-            # A refused field is left out, unless the API has another name or value for it.
+            # Leave out a refused field, unless the API has another name or value for it.
             if name == "max_tokens" and value is not None:
                 sent["max_completion_tokens"] = value
             elif name == "reasoning_effort" and value in _MORE_EFFORT:
@@ -126,7 +127,7 @@ class ServerHabits:
         return sent
 
     def find_refused(self, refusal: str, sent: Mapping[str, Any]) -> str:
-        """Return the optional field that a refusal names; empty if it names none."""
+        """Return the optional field that a refusal mentions; empty if it mentions none."""
         for name in _OPTIONAL:
             if (
                 name in sent
@@ -137,21 +138,21 @@ class ServerHabits:
         return ""
 
     def complete(self, ask: Callable[[bool, bool], Step]) -> Flow[Draft]:
-        """Request an answer, and repeat the request with more tokens if it was cut off during thoughts.
+        """Request an answer; if it was cut off during thoughts, repeat the request with more tokens.
 
         Args:
-            ask: Returns the step of one request, from two flags: whether to add the tokens for thoughts, and whether
-                the answer is required or an earlier one is good enough.
+            ask: Function that returns the step of one request. It takes two flags: whether to add tokens for
+                thoughts, and whether the answer is required (otherwise an earlier one will do if this fails).
         """
         longer = bool(self.thinks)
         draft: Draft = yield ask(longer, True)
-        # If the prompt opens the thoughts, only their end shows; so the first cut-off answer is requested again.
+        # If the prompt opens the thoughts, a cut-off reply has no tag at all, so the first one is requested again.
         may_be_thoughts = draft.is_cut_off or self.thinks is None
         if not longer and self.options.thinking_tokens and not draft.finished and may_be_thoughts:
             is_required = draft.is_cut_off
             try:
                 again: Draft = yield ask(True, is_required)
-            except Exception:  # such as a slow server, or a short context
+            except Exception:  # perhaps a slow server or a short context
                 if is_required:
                     raise
                 again = draft
@@ -160,8 +161,8 @@ class ServerHabits:
         return self._read(draft, longer=longer)
 
     def _read(self, draft: Draft, *, longer: bool) -> Draft:
-        """Remember whether the model thought, and return its answer, without text if it was all thoughts."""
-        # Thoughts may be neither shown nor counted: an answer that came only with more tokens follows thoughts.
+        """Record whether the model thought, and return its answer; if all of it was thoughts, without text."""
+        # Thoughts may be neither shown nor counted. An answer that needed more tokens came after thoughts.
         self.thinks = bool(self.thinks or draft.thinking_tokens or (longer and draft.text))
         if longer and not draft.thinking_tokens and not draft.finished:
             thinking = len(draft.tokens) or len(draft.text.split()) or 1

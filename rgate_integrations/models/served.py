@@ -1,4 +1,4 @@
-"""Models behind an OpenAI-compatible server with log-probabilities: vLLM, SGLang, llama.cpp."""
+"""Models on an OpenAI-compatible server with log-probabilities, such as vLLM, SGLang or llama.cpp."""
 
 from __future__ import annotations
 
@@ -26,25 +26,27 @@ if TYPE_CHECKING:
     import httpx
 
 _Request: TypeAlias = tuple[str, dict[str, Any]]  # path and body
+# Statuses after which the same request may succeed.
 _BUSY = {408, 429, 500, 502, 503, 504}
-_MAX_PAUSE = 60.0  # seconds, if a server asks for a longer one
+_MAX_PAUSE = 60.0  # seconds, even if a server asks for a longer pause
 _TOP_LOGPROBS = 20  # the maximum of OpenAI's API and vLLM
-_QUOTED = 300  # characters of a server's message in an error
+_QUOTED = 300  # maximum characters of a server's message to quote in an error
 _CHARACTERS_PER_TOKEN = 4  # an estimate: the server's tokenizer is unknown
 
 
 class ServedProxy(LanguageModel):
-    """A model on a server, for gates that judge by text and probabilities; probes cannot use it.
+    """A model on a server, for gates that use text and probabilities; probes cannot use it.
 
-    ``generate`` and ``sample`` are chat completions, or completions for raw prompts, with log-probabilities. What a
-    server refuses is not sent again: ``max_tokens`` becomes ``max_completion_tokens``, and log-probabilities,
-    temperature and the like are left out. The answer follows the model's thoughts, and is empty if they were cut off.
-    An adapter is named as on the server (vLLM: ``--lora-modules``).
+    ``generate`` and ``sample`` use chat completions, or completions for raw prompts, with log-probabilities. Fields
+    that a server refuses are not sent again: ``max_tokens`` becomes ``max_completion_tokens``; log-probabilities,
+    temperature and similar fields are left out. The answer is the text after the model's thoughts, and is empty if
+    these were cut off. An adapter is named as on the server (vLLM: ``--lora-modules``).
 
-    ``score`` requests one token with the 20 likeliest: targets are compared by their first token after their common
-    prefix, with which the assistant's turn begins. A target outside the 20 gets an upper bound of its probability:
-    the smaller of the least of the 20 and what all 20 leave over. If no target is among them, as with a model that
-    thinks first, there is no score.
+    ``score`` starts the assistant's turn with the targets' common prefix, and requests one token with the top 20. The
+    targets are compared by their first token after the prefix. A target outside the top 20 gets an upper bound of its
+    probability: the lowest of the 20, or the probability that all 20 leave over, whichever is smaller. If no target
+        is
+    among them, for example because the model thinks first, scoring fails.
 
     Args:
         url: The server's base, such as ``http://localhost:8000/v1``. A login in it (``http://user:password@host``,
@@ -52,16 +54,16 @@ class ServedProxy(LanguageModel):
         model: Name of the model on the server.
         api_key: Sent as a bearer token, stripped; the environment's ``OPENAI_API_KEY`` is never read.
         timeout: Deadline of one request and its whole answer, in seconds.
-        retries: How often a request is repeated after 408, 429, 5xx or a lost connection, with back-off.
-        max_concurrency: Requests at a time; a server batches concurrent ones.
-        options: Further fields of the application's requests, and how long the model may think.
+        retries: Maximum number of retries, with back-off, after 408, 429, 5xx or a lost connection.
+        max_concurrency: Maximum number of requests at a time; the server batches concurrent ones.
+        options: Additional fields of the application's requests, and how long the model may think.
 
     Raises:
-        ConfigurationError: The URL or the key is invalid, there is both a key and a login, or a number is out of
+        ConfigurationError: The URL or the key is invalid, both a key and a login were given, or a number is out of
             range.
 
-    Key and login appear in no error, log or ``repr``, even if a server's answer quotes them. A pickle of the proxy
-    contains them, since workers need them: protect it like the key.
+    Key and login never appear in an error, log or ``repr``, even if a server's answer quotes them. But a pickle of
+    the proxy contains them, because workers need them, so protect it like the key.
 
     Example:
         >>> from rgate_integrations import load_gate
@@ -83,7 +85,7 @@ class ServedProxy(LanguageModel):
         max_concurrency: int = 16,
         options: RequestOptions = RequestOptions(),  # noqa: B008  it is frozen
     ) -> None:
-        # Also refuses infinity and NaN.
+        # This form also rejects infinity and NaN.
         if not 0 < timeout < math.inf or retries < 0 or max_concurrency < 1:
             raise ConfigurationError(
                 f"timeout={timeout!r} and max_concurrency={max_concurrency!r} must be above 0, and timeout finite; "
@@ -138,8 +140,8 @@ class ServedProxy(LanguageModel):
         """Score the first token in which the targets differ; see the class.
 
         Raises:
-            EvidenceError: One target is a prefix of another, the server gives no log-probabilities, or no target
-                is among the likeliest tokens.
+            EvidenceError: One target is a prefix of another, the server sends no log-probabilities, or no target is
+                among the top tokens.
         """
         prefix = ""
         if len(targets) > 1:
@@ -155,24 +157,24 @@ class ServedProxy(LanguageModel):
         return [self._score(rests, likeliest, draft.prompt_tokens) for draft, likeliest in completions]
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` cut to about a number of tokens, or None if it is not longer."""
+        """Truncate a text to about a number of tokens; None if it is not longer."""
         characters = tokens * _CHARACTERS_PER_TOKEN
         return text[:characters] if len(text) > characters else None
 
     # --- prompts and answers ---------------------------------------------------------------------------------
 
     def _write(self, requests: Sequence[_Request], tokens: int) -> list[Draft]:
-        """Return drafts of at most so many tokens, whatever the server counts as a token."""
+        """Request drafts of at most ``tokens`` tokens, even if the server counts differently."""
         return [draft.head(tokens) for draft, _ in self._ask(requests, needs_logprobs=False)]
 
     def _score(self, rests: Sequence[str], logprobs: Mapping[str, float], prompt_tokens: int) -> TargetScores:
         """Score the targets of one prompt, by their texts after the common prefix."""
         if not logprobs:
             raise EvidenceError(
-                f"The server at {self.url} gives no log-probabilities.",
-                hint="Use vLLM, SGLang or llama.cpp; `transformers serve` gives none.",
+                f"The server at {self.url} sends no log-probabilities.",
+                hint="Use vLLM, SGLang or llama.cpp; `transformers serve` does not send any.",
             )
-        # A token that is not listed is no likelier than the least of the list, nor than what the list leaves over.
+        # An unlisted token has at most the lowest listed probability, and at most what the list leaves over.
         left_over = 1.0 - sum(map(math.exp, logprobs.values()))
         bound = min(*logprobs.values(), math.log(max(left_over, 1e-9)), 0.0)
         listed: dict[str, float] = {}
@@ -180,13 +182,13 @@ class ServedProxy(LanguageModel):
             for token, logprob in logprobs.items():
                 if token.strip() and rest.strip().startswith(token.strip()):
                     listed[rest] = max(listed.get(rest, logprob), logprob)
-        # Bounds alone do not say which target is likelier.
+        # Bounds alone cannot tell which target is likelier.
         if len(rests) > 1 and not listed:
             likeliest = max(logprobs, key=logprobs.__getitem__)
             raise EvidenceError(
-                f"{self.name} would begin with {likeliest[:40]!r}: none of {', '.join(map(repr, rests))} "
-                f"is among its {len(logprobs)} likeliest tokens.",
-                hint="Switch its thinking off, or use an instruct model, which answers at once.",
+                f"{self.name} would start with {likeliest[:40]!r}: none of {', '.join(map(repr, rests))} "
+                f"is among its top {len(logprobs)} tokens.",
+                hint="Turn its thinking off, or use an instruct model, which answers at once.",
             )
         return TargetScores(tuple(listed.get(rest, bound) for rest in rests), prompt_tokens)
 
@@ -199,20 +201,20 @@ class ServedProxy(LanguageModel):
         adapter: str | None = None,
         prefix: str = "",
     ) -> _Request:
-        """Return path and body of the request for one prompt, whose answer begins with ``prefix``."""
-        # A server reads the spellings of control tokens as control tokens, so a question must not contain any.
+        """Return path and body of the request for one prompt, whose answer starts with ``prefix``."""
+        # A server interprets the text of control tokens, so a question must not contain any.
         clean = {name: strip_control_tokens(text) for name, text in values.items()}
         body: dict[str, Any] = {"model": adapter or self.name, **options}
         if prompt.stop_at_newline:
             body["stop"] = ["\n"]
         if prompt.raw:
-            # Of completions, `logprobs` is the number of likeliest tokens.
+            # For completions, `logprobs` is the number of top tokens.
             body |= {"prompt": prompt.text(**clean) + prefix, "logprobs": body.pop("top_logprobs", 1)}
             return "/completions", body
         literally = prefix.replace("{", "{{").replace("}", "}}")
         messages = replace(prompt, assistant=prompt.assistant + literally).messages(**clean)
         if messages[-1]["role"] == "assistant":
-            # The fields of vLLM and SGLang to continue this turn.
+            # With these fields, vLLM and SGLang continue the turn.
             body |= {"add_generation_prompt": False, "continue_final_message": True}
         return "/chat/completions", {**body, "messages": messages, "logprobs": True}
 
@@ -222,14 +224,14 @@ class ServedProxy(LanguageModel):
         """Send requests concurrently; the server batches them.
 
         Raises:
-            ServerError: All failed, the first of them with this, so do not repeat them one by one.
-            EvidenceError: Some failed, so repeat them one by one.
+            ServerError: All requests failed; do not repeat them one by one. This is the first error, which may also
+                be an `EvidenceError`.
+            EvidenceError: Some requests failed; repeat them one by one.
         """
         outcomes = run_requests(self._ask_all(requests, needs_logprobs))
         completions = [outcome for outcome in outcomes if isinstance(outcome, tuple)]
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        # One bad question must not cost the others their decisions, and a server that is gone is not asked again
-        # for each.
+        # One bad question must not cost the others their decisions, but a dead server must not be tried for each.
         if completions and errors:
             raise EvidenceError(f"{len(errors)} of {len(requests)} requests failed; the first: {errors[0]}")
         if errors:
@@ -239,6 +241,7 @@ class ServedProxy(LanguageModel):
     async def _ask_all(
         self, requests: Sequence[_Request], needs_logprobs: bool
     ) -> list[Completion | BaseException]:
+        # All requests at once could exceed the server's queue, and those that wait in it would time out.
         slots = asyncio.Semaphore(self.max_concurrency)
         async with make_client(self.url, self._credentials.headers) as client:
             calls = [self._complete(client, slots, *each, needs_logprobs) for each in requests]
@@ -252,9 +255,9 @@ class ServedProxy(LanguageModel):
         body: dict[str, Any],
         needs_logprobs: bool,
     ) -> Completion:
-        """Send a request, and repeat it with more tokens if the answer was cut off; see `ServerHabits.complete`."""
+        """Send a request; if the answer was cut off, repeat it with more tokens; see `ServerHabits.complete`."""
         async with slots:
-            # A score needs the first token alone, so it never waits for thoughts.
+            # A score only needs the first token, so it never waits for thoughts.
             if needs_logprobs:
                 return await self._adapt(client, path, body, True, self.retries, longer=False)
 
@@ -262,7 +265,7 @@ class ServedProxy(LanguageModel):
                 retries = self.retries if is_required else 0
                 return (await self._adapt(client, path, body, False, retries, longer=longer))[0]
 
-            # Both forms are the same: it is only awaited.
+            # `Call` needs two forms, but this one is only ever awaited.
             draft = await arun(self.habits.complete(lambda *flags: Call(ask, ask, *flags)))
             return draft, {}
 
@@ -276,10 +279,10 @@ class ServedProxy(LanguageModel):
         *,
         longer: bool,
     ) -> Completion:
-        """Send a request without the fields that the server refuses, and remember these.
+        """Send a request without the fields that the server refuses, and record these fields.
 
         Raises:
-            EvidenceError: It refuses something else, or the log-probabilities that are needed.
+            EvidenceError: The server refuses something else, or the log-probabilities that are needed.
         """
         refused = list(self.habits.refused)
         without = [name for name in refused if name != "logprobs" or not needs_logprobs]
@@ -295,12 +298,12 @@ class ServedProxy(LanguageModel):
                     named.append(name)
                 elif (
                     "logprobs" in sent
-                ):  # perhaps the cause; not remembered, since the refusal does not name it
+                ):  # perhaps the cause, but not recorded, because the refusal does not mention it
                     name = "logprobs"
                 if not name or (name == "logprobs" and needs_logprobs):
                     raise
                 without.append(name)
-        # Only after a success is it certain that these fields were the cause.
+        # Only a success proves that these fields were the cause.
         self.habits.refused = max(self.habits.refused, refused + named, key=len)
         return completion
 
@@ -310,16 +313,16 @@ class ServedProxy(LanguageModel):
         """Send a request, with retries after transient failures.
 
         Raises:
-            ServerError: The server could not be reached, stayed busy or broken, or did not answer as OpenAI's API
-            does.
-            EvidenceError: It refused this request.
+            ServerError: The server could not be reached, stayed busy or broken, or its answer is not in OpenAI's
+                format.
+            EvidenceError: The server refused this request.
         """
         import httpx
 
         trouble, pause = "", 0.0
         for attempt in range(retries + 1):
             await asyncio.sleep(pause)
-            # Of random length, so that callers that failed together do not return together.
+            # A random length, so that callers that failed at the same time do not all retry at the same time.
             pause = min(0.5 * 2**attempt, 8.0) * random.uniform(0.5, 1.0)  # noqa: S311  not for cryptography
             try:
                 answer = await request(client, "POST", self.url + path, seconds=self.timeout, body=body)
@@ -335,7 +338,7 @@ class ServedProxy(LanguageModel):
             retry_after = answer.headers.get("retry-after", "")
             if retry_after.isdecimal():
                 pause = min(float(retry_after), _MAX_PAUSE)
-        # Not inside an `except`: a chained error of httpx may quote the key.
+        # Raised outside the `except`, because a chained error of httpx may quote the key.
         raise ServerError(
             f"The server at {self.url} could not be used: {trouble}.",
             hint="Check that it is running, and that the URL ends in /v1.",
@@ -345,12 +348,15 @@ class ServedProxy(LanguageModel):
         if answer.status < 400:
             completion = read_completion(answer.content, self.name)
             if completion is None:
-                raise ServerError(f"{self.url} does not answer as OpenAI's API does.")
+                raise ServerError(
+                    f"The answer of {self.url} is not in the format of OpenAI's API.",
+                    hint="Check that the URL is an OpenAI-compatible server's and ends in /v1.",
+                )
             return completion
         message = f"({answer.status}): {self._credentials.redact(answer.text)[:_QUOTED]}"
         if answer.status in (401, 403, 404):
             raise ServerError(
-                f"The server at {self.url} refused the key, or has no such path or model {message}",
+                f"The server at {self.url} refused the key, the path or the model {message}",
                 hint="Check api_key=, url=…/v1 and model=.",
             )
         raise EvidenceError(f"The server at {self.url} refused the request {message}")

@@ -1,6 +1,6 @@
-"""An answer of a local model, written token by token as it is read; a gate can use the states that it keeps.
+"""An answer of a local model, generated token by token as it is read, whose hidden states a gate can use.
 
-torch is imported only when it is used, so that framework adapters can be imported without it.
+torch is imported only where it is used, so that framework adapters can be imported without it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _ONE_OR_SEVERAL = BeforeValidator(lambda stop: (stop,) if isinstance(stop, str) 
 
 
 class GenerationOptions(BaseModel):
-    """How an answer is written; local chat models and LLMs inherit these fields.
+    """Options of generation, which local chat models and LLMs inherit as fields.
 
     Attributes:
-        temperature: 0 is greedy; above that, tokens are drawn.
-        max_tokens: Maximum number of tokens of an answer; None is as many as the model's context holds.
-        stop: Texts that end an answer, and are cut off.
-        seed: Of the sampling; None samples another answer each time.
-        logprobs: Whether to return the log-probabilities of the tokens, as OpenAI's models do. With None, answer
-            first requests them.
-        layers: Layers whose hidden states are kept while an answer is written; by default those that ``rgate train``
-            reads. ``()`` keeps none.
+        temperature: 0 is greedy; above 0, tokens are sampled.
+        max_tokens: Maximum number of tokens of an answer; None for as many as fit into the model's context.
+        stop: Texts that end an answer, and are removed from it.
+        seed: Seed for sampling; None gives another answer each time.
+        logprobs: Whether to return the log-probabilities of the tokens, as OpenAI's models do. With None, they are
+            returned only if answer first requests them.
+        layers: Layers whose hidden states are kept during generation; by default those that ``rgate train`` reads.
+            ``()`` keeps none.
     """
 
     temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
@@ -62,7 +62,7 @@ class GenerationOptions(BaseModel):
         if unknown:
             raise ConfigurationError(
                 f"{type(self).__name__} got an unexpected keyword argument {min(unknown)!r}.",
-                hint=f"It takes {', '.join(options)}.",
+                hint=f"It accepts {', '.join(options)}.",
             )
         return GenerationOptions(**{**options, **call})
 
@@ -71,7 +71,7 @@ class GeneratedToken(NamedTuple):
     """A token of an answer.
 
     Attributes:
-        text: The text that it adds; empty if its last character is not complete yet.
+        text: The text that it adds; empty if its last character is still incomplete.
         logprob: Its log-probability, <= 0.
     """
 
@@ -80,30 +80,31 @@ class GeneratedToken(NamedTuple):
 
 
 class TextChunk(NamedTuple):
-    """A part of an answer: its text, without a stop sequence, and its tokens."""
+    """A part of an answer: its text, without any stop sequence, and its tokens."""
 
     text: str
     tokens: tuple[GeneratedToken, ...]
 
 
 class StreamedAnswer:
-    """An answer that is written lazily, as its chunks are read.
+    """An answer that is generated lazily, as its chunks are read.
 
-    The model is free between two tokens, and an abandoned answer need not be closed.
+    Other callers may use the model between two tokens. An abandoned answer need not be closed.
 
     Args:
-        use_model: Holds the model for the calling thread.
+        use_model: Returns a context in which the calling thread holds the model.
         prompt: Token ids of the prompt.
-        options: How it is written.
+        options: Options of the generation.
         layers: Layers whose hidden states are kept.
 
     Attributes:
-        id: Id of the response, under which `find_answer` finds it.
-        encoder: Makes the model's token ids.
-        text: The text written so far.
+        id: Id of the response, by which `find_answer` finds it.
+        encoder: The model's prompt encoder.
+        text: The text so far.
         ids: Its token ids.
-        finish_reason: ``"stop"``: by itself or at a stop sequence; ``"length"``: cut off; None: not ended.
-        fingerprint: Of the model.
+        finish_reason: ``"stop"`` if the model or a stop sequence ended it, ``"length"`` if it was cut off, None if it
+            has not ended.
+        fingerprint: Fingerprint of the model.
 
     Raises:
         ConfigurationError: The prompt fills the model's context, or a layer does not exist.
@@ -116,6 +117,7 @@ class StreamedAnswer:
         options: GenerationOptions,
         layers: Sequence[int],
     ) -> None:
+        # Random, so that no client can guess the id of another answer.
         self.id = f"rgate-{uuid.uuid4().hex}"
         self.prompt = tuple(prompt)
         self.options = options
@@ -124,14 +126,14 @@ class StreamedAnswer:
         self.ids: list[int] = []
         self.finish_reason: Literal["stop", "length"] | None = None
         self._use_model = use_model
-        self._ahead: NextTokens | None = None  # computed, but not yet written
+        self._ahead: NextTokens | None = None  # already computed, but not yet part of the answer
         self._states: dict[int, list[torch.Tensor]] = {layer: [] for layer in self.layers}
         with use_model() as runner:
             room = runner.context_size - len(prompt)
             if room < 1:
                 raise ConfigurationError(
-                    f"The prompt has {len(prompt)} tokens, but the model's context holds {runner.context_size}.",
-                    hint="Shorten it: fewer passages, or fewer earlier turns.",
+                    f"The prompt has {len(prompt)} tokens, but the model's context only holds {runner.context_size}.",
+                    hint="Use fewer passages or fewer earlier turns.",
                 )
             if not all(0 <= layer <= runner.num_layers for layer in self.layers):
                 raise ConfigurationError(f"The model has {runner.num_layers} layers, not {self.layers}.")
@@ -139,19 +141,20 @@ class StreamedAnswer:
             self.encoder = runner.encoder
             self._limit = min(options.max_tokens or room, room)
             seed = secrets.randbits(32) if options.seed is None else options.seed
-            # This answer has its own keys and values, so others may use the model between two tokens.
+            # This answer has its own key-value cache, so other callers may use the model between two tokens.
             self._steps = runner.steps([self.prompt], options.temperature, [seed], states=bool(self.layers))
         if self.layers:
             _live[self.id] = self
 
     def chunks(self) -> Iterator[TextChunk]:
-        """Yield the answer as it is written; a possible beginning of a stop sequence is held back.
+        """Yield the answer as it is generated; a possible beginning of a stop sequence is held back.
 
-        The last chunk comes when the answer has ended, and may be empty.
+        The last chunk comes after the answer has ended, and may be empty.
         """
         sent = 0
         tokens: list[GeneratedToken] = []
         stops = [stop for stop in self.options.stop if stop]
+        # All of a stop sequence but its last character may already be at the end of the text.
         held_back = max(map(len, stops), default=1) - 1
         for token in iter(self._next, None):
             tokens.append(token)
@@ -171,30 +174,30 @@ class StreamedAnswer:
 
         Args:
             question: Positions of the question in the prompt.
-            layers: Which states, of the layers that are kept.
-            tokens: How many tokens of the answer, of those that are written.
+            layers: The states to return, of the layers that are kept.
+            tokens: Number of the answer's tokens, of those generated so far.
         """
         import torch
 
         from rgate_integrations.models.model_runner import pool_tensors
 
         with self._use_model():
-            # The last token is read only when the next one is chosen, so choose that one now, once.
+            # A token is read only when the next one is chosen, so choose the next one now, but only once.
             self._ahead = self._ahead or self._step()
             length = len(self.prompt) + tokens
             kept = {layer: torch.cat(parts)[:length].float() for layer, parts in self._states.items()}
             return pool_tensors(kept, question, len(self.prompt), tokens, layers)
 
     def _step(self) -> NextTokens:
-        """Compute another token, and keep the states that this takes."""
+        """Compute the next token, and keep the states of this step."""
         step = next(self._steps)
         for layer, kept in self._states.items():
             kept.append(step.states[layer][0])
         return step
 
     def _next(self) -> GeneratedToken | None:
-        """Write a token; None at the end of the answer."""
-        # Held for one token, so that concurrent answers of one model advance in turns.
+        """Generate a token; None at the end of the answer."""
+        # Hold the model for one token at a time, so that concurrent answers take turns.
         with self._use_model() as runner:
             if len(self.ids) >= self._limit:
                 self.finish_reason = "length"
@@ -212,24 +215,24 @@ class StreamedAnswer:
             return GeneratedToken(added, step.logprobs[0])
 
 
-# Weak, so that an answer lives no longer than its stream or its judgment.
+# Weak references, so that an answer and its states live only as long as its stream or its judgment.
 _live: WeakValueDictionary[str, StreamedAnswer] = WeakValueDictionary()
 
 
 def find_answer(response_id: str) -> StreamedAnswer | None:
-    """Return the local answer with that id; None for other LLMs, and once it is written and judged."""
+    """Return the local answer with that id; None for other LLMs, or if the answer has been read and judged."""
     return _live.get(response_id)
 
 
 def recall_states(
     draft: Draft, fingerprint: str, prompt: PromptTemplate, values: Values, layers: Sequence[PooledLayer]
 ) -> Float32Array | None:
-    """Return states that a local LLM kept while it wrote a draft, shape (layers, hidden size).
+    """Return the states that a local LLM kept while it wrote a draft, shape (layers, hidden size).
 
     Args:
-        draft: The beginning of its answer.
-        fingerprint: The model of the states.
-        prompt: The prompt of the states.
+        draft: The beginning of the LLM's answer.
+        fingerprint: Fingerprint of the model whose states are needed.
+        prompt: The prompt whose states are needed.
         values: The template's fields.
         layers: Which states.
 
@@ -239,7 +242,7 @@ def recall_states(
     answer = find_answer(draft.response_id)
     if answer is None or answer.fingerprint != fingerprint:
         return None
-    # The gate's prompt must be, token by token, what the LLM was asked: states depend on everything before them.
+    # The gate's prompt must equal the LLM's, token by token, because states depend on everything before them.
     row = answer.encoder.encode(prompt, values)
     is_written = 0 < len(draft.tokens) <= len(answer.ids)
     if not is_written or answer.prompt != row.ids or not set(layer_numbers(layers)) <= set(answer.layers):

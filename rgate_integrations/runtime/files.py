@@ -1,4 +1,4 @@
-"""Atomic writes, file locks, JSON with one kind of error, and JSONL logs that can be continued."""
+"""Atomic writes, file locks, JSON with uniform errors, and JSONL logs that a later run can continue."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from filelock import FileLock, Timeout
 
 from rgate_integrations.errors import ConfigurationError, DataFormatError, LockedError, WriteError
 
-_END = 1 << 16  # bytes that are read of the end of a log
-_LONGEST_LINE = 1 << 26  # bytes of a JSONL file; a file without line feeds must not fill the memory
+_END = 1 << 16  # bytes to read first from the end of a log
+_LONGEST_LINE = 1 << 26  # bytes; a file without line feeds must not fill the memory
 _NO_LOCKS = {
     errno.ENOLCK,
     errno.ENOTSUP,
-}  # from some network file systems, which are written to without a lock
+}  # some network file systems have no locks; we write there without one
 
 SHIPPED = Path(__file__).parents[1] / "weights"
-"""The folder of the files that ship with the package."""
+"""The folder with the files that ship with the package."""
 
 
 def write_atomically(path: str | Path, content: bytes | str) -> Path:
-    """Write or replace a file in one step, and return its path.
+    """Write or replace a file atomically, and return its path.
 
     Args:
-        path: Where to; missing folders are made.
+        path: The file; missing folders are created.
         content: The content; text is written as UTF-8.
 
     Raises:
-        WriteError: It could not be written, such as on a full disk; an earlier file is unchanged.
+        WriteError: The file could not be written, for example because the disk is full; an earlier file is unchanged.
     """
     target = Path(path)
     with _temporary(target) as temporary:
@@ -53,12 +53,13 @@ def write_folder(folder: str | Path, files: Mapping[str, bytes | str]) -> Path:
     """Write or replace a folder as a whole, and return its path.
 
     Args:
-        folder: Where to; missing folders above it are made.
-        files: Contents by name; a name may begin with a sub-folder.
+        folder: The folder; missing folders above it are created.
+        files: Contents by name; a name may start with a subfolder.
 
     Raises:
         ConfigurationError: The name is taken by a file, or by a folder of another kind.
-        WriteError: It could not be written, such as on a full disk; an earlier folder is unchanged.
+        WriteError: The folder could not be written, for example because the disk is full; an earlier folder is
+            unchanged.
     """
     target = Path(folder)
     with _temporary(target) as temporary:
@@ -70,23 +71,23 @@ def write_folder(folder: str | Path, files: Mapping[str, bytes | str]) -> Path:
 
 
 def rename_folder(folder: Path, target: Path) -> None:
-    """Give a finished folder its name, replacing the folder that has it.
+    """Rename a finished folder, replacing an earlier folder of that name.
 
-    A folder with files cannot be replaced in one step, so the earlier one is renamed for a moment. If the process is
-    killed in that moment, `find_folder` still finds the earlier one.
+    A folder with files cannot be replaced atomically, so the earlier one is renamed first. If the process is killed
+    between the two renames, `find_folder` still finds the earlier one.
 
     Args:
-        folder: The finished folder, beside ``target``.
-        target: Its name.
+        folder: The finished folder, in the same parent folder as ``target``.
+        target: Its new name.
 
     Raises:
         ConfigurationError: The name is taken by a file, or by a folder of another kind.
     """
     check_replaceable(target, os.listdir(folder))
     backup = _beside(target, "before")
-    # Two renames, each atomic: at any moment either the old folder or the new one can be found.
+    # Two atomic renames: at any moment, either the old folder or the new one can be found.
     if target.exists():
-        _remove(backup)  # left by a process that was killed after its second step
+        _remove(backup)  # left by a process that was killed before it removed it
         target.rename(backup)
     try:
         folder.rename(target)
@@ -98,28 +99,28 @@ def rename_folder(folder: Path, target: Path) -> None:
 
 
 def check_replaceable(target: Path, names: Iterable[str]) -> None:
-    """Check that a folder may be replaced: a typo must not destroy a user's files.
+    """Check that a folder may be replaced, because a typo must not destroy a user's files.
 
     Args:
         target: The folder.
-        names: Names of the new files. A folder with one of these, other than a README, is of the same kind.
+        names: Names of the new files. A folder that has one of these, other than a README, is of the same kind.
 
     Raises:
         ConfigurationError: The name is taken by a file, or by a folder of another kind.
     """
     if target.is_file():
-        raise ConfigurationError(f"{str(target)!r} is a file.", hint="Give the name of a folder.")
+        raise ConfigurationError(f"{str(target)!r} is a file, not a folder.", hint="Choose another name.")
     present = set(os.listdir(target)) if target.is_dir() else set()
     if present and not (present & set(names)) - {"README.md"}:
         raise ConfigurationError(
-            f"{str(target)!r} is a folder with something else in it, such as {min(present)!r}.",
-            hint="Give the name of another folder.",
+            f"{str(target)!r} contains other files, such as {min(present)!r}.",
+            hint="Choose another folder.",
         )
 
 
 def find_folder(folder: str | Path) -> Path:
-    """Return where the content of a folder is: under its name, unless `rename_folder` was killed half way."""
-    # `os.path` returns False for a name that no file can have, where `Path` raises.
+    """Return where a folder's content is: under its own name, unless `rename_folder` was killed halfway."""
+    # For an impossible file name, `os.path` returns False and `Path` raises.
     target = Path(os.path.expanduser(folder))
     if os.path.exists(target):
         return target
@@ -129,35 +130,35 @@ def find_folder(folder: str | Path) -> Path:
 
 @contextmanager
 def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -> Iterator[None]:
-    """Hold the lock of a file or folder that is going to be written; it need not exist yet.
+    """Hold the lock of a file or folder while it is written; it need not exist yet.
 
-    The lock is on a file beside the target, ``.NAME.lock``. The system releases it however this process ends, so the
-    lock file of a killed process blocks nobody.
+    The lock is on a file next to the target, ``.NAME.lock``. The system releases it however this process ends, so a
+    lock file that a killed process left behind has no effect.
 
     Args:
         target: The file or folder.
-        waiting: Called once before waiting for another process that has the lock.
+        waiting: Called once before waiting for another process that has the lock; None raises an error instead.
 
     Raises:
         LockedError: Another process has the lock, and ``waiting`` is None.
-        WriteError: The lock file cannot be made, or its name is taken: by somebody's file, or by a link, which in a
-            shared folder another user may have set to any file of ours.
+        WriteError: The lock file cannot be created, or its name is taken by another file or by a link (in a shared
+            folder, another user could have made it point to any file of ours).
     """
-    # By the real path, so that a link locks its target.
+    # Use the real path, so that a link and its target have the same lock.
     real = Path(target).expanduser().resolve()
     path = real.with_name(f".{real.name}.lock")
     lock = FileLock(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # the usual case; its owner may also remove it meanwhile
-            if path.stat().st_size > 0:  # some versions of filelock would empty it
+        with suppress(FileNotFoundError):  # the usual case: nothing has the lock
+            if path.stat().st_size > 0:  # a user's own file, which some versions of filelock would truncate
                 raise OSError(errno.EEXIST, f"{path.name} is not a lock file")
         lock.acquire(blocking=False)
     except Timeout as error:
         if waiting is None:
             raise LockedError(
                 f"Another process is writing to {str(target)!r}.",
-                hint="Wait until it has ended, or write to another place.",
+                hint="Wait until it has finished, or choose another path.",
             ) from error
         waiting()
         lock.acquire()
@@ -167,23 +168,23 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
     try:
         yield
     finally:
-        # Removed before it is released: a waiting process notices that, and makes its own file.
+        # Remove the file before releasing the lock: a waiting process notices that and makes its own file.
         with suppress(OSError):
             path.unlink()
         lock.release()
 
 
 def read_file(path: str | Path, limit: int = 1 << 24) -> bytes:
-    """Return the content of a regular file; a pipe may hang, and ``/dev/zero`` would fill the memory.
+    """Read a regular file of limited size: a pipe could hang, and ``/dev/zero`` would fill the memory.
 
     Args:
         path: The file.
         limit: Maximum size in bytes, by default 16 MiB.
 
     Raises:
-        OSError: It cannot be read, is not a regular file, or is larger.
+        OSError: The file cannot be read, is not a regular file, or is too large.
     """
-    no_wait = getattr(os, "O_NONBLOCK", 0)  # for the other end of a pipe
+    no_wait = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would otherwise wait for its other end
     with open(path, "rb", opener=lambda path, flags: os.open(path, flags | no_wait)) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -194,10 +195,10 @@ def read_file(path: str | Path, limit: int = 1 << 24) -> bytes:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text from any source.
+    """Parse JSON from an untrusted source.
 
     Raises:
-        ValueError: It is not JSON, not UTF-8, or nested too deeply.
+        ValueError: The text is not JSON, not UTF-8, or nested too deeply.
     """
     try:
         return json.loads(text)
@@ -206,9 +207,9 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_jsonl(path: str | Path, *, hint: str = "") -> Iterator[tuple[int, Any]]:
-    """Read a JSONL file, plain or gzipped: yields line number and value of each line that is not blank.
+    """Read a JSONL file, plain or gzipped, and yield line number and value of each line that is not blank.
 
-    Only a line feed ends a line: unescaped text may hold other separators, such as U+2028.
+    Only a line feed ends a line, because unescaped text may contain other separators, such as U+2028.
 
     Args:
         path: The file.
@@ -220,7 +221,7 @@ def read_jsonl(path: str | Path, *, hint: str = "") -> Iterator[tuple[int, Any]]
     path = Path(path)
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-            # By bounded reads: a file without line feeds would otherwise fill the memory.
+            # Bounded reads, because a file without line feeds would fill the memory.
             lines = iter(partial(file.readline, _LONGEST_LINE), b"")
             yield from _parse_lines(lines, path, hint)
     except (OSError, EOFError, zlib.error) as error:
@@ -229,19 +230,20 @@ def read_jsonl(path: str | Path, *, hint: str = "") -> Iterator[tuple[int, Any]]
 
 
 class JsonlLog:
-    """A JSONL file of objects that a run appends to, and that the next run continues.
+    """A JSONL file of objects to which a run appends, and which the next run continues.
 
-    A last line that a kill left incomplete is skipped, and removed by the next `append`. A complete one is kept, with
-    or without its line feed. Opening and reading change nothing: the file may be another one, named by mistake. Two
-    runs that append at once need a lock: see `locked`.
+    If a killed process left an incomplete last line, it is skipped, and the next `append` removes it. A complete last
+    line is kept, even without its line feed. Opening and reading never change the file, because it may have been
+    named by mistake. Two runs that append at the same time need a lock, see `locked`.
 
     Args:
-        path: The file; it and its folder are made if missing. Only its owner may read it: it has questions.
-        keys: What every object has; a file whose last object lacks one is rejected.
+        path: The file; it and its folder are created if missing. Only its owner may read it, because it has
+            questions.
+        keys: Keys that every object has; a file whose last object lacks one is rejected.
 
     Raises:
-        DataFormatError: The file holds something else.
-        WriteError: The file cannot be written to.
+        DataFormatError: The file is not such a log.
+        WriteError: The file cannot be written.
     """
 
     def __init__(self, path: str | Path, keys: Collection[str] = ()) -> None:
@@ -249,7 +251,7 @@ class JsonlLog:
         self._keys = frozenset(keys)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self._open() as file:  # a file that cannot be written to fails here
+            with self._open() as file:  # raises now if the file cannot be written
                 self._check_end(file)
         except OSError as error:
             raise _write_error(self.path, error) from error
@@ -266,24 +268,26 @@ class JsonlLog:
         return [value for _, value in _parse_lines(lines, self.path)]
 
     def append(self, values: Iterable[Any]) -> None:
-        """Append values, one a line: all of them or, with an error, none.
+        """Append values, one per line; on an error, none of them is appended.
 
         Raises:
-            DataFormatError: The file holds something else.
-            WriteError: They could not be written, such as on a full disk. The file is unchanged.
+            DataFormatError: The file is not such a log.
+            WriteError: The values could not be written, for example because the disk is full. The file is
+                unchanged.
         """
         lines = "".join(json_line(value) for value in values).encode()
         with self._open() as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - 1, 0))
-            if file.read(1) not in (b"", b"\n"):  # after a kill, or saved so by an editor
+            # The process was killed, or an editor dropped the last line feed.
+            if file.read(1) not in (b"", b"\n"):
                 torn = self._check_end(file, lines)
                 size -= torn
                 lines = lines if torn else b"\n" + lines
             try:
                 file.truncate(size)
                 remaining = memoryview(lines)
-                while remaining:  # on a full disk, a write takes a part and reports no error
+                while remaining:  # on a full disk, a write may be partial without an error
                     remaining = remaining[file.write(remaining) or 0 :]
             except BaseException as error:
                 file.truncate(size)
@@ -292,25 +296,25 @@ class JsonlLog:
                 raise
 
     def _open(self) -> FileIO:
-        """Open the file to append to it, and to read its end."""
-        # Unbuffered: all lines go out in one write, so that those of another process do not come between.
+        """Open the file for appending, and for reading its end."""
+        # Unbuffered, so that all lines go out in one write and lines of another process cannot come between them.
         return open(self.path, "a+b", buffering=0, opener=_open_private)
 
     def _check_end(self, file: FileIO, lines: bytes | None = None) -> int:
-        """Return how many bytes of an incomplete line are at the end.
+        """Return the length in bytes of an incomplete line at the end.
 
         Args:
-            file: The file; of a long one only the end is read.
-            lines: What is going to be appended.
+            file: The file; only the end of a long file is read.
+            lines: The lines to append.
 
         Raises:
-            DataFormatError: It is not a log of ours.
+            DataFormatError: The file is not a log of ours.
         """
         size, block = file.seek(0, os.SEEK_END), _END
         while True:
             file.seek(max(size - block, 0))
             *complete, last = file.read().split(b"\n")
-            # The first line of a block may be the end of a longer one.
+            # The first line of a block may be only the end of a line.
             records = [line for line in complete[int(block < size) :] if line.strip()]
             if records or block >= min(size, _LONGEST_LINE):
                 break
@@ -323,17 +327,17 @@ class JsonlLog:
             value = _parse_line(records[-1])
             is_ours = isinstance(value, dict) and self._keys <= value.keys()
         if is_torn:
-            # Without a complete line, only the beginning of the very line that is appended now is known to be ours.
+            # Without a complete line, the file is ours only if it has the beginning of the line that we append now.
             is_ours &= last.startswith(b"{") and (bool(records) or lines is None or lines.startswith(last))
         if not is_ours:
             raise DataFormatError(
-                f"{str(self.path)!r} exists and holds something else.", hint="Name another file."
+                f"{str(self.path)!r} exists and contains something else.", hint="Choose another file."
             )
         return len(last) if is_torn else 0
 
 
 def _open_private(path: str, flags: int) -> int:
-    """Open a regular file, for its owner alone if it is made now; a device may have no end."""
+    """Open a regular file, not a device, which may have no end; a new file is private to its owner."""
     descriptor = os.open(path, flags, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -356,7 +360,7 @@ def json_line(value: Any) -> str:
 def json_text(value: Any, indent: int | None = 1) -> str:
     """Return a value as the text of a JSON file for people to read."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
-    # UTF-8 has no bytes for half a surrogate pair; Python escapes it just as JSON does.
+    # UTF-8 cannot encode half a surrogate pair; Python escapes it the same way as JSON does.
     return text.encode(errors="backslashreplace").decode() + "\n"
 
 
@@ -379,10 +383,10 @@ def _parse_lines(lines: Iterable[bytes], path: Path, hint: str = "") -> Iterator
 
 @contextmanager
 def _temporary(target: Path) -> Iterator[Path]:
-    """Yield a name for what is written before it replaces the target; after an error it is removed.
+    """Yield a temporary path in the target's folder; after an error, it is removed.
 
     Raises:
-        WriteError: It could not be written.
+        WriteError: The target could not be written.
     """
     temporary = _beside(target, uuid.uuid4().hex[:12])
     try:
@@ -396,7 +400,7 @@ def _temporary(target: Path) -> Iterator[Path]:
 
 
 def _beside(target: Path, mark: str) -> Path:
-    """Return another name in the same folder: a rename is atomic only within a file system."""
+    """Return another name in the same folder, because a rename is atomic only within one file system."""
     if target.name in ("", ".."):  # the current folder, or the root
         raise ConfigurationError(f"{str(target)!r} cannot name a file or folder.")
     return target.with_name(f".{target.name}-{mark}")
@@ -414,12 +418,12 @@ def _write(path: Path, content: bytes | str) -> None:
     with path.open("xb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
-        os.fsync(file.fileno())  # before the rename, so that after a crash the name has the whole content
+        os.fsync(file.fileno())  # before the rename, so that after a crash the file is complete
 
 
 def _write_error(target: Path, error: OSError) -> WriteError:
-    """Build the error for a file or folder that could not be written."""
-    hint = "Check its permissions, or name another place."
+    """Return the error for a file or folder that could not be written."""
+    hint = "Check its permissions, or choose another path."
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        hint = "Free some space, then run the same command again: what is already written is kept."
+        hint = "Free some space, then run the command again: everything written so far is kept."
     return WriteError(f"{str(target)!r} could not be written: {error.strerror or error}.", hint=hint)

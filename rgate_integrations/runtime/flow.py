@@ -1,7 +1,7 @@
-"""Logic that is written once and runs both in threads and on asyncio.
+"""Flows: logic that is written once and runs both in threads and on asyncio.
 
-A *flow* is a generator that yields `Step`s and gets their results back. It never waits: `run` and `arun` drive it and
-do the waiting. (httpx implements authentication this way.)
+A *flow* is a generator that yields `Step`s and receives their results. It never waits itself: `run` and `arun` run
+its steps and wait for them. (httpx implements authentication this way.)
 
 >>> def greeting(name):
 ...     text = yield Call(str.title, None, name)
@@ -28,23 +28,23 @@ _log = logging.getLogger("rgate_integrations")
 
 
 class Step(ABC):
-    """An operation that a flow yields."""
+    """A step of a flow."""
 
     @abstractmethod
     def run(self) -> Any:
-        """Run it, blocking."""
+        """Run the step, and block until it is done."""
 
     @abstractmethod
     async def arun(self) -> Any:
-        """Run it without blocking the event loop."""
+        """Run the step without blocking the event loop."""
 
 
 Flow: TypeAlias = Generator[Step, Any, _T]
-"""A generator of steps that returns a ``_T``."""
+"""A generator that yields steps and returns a ``_T``."""
 
 
 def run(flow: Flow[_T]) -> _T:
-    """Drive a flow, blocking, and return its result."""
+    """Run a flow, block until it is done, and return its result."""
     try:
         step = next(flow)
         while True:
@@ -60,7 +60,7 @@ def run(flow: Flow[_T]) -> _T:
 
 
 async def arun(flow: Flow[_T]) -> _T:
-    """Drive a flow on the event loop, and return its result; a cancellation is raised at the flow's current step."""
+    """Run a flow on the event loop, and return its result; a cancellation is raised at the current step."""
     try:
         step = next(flow)
         while True:
@@ -76,13 +76,13 @@ async def arun(flow: Flow[_T]) -> _T:
 
 
 class Call(Step):
-    """A call with a blocking and an async form; ``Call(run, arun, flow)`` is a whole flow as one step.
+    """A call that has a blocking and an async form; ``Call(run, arun, flow)`` makes a whole flow one step.
 
     Args:
         blocking: The blocking form.
-        awaitable: The async form; None runs the blocking one in a thread.
-        *arguments: For both.
-        **options: For both.
+        awaitable: The async form; None runs the blocking form in a thread.
+        *arguments: Positional arguments of both forms.
+        **options: Keyword arguments of both forms.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Call(Step):
 
 @dataclass
 class Gather(Step):
-    """Steps that run side by side, in threads or on the event loop. The result is a list in their order.
+    """Steps that run in parallel, in threads or on the event loop. The result is a list in the same order.
 
     If one raises, the error is raised, and the others are dropped.
     """
@@ -118,8 +118,8 @@ class Gather(Step):
     steps: Sequence[Step]
 
     def run(self) -> list[Any]:
-        """Run the last step in this thread and each other one in its own."""
-        # The caller's thread would only wait, so it runs one step itself.
+        """Run the last step in this thread, and each of the others in a thread of its own."""
+        # The caller's thread would only wait, so it runs one of the steps.
         jobs = [_run_in_thread(step) for step in self.steps[:-1]]
         try:
             last = [step.run() for step in self.steps[-1:]]
@@ -129,7 +129,7 @@ class Gather(Step):
                 job.drop()
 
     async def arun(self) -> list[Any]:
-        """Run the steps as tasks; a single one in the caller's task."""
+        """Run the steps as tasks; a single step runs in the caller's task."""
         if len(self.steps) == 1:
             return [await self.steps[0].arun()]
         return list(await asyncio.gather(*(step.arun() for step in self.steps)))
@@ -165,14 +165,14 @@ class Task(Step):
         return await self.job  # type: ignore[misc]  # started by `arun`, so it is asyncio's
 
     def drop(self) -> None:
-        """Cancel the job, or ignore its result; an error is only logged."""
+        """Cancel the job if possible, or else ignore its result; an error is only logged."""
         if not self.job.done():
             cancel(self.job)
         self.job.add_done_callback(_log_failure)
 
 
 def cancel(job: Future[Any] | asyncio.Future[Any]) -> None:
-    """Cancel a job, unless its event loop is closed: cancelling would raise, and nothing waits for it."""
+    """Cancel a job, unless its event loop is closed: then cancelling would raise, and nothing waits for the job."""
     if not (isinstance(job, asyncio.Future) and job.get_loop().is_closed()):
         job.cancel()
 
@@ -180,17 +180,17 @@ def cancel(job: Future[Any] | asyncio.Future[Any]) -> None:
 def _run_in_thread(step: Step) -> Task:
     """Start a step in its own thread, in the caller's context.
 
-    Not in a pool: dropped jobs that cannot be interrupted would occupy its threads, and block all later jobs.
+    Not in a pool, because dropped jobs cannot be interrupted and would occupy its threads.
     """
     job: Future[Any] = Future()
-    context = contextvars.copy_context()  # tracing and callbacks of frameworks live there
+    context = contextvars.copy_context()  # frameworks keep tracing and callbacks in context variables
 
     def work() -> None:
         if not job.set_running_or_notify_cancel():
             return
         try:
             result = context.run(step.run)
-        except BaseException as error:  # raised to whoever waits for the result
+        except BaseException as error:  # re-raised to the caller that waits for the result
             job.set_exception(error)
         else:
             job.set_result(result)
@@ -201,5 +201,5 @@ def _run_in_thread(step: Step) -> Task:
 
 def _log_failure(job: Future[Any] | asyncio.Future[Any]) -> None:
     if not job.cancelled() and job.exception() is not None:
-        # Only its type: the message may quote a question.
+        # Log only the type, because the message may quote a question.
         _log.info("A background job that was not needed failed: %s", type(job.exception()).__name__)

@@ -1,4 +1,4 @@
-"""Plain letters for models: compatibility forms folded, invisible characters and runs of emoji removed."""
+"""Converts text to plain letters for models: folds compatibility forms, drops invisible characters and emoji runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import re
 import unicodedata
 from urllib.parse import unquote
 
-# From so many escapes in a row, or letters in a base64 text, a hidden text is assumed.
+# Minimum number of consecutive escapes that count as hidden text. Fewer occur in ordinary text.
 _FEWEST = 12
-# Full-width marks stand in ordinary Chinese and Japanese, where they end sentences.
+# Full-width punctuation, which ends sentences in ordinary Chinese and Japanese.
 _MARKS = re.compile("([\u2026\u3001-\u303f\uff01\uff08\uff09\uff0c\uff1a\uff1b\uff1f\uff5e-\uff65])")
 # Unicode's Default_Ignorable_Code_Point. Scripts from Hebrew to Khmer and Meetei are spelt with the joiners.
 _INVISIBLE = re.compile(
@@ -33,21 +33,22 @@ _ESCAPE = re.compile(r"\\[uUx]\{?([0-9a-fA-F]{2,8})\}?")
 
 
 def plain_text(text: str) -> str:
-    r"""Return a text in plain letters, as a reader sees it; the text itself if nothing would remain.
+    r"""Return a text in the plain letters that a reader sees; the text itself if nothing would remain.
 
     >>> plain_text("Ｗｈｅｎ is my 𝐛𝐢𝐥\u200b𝐥 due? 😀😀😀😀")
     'When is my bill due?'
     """
+    # The usual case, which needs none of this.
     if text.isascii():
         return text
-    # NFKC would turn full-width punctuation, which ends Chinese sentences, into ASCII: it is left as it is.
+    # Punctuation is left out, because NFKC would turn the full-width marks that end Chinese sentences into ASCII.
     parts = _MARKS.split(_INVISIBLE.sub("", text))
     parts[::2] = [unicodedata.normalize("NFKC", part) for part in parts[::2]]
     return _EMOJI_RUN.sub(" ", "".join(parts)).strip() or text
 
 
 def find_original(text: str, part: str) -> str:
-    """Return the passage of a text that became ``part`` in its `plain_text`; the part itself if it is not found.
+    """Return the part of a text that became ``part`` in its `plain_text`; ``part`` itself if it is not found.
 
     >>> find_original("𝐇𝐢! Ｗｈｅｎ is it due?", "When is it due?")
     'Ｗｈｅｎ is it due?'
@@ -68,17 +69,17 @@ def _letters(text: str) -> str:
 
 
 def detect_encoding(text: str) -> str:
-    """Return the encoding of a hidden text, such as ``base64``, which no model reads; empty if there is none.
+    """Return the encoding of a hidden text that models cannot read, such as ``base64``; empty without one.
 
     >>> detect_encoding("Please answer: V2hlbiBpcyBteSBiaWxsIGR1ZT8=")
     'base64'
     """
-    text = _ADDRESS.sub(" ", text)  # an address is full of escapes, and hides nothing
+    text = _ADDRESS.sub(" ", text)  # a URL may be full of escapes without hiding anything
     for name, pattern in _ENCODED.items():
         for match in pattern.finditer(text):
             hidden = _decode(name, match.group())
             letters = sum(character.isalpha() for character in hidden)
-            # Words are made of letters and spaces.
+            # Only what decodes to words counts: mostly letters and spaces.
             if letters >= _FEWEST - 4 and letters + hidden.count(" ") >= 0.75 * len(hidden):
                 return name
     return ""
@@ -92,7 +93,7 @@ def _decode(name: str, text: str) -> str:
         return unquote("".join(text.split()), errors="ignore")
     if name == "backslash escapes":
         codes = [int(code, 16) for code in _ESCAPE.findall(text)]
-        if max(codes) < 256:  # bytes, as a rule
+        if max(codes) < 256:  # usually the bytes of UTF-8
             return bytes(codes).decode(errors="ignore")
         return "".join(chr(code) for code in codes if code < 0x110000)
     unpadded = text.rstrip("=").translate(str.maketrans("-_", "+/"))

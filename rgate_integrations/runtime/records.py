@@ -1,4 +1,4 @@
-"""Validated records of data files, and log-probabilities of servers and files."""
+"""Reads and validates records of data files, and log-probabilities from servers and files."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from rgate_integrations.runtime.files import read_jsonl
 _T = TypeVar("_T")
 
 TokenLogprobs: TypeAlias = tuple[tuple[str, ...], tuple[float, ...]]
-"""Tokens and the log-probability of each; both empty if there are none."""
+"""Tokens and their log-probabilities; both empty if unknown."""
 
-_ROUNDING = 1e-3  # by which a log-probability may exceed 0
-_IMPOSSIBLE = -9_999.0  # what APIs send for a probability of 0; JSON has no infinity
+_ROUNDING = 1e-3  # how far rounding may lift a log-probability above 0
+_IMPOSSIBLE = -9_999.0  # APIs send this for a probability of 0, because JSON has no infinity
 
 
 @dataclass(frozen=True)
@@ -44,19 +44,19 @@ class Record:
     hint: str = ""
 
     def wrong(self, what: str) -> DataFormatError:
-        """Build the error for this record; ``what`` says what is wrong with it."""
+        """Return the error for this record; ``what`` describes the problem."""
         return DataFormatError(f"{self.where}: {what}.", hint=self.hint)
 
     def text(self, key: str) -> str:
         """Return a stripped text.
 
         Raises:
-            DataFormatError: It is missing, empty, or not a text.
+            DataFormatError: The value is missing, empty, or not a text.
         """
         return self._read(key, _TEXT, wanted=f"no {key}")
 
     def optional_text(self, key: str) -> str:
-        """Return a text or number as stripped text; empty if it is missing or null.
+        """Return a text or number as stripped text; empty if missing or null.
 
         Raises:
             DataFormatError: It is of another type.
@@ -64,15 +64,15 @@ class Record:
         return self._read(key, _OPTIONAL_TEXT, wanted=f"{key} is not a text") or ""
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """Return one or several stripped texts; none if it is missing or null.
+        """Return one or several stripped texts; an empty tuple if missing or null.
 
         Raises:
-            DataFormatError: It is neither a text nor a list of texts and numbers.
+            DataFormatError: The value is neither a text nor a list of texts and numbers.
         """
         return self._read(key, _TEXTS, wanted=f"{key} is neither a text nor a list of texts")
 
     def optional_number(self, key: str) -> float | None:
-        """Return a finite number, or None if it is missing or null.
+        """Return a finite number, or None if missing or null.
 
         Raises:
             DataFormatError: It is of another type.
@@ -80,18 +80,18 @@ class Record:
         return self._read(key, _OPTIONAL_NUMBER, wanted=f"{key} is not a finite number")
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        """Return finite numbers, at least one.
+        """Return a list of at least one finite number.
 
         Raises:
-            DataFormatError: It is missing, empty, or not a list of numbers.
+            DataFormatError: The value is missing, empty, or not a list of numbers.
         """
         return self._read(key, _NUMBERS, wanted=f"{key} is not a list of numbers")
 
     def logprobs(self, key: str) -> tuple[float, ...] | None:
-        """Return log-probabilities, each at most 0, or None if they are missing, null or an empty list.
+        """Return log-probabilities, each at most 0, or None if missing, null or an empty list.
 
         Raises:
-            DataFormatError: It is not a list of numbers, or one is above 0.
+            DataFormatError: The value is not a list of numbers, or one is above 0.
         """
         return self._read(key, _LOGPROBS, wanted=f"{key} is not a list of log-probabilities") or None
 
@@ -99,7 +99,7 @@ class Record:
         try:
             return kind.validate_python(self.fields.get(key))
         except ValidationError as error:
-            # Not chained: pydantic's message has a page of its own.
+            # Not chained, because pydantic's message is a page long.
             raise self.wrong(f"{wanted} ({error.errors()[0]['msg']})") from None
 
 
@@ -121,10 +121,10 @@ def read_records(path: str | Path, *, hint: str = "") -> Iterator[Record]:
 
 
 def check_logprob(value: float) -> float:
-    """Return a natural log-probability in [-9999, 0].
+    """Check a natural log-probability, and return it clipped to [-9999, 0].
 
     Raises:
-        ValueError: It is above 0 or NaN. Rounded to 0, it would make any answer certain.
+        ValueError: The value is above 0 or NaN. Clipping it to 0 would make any answer certain.
     """
     if math.isnan(value):
         raise ValueError("a log-probability is not a number")
@@ -134,7 +134,7 @@ def check_logprob(value: float) -> float:
 
 
 def read_logprobs(entries: Any) -> TokenLogprobs:
-    """Read a list of objects with ``token`` and ``logprob``, as in OpenAI's API; empty if that is not what it is.
+    """Read a list of objects with ``token`` and ``logprob``, as in OpenAI's API; empty for anything else.
 
     Tokens without text, such as the end of the turn, are left out.
     """
@@ -170,7 +170,7 @@ _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _TEXT = TypeAdapter(Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)])
 _OPTIONAL_TEXT = TypeAdapter(_Text | None)
 _TEXTS = TypeAdapter(
-    # One text is a list of one, and null an empty list.
+    # A single text counts as a list of one, and null as an empty list.
     Annotated[
         tuple[_Text, ...],
         BeforeValidator(lambda value: value if isinstance(value, list) else [] if value is None else [value]),

@@ -1,4 +1,4 @@
-"""Separates an LLM's thoughts from its answer, and recognises replies that are no answers."""
+"""Separates an LLM's thoughts from its answer, and recognises replies that do not answer."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ _CLOSING = re.compile(
     rf"</(?:seed:)?think(?:ing)?>|</thought>|</reasoning>|\[/THINK\]|<channel\|>|assistantfinal|{_FINAL}",
     re.IGNORECASE,
 )
-# If the prompt has opened the tag, the reply has its end alone. In quotes it is a subject of the answer.
+# If the prompt has opened the tag, the reply has only the closing one. In quotes, the answer is about the tag.
 _CLOSING_ALONE = re.compile(rf"(?<![`'\"])</think>|{_FINAL}", re.IGNORECASE)
 _TURN_END = re.compile(r"(?:<\|(?:return|end|END_RESPONSE)\|>)+\s*\Z")
 
 THINKING_OFF = "thinking off"
-"""Suffix of the name of an LLM that was measured this way."""
+"""Suffix for the name of an LLM whose ability was measured with thinking off."""
 
 _THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _THOUGHT_TYPES = frozenset(("reasoning", "thinking", "redacted_thinking", "reasoning_content", "thought"))
+# Providers have different words for the same finish reason.
 _CUT = frozenset(("length", "max_tokens", "max_output_tokens", "incomplete", "model_length"))
 
 _SORRY = r"(?:(?:i am|i'm) (?:very |so |really )?sorry|sorry|i apologi[sz]e|unfortunately)\b[^a-z]*(?:but )?"
@@ -46,14 +47,14 @@ _TOOL_CALL = re.compile(
     r'|name"\s*:\s*"[^"]{0,99}"\s*,\s*"(?:arguments|parameters)")\s*:)',
     re.IGNORECASE,
 )
-_READ = 300  # characters that are enough to recognise a refusal
+_READ = 300  # characters, which are enough to recognise a refusal
 
 
 class Reply(NamedTuple):
     """An LLM's reply.
 
     Attributes:
-        thoughts: Its visible thoughts; None if it did not think.
+        thoughts: Its visible thoughts; None without any.
         answer: The text after them; empty while it still thinks.
     """
 
@@ -62,7 +63,7 @@ class Reply(NamedTuple):
 
 
 def split_thoughts(text: str) -> Reply:
-    """Split a text at the tags of thoughts, such as ``<think>`` and harmony's channels.
+    """Split a text at thinking tags, such as ``<think>`` and harmony's channels.
 
     >>> split_thoughts("<think>Easy.</think> Paris")
     Reply(thoughts='Easy.', answer=' Paris')
@@ -71,7 +72,7 @@ def split_thoughts(text: str) -> Reply:
     """
     thoughts: list[str] = []
     end = 0
-    # An LLM may think several times before it answers: each opening tag directly behind a closing one counts.
+    # An LLM may think several times before it answers, so an opening tag may directly follow a closing one.
     while (opening := _OPENING.match(text, end)) or not end:
         start = opening.end() if opening else 0
         closing = (_CLOSING if opening else _CLOSING_ALONE).search(text, start)
@@ -90,9 +91,9 @@ def split_thoughts(text: str) -> Reply:
 def read_reply(message: Any) -> Reply:
     """Read a message, or a chunk of one: a server's JSON, or an object of a framework.
 
-    Thoughts are in a field beside the content (``reasoning_content``, ``reasoning``, ``thinking``), or in a block of
-    the content (OpenAI's Responses, Anthropic, Gemini, LangChain, LlamaIndex). `split_thoughts` splits those in the
-    text.
+    Thoughts are in a separate field (``reasoning_content``, ``reasoning``, ``thinking``), or in a block of the
+    content (OpenAI's Responses, Anthropic, Gemini, LangChain, LlamaIndex). For thoughts in the text, use
+    `split_thoughts`.
     """
     content = get_field(message, "content") or get_field(message, "text")
     blocks = get_field(message, "blocks") or content
@@ -127,7 +128,7 @@ def _texts(value: Any) -> Iterable[str]:
 
 
 def get_field(thing: Any, name: str) -> Any:
-    """Return a key of a mapping, or an attribute of an object, or None."""
+    """Return a mapping's value or an object's attribute of this name; None without it."""
     return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
 
 
@@ -148,7 +149,7 @@ def is_truncated(reason: object) -> bool:
 
 
 def describe_non_answer(text: str) -> str:
-    """Return what a text is instead of an answer: nothing, a call of a tool, or a refusal; empty if it is an answer.
+    """Return what a text is instead of an answer: nothing, a tool call, or a refusal; empty if it is an answer.
 
     Only English refusals are recognised.
 
@@ -160,13 +161,13 @@ def describe_non_answer(text: str) -> str:
     if not text.strip():
         return "nothing"
     if _TOOL_CALL.match(text):
-        return "a call of a tool"
-    # Refusals begin with their reason; anchored at the start, the pattern cannot match within an answer.
+        return "a tool call"
+    # A refusal says so at once. Matching only at the start avoids matches inside an answer.
     return "a refusal" if _REFUSAL.match(text[:_READ].lower().replace("’", "'")) else ""
 
 
 def find_answer_start(tokens: Sequence[str], answer: str) -> int:
-    """Return the index of the first token of an answer; the number of tokens if the answer is not among them."""
+    """Return the index of an answer's first token; the number of tokens if they do not contain the answer."""
     if not answer or not all(isinstance(token, str) for token in tokens):
         return len(tokens)
     start = "".join(tokens).rfind(answer)

@@ -1,4 +1,4 @@
-"""Splits a request into segments, which are judged one by one: sentences, lines, items of a list."""
+"""Splits a request into segments, which are judged one by one: sentences, lines, and list items."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ import numpy as np
 from rgate_integrations.runtime.arrays import Float32Array
 
 LAYOUT = 11
-"""Columns of `layout`."""
+"""Number of columns of `layout`."""
 
 QUESTION_MARKS = ("?", "？", "؟")
-"""The ends of questions, in all scripts."""
+"""Question marks of all scripts."""
 
 _CLOSERS = "\"')]*_”’»」』）"
 _OPENERS = "\"'([*_“‘«「『（¿¡"
 _ENDS = (*QUESTION_MARKS, "!", "！")
 _STOPS = (".", "．", "…", "。", "।", "۔")
 _UNSPACED = re.compile(rf"(?<=[。！？])(?=[^\s。！？{re.escape(_CLOSERS)}])")
-"""Ends of sentences in scripts without spaces."""
+"""Ends of sentences in scripts that use no spaces."""
 _IDEOGRAPH = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\u0e00-\u0eff]")
 _LABEL = re.compile(r"[A-Z][a-z]+:$")  # such as "Hint:"
+# "Dr. Smith", "e.g. this", "No. 5": the full stop does not end the sentence.
 _ABBREVIATION = re.compile(r"(?:[A-Z][a-z]{0,2}|[a-z]|\w(?:\.\w)+|vs|etc|approx|incl|no)\.$")
 BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
-_MAX_WORDS = 60  # a sentence without an end is cut here: a mean over more words says little about any of them
+_MAX_WORDS = 60  # longer sentences are cut, because a mean over more words says little about any of them
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Segmented:
     """A request and its segments.
 
     Attributes:
-        lines: Its segments by line; at least one.
-        history: The earlier turns, a line feed after each; may be empty.
+        lines: Its segments, line by line; at least one line.
+        history: The earlier turns, each followed by a line feed; may be empty.
     """
 
     lines: tuple[tuple[str, ...], ...]
@@ -54,10 +55,10 @@ class Segmented:
 
 
 def segments(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> list[str]:
-    r"""Return the segments of a text in order, each run of white space as one space.
+    r"""Return the segments of a text in order, with runs of white space replaced by one space.
 
-    A full stop after an abbreviation ends none. By default any capitalised word of up to three letters may be one: in
-    a request, one segment too many costs more than one too few.
+    A full stop after an abbreviation does not end a segment. By default, any capitalised word of up to three letters
+    counts as an abbreviation: in a request, one segment too many costs more than one too few.
 
     >>> segments("Hi Anna, it rained. When is my bill due?\nThanks!")
     ['Hi Anna, it rained.', 'When is my bill due?', 'Thanks!']
@@ -66,7 +67,7 @@ def segments(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> list[s
 
 
 def split_lines(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> list[list[str]]:
-    """Return the segments of each line that is not empty; see `segments`."""
+    """Return the segments of each non-empty line; see `segments`."""
     lines = []
     for line in text.splitlines():
         words = _UNSPACED.sub(" ", line).split()
@@ -88,22 +89,23 @@ def _ends(word: str, following: str, abbreviation: re.Pattern[str]) -> bool:
     if not bare.endswith(_STOPS) or abbreviation.match(bare.lstrip(_OPENERS)):
         return False
     first = following.lstrip(_OPENERS)[:1]
-    # Not lower case, instead of upper case: many scripts have no capitals.
+    # Test for "not lower case" rather than "upper case", because many scripts have no capitals.
     return first.isalnum() and not first.islower()
 
 
 def count_words(text: str) -> int:
-    """Return the number of words; in scripts without spaces, as Chinese, two characters count as one."""
+    """Return the number of words; in scripts without spaces, such as Chinese, two characters count as a word."""
     return len(text.split()) + len(_IDEOGRAPH.findall(text)) // 2
 
 
 def layout(text: str) -> Float32Array:
-    """Return features of the layout and look of each segment, shape (segments, 11).
+    """Return features of the layout and appearance of each segment, shape (segments, 11).
 
-    Pasted material stands in blocks of lines, and looks unlike a question beside it. The columns are: lines of
-    its paragraph and segments of its line (logarithms), whether it is the first or the last of all, ends in a
-    question mark, its words (logarithm), the share of letters and spaces, whether it begins with a capital or with
-    no letter, all segments (logarithm), and whether its paragraph is one line.
+    They tell pasted material, which comes in blocks of lines, from a question. The columns are: number of lines of
+    its paragraph and of segments of its line (logarithms), whether it is the first, whether it is the last, whether
+    it ends in a question mark, number of words (logarithm), share of letters and spaces, whether it begins with a
+    capital, whether it begins with a non-letter, number of all segments (logarithm), and whether its paragraph is a
+    single line.
     """
     rows = []
     paragraphs = [split_lines(paragraph) for paragraph in BLANK_LINE.split(text)]

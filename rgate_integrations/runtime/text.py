@@ -1,4 +1,4 @@
-"""Comparing answers as the field does, and redacting the texts of others in a log."""
+"""Compares answers by the field's conventions, and redacts private texts in logs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rgate_integrations.runtime.replies import describe_non_answer
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _MAX_LOGGED = 300  # characters
-_MAX_WORD = 32  # characters; a longer one may be a key
+_MAX_WORD = 32  # characters; a longer word may be an API key
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)")
 _WORD = re.compile(r"\w+")
-_PART = re.compile(r"[^\W\d_]+|\d+")  # of a word: "who_wrote_hamlet" has three
+_PART = re.compile(r"[^\W\d_]+|\d+")  # the parts of a word: "who_wrote_hamlet" has three
 _JSON_ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
@@ -33,12 +33,12 @@ def normalise(text: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """Replace halves of surrogate pairs by ``?``: UTF-8 has no bytes for them, and tokenizers refuse them."""
+    """Replace halves of surrogate pairs by ``?``, because UTF-8 cannot encode them and tokenizers reject them."""
     return text.encode("utf-8", errors="replace").decode()
 
 
 def replace_surrogates(content: bytes) -> bytes:
-    r"""Replace escaped halves of surrogate pairs in JSON: some parsers refuse a whole message with one.
+    r"""Replace escaped halves of surrogate pairs in JSON, because some parsers reject a whole message for one.
 
     >>> print(replace_surrogates(rb'["\ud83d\ude00", "\ud83d", "\\ud83d"]').decode())
     ["\ud83d\ude00", "\ufffd", "\\ud83d"]
@@ -47,13 +47,13 @@ def replace_surrogates(content: bytes) -> bytes:
 
 
 def redact(message: object, *private: object) -> str:
-    r"""Return a message for a log: one line, at most 300 characters, without words of private texts.
+    r"""Make a message safe for a log: one line of at most 300 characters, without words of private texts.
 
-    Libraries quote their input in errors, whole, cut or escaped, and its line feeds could forge log lines.
+    Libraries quote their input in errors, in full, truncated or escaped, and its line feeds could forge log lines.
 
     Args:
         message: The message, or an exception.
-        *private: The texts, such as a question.
+        *private: The private texts, such as a question.
 
     >>> redact("cannot parse 'Who wrote Hamlet?'\nERROR forged", "Who wrote Hamlet?")
     "cannot parse '… … …?' ERROR forged"
@@ -68,7 +68,7 @@ def redact(message: object, *private: object) -> str:
         part = match.group().casefold()
         return "…" if part in words or (len(part) > 2 and part in text) else match.group()
 
-    # Cut to the limit last: a private word that was cut in half would not be recognised.
+    # Truncate last, because half of a private word would not be recognised.
     plain = _ESCAPE.sub(" ", unquote(str(message)[: 4 * _MAX_LOGGED]))  # errors of HTTP quote URLs
     printable = "".join(character if character.isprintable() else " " for character in plain)
     return _WORD.sub(mask, " ".join(printable.split()))[:_MAX_LOGGED]
@@ -77,14 +77,14 @@ def redact(message: object, *private: object) -> str:
 def normalise_answers(answers: Sequence[str]) -> list[str]:
     """Normalise answers for comparing them with each other.
 
-    Each empty text, refusal and tool call becomes unique: two samples that say nothing do not agree.
+    Each empty text, refusal and tool call becomes unique, because two samples without an answer do not agree.
 
     Raises:
-        NoAnswerError: None of them is an answer.
+        NoAnswerError: No sample is an answer.
     """
     texts = ["" if describe_non_answer(answer) else normalise(answer) for answer in answers]
     if not any(texts):
-        raise NoAnswerError(f"None of {len(texts)} samples is an answer.")
+        raise NoAnswerError(f"None of the {len(texts)} samples is an answer.")
     return [text or f"\0{i}" for i, text in enumerate(texts)]
 
 
@@ -101,7 +101,7 @@ def contains_answer(text: str, answer: str) -> bool:
 
 
 def is_correct(answer: str, gold: Sequence[str]) -> bool:
-    """Return whether an answer contains a gold answer. All labels of this package are made here.
+    """Return whether an answer contains a gold answer. All labels of this package are based on this function.
 
     Gold answers that normalise to nothing never match.
 
@@ -114,7 +114,7 @@ def is_correct(answer: str, gold: Sequence[str]) -> bool:
 def matching_ratio(text: str, answers: Sequence[str]) -> float:
     """Return the share of gold answers that a text contains (SlimPLM, equation 2), on token boundaries.
 
-    Answers that normalise to nothing do not count; 0.0 without any other.
+    Answers that normalise to nothing are ignored; the ratio is 0.0 if none remain.
     """
     contained = [contains_answer(text, answer) for answer in answers if normalise(answer)]
     return sum(contained) / max(len(contained), 1)

@@ -1,7 +1,7 @@
-"""Threads that end with the process, and locks that are free in a forked child.
+"""Threads that end with the process, and locks that are released in a forked child.
 
-A thread that is inside a model when the interpreter ends crashes the process with SIGABRT. A lock that another thread
-held at a fork is never released in the child, where that thread does not exist.
+If a thread is inside a model when the interpreter ends, the process crashes with SIGABRT. If another thread holds a
+lock during a fork, it is never released in the child, because that thread does not exist there.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-_JOIN_SECONDS = 2.0  # that the end of the process waits for threads outside models
+_JOIN_SECONDS = 2.0  # how long the end of the process waits for threads outside models
 
 
 def count_cores() -> int:
-    """Return how many cores to use: ``OMP_NUM_THREADS``, or as many as this process may."""
+    """Return the number of cores to use: ``OMP_NUM_THREADS``, or all that this process may use."""
     number = os.environ.get("OMP_NUM_THREADS", "")
     if number.isdecimal() and int(number) > 0:
         return int(number)
@@ -30,14 +30,14 @@ def count_cores() -> int:
 
 
 class Closable(Protocol):
-    """An owner of threads."""
+    """An object that owns threads and can be closed when the process ends."""
 
     def close(self) -> None:
-        """Start nothing more, and wait for what cannot be interrupted."""
+        """Start no more work, and wait for work that cannot be interrupted."""
 
 
 class ForkAware(Protocol):
-    """An owner of locks or threads."""
+    """An object that owns locks or threads and must be reset in a forked child."""
 
     def after_fork(self) -> None:
         """Reset locks and threads in a forked child."""
@@ -57,7 +57,7 @@ class ForkSafeLock:
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """Replace the lock by a free one."""
+        """Replace the lock by a new one."""
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
@@ -72,7 +72,7 @@ def close_at_exit(owner: Closable) -> None:
     """Close an object when the process ends: normally, by an exception or by Ctrl-C."""
     _closable.add(owner)
     if not _ending.is_set():  # a callback must not be unregistered while it runs
-        # Registered again each time, to run before what was registered meanwhile, such as torch's own cleanup.
+        # Register again each time, so that it runs before later registrations, such as torch's own cleanup.
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
 
@@ -83,10 +83,10 @@ def reset_after_fork(owner: ForkAware) -> None:
 
 
 def start_thread(run: Callable[[], None], name: str) -> threading.Thread:
-    """Start a daemon thread. The end of the process waits for it, but not for long.
+    """Start a daemon thread. At the end, the process waits for it, but only briefly.
 
     Raises:
-        RuntimeError: No thread can be started now.
+        RuntimeError: The system cannot start another thread now.
     """
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()

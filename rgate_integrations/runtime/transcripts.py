@@ -1,4 +1,4 @@
-"""Splits a conversation in one text into turns: a labelled transcript, or a prompt in a chat template."""
+"""Splits a text that holds a conversation into turns: a labelled transcript, or a prompt in a chat template."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _TURN = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _END = re.compile(r"<\|im_end\|>|<\|eot_id\|>|<end_of_turn>|<\|end\|>|<\|begin_of_text\|>|</?s>|<bos>")
-_MAX_WORDS_BEFORE = 40  # with more words before its first turn, a text is a prompt, not a conversation
+_MAX_WORDS_BEFORE = 40  # with more words before the first turn, the text is a prompt, not a conversation
 
 
 def split_transcript(text: str) -> list[tuple[str, str]] | None:
-    r"""Return the turns of a conversation that ends with an unanswered message of the user; None for any other text.
+    r"""Split a conversation that ends with an unanswered user message into turns; None for any other text.
 
-    Text before it and system turns are left out. A transcript after other words, unless its last turn is an open
-    one of the assistant, is material for these words, which may be a task.
+    Text before the first turn and system turns are left out. If other words precede a transcript, they may be a task
+    about it, so the result is None unless the text ends with an open assistant turn.
 
     >>> split_transcript("Human: Hi!\nAI: Hello!\nHuman: When is it due?\nAI:")
     [('user', 'Hi!'), ('assistant', 'Hello!'), ('user', 'When is it due?')]
@@ -41,6 +41,7 @@ def split_transcript(text: str) -> list[tuple[str, str]] | None:
     for label, end in zip(labels, ends, strict=True):
         role = str(label.lastgroup).rpartition("_")[2]
         turns.append((role, _END.sub(" ", text[label.end() : end]).strip()))
+    # A prompt that ends in "AI:" asks the model to continue.
     is_open = turns[-1] == ("assistant", "")
     turns = [(role, words) for role, words in turns if words and role != "system"]
     has_answer = any(role == "assistant" for role, _ in turns)

@@ -1,7 +1,7 @@
 """Gates for many clients: the decision server, the gateway before an LLM, MCP, and Ray.
 
-A request goes this way: `server` says who may ask, and how large and slow a request may be; `app` has the routes;
-`service` decides for all clients with one gate. What has no other route goes to `gateway`, which finds the question
-(`llm_requests`), decides, searches (`search_limits`), and lets the LLM's server answer (`upstream`). `wire` has the
-formats. MCP (`agents`) is served behind the same `server`, and Ray Serve behind the same checks (`ray`).
+`server` checks clients and limits the size and duration of requests; `app` has the routes; `service` decides for all
+clients with one gate. Requests to any other route go to `gateway`, which finds the question (`llm_requests`),
+decides, searches (`search_limits`), and forwards the request to the LLM's server (`upstream`). `wire` has the
+formats. MCP (`agents`) runs behind the same `server`, and Ray Serve behind the same checks (`ray`).
 """

@@ -36,7 +36,7 @@ class Advice(BaseModel):
         reason: The reason, in one sentence.
         kind: The most likely kind of request; empty if the gate has no kinds.
         p_covered: Probability that a corpus has something on the question; None without profiles of corpora.
-        corpus: Name of the corpus to search; None if it does not retrieve, or without profiles.
+        corpus: Name of the corpus to search; None if no retrieval is needed, or without profiles.
         corpora: Names of the corpora to search, best first.
     """
 
@@ -60,7 +60,7 @@ class Advisor:
         self._gate = resolve_gate(gate)
 
     async def should_retrieve(self, question: str) -> Advice:
-        """Say whether the LLM needs documents to answer a question, or already knows the answer."""
+        """Return whether the LLM needs documents to answer a question, or already knows the answer."""
         (decision,) = await arun(self._gate.flow([question]))
         return Advice(
             retrieve=decision.retrieve,
@@ -73,7 +73,7 @@ class Advisor:
         )
 
     async def search_queries(self, question: str, draft: str = "") -> list[str]:
-        """Say what to search for, given a question and a partial answer; nothing if the LLM knows it."""
+        """Return what to search for, given a question and a partial answer; empty if the LLM knows the answer."""
         decisions = await arun(self._gate.flow([read_item(question, draft=draft or None)]))
         (plan,) = await arun(plan_queries_flow(decisions))
         return plan.texts
@@ -92,13 +92,14 @@ def make_mcp_server(gate: GateLike) -> MCPServer:
     return server
 
 
-# JavaScript that cuts an emoji sends half of a surrogate pair. The parser of the MCP library rejects such a message,
-# and its server never answers: the halves are replaced before the library reads them.
+# JavaScript that cuts an emoji in two sends half of a surrogate pair. The MCP library cannot parse such a message and
+# never answers it, so we replace the halves before the library reads them.
 
 
 def serve_stdio(server: MCPServer) -> None:
     """Serve on standard input and output until the input ends."""
-    # The library reads descriptor 0: a pipe takes its place, and a thread copies what arrives into it.
+    # The library reads descriptor 0, so we replace it by a pipe, and a thread copies the repaired input into the
+    # pipe.
     original = os.fdopen(os.dup(0), "rb")
     reading, writing = os.pipe()
     os.dup2(reading, 0)
@@ -108,8 +109,10 @@ def serve_stdio(server: MCPServer) -> None:
         with suppress(BrokenPipeError), original, os.fdopen(writing, "wb") as piped:
             for line in original:
                 piped.write(replace_surrogates(line))
+                # Flush each line: the client waits for an answer before it sends the next message.
                 piped.flush()
 
+    # A daemon, because nothing can interrupt a thread that reads standard input.
     Thread(target=copy, name="rgate-mcp-input", daemon=True).start()
     server.run()
 
@@ -119,17 +122,17 @@ def make_mcp_app(server: MCPServer) -> ASGIApp:
 
     Run it behind `rgate_integrations.serving.server.make_server`, which checks clients and passes complete bodies.
     """
-    # The library's own check of origins would admit pages of other ports, and reject clients behind a proxy server.
+    # The library's own origin check would admit pages from other ports, and reject clients behind a proxy server.
     no_second_check = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     app = server.streamable_http_app(transport_security=no_second_check)
 
     async def served(scope: Scope, receive: Receive, send: Send) -> None:
-        async def receive_mended() -> Message:
+        async def receive_repaired() -> Message:
             message = await receive()
             return (
                 {**message, "body": replace_surrogates(message["body"])} if message.get("body") else message
             )
 
-        await app(scope, receive_mended, send)
+        await app(scope, receive_repaired, send)
 
     return served

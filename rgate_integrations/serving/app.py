@@ -36,6 +36,7 @@ from rgate_integrations.serving.wire import (
 
 _log = logging.getLogger("rgate_integrations.serving")
 
+# A body with many questions may have hundreds of errors, and the first few show what is wrong.
 _MAX_ERRORS = 5  # validation errors in a response
 _MAX_PAUSE = 30.0  # seconds between two attempts to load the model
 
@@ -45,7 +46,7 @@ Milliseconds = Annotated[
         alias="x-rgate-timeout-ms",
         gt=0,
         allow_inf_nan=False,
-        description="Timeout of a decision; after that it retrieves.",
+        description="Timeout of a decision in milliseconds; a late decision retrieves.",
     ),
 ]
 
@@ -69,7 +70,7 @@ class DecisionRoutes:
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         """Load the model in the background, and close the gateway when the server stops."""
-        # In the background: /health must answer while the model loads.
+        # In the background, because /health must answer while the model loads.
         warming = asyncio.create_task(self._warm_up())
         try:
             yield
@@ -86,7 +87,7 @@ class DecisionRoutes:
         return SystemOneResponse.from_decision(body, decision)
 
     async def decide(self, body: DecideRequest, timeout: Milliseconds = None) -> DecideResponse:
-        """Decide about questions, each with its draft, history and passages if there are any."""
+        """Decide about questions, each with an optional draft, history and passages."""
         decisions = await self.service.decide(body.items(), body.llm, body.llm_name_source, timeout)
         return DecideResponse(decisions=decisions)
 
@@ -96,7 +97,7 @@ class DecisionRoutes:
         return QueriesResponse(plans=await arun(plan_queries_flow(decisions)))
 
     async def health(self) -> Response:
-        """Return 200: the process runs."""
+        """Return 200 as long as the process runs."""
         return PlainTextResponse("ok\n")
 
     async def ready(self) -> Response:
@@ -111,7 +112,7 @@ class DecisionRoutes:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def wrong_method(self, request: Request) -> Response:
-        """Return 405: the route accepts GET alone."""
+        """Return 405: the route accepts only GET."""
         raise HTTPException(405)
 
     async def failed(self, request: Request, error: Exception) -> Response:
@@ -131,11 +132,13 @@ class DecisionRoutes:
             return problem(529, kind, error.message, error.hint, headers={"retry-after": "1"})
         if isinstance(error, RGateError):
             return problem(422, kind, error.message, error.hint)
-        # Without the message, which may quote the question or a secret.
+        # The message is left out: it may quote the question or a secret.
         return problem(500, "InternalError", "The server failed; its log says why.")
 
     async def _warm_up(self) -> None:
-        """Let the gate decide until it succeeds, which loads its model."""
+        """Load the model by deciding about a question, and repeat until that succeeds."""
+        # The model may be missing for a while, for example until a volume is mounted, so we keep trying, ever more
+        # slowly.
         pause = 1.0
         while not self.is_ready:
             (decision,) = await self.service.decide([DecideItem(question="Is this a question?")])

@@ -1,4 +1,4 @@
-"""The gateway: retrieval in front of the LLM of applications that cannot be changed.
+"""The gateway: adds retrieval to applications that cannot be changed, in front of their LLM.
 
 It fails open: if the gate or the search fails, the upstream still answers.
 """
@@ -54,7 +54,7 @@ _LOGGED = {
     "corpus",
 }
 _SHADOW_KEYS = ("question", "retrieve", "p_known")
-_FLUSH_SECONDS = 5.0  # at shutdown, for decisions that are not logged yet
+_FLUSH_SECONDS = 5.0  # how long shutdown waits for decisions that are not logged yet
 
 
 class Gateway:
@@ -63,18 +63,18 @@ class Gateway:
     Args:
         service: Makes the decisions.
         upstream: The server of the LLM.
-        retriever: Searched for passages. A mapping has a retriever for each corpus of the gate, of which at most
-            ``top`` are searched, or all if the gate failed. None only reports decisions in headers.
+        retriever: Finds the passages. A mapping has one retriever per corpus of the gate; at most ``top`` of them are
+            searched, or all if the gate failed. With None, the gateway only reports decisions in headers.
         k: Passages per question.
-        answer_first: Whether the beginning of a streamed answer is judged, too, and how. The question gate is that of
-            the service.
-        look_first: Whether the passages of a search are judged, too, and how.
+        answer_first: Whether, and how, the beginning of a streamed answer is judged, too. The service's gate judges
+            the question.
+        look_first: Whether, and how, the passages of a search are judged, too.
         condense: Whether the upstream rewrites follow-ups as search queries.
         shadow: Only log decisions to this file, as questions for ``rgate tune``; None acts on decisions.
 
     Raises:
-        ConfigurationError: There is nothing to search for look first, the gate cannot judge partial answers, or the
-            names of the retrievers and the gate's corpora differ.
+        ConfigurationError: Look first has no retriever, the gate cannot judge partial answers, or the names of the
+            retrievers and the gate's corpora differ.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Gateway:
         condense: bool = False,
         shadow: str | Path | None = None,
     ) -> None:
-        # A shadow changes nothing: it must not begin answers at the upstream.
+        # Shadow mode must not change anything, so it starts no answers at the upstream.
         partial_answers = AnswerFirst.coerce(answer_first) if shadow is None else None
         retrievers: Mapping[str, Retriever] = {}
         if isinstance(retriever, Mapping):
@@ -97,14 +97,15 @@ class Gateway:
             retrievers = retriever
         elif retriever is not None:
             retrievers = {"": retriever}
+        # With a single corpus, the search need not wait for a decision.
         chooses = len(retrievers) > 1
         self.strategy = Strategy(partial_answers, LookFirst.coerce(look_first), chooses_corpus=chooses)
         self._shadow = None if shadow is None else JsonlLog(shadow, _SHADOW_KEYS)
         if self.strategy.searches_ahead and not retrievers:
-            raise ConfigurationError("--look-first needs something to search.", hint="--index or --retriever")
+            raise ConfigurationError("--look-first needs a retriever.", hint="Add --index or --retriever.")
         if partial_answers is not None and service.gates().answer is None:
             raise ConfigurationError(
-                "The gate reads questions alone: it cannot judge a partial answer.",
+                "The gate reads only questions, so it cannot judge a partial answer.",
                 hint="Omit --answer-first.",
             )
         self.service = service
@@ -114,11 +115,11 @@ class Gateway:
         }
         self._k = k
         self._condense = condense
-        # The event loop keeps weak references only: without this set, tasks could be garbage collected.
+        # The event loop keeps only weak references to tasks: without this set, they could be garbage collected.
         self._logging: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Wait a few seconds for decisions that are still to be logged, and close the connections."""
+        """Wait a few seconds until pending decisions are logged, then close the connections."""
         if self._logging:
             await asyncio.wait(self._logging, timeout=_FLUSH_SECONDS)
         for task in list(self._logging):
@@ -126,10 +127,12 @@ class Gateway:
         await self.upstream.close()
 
     async def answer(self, request: Request) -> Response:
-        """Answer any request: decide about one with a question for the LLM, and forward the others."""
+        """Answer any request: decide about those with a question for the LLM, and forward the others."""
         content = await request.body()
+        # Only a POST can ask an LLM; lists of models and the like pass unchanged.
         if request.method != "POST":
             return await self.upstream.forward(request, content)
+        # The header is for the gateway alone; `upstream` removes it before forwarding.
         command = request.headers.get(OWN_HEADER, "").strip().lower()
         if command not in _COMMANDS:
             return problem(400, "InvalidRequest", f"{OWN_HEADER} must be off, retrieve or direct.")
@@ -141,6 +144,7 @@ class Gateway:
         except UndecidedError as undecided:
             self.service.metrics.requests.labels("undecided").inc()
             self.service.metrics.undecided.labels(str(undecided)).inc()
+            # In shadow mode, not even a header may differ.
             headers = {f"{OWN_HEADER}-undecided": str(undecided)} if self._shadow is None else {}
             return await self.upstream.forward(request, content, headers)
         if self._shadow is not None:
@@ -160,27 +164,28 @@ class Gateway:
         return await self._answer_routed(llm_request, await self._route(llm_request))
 
     async def _answer_routed(self, llm_request: LLMRequest, routed: RoutedInput) -> Response:
-        """Continue a partial answer, or let the upstream answer, with passages if they are needed."""
+        """Continue a partial answer, or forward the request, with passages if they are needed."""
         decision, content = routed.decision, llm_request.content
         self.service.metrics.requests.labels(route_label(decision)).inc()
         headers = _make_headers(decision)
         if isinstance(routed.answer, UpstreamAnswer) and routed.answer.response is not None:
             return Relay(routed.answer.response, routed.answer.astream(), headers)
+        # The search text is condensed only now, so that a known follow-up costs no extra LLM call.
         if decision.retrieve and self._searches:
             hits = routed.passages if routed.searched else await self.search(llm_request, decision)
             count = 0
             with suppress(
                 RecursionError
-            ):  # too deeply nested to be written again: forwarded without passages
+            ):  # too deeply nested to be serialised again: forwarded without passages
                 if hits:
-                    # A control token of a chat template in a passage would end the user's turn.
+                    # A chat template's control token in a passage would end the user's turn.
                     passages = strip_control_tokens(encodable(format_passages([hit.passage for hit in hits])))
                     content, count = llm_request.with_passages(passages), len(hits)
             headers[f"{OWN_HEADER}-passages"] = str(count)
         return await self.upstream.forward(llm_request.request, content, headers)
 
     async def _route(self, llm_request: LLMRequest) -> RoutedInput:
-        """Decide; if the queue is full, or anything fails, it retrieves."""
+        """Decide; retrieve if the queue is full or anything fails."""
         try:
             with self.service.counting(1) as decisions:
                 (routed,) = await arun(GatewayCall(self, llm_request).route())
@@ -214,7 +219,7 @@ class Gateway:
             return []
 
     async def _search_text(self, llm_request: LLMRequest) -> str:
-        """Return the search query: condensed by the upstream, or with the question before it."""
+        """Return the search query: rewritten by the upstream, or the question with the one before it."""
         body = llm_request.condense_body if self._condense else None
         if body is not None:
             try:
@@ -234,7 +239,7 @@ class Gateway:
             return []
 
     def _log_failure(self, what: str, error: Exception, llm_request: LLMRequest) -> None:
-        """Count an error, and log it without words of the client's text."""
+        """Count an error, and log it without quoting the client's text."""
         turn = llm_request.turn
         message = "".join(format_exception_only(error))  # works even if `str(error)` raises
         _log.warning("%s: %s", what, redact(message, *turn.history, turn.question))
@@ -244,7 +249,7 @@ class Gateway:
         """Decide while the upstream answers, and log the decision; a failure must not reach the client."""
         try:
             routed = await self._route(llm_request)
-            # Tuning asks each question alone, which is impossible for follow-ups.
+            # Tuning asks each question on its own, which is impossible for follow-ups.
             if not llm_request.turn.history:
                 log.append([routed.decision.model_dump(mode="json", include=_LOGGED)])
         except Exception as error:
@@ -260,7 +265,7 @@ class GatewayCall(QuestionCall):
     """
 
     def __init__(self, gateway: Gateway, llm_request: LLMRequest) -> None:
-        # As long as names may be, see `LLMName`.
+        # At most as long as `LLMName` allows: clients choose the name, and it is a key of the cache.
         gates = gateway.service.gates(str(llm_request.body.get("model") or "")[:200])
         answer_first = gateway.strategy.answer_first if llm_request.can_be_judged_early else None
         strategy = replace(
@@ -273,7 +278,7 @@ class GatewayCall(QuestionCall):
         self._llm_request = llm_request
 
     def begin(self, item: RoutedInput) -> UpstreamAnswer:
-        """Return the answer that the upstream begins to stream."""
+        """Return the answer that the upstream starts to stream."""
         return UpstreamAnswer(self._gateway.upstream, self._llm_request.request, self._llm_request.content)
 
     def search(self, inputs: Sequence[RoutedInput]) -> Step:

@@ -24,8 +24,10 @@ _FIELDS = {
     "/responses": ("input", "input_text"),
     "/completions": ("prompt", ""),
 }
-"""By the end of the path: the field with the question, and the type of a text part in its messages."""
+"""For the end of a path: the field with the question, and the type of a text part in its messages."""
+# "Try again." and "Yes, go on." say nothing to search for.
 _MAX_REMARK_WORDS = 3
+# An embedder reads a few hundred tokens: a longer earlier turn would push the question out.
 _MAX_EARLIER_CHARACTERS = 400
 
 
@@ -43,10 +45,10 @@ class UserTurn:
 
     @property
     def search_text(self) -> str:
-        """Text to search for: the question, after the last question before it if there is one.
+        """Text to search for: the previous question, if there is one, and then the question.
 
-        Earlier turns of a few words, such as "Try again.", are remarks and not questions. Of a long one, such as a
-        file that a coding client hands over, only its questions count, or its beginning.
+        Earlier turns of a few words, such as "Try again.", are skipped. Of a long one, such as a file that a coding
+        client sends, only its questions are used, or else its beginning.
         """
         question, history = self.question, self.history
         turns = split_transcript(question) if not history else None
@@ -60,7 +62,7 @@ class UserTurn:
 
 
 def _shorten(turn: str) -> str:
-    """Return an earlier turn, or if it is long what it asks, so that an embedder reads the question after it."""
+    """Return an earlier turn, or only its questions if it is long, to leave the embedder room for the question."""
     if len(turn) <= _MAX_EARLIER_CHARACTERS:
         return turn
     asked = " ".join(segment for segment in segments(turn) if segment.endswith(QUESTION_MARKS))
@@ -87,14 +89,14 @@ class TextMessage(BaseModel):
         return encodable("\n".join(part.text for part in self.content))
 
 
-# Invalid and other messages, such as those with an image, are left out.
+# Skips invalid messages and those that are not text, such as images.
 _MESSAGES = TypeAdapter(list[OnErrorOmit[TextMessage]])
 
 
 def parse_question(state: object) -> UserTurn | None:
-    """Return the question of a text, of messages, or of an object with either; None without a question.
+    """Return the question of a text, of messages, or of an object with either; None if it has no question.
 
-    Among messages it is the last one, if it is a text message of the user.
+    In a list of messages, the question is the last one, if it is a text message of the user.
     """
     if isinstance(state, Mapping):
         state = state.get("question", state.get("messages"))
@@ -116,12 +118,12 @@ def parse_turn(messages: list[Any], index: int) -> UserTurn | None:
 
 
 class UndecidedError(Exception):
-    """The gateway makes no decision about a request; the message is the reason, for headers and metrics."""
+    """The gateway cannot decide about a request; the message is a short reason for headers and metrics."""
 
 
 @dataclass(frozen=True)
 class LLMRequest:
-    """A request to an LLM with a question.
+    """A request to an LLM that contains a question.
 
     Attributes:
         request: The request.
@@ -143,17 +145,17 @@ class LLMRequest:
 
     @classmethod
     def parse(cls, request: Request, content: bytes) -> LLMRequest:
-        """Return a request with its question.
+        """Parse a request and find its question.
 
         Raises:
-            UndecidedError: It is another kind of request, or has no question that a gate can judge.
+            UndecidedError: It is another kind of request, or contains no question that a gate can judge.
         """
-        # Upstreams accept doubled and trailing slashes.
+        # Upstreams accept doubled and trailing slashes, so clients must not get around the gate with them.
         path = re.sub("/+", "/", request.scope["path"]).rstrip("/")
         kind = next((end for end in _FIELDS if path.endswith(end)), None)
         if kind is None:
             raise UndecidedError("route")
-        # Web pages may send other content types across origins without a preflight.
+        # Browsers send other content types to other origins without a preflight request.
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise UndecidedError("content-type")
         if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
@@ -166,7 +168,7 @@ class LLMRequest:
             turn = parse_turn(value, index)
             if turn is not None:
                 return cls(request, content, body, field, part, index, turn)
-        # Completions take a list of prompts.
+        # The completions route also takes a list of prompts.
         if isinstance(value, list) and not part and len(value) == 1:
             (value,) = value
         # With a suffix, the LLM fills in the middle of a text.
@@ -195,7 +197,7 @@ class LLMRequest:
         """Return the body with passages before the question, in the user's turn.
 
         Raises:
-            RecursionError: The body is too deeply nested to be written again.
+            RecursionError: The body is too deeply nested to be serialised again.
         """
         heading = f"{_HEADING}\n\n{passages}\n\nQuestion: "
         value: Any = self.body[self.field]
@@ -208,6 +210,7 @@ class LLMRequest:
                 text: Any = heading + message["content"]
             else:
                 text = [{"type": self.part, "text": heading}, *message["content"]]
+            # A copy, because the parsed body must stay as the client sent it.
             value[self.index] = {**message, "content": text}
         return json.dumps({**self.body, self.field: value}).encode()
 
@@ -216,25 +219,26 @@ def _last_user_turn(messages: list[Any]) -> int:
     """Return the index of the last message of the user.
 
     Raises:
-        UndecidedError: There is none, or a tool result follows it.
+        UndecidedError: The user sent no message, or a tool result follows the last one.
     """
     for index in range(len(messages) - 1, -1, -1):
         role = messages[index].get("role") if isinstance(messages[index], dict) else None
         if role == "user":
             return index
+        # After a tool's result, the LLM is in the middle of its work, and the user has not asked anything new.
         if role not in ("assistant", "system", "developer"):
             raise UndecidedError("tool-result")
     raise UndecidedError("no-question")
 
 
 def _parse_object(content: bytes) -> dict[str, Any]:
-    """Return a JSON object that can be written again without a change.
+    """Parse a JSON object that can be serialised again unchanged.
 
     Raises:
-        UndecidedError: It is something else; the upstream's own error then reaches the client.
+        UndecidedError: It is not such an object. The upstream then sends the client its own error.
     """
     try:
-        # NaN, Infinity and numbers such as 1e400 could not be written again.
+        # NaN, Infinity and numbers such as 1e400 could not be serialised again.
         body = json.loads(content, parse_float=_parse_finite, parse_constant=_parse_finite)
     except (ValueError, RecursionError):
         body = None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rgate_integrations.engine.own_gate import GateLike
 
 COLUMNS = ("retrieve", "p_known", "threshold", "reason", "error")
-"""The new columns; ``error`` is empty unless the gate failed, and then it retrieves."""
+"""The new columns. ``error`` is empty unless the gate failed; ``retrieve`` is true then."""
 
 
 def gate_dataset(
@@ -55,14 +55,14 @@ def gate_dataset(
 
 
 class GateActor:
-    """A worker, which decides batch by batch with its own gate."""
+    """A Ray worker that decides batch by batch with its own gate."""
 
     def __init__(self, gate: GateLike | str | None, question: str) -> None:
         self.gate = resolve_gate(gate)
         self.question = question
 
     def __call__(self, batch: Any) -> Any:
-        """Return a batch, a data frame, with `COLUMNS`."""
+        """Return a batch (a data frame) with `COLUMNS` added."""
         decisions = self.gate.decide_batch(batch[self.question].tolist())
         columns = {name: [getattr(decision, name) for decision in decisions] for name in COLUMNS}
         columns["error"] = ["" if error is None else error.message for error in columns["error"]]
@@ -70,13 +70,13 @@ class GateActor:
 
 
 class ReplicaOptions(BaseModel):
-    """Options of each replica, as of ``rgate serve``.
+    """Options of each replica, with the meaning that they have for ``rgate serve``.
 
     Attributes:
         gate: An argument for `load_gate`; a folder must exist on every machine.
         llm_name: The LLM whose knowledge is judged if a request names none.
-        timeout: Seconds for a decision; after that it retrieves.
-        queue: Questions that may wait in a replica; further ones get status 529.
+        timeout: Seconds for a decision; a late decision retrieves.
+        queue: Number of questions that may wait in a replica; further ones get status 529.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -107,13 +107,13 @@ def application(arguments: dict[str, Any]) -> Application:
         from rgate_integrations.serving.server import protect
         from rgate_integrations.serving.service import DecisionService
 
-        forbid_downloads()  # download them to each machine beforehand: clients must not wait for a download
+        forbid_downloads()  # clients must not wait for a download: put the models on each machine beforehand
         gate = load_gate(options.gate, llm_name=options.llm_name)
-        # Ray sends no request before this returns: the first client does not wait for the model.
+        # Ray sends no request before this returns, so the first client does not wait for the model to load.
         gate.decide("Is this a question?")
         service = DecisionService(gate, timeout=options.timeout, queue=options.queue)
         return protect(make_app(service), token=os.environ.get(TOKEN, ""))
 
-    # A replica batches concurrent requests: with Ray's limit of five there would be little to batch.
+    # A replica batches concurrent requests; Ray's default limit of five would leave little to batch.
     replica = serve.deployment(name="rgate", max_ongoing_requests=options.queue)(serve.ingress(served)())
     return replica.bind()

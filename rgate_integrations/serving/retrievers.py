@@ -1,6 +1,6 @@
 """Adapts retrievers and vector stores of LangChain and LlamaIndex, and functions, to `Retriever`.
 
-They are recognised by their methods, so that neither framework is imported.
+They are recognised by their methods, so neither framework has to be imported.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def as_retriever(source: Any) -> Retriever:
-    """Return an object that searches as a `Retriever`.
+    """Return a `Retriever` that searches an object.
 
-    It may be, in this order: a vector store of LangChain, an object with ``search(queries, k)``, a retriever of
-    LlamaIndex, an index of LlamaIndex, a retriever or another runnable of LangChain, or a function of a query, or of
-    a query and ``k``. A retriever of a framework keeps its own number of passages.
+    The object may be, tried in this order: a LangChain vector store, an object with ``search(queries, k)``, a
+    LlamaIndex retriever, a LlamaIndex index, a LangChain retriever or other runnable, or a function of a query, or of
+    a query and ``k``. A framework's retriever returns its own number of passages.
 
     Raises:
         ConfigurationError: The object is none of these.
     """
-    # Before `search`, which stores of LangChain have with another signature.
+    # Before `search`, which LangChain's stores have with another signature.
     if _has(source, "similarity_search"):
         return SearchFunction(lambda query, k: source.similarity_search(query, k=k))
     if _has(source, "search"):
@@ -38,11 +38,12 @@ def as_retriever(source: Any) -> Retriever:
         return SearchFunction(lambda query, k: source.as_retriever(similarity_top_k=k).retrieve(query))
     if _has(source, "invoke"):
         return SearchFunction(lambda query, _: source.invoke(query))
+    # Last, because runnables and stores may be callable, too. A class is a mistake: its instance was meant.
     if callable(source) and not isinstance(source, type):
         return SearchFunction(lambda query, k: source(query, k) if _takes_k(source) else source(query))
     raise ConfigurationError(
         f"A {type(source).__name__} cannot search.",
-        hint="A retriever, a vector store, a function of a query, or an object with search(queries, k).",
+        hint="Pass a retriever, a vector store, a function of a query, or an object with search(queries, k).",
     )
 
 
@@ -68,6 +69,7 @@ class SearchFunction:
             results = self._function(query, k)
             if isinstance(results, str | Mapping):  # such as the answer of a chain
                 raise TypeError(f"The search returned a {type(results).__name__}, not a list.")
+            # Some retrievers have their own number of results, so cut here.
             hits.append([as_hit(result, query) for result in results][:k])
         return hits
 
@@ -80,6 +82,7 @@ def as_hit(result: Any, query: str) -> Hit:
     """
     if isinstance(result, Hit):
         return result
+    # LangChain's documents have no score, and fusion only needs the order.
     score = getattr(result, "score", None)
     record = getattr(result, "node", result)  # LlamaIndex wraps nodes with a score
     if isinstance(record, str):

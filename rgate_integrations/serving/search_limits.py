@@ -1,4 +1,4 @@
-"""Bounds the searches of a retriever in time and threads: it may hang, fail, or return something else."""
+"""Limits the time and threads of a retriever's searches, which may hang, fail, or return something else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from rgate_integrations.errors import RGateError
 from rgate_integrations.index.retriever import Hit, Retriever
 from rgate_integrations.runtime.flow import Call, Start
 
+# A hanging search cannot be stopped and keeps its thread: the limit saves the rest of the process.
 _THREADS = 32
+# One slow search is no outage, and a pause costs every client its passages.
 _LATE_IN_A_ROW = 3
 _PAUSE = 10.0
 
@@ -37,6 +39,7 @@ class LimitedSearch:
         self._retriever = retriever
         self._k = k
         self._timeout = timeout
+        # Counts threads, not callers: a caller that times out leaves, but its thread may go on.
         self._free = asyncio.Semaphore(_THREADS)
         self._late = 0
         self._paused_until = 0.0
@@ -48,7 +51,7 @@ class LimitedSearch:
             SearchError: The search timed out, or searches are paused.
             Exception: The error of the retriever, or a `TypeError` if it returned something other than hits.
         """
-        # A retriever that hangs would use up all threads.
+        # Otherwise a retriever that hangs would use up all threads. One search per pause tests whether it is back.
         if self._late >= _LATE_IN_A_ROW:
             if monotonic() < self._paused_until:
                 raise SearchError(f"Searches are paused after {_LATE_IN_A_ROW} timeouts in a row.")
@@ -67,7 +70,7 @@ class LimitedSearch:
         return hits
 
     async def _run(self, queries: list[str]) -> list[list[Hit]]:
-        """Search in a thread, which is released when it ends, even after the timeout."""
+        """Search in a thread; its place is freed when the thread ends, even if that is after the timeout."""
         await self._free.acquire()
         try:
             job = Start(Call(self._search, None, queries)).run().job
@@ -86,11 +89,12 @@ class LimitedSearch:
         hits: list[list[Hit]] = []
         try:
             for ranking in islice(self._retriever.search(queries, self._k), len(queries)):
+                # `islice` also bounds a generator that never ends.
                 hits.append(list(islice(ranking, self._k)))
         except BaseException as error:
             if isinstance(error, Exception) and not isinstance(error, StopIteration):
                 raise
-            # SystemExit or a panic in Rust would end the server, and a future cannot hold a StopIteration.
+            # SystemExit or a panic in Rust would stop the server, and a future cannot hold a StopIteration.
             raise SearchError(f"The search failed: {type(error).__name__}.") from error
         for hit in chain.from_iterable(hits):
             passage = getattr(hit, "passage", None)

@@ -30,14 +30,15 @@ from rgate_integrations.serving.wire import METHODS, problem
 
 _log = logging.getLogger("rgate_integrations.serving")
 
-_OPEN = ("/health", "/ready")  # for probes of an orchestrator, which has no token
+_OPEN = ("/health", "/ready")  # the probes of an orchestrator have no token
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*A-Z]+")
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _MAX_HEADERS = 32 << 10
+# Requests with images are a few MiB.
 _MAX_BODY = 16 << 20
 _PATIENCE = 10.0
-_FRAMES = 5  # of a traceback that are logged
+_FRAMES = 5  # number of frames logged of a traceback
 _SHUTDOWN_SECONDS = 30  # for open requests
 
 
@@ -50,7 +51,7 @@ def make_server(
     allow_origins: Collection[str] = (),
     patience: float = _PATIENCE,
 ) -> uvicorn.Server:
-    """Return a server for an application; its ``run`` listens until the process is told to stop.
+    """Return a server for an application; its ``run`` listens until a signal stops the process.
 
     Args:
         app: The application.
@@ -67,19 +68,21 @@ def make_server(
     if not token.strip():
         if host not in _LOOPBACK:
             raise ConfigurationError(
-                f"Other machines can reach {host}, and there is no token.",
+                f"Other machines can reach {host}, but no token is set.",
                 hint=f"Set {TOKEN} to a secret, or listen on 127.0.0.1.",
             )
-        # Against DNS rebinding: a web page whose host name resolves to this machine would be of the same origin.
+        # Against DNS rebinding: a web page whose host name resolves to this machine would have the same origin.
         app = TrustedHostMiddleware(app, allowed_hosts=["localhost", "127.0.0.1", "[::1]"])
     config = uvicorn.Config(
         app,
         host,
         port,
         http=_TimedProtocol,
+        # No route is a WebSocket, and the checks below only handle HTTP.
         ws="none",
         lifespan="on",
         log_config=None,
+        # URLs may contain questions, which do not belong in a log.
         access_log=False,
         server_header=False,
         h11_max_incomplete_event_size=_MAX_HEADERS,
@@ -111,8 +114,10 @@ def protect(
     for origin in allow_origins:
         if not _ORIGIN.fullmatch(origin):
             raise ConfigurationError(
-                f"{origin!r} is not an origin.", hint="Scheme, host and port, such as http://localhost:3000"
+                f"{origin!r} is not an origin.",
+                hint="Give scheme, host and port, such as http://localhost:3000.",
             )
+    # The order matters: each wrapper runs before those that it wraps.
     app = Guard(app, token=token, patience=patience)
     if allow_origins:
         # Outside the guard: browsers send CORS preflight requests without the token.
@@ -149,7 +154,7 @@ class _TimedProtocol(H11Protocol):
 
 
 class OriginCheck:
-    """ASGI middleware that rejects requests of web pages of other origins, on every route.
+    """ASGI middleware that rejects requests from web pages of other origins, on every route.
 
     Browsers send ``Sec-Fetch-Site`` with every request to this machine or over TLS, and ``Origin`` with all but plain
     GET and HEAD. Other clients send neither.
@@ -211,7 +216,7 @@ class Guard:
         authorization = Headers(scope=scope).get("authorization", "").encode("latin-1")
         is_open = scope["method"] == "GET" and scope["path"] in _OPEN
         body: bytes | Response | None
-        # In constant time: the time must not reveal how much of a token is right.
+        # In constant time, which does not reveal how much of a guessed token is right.
         if self._expected and not is_open and not hmac.compare_digest(authorization, self._expected):
             message = "The bearer token is missing or wrong."
             body = problem(401, "Unauthorized", message, headers={"www-authenticate": "Bearer"})
@@ -241,8 +246,8 @@ class Guard:
         return bytes(body)
 
     async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Let the application answer, and cancel it if its client disconnects."""
-        # The disconnect is noticed here: the application gets the body, and no message after it.
+        """Run the application, and cancel it if its client disconnects."""
+        # We watch for the disconnect here, so the application receives the body and no further message.
         messages: asyncio.Queue[Message] = asyncio.Queue()
         messages.put_nowait({"type": "http.request", "body": body, "more_body": False})
         is_answered = asyncio.Event()
@@ -257,10 +262,10 @@ class Guard:
         try:
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            pass  # the server ends and waits no longer; raised, uvicorn would log a traceback
+            pass  # the server shuts down and waits no longer; if we raised, uvicorn would log a traceback
         finally:
             leaving.cancel()
-            # A client may disconnect after its answer: sessions of MCP go on after that.
+            # A client may disconnect after its answer, and MCP sessions go on after that.
             if not is_answered.is_set():
                 answering.cancel()  # without effect if it is done
         try:
@@ -268,7 +273,7 @@ class Guard:
         except asyncio.CancelledError:
             pass
         except Exception as error:
-            # Not raised: uvicorn would log its message, which may quote a question.
+            # Not raised, because uvicorn would log the message, which may quote a question.
             frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
             places = [f"{os.path.basename(frame.filename)}:{frame.lineno}" for frame in frames]
             _log.error("A request failed: %s at %s", type(error).__name__, " > ".join(places))

@@ -24,6 +24,7 @@ from rgate_integrations.serving.wire import DecideItem, likeliest_kind, route_la
 
 _log = logging.getLogger("rgate_integrations.serving")
 
+# From less than the fastest decision to the default timeout.
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _MAX_LLMS = 64
@@ -33,7 +34,7 @@ LLM_NAME_SOURCE = "the request"
 
 
 class QueueFullError(RGateError):
-    """The queue is full: the client should ask again later, or retrieve."""
+    """The queue is full: the client should try again later, or retrieve."""
 
 
 class Metrics:
@@ -43,11 +44,11 @@ class Metrics:
         errors: Failed decisions and requests, by type of error.
         requests: Requests of the gateway: ``retrieve``, ``direct``, ``shadow``, ``undecided``, or ``off``.
         undecided: Requests that were forwarded without a decision, by reason.
-        waiting: Number of questions that are being decided.
+        waiting: Number of questions that wait for a decision.
     """
 
     def __init__(self) -> None:
-        # Not the global registry: several servers may run in one process.
+        # Not the global registry, because several servers may run in one process.
         registry = self._registry = CollectorRegistry()
         self._decisions = Counter(
             "rgate_decisions", "Decisions made.", ["outcome", "kind", "gate"], registry=registry
@@ -55,11 +56,12 @@ class Metrics:
         self.errors = Counter(
             "rgate_errors", "Decisions and requests that failed.", ["type"], registry=registry
         )
-        self.requests = Counter(
-            "rgate_gateway_requests", "Requests, by what became of them.", ["way"], registry=registry
-        )
+        self.requests = Counter("rgate_gateway_requests", "Requests, by outcome.", ["way"], registry=registry)
         self.undecided = Counter(
-            "rgate_gateway_undecided", "Requests sent on undecided, by reason.", ["reason"], registry=registry
+            "rgate_gateway_undecided",
+            "Requests forwarded undecided, by reason.",
+            ["reason"],
+            registry=registry,
         )
         self._seconds = Histogram(
             "rgate_decision_seconds", "Time to decide.", buckets=_SECONDS, registry=registry
@@ -91,7 +93,7 @@ class LLMGates:
 
     Attributes:
         question: The gate for questions.
-        answer: The gate for drafts; None if there is none of the same family.
+        answer: The gate for drafts; None if its family has none.
     """
 
     question: Decider
@@ -112,7 +114,7 @@ class DecisionService:
 
     Args:
         gate: The gate.
-        timeout: Seconds for a decision; after that it retrieves.
+        timeout: Seconds for a decision; a late decision retrieves.
         queue: Number of questions that may wait; further ones are rejected at once.
 
     Raises:
@@ -128,12 +130,12 @@ class DecisionService:
         self.timeout = valid_timeout(timeout) or math.inf
         self._queue = queue
         self._waiting = 0
-        # Any client can send any name: the cache is bounded.
+        # Bounded, because clients can send any name.
         self._gates = lru_cache(_MAX_LLMS)(partial(LLMGates.for_llm, self.gate))
 
     def gates(self, llm: str = "", name_source: str = LLM_NAME_SOURCE) -> LLMGates:
-        """Return the gates for the knowledge of an LLM, or those of the server without a name."""
-        # The last part only: a path must not name a folder of the server.
+        """Return the gates for the knowledge of an LLM; without a name, the server's own."""
+        # Only the last part, because a path could name a folder of the server.
         name = llm.rpartition("/")[2].lstrip(".")
         return self._gates(name, (name_source or CLIENT) if name else "")
 
@@ -150,12 +152,13 @@ class DecisionService:
             items: The questions.
             llm: Name of the LLM whose knowledge is judged; may be empty.
             name_source: Source of that name.
-            milliseconds: Timeout of the client, at most that of the service.
+            milliseconds: The client's timeout; the service's own is the upper limit.
 
         Raises:
             QueueFullError: The queue is full.
         """
         gates = self.gates(llm, name_source)
+        # A client may shorten the timeout but not lengthen it, or it could block the queue.
         timeout = min((milliseconds or math.inf) / 1e3, self.timeout)
         # One by one: the gate's own queue batches them with those of other clients.
         steps = [Call(run, arun, _decide(item, gates, timeout)) for item in items]
@@ -165,17 +168,20 @@ class DecisionService:
 
     @contextmanager
     def counting(self, questions: int) -> Iterator[list[Decision]]:
-        """Reserve places in the queue; the decisions that the caller adds to the list are counted and logged.
+        """Reserve places in the queue, and count and log the decisions that the caller adds to the list.
 
         Raises:
             QueueFullError: The queue is full.
         """
+        # Reject at once: a client that is told "full" retrieves now, and one that waits would time out later.
         if self._waiting + questions > self._queue:
             raise QueueFullError(
-                f"The queue is full: {self._waiting} questions wait.", hint="Ask again later, or retrieve."
+                f"The queue is full: {self._waiting} questions are waiting.",
+                hint="Try again later, or retrieve.",
             )
         start = time.perf_counter()
         decisions: list[Decision] = []
+        # No lock is needed, because everything here runs on one event loop.
         self._waiting += questions
         self.metrics.waiting.set(self._waiting)
         try:
@@ -194,7 +200,7 @@ def _decide(item: DecideItem, gates: LLMGates, timeout: float) -> Flow[Decision]
     gate, draft = gates.question, item.draft
     if draft is not None and gates.answer is not None:
         gate = gates.answer
-    if isinstance(draft, Draft):  # the id would give clients the states of this process's own answers
+    if isinstance(draft, Draft):  # with an id, a client could read states of other answers of this process
         draft = draft.model_copy(update={"response_id": ""})
     request = read_item(
         item.question,

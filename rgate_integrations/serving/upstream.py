@@ -1,4 +1,4 @@
-"""The upstream of the gateway: forwards requests to it, and relays its bytes."""
+"""The gateway's upstream: forwards requests to the LLM's server, and relays its bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rgate_integrations.serving.wire import problem
 OWN_HEADER = "x-rgate"
 """Header for commands of a client to the gateway, and prefix of the gateway's own headers."""
 
-# Headers of one connection, which are not forwarded (RFC 9110, 7.6.1).
+# Headers that concern one connection and are not forwarded (RFC 9110, 7.6.1).
 _HOP_BY_HOP = frozenset(
     (
         "connection",
@@ -42,11 +42,13 @@ _HOP_BY_HOP = frozenset(
         "upgrade",
     )
 )
+# Reasoning models may think for minutes before they send the first byte.
 _WAIT = httpx.Timeout(600.0, connect=10.0)
-# Seconds: servers such as llama.cpp close idle connections after 5, perhaps just when one is used again.
+# Servers such as llama.cpp close idle connections after 5 s, perhaps just as we use one again.
 _KEPT = 2.0
+# An upstream that never finishes must not fill the memory.
 _MAX_HELD_BYTES = 4 << 20
-# A segment "." or "..", also before a parameter as in "..;x", or next to characters that servers strip.
+# The segment "." or "..", also before a parameter as in "..;x", or beside characters that servers strip.
 _DOT_SEGMENT = re.compile(r"(?:^|[/\\])[\s\0]*\.{1,2}[\s\0]*(?:;[^/\\]*)?(?:[/\\]|\Z)")
 
 
@@ -88,10 +90,10 @@ class Upstream:
 
     def __init__(self, url: str, *, key: str | None = None, keeps_key: bool = True) -> None:
         base, credentials = read_credentials(url, key)
-        # The paths of clients have it.
+        # The client's path already begins with /v1.
         self._base = httpx.URL(base.removesuffix("/v1"))
         self._own_headers = credentials.headers
-        # httpx sets the host and the length of its own request.
+        # httpx sets these two for the request that it sends.
         self._dropped = {*_HOP_BY_HOP, "host", "content-length"}
         if self._own_headers or not keeps_key:
             self._dropped.add("authorization")
@@ -116,19 +118,20 @@ class Upstream:
         headers = httpx.Headers(request.headers.raw)
         _drop_headers(headers, self._dropped)
         headers.update(self._own_headers)
-        # httpx would accept encodings that the client cannot read.
+        # Otherwise httpx would ask for encodings that the client may not be able to read.
         if plain or "accept-encoding" not in headers:
             headers["accept-encoding"] = "identity"
         url = self._url_for(request)
         built = self._client.build_request(request.method, url, headers=headers, content=body)
         response = await self._client.send(built, stream=True)
+        # The response could not be forwarded with such a status.
         if not 200 <= response.status_code < 600:
             await response.aclose()
             raise httpx.RemoteProtocolError(f"Invalid status {response.status_code}.")
         return response
 
     async def complete(self, request: Request, body: bytes) -> str:
-        """Return the answer to a chat of the gateway's own, with the headers of a client's request.
+        """Send a chat of the gateway's own with the headers of a client's request, and return the answer.
 
         Raises:
             EvidenceError: The answer has no text.
@@ -160,7 +163,7 @@ class Upstream:
                 400, "InvalidTarget", "The request's target is not a path below the upstream's URL."
             )
         except httpx.HTTPError as error:
-            # The message of the error is left out: it may contain the key.
+            # The error's message is left out: it may contain the key.
             message = f"The upstream server cannot be reached ({type(error).__name__})."
             return problem(502, "UpstreamError", message)
         return Relay(response, _read_chunks(response), own_headers or {})
@@ -176,7 +179,7 @@ class Upstream:
         if not path.startswith(b"/") or _DOT_SEGMENT.search(decoded):
             raise httpx.InvalidURL("The target leads out of the base URL.")
         query: bytes = request.scope["query_string"]
-        # The raw path: decoding it could change which resource it names.
+        # The raw path, because decoding could change which resource it names.
         below = self._base.raw_path.rstrip(b"/")
         url = self._base.copy_with(raw_path=below + path + (b"?" + query if query else b""))
         is_below = url.raw_path.startswith(below + b"/")
@@ -209,11 +212,12 @@ class UpstreamAnswer(BufferedAnswer):
         if self.response.status_code != 200:
             await self.response.aclose()
             raise EvidenceError(f"The upstream server answered {self.response.status_code}.")
+        # A stream announces its end. One that stops before that broke off.
         self.partial.has_end = False
         return _read_chunks(self.response)
 
     def read(self, chunk: bytes) -> bool:
-        """Read the events that end in a chunk; False for a tool call, or if there is too much to hold."""
+        """Read the events that end in a chunk; False after a tool call, or if the answer grows too large to hold."""
         self._held += len(chunk)
         is_text = self._held <= _MAX_HELD_BYTES
         for data in self._events.read(chunk):
@@ -237,7 +241,7 @@ class UpstreamAnswer(BufferedAnswer):
             if isinstance(text, str) and text:
                 self.partial.pieces.append(text)
             self.partial.model = str(event.get("model") or "")
-            # Present only if the client asked for them: then each token has one.
+            # Present only if the client requested them; then every token has one.
             self.partial.add_logprobs(read_logprobs((choice.get("logprobs") or {}).get("content")))
         except (AttributeError, LookupError, TypeError, ValueError):
             pass  # another kind of event
@@ -254,7 +258,7 @@ class EventReader:
 
     def read(self, chunk: bytes) -> Iterator[bytes]:
         """Yield the data of each event that ends in a chunk."""
-        # A line feed at the beginning belongs to the carriage return before it.
+        # A CRLF may be split between two chunks.
         if self._after_cr:
             chunk = chunk.removeprefix(b"\n")
         self._after_cr = chunk.endswith(b"\r")
@@ -271,7 +275,7 @@ class EventReader:
 
 
 def _drop_headers(headers: httpx.Headers, names: Collection[str]) -> None:
-    """Remove headers by name, those that ``Connection`` names, and those of this gateway."""
+    """Remove headers by name, the headers that ``Connection`` names, and this gateway's own."""
     named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
     for name in list(headers):
         if name in names or name in named or name == OWN_HEADER or name.startswith(f"{OWN_HEADER}-"):
@@ -288,5 +292,5 @@ async def _read_chunks(response: httpx.Response) -> AsyncGenerator[bytes]:
 
 
 def never_blocking(*_: object) -> Any:
-    """Replace the blocking form of a step: the gateway is asynchronous only."""
+    """Stand in for the blocking form of a step; the gateway is asynchronous only."""
     raise NotImplementedError("The gateway is asynchronous only.")

@@ -1,8 +1,8 @@
 """The formats of requests and responses, as Pydantic models: ``/v1/decide``, ``/v1/queries``, ``/v1/systemone``.
 
 A System One request has a *state* and named, typed *questions*; the response has probabilities under the same names
-(TypeSafe's API, which vLLM, Ollama, SGLang and others also speak). A gate can answer two kinds of question: a noul
-``known``, and a choice between ``retrieve`` and ``direct``.
+(TypeSafe's API, which vLLM, Ollama, SGLang and others also support). A gate can answer two types of question: a noul
+(a probability) called ``known``, and a choice between ``retrieve`` and ``direct``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from rgate_integrations.serving.llm_requests import parse_question
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 """HTTP methods that clients may use, and that the gateway forwards."""
 
+# Half of the default queue, so that a single request cannot fill it.
 MOST_QUESTIONS = 256
 """Maximum number of questions per request."""
 
 NO_LLM = "rgate"
-"""The model of a System One request without an LLM."""
+"""The ``model`` of a System One request that names no LLM."""
 
 _ROUTES = ["direct", "retrieve"]
+# Servers and proxies limit the size of headers, often to 8 KiB in total.
 _MAX_LINE = 300
 _IN_ASCII = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "–": "-", "—": "-", "…": "..."})
 _CAN_ASK = (
@@ -38,7 +40,7 @@ _CAN_ASK = (
 )
 
 LLMName = Annotated[str, Field(max_length=200, pattern=r"^[\w.:@/+ -]*$")]
-"""Name of the LLM whose knowledge is judged; empty for that of the server."""
+"""Name of the LLM whose knowledge is judged; empty for the server's own."""
 
 
 class DecideItem(BaseModel):
@@ -60,8 +62,8 @@ class DecideItem(BaseModel):
 class DecideRequest(BaseModel):
     """Questions to decide about, with or without context.
 
-    ``llm`` names the LLM whose knowledge is judged. If the client only detected that name, ``llm_name_source`` says
-    where: then a name that the server was started with overrides it.
+    ``llm`` names the LLM whose knowledge is judged. If the client detected that name instead of being given it,
+    ``llm_name_source`` says where; the name that the server was started with then takes precedence.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -82,7 +84,7 @@ class DecideResponse(BaseModel):
 
 
 class QueriesResponse(BaseModel):
-    """One query plan per question, in order; empty for a question that needs no retrieval."""
+    """One query plan per question, in order; a plan is empty if its question needs no retrieval."""
 
     plans: list[QueryPlan]
 
@@ -132,7 +134,7 @@ class NoulAnswer(BaseModel):
 
 
 class ChoiceAnswer(BaseModel):
-    """Whether to retrieve. The gate's threshold decides, so the choice may be the less likely one."""
+    """Whether to retrieve. The gate's threshold decides, so the choice may have the lower probability."""
 
     type: Literal["choice"] = "choice"
     choice: Literal["retrieve", "direct"]
@@ -141,7 +143,7 @@ class ChoiceAnswer(BaseModel):
 
 
 class SystemOneResponse(BaseModel):
-    """The answers by name of the question, and the tokens that the gate's own model read and wrote."""
+    """The answers by name of the question, and the number of tokens that the gate's own model read and wrote."""
 
     model: str
     answers: dict[str, NoulAnswer | ChoiceAnswer]
@@ -185,7 +187,7 @@ def problem(
 
 def one_line(text: str) -> str:
     """Return the beginning of a text as one line of printable ASCII, for headers and logs."""
-    # Line breaks in a header or a log line would forge the next one.
+    # A line break would let a client forge the next header or log line.
     line = " ".join(text[:_MAX_LINE].translate(_IN_ASCII).split())
     return re.sub(r"[^ -~]", "?", line)[:_MAX_LINE]
 
@@ -201,6 +203,6 @@ def likeliest_kind(decision: Decision) -> str:
     The default gate has a signal for each kind, and ``"known"`` for P(the LLM knows the fact).
     """
     kinds = dict(decision.signals)
-    # P(known) is a signal, too, and not a kind.
+    # P(known) is also a signal, but not a kind.
     kinds.pop("known", None)
     return max(kinds, key=kinds.__getitem__, default="")

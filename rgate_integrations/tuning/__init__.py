@@ -1,4 +1,4 @@
-"""Tuning: from the questions of a log to a gate for one's own LLM, thresholds with a guarantee, and evaluation."""
+"""Tuning: fits a gate to your own LLM from the questions of a log, chooses guaranteed thresholds, and evaluates."""
 
 from rgate_integrations.tuning.calibration import Budget, MaxLoss, calibrate
 from rgate_integrations.tuning.evaluation import evaluate

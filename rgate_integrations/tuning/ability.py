@@ -27,18 +27,18 @@ from rgate_integrations.tuning.questions import Question
 MIN_ANSWERS = 20
 """Minimum number of answers for an estimate."""
 
-_MIN_SD = 0.5  # of the prior: a copy on a server may be quantised or fine-tuned
+_MIN_SD = 0.5  # of the prior, because a copy on a server may be quantised or fine-tuned, whatever its name
 
 
 @dataclass(frozen=True)
 class AbilityEstimate:
-    """A measured ability.
+    """The result of `measure_ability`.
 
     Attributes:
         ability: The ability.
         prior: The ability that the name of the LLM suggests.
-        failed: Number of failed calls; the same `measure_ability` call repeats them.
-        folder: Folder with the ability, for ``llm_name=``.
+        failed: Number of failed calls; running `measure_ability` again repeats only these.
+        folder: Folder that holds the ability; pass it as ``llm_name=``.
     """
 
     ability: Ability
@@ -48,7 +48,7 @@ class AbilityEstimate:
 
 
 def read_anchors() -> list[Question]:
-    """Return the anchor questions of the package, which are CC0 and from no benchmark; the kinds alternate.
+    """Return the package's anchor questions, which are CC0 and not taken from any benchmark; the kinds alternate.
 
     The ``dataset`` of each is its kind: ``"well-known"``, ``"middling"``, ``"obscure"`` or ``"multi-step"``.
     """
@@ -61,8 +61,8 @@ def measure_ability(
 ) -> AbilityEstimate:
     """Ask an LLM the anchor questions without passages, and estimate its ability from the right answers.
 
-    Each answer is written at once, to ``out`` plus ``.answers.jsonl``. Run again after a kill, it resumes, and
-    repeats no call that was answered. An answer is right if it contains a gold answer, word by word. The estimate
+    Each answer is written at once, to ``out`` plus ``.answers.jsonl``, so an interrupted run resumes without
+    repeating answered calls. An answer is right if it contains a gold answer, compared by whole words. The estimate
     is the maximum a posteriori: the LLM's name gives the prior, and the default gate the difficulty of each question.
 
     Args:
@@ -75,13 +75,13 @@ def measure_ability(
         ConfigurationError: ``out`` holds something other than an ability, or earlier answers are of another LLM.
         DataFormatError: Too few questions were answered.
         ServerError: The LLM could not be reached.
-        NoAnswerError: Its answers were cut off while it thought.
+        NoAnswerError: The LLM's answers were cut off while it was still thinking.
         LockedError: Another process is measuring there.
     """
     folder = Path(out)
     check_replaceable(folder, (ABILITY,))
     answers_path = answers_file(folder)
-    # The answers are locked and not the folder, which is replaced in one step at the end.
+    # We lock the answers and not the folder, because the folder is replaced as a whole at the end.
     with locked(answers_path):
         answers = Answers(answers_path, {"direct": arm})
         failed = answers.ask(read_anchors(), concurrency=concurrency, progress=progress)
@@ -89,7 +89,7 @@ def measure_ability(
         if len(complete) < MIN_ANSWERS:
             raise DataFormatError(
                 f"{len(complete)} of {len(complete) + failed} questions were answered; {MIN_ANSWERS} are needed.",
-                hint="Run the same again: it repeats only the calls that failed.",
+                hint="Run it again: only the failed calls are repeated.",
             )
         right = np.array([is_correct(answered.direct.text, answered.question.gold) for answered in complete])
         easiness, slope = anchor_logits(load_gate(), [answered.question.text for answered in complete])
@@ -99,13 +99,13 @@ def measure_ability(
         thinking = describe_thinking(arm, [answered.direct for answered in complete])
         ability = replace(
             estimate_ability(prior, easiness[asks_fact], slope, right[asks_fact].astype(np.float64)),
-            source=f"measured: {sum(right)} of {len(complete)} anchor questions answered rightly{thinking}",
+            source=f"measured: {sum(right)} of {len(complete)} anchor questions answered correctly{thinking}",
         )
         return AbilityEstimate(ability, prior, failed, save_measured(ability, folder))
 
 
 def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float64Array, float]:
-    """Return how a gate's P(known) of questions depends on the ability of the LLM.
+    """Return how a gate's P(known) depends on the LLM's ability.
 
     Args:
         gate: A gate with heads, such as the default one.
@@ -124,7 +124,7 @@ def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float
         decisions = certain.decide_batch(questions)
         rows.append([decision.signals.get("known", math.nan) for decision in decisions])
     at_zero, at_one = logits(np.array(rows))
-    # The median, since the clipping of probabilities near 0 or 1 changes single slopes.
+    # The median, because clipping probabilities near 0 or 1 distorts individual slopes.
     return at_zero, float(np.nanmedian(at_one - at_zero))
 
 

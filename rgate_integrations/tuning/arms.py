@@ -1,4 +1,4 @@
-"""Arms: a model without or with passages, or an object of the application, that answers questions."""
+"""Arms that answer questions: a model, with or without passages, or an object of the application."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from rgate_integrations.runtime.replies import THINKING_OFF, get_field
 from rgate_integrations.tuning.questions import Question
 
 TEMPERATURE = 1.0
-"""Of sampled answers, as in KBM (section 2.2)."""
+"""Sampling temperature, as in KBM (section 2.2)."""
 
 SAMPLE = "sample"
-"""The first word of the names of arms that sample."""
+"""First word of the name of an arm that samples."""
 
 _METHODS = ("invoke", "query", "complete")  # LangChain's runnables, LlamaIndex's query engines and LLMs
 _TEXT_FIELDS = ("answer", "result", "output", "text", "response", "content")
@@ -33,12 +33,13 @@ _TEXT_FIELDS = ("answer", "result", "output", "text", "response", "content")
 class ModelArm:
     """A model, local or on a server, that answers without passages or with those of an index.
 
-    ``batch`` is how many questions it takes at a time. ``facts`` are the JSON values on which its answers depend: a
-    run with other facts does not continue an earlier one. The address of a server is not a fact: it may move.
+    ``batch`` is the number of questions per call. ``facts`` are the JSON values on which its answers depend: a run
+    with other facts cannot continue an earlier one. A server's address is not among them, because the server may
+    move.
 
     Attributes:
         llm: The answering LLM.
-        index: Searched for passages; None answers closed book, as does a search without hits.
+        index: The index to search for passages; None answers closed book, and so does a search without hits.
         k: Passages per question.
         tokens: Maximum length of an answer.
         seed: Seed of answers sampled at `TEMPERATURE`; None for the most likely answer.
@@ -59,7 +60,7 @@ class ModelArm:
 
     @property
     def batch(self) -> int:
-        """Questions per call: 1 for a server, which makes its own batches."""
+        """Questions per call; 1 for a server, because it forms its own batches."""
         return 1 if self.llm.is_remote else 16
 
     @property
@@ -94,7 +95,7 @@ class ModelArm:
 
 @dataclass(frozen=True)
 class ObjectArm:
-    """A callable of the application that takes one question; `read_answer` reads what it returns.
+    """A callable of the application that takes one question; `read_answer` interprets its result.
 
     Attributes:
         call: Answers one question.
@@ -107,7 +108,7 @@ class ObjectArm:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The name: nothing else is known about the object."""
+        """The object's name, which is all that we know about it."""
         return {"object": self.name}
 
     def answer(self, questions: Sequence[Question]) -> list[Draft]:
@@ -116,7 +117,7 @@ class ObjectArm:
 
 
 Arm: TypeAlias = ModelArm | ObjectArm
-"""One of the ways to answer; ``batch``, ``facts`` and ``answer`` are as of `ModelArm`."""
+"""A way to answer. ``batch``, ``facts`` and ``answer`` are described at `ModelArm`."""
 
 
 def as_arm(source: Any, argument: str) -> Arm:
@@ -135,13 +136,14 @@ def as_arm(source: Any, argument: str) -> Arm:
     if isinstance(source, ModelArm | ObjectArm):
         return source
     methods = [getattr(source, name, None) for name in _METHODS]
-    # A runnable or an engine may be callable as well: its method comes first.
+    # A runnable or an engine may also be callable, so its method takes precedence.
     call = next(filter(callable, [*methods, source]), None)
     if call is None:
         raise ConfigurationError(
-            f"{argument}= cannot answer questions: it is a {type(source).__name__}.",
+            f"{argument}= cannot answer questions: {type(source).__name__} is not a supported type.",
             hint="Pass a LangChain runnable, a LlamaIndex query engine, a model, or a function of the question.",
         )
+    # The name becomes a fact of the answers, so that another object does not continue them.
     name = str(getattr(source, "model_name", "") or getattr(source, "__name__", "") or type(source).__name__)
     return ObjectArm(call, name)
 
@@ -155,20 +157,20 @@ def sampling_arms(direct: Arm, n: int, seed: int = 0) -> dict[str, Arm]:
         seed: Seed; a different one draws different answers.
 
     Raises:
-        ConfigurationError: ``direct`` is an object of the application: only a model can be asked to sample.
+        ConfigurationError: ``direct`` is an object of the application, but only a model can sample.
     """
     if n == 0:
         return {}
     if not isinstance(direct, ModelArm):
         raise ConfigurationError(
-            "num_samples= needs a model, and direct= is an object whose temperature cannot be set.",
+            "num_samples= needs a model, but direct= is an object whose temperature cannot be set.",
             hint="Pass a model as direct=, such as ServedProxy(URL, MODEL).",
         )
     return {f"{SAMPLE} {i + 1}": replace(direct, index=None, seed=seed * n + i) for i in range(n)}
 
 
 def read_answer(answer: Any) -> Draft:
-    """Return the answer of an application's object as a draft, with its log-probabilities if there are any.
+    """Convert an answer of an application's object to a draft, with its log-probabilities if it has any.
 
     Raises:
         EvidenceError: ``answer`` has no text.
@@ -177,7 +179,7 @@ def read_answer(answer: Any) -> Draft:
         return answer
     if isinstance(answer, str):
         return Draft(text=answer.strip(), source="llm")
-    if isinstance(get_field(answer, "response_metadata"), Mapping):  # a message of LangChain
+    if isinstance(get_field(answer, "response_metadata"), Mapping):  # a LangChain message
         return read_message(answer)
     for name in _TEXT_FIELDS if answer is not None else ():
         # A field of that name may hold something else, such as a number or a method.
@@ -187,9 +189,9 @@ def read_answer(answer: Any) -> Draft:
 
 
 def describe_thinking(arm: Arm, drafts: Sequence[Draft]) -> str:
-    """Return a suffix for the name of an LLM: how much it thought; empty if it thinks as it does by default."""
+    """Return a suffix for the LLM's name that says how much it thought; empty for its default behaviour."""
     tokens = [draft.thinking_tokens for draft in drafts]
-    # The LLM may think although it was asked not to: what it did counts.
+    # Report what the LLM did, because it may think even if it was told not to.
     if any(tokens):
         return f", thinking first ({np.median(tokens):.0f} tokens)"
     return f", {THINKING_OFF}" if isinstance(arm, ModelArm) and arm.llm.options.think == "off" else ""

@@ -1,8 +1,8 @@
-"""Thresholds with a guarantee: policies that choose one on held-out questions, and the calibration of a gate.
+"""Thresholds with a guarantee: policies that choose a threshold on held-out questions, and calibration of a gate.
 
-The guarantee of `Budget` and of `MaxLoss` holds with the stated confidence over the draw of the calibration
-questions, for new questions from the same source. Both test the thresholds in a fixed order and stop at the first
-that fails (fixed sequence testing), which needs no correction for the number of thresholds: Angelopoulos et al. 2021,
+The guarantees of `Budget` and `MaxLoss` hold with the stated confidence over the random choice of calibration
+questions, for new questions from the same source. Both test thresholds in a fixed order and stop at the first that
+fails (fixed sequence testing), which needs no correction for the number of thresholds: Angelopoulos et al. 2021,
 "Learn then Test", proposition 3 and section 2.3.
 """
 
@@ -30,12 +30,13 @@ from rgate_integrations.tuning.questions import DataFile, DraftKind, all_example
 ALWAYS = 1.01
 """A threshold above every probability: always retrieve."""
 
+# At n = 20 without a single error, the 95 % bound (Clopper and Pearson) is still 14 %.
 LEAST = 20
-"""Minimum number of labelled questions to choose a threshold on."""
+"""Minimum number of labelled questions for choosing a threshold."""
 
-# Evenly spaced in probability and in logits: many scores are close to 0 or 1.
+# Evenly spaced both in probability and in logits, because many scores are close to 0 or 1.
 GRID = np.unique(np.concatenate([np.linspace(0, 1, 401), sigmoids(np.linspace(-12, 12, 97))]))
-"""The candidate thresholds, in ascending order. Fixed sequence testing requires that they do not depend on data."""
+"""The candidate thresholds, in ascending order. Fixed sequence testing requires that they not depend on the data."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class ThresholdChoice:
 
     Attributes:
         threshold: Retrieve iff p_known is below it.
-        guarantee: What is guaranteed, or why nothing can be, in a sentence.
-        guaranteed: Whether anything is guaranteed.
+        guarantee: A sentence that says what is guaranteed, or why nothing is.
+        guaranteed: Whether the choice has a guarantee.
         facts: The numbers behind the choice, as JSON values.
     """
 
@@ -82,7 +83,7 @@ class Budget:
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
         """Return the highest threshold whose retrieval rate is within the budget, with confidence."""
         n = len(p)
-        # P(known) is never below 0: this threshold never retrieves.
+        # P(known) is never below 0, so this threshold never retrieves.
         threshold, bound = 0.0, 0.0
         for candidate in [*GRID[1:], ALWAYS]:
             upper = upper_bound(int((p < candidate).sum()), n, self.confidence)
@@ -93,7 +94,8 @@ class Budget:
         if threshold == 0:
             return ThresholdChoice(
                 threshold,
-                f"No threshold above 0 can guarantee at most {self.rate:.1%}, n = {n}: it never retrieves.",
+                f"With n = {n}, no threshold above 0 guarantees a retrieval rate of at most {self.rate:.1%}, "
+                "so the gate never retrieves.",
                 False,
                 facts,
             )
@@ -109,11 +111,11 @@ class Budget:
 class MaxLoss:
     """Lose at most some in-accuracy against always-retrieve, with confidence.
 
-    The loss of a question is 1 where it is skipped and only retrieval gets it right, -1 where it is skipped and
-    only the answer without retrieval is right, else 0. For each threshold, from always-retrieve downward, the
-    hypothesis "the mean loss is above ``loss``" is tested by betting (Waudby-Smith and Ramdas 2024, "Estimating
-    means of bounded random variables by betting", section 4), which is valid at every n and adapts to how seldom
-    the arms differ.
+    The loss of a question is 1 if it is skipped and only the answer with retrieval is right, -1 if it is skipped and
+    only the answer without retrieval is right, and 0 otherwise. For each threshold, from always-retrieve downward,
+    the hypothesis "the mean loss is above ``loss``" is tested by betting (Waudby-Smith and Ramdas 2024, "Estimating
+    means of bounded random variables by betting", section 4), which is valid for every n and gains power when the
+    arms rarely differ.
 
     Attributes:
         loss: Maximum loss of in-accuracy, in (0, 1).
@@ -133,7 +135,7 @@ class MaxLoss:
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
         """Return the lowest threshold whose loss is within the bound, with confidence."""
         n, level = len(p), 1 - self.confidence
-        # Betting needs the questions in random order, whatever the order of the file.
+        # Betting needs a random order, and a file may be sorted.
         order = np.random.default_rng(0).permutation(n)
         p = p[order]
         gain = rag[order].astype(float) - closed_book[order]
@@ -151,8 +153,8 @@ class MaxLoss:
         if not skipped.any():
             return ThresholdChoice(
                 ALWAYS,
-                f"No threshold that skips can guarantee a loss of at most {self.loss:.1%} with confidence "
-                f"{self.confidence:.0%} and n = {n}: it always retrieves.",
+                f"With n = {n}, no threshold that skips anything guarantees a loss of at most {self.loss:.1%} with "
+                f"confidence {self.confidence:.0%}, so the gate always retrieves.",
                 False,
                 facts,
             )
@@ -193,18 +195,18 @@ def betting_p_value(losses: Float64Array, bound: float, level: float) -> float:
     inverse maximum is a p-value (Ville's inequality). The bets are the predictable plug-in of the paper.
 
     Args:
-        losses: In [-1, 1], in random order, shape (n,).
+        losses: Losses in [-1, 1], in random order, shape (n,).
         bound: The mean under the hypothesis, below 1.
-        level: Significance level of the test; it tunes the bets, and validity does not depend on it.
+        level: Significance level of the test. It only tunes the bets; the p-value is valid for any level.
     """
     x, m = (losses + 1) / 2, (bound + 1) / 2
     n = len(x)
     count = np.arange(1, n + 1)
     mean = (0.5 + np.cumsum(x)) / (count + 1)
     variance = (0.25 + np.cumsum((x - mean) ** 2)) / (count + 1)
-    # A bet may depend on earlier losses only: the variances are shifted by one.
+    # Shifted by one, because a bet may only depend on earlier losses.
     before = np.concatenate([[0.25], variance[:-1]])
-    # The limit keeps the capital above 0, whatever the next loss is.
+    # The limit keeps the capital positive whatever the next loss is.
     bets = np.minimum(np.sqrt(2 * math.log(1 / level) / (n * before)), 0.9 / (1 - m))
     capital = np.cumsum(np.log1p(bets * (m - x)))
     return math.exp(-max(float(capital.max()), 0.0))
@@ -253,7 +255,7 @@ def calibrate(
     """Calibrate a gate on paired data.
 
     The questions are split in half. Platt scaling is fitted on one half, and the threshold is chosen on the other, so
-    that the guarantee is about scores of questions that the fit has not seen.
+    that the guarantee is based on questions that the fit has not seen.
 
     Args:
         gate: The gate.
@@ -267,18 +269,19 @@ def calibrate(
         DataFormatError: There are fewer than 20 questions for the threshold.
     """
     examples = all_examples(files)
+    # Shuffled before splitting, because files are often sorted by data set.
     fit, choose = np.split(np.random.default_rng(seed).permutation(len(examples)), [len(examples) // 2])
     if len(choose) < LEAST:
         raise DataFormatError(
-            f"Only {len(choose)} of {len(examples)} questions are left to choose a threshold on.",
-            hint=f"Use at least {LEAST} for the threshold, and hundreds for a useful guarantee.",
+            f"Only {len(choose)} of {len(examples)} questions remain for choosing a threshold.",
+            hint=f"At least {LEAST} must remain; a useful guarantee needs hundreds.",
         )
     judged = judge(gate, examples, draft=draft, progress=progress)
     p_known = np.array([decision.p_known for decision in judged.decisions])
     fitted = fit_map(p_known[fit], judged.closed_book[fit])
     held_out = judged.part(choose)
     probabilities = np.array(list(map(fitted, p_known[choose])))
-    # An override decides at every threshold: the map must not touch its p.
+    # An override decides whatever the threshold, so its p is not mapped.
     is_overridden = np.array([decision.override is not None for decision in held_out.decisions])
     p = np.where(is_overridden, held_out.p, probabilities)
     choice = policy.choose(p, held_out.closed_book, held_out.rag)
@@ -301,7 +304,7 @@ def calibrate(
 
 
 def _read_fingerprint(gate: DecisionEngine, decisions: Iterable[Decision]) -> str:
-    """Return the fingerprint of the model that read the questions; empty if none did, and then none is loaded."""
+    """Return the fingerprint of the model that read the questions; empty, without loading a model, if none did."""
     may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
     if may_read and any(decision.cost.model_calls for decision in decisions):
         return gate.get_proxy().fingerprint
@@ -309,7 +312,7 @@ def _read_fingerprint(gate: DecisionEngine, decisions: Iterable[Decision]) -> st
 
 
 def fit_map(p: Float64Array, known: BoolArray) -> ProbabilityMap:
-    """Fit Platt scaling, which makes a score a probability and never reverses the order of scores.
+    """Fit Platt scaling, which turns scores into probabilities and keeps their order.
 
     Args:
         p: Scores in [0, 1], shape (n,).
@@ -324,7 +327,7 @@ def fit_map(p: Float64Array, known: BoolArray) -> ProbabilityMap:
         from sklearn.linear_model import LogisticRegression
     except ImportError as error:
         raise missing_dependency("sklearn", "train") from error
-    # Nearly unregularised: there is one slope only.
+    # Hardly any regularisation, because the model has only two parameters.
     fitted = LogisticRegression(C=1e4).fit(logits(p)[:, None], known)
     # A negative slope would reverse the order of the scores.
     slope = max(float(fitted.coef_[0, 0]), 0.0)

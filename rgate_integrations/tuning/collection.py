@@ -1,7 +1,7 @@
-"""Collects answers: asks every arm every question, several at a time, and writes each answer to a file at once.
+"""Collects answers: sends every question to every arm, several at a time, and writes each answer to a file at once.
 
-`collect`, `tune`, `measure_ability` and the trainings share this file format. A line is an answer or a failure. A run
-that was killed resumes: it repeats the calls that failed, and no call that was answered.
+`collect`, `tune`, `measure_ability` and the trainings share this file format. A line is an answer or a failure. An
+interrupted run resumes: it repeats failed calls, but no call that was answered.
 """
 
 from __future__ import annotations
@@ -35,20 +35,21 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 """Progress callback: ``(label, done, total)``."""
 
 ArmName: TypeAlias = str
-"""``"direct"``, ``"retrieve"``, and ``"sample 1"``, ``"sample 2"``, … for further answers without retrieval."""
+"""``"direct"``, ``"retrieve"``, and ``"sample 1"``, ``"sample 2"``, … for more answers without retrieval."""
 
 STOP_AFTER = 10
-"""Consecutive failures of one kind of arm after which asking stops."""
+"""Consecutive failures of one kind of arm after which the run stops: the LLM is down, not one question bad."""
 
+# One cut-off answer may be chance; a few in a row mean that every further call would be paid for in vain.
 STOP_IF_CUT_OFF = 3
-"""Answers cut off before they begin after which asking stops, for a kind of arm that has given no answer."""
+"""Number of answers cut off before they started after which the run stops, if that kind of arm has never answered."""
 
 _Job: TypeAlias = tuple[int, ArmName, list[Question]]
 _Outcome: TypeAlias = tuple[Draft | Exception, float]
 
 
 def no_progress(label: str, done: int, total: int) -> None:
-    """Report nothing: the default `Progress`."""
+    """Ignore progress; the default `Progress`."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,14 @@ class Answered:
 
 
 class Answers:
-    """The answers of some arms, in a file.
+    """The answers of several arms, stored in a file.
 
     Args:
-        path: The file; an existing one is continued.
+        path: The file; answers already in it are kept.
         arms: The arms, by name.
 
     Raises:
-        ConfigurationError: The file has answers of other arms under these names.
+        ConfigurationError: The file has answers of a different arm under one of the names.
         DataFormatError: The file holds something other than answers.
         WriteError: The file cannot be written.
     """
@@ -103,7 +104,7 @@ class Answers:
                 self._made_with |= fields["made_with"]  # each run adds its new arms
             elif number == 1:
                 raise DataFormatError(
-                    f"{str(path)!r} holds something else than answers.", hint="Choose another file."
+                    f"{str(path)!r} contains something else, not answers.", hint="Choose another file."
                 )
             else:
                 self._load(Record(f"{path}, line {number}", fields))
@@ -113,7 +114,7 @@ class Answers:
         """Add arms, such as samples or a judge.
 
         Raises:
-            ConfigurationError: The file has answers of another arm of that name.
+            ConfigurationError: The file has answers of a different arm with that name.
         """
         for name, arm in arms.items():
             earlier, facts = self._made_with.get(name), dict(arm.facts)
@@ -121,8 +122,8 @@ class Answers:
                 continue
             if earlier is not None and any(answered == name for answered, _ in self._answers):
                 raise ConfigurationError(
-                    f"The answers in {str(self.path)!r} were made with {earlier}; now it is {facts}.",
-                    hint="Write to another place: mixed answers would train a wrong gate.",
+                    f"The answers in {str(self.path)!r} were made with {earlier}, but the settings are now {facts}.",
+                    hint="Choose another output path: a gate must not be trained on mixed answers.",
                 )
             self._made_with[name] = facts
             self._log.append([{"made_with": {name: facts}}])
@@ -142,12 +143,12 @@ class Answers:
         return complete
 
     def get(self, question: Question, arm: ArmName) -> Draft | None:
-        """Return the answer of an arm, or None if there is none yet."""
+        """Return an arm's answer, or None if it has not answered yet."""
         draft, _ = self._answers.get((arm, question.key), (None, 0.0))
         return draft
 
     def missing(self, questions: Sequence[Question], arm: ArmName) -> list[Question]:
-        """Return the questions without an answer of an arm; those at which it failed before come last."""
+        """Return the questions that an arm has not answered; those on which it failed before come last."""
         missing = [question for question in questions if self.get(question, arm) is None]
         # A question that breaks the server would otherwise stop every run at its first call.
         return sorted(missing, key=lambda question: (arm, question.key) in self._failed)
@@ -168,21 +169,21 @@ class Answers:
         label: str = "asking the LLM",
         progress: Progress = no_progress,
     ) -> int:
-        """Make the calls whose answers are missing, and return how many failed.
+        """Make all calls whose answers are missing, and return how many failed.
 
-        A failed call is recorded, and the others go on; an answer that is cut off before it begins is one, too.
+        A failed call is recorded, and the others continue. An answer cut off before it starts counts as failed.
 
         Args:
             questions: The questions.
-            arms: The arms to ask; all when None.
+            arms: Names of the arms; all when None.
             concurrency: Calls at a time.
             label: Label for the progress callback.
             progress: Progress callback.
 
         Raises:
-            ServerError: The first call, ten calls in a row, or all calls failed; what was answered is kept.
-            NoAnswerError: A kind of arm gave no answer, and three of its answers were cut off before they began.
-            WriteError: An answer could not be written, such as on a full disk.
+            ServerError: The first call, ten calls in a row, or all calls failed; all answers so far are kept.
+            NoAnswerError: A kind of arm has never answered, and three answers were cut off before they started.
+            WriteError: An answer could not be written, for example because the disk is full.
         """
         if arms is None:
             # Results must not depend on which answer arrived first.
@@ -197,7 +198,7 @@ class Answers:
         cut_off: Counter[str] = Counter()
         for done, (arm, question, outcome, seconds) in enumerate(self._run_jobs(jobs, concurrency), start=1):
             line = _as_line(arm, question, outcome, seconds)
-            # On disk first: an answer that was paid for survives a kill before the next line.
+            # Write to disk first, so that an answer that was paid for survives if the process is killed right after.
             self._log.append([line])
             self._load(Record(str(self.path), line))
             progress(label, done, total)
@@ -214,7 +215,7 @@ class Answers:
             if is_unusable or in_a_row[kind] == STOP_AFTER or failures == total:
                 raise ServerError(
                     f"Giving up after {failures} failed calls, the last with: {line['error']}",
-                    hint=f"The answers are kept in {str(self.path)!r}: repair the LLM, and run the same again.",
+                    hint=f"The answers so far are kept in {str(self.path)!r}. Fix the LLM, then run it again.",
                 )
         if "direct" in arms:
             self._check_finished(self.arms["direct"])
@@ -224,27 +225,27 @@ class Answers:
         """Raise `NoAnswerError` if no arm of a kind has given an answer."""
         if not any(arm_kind(name) == kind for name, _ in self._answers):
             raise NoAnswerError(
-                f"{STOP_IF_CUT_OFF} answers were cut off before they began: the LLM thinks first.",
-                hint="Switch its thinking off (--think off), or give it more tokens (--thinking-tokens).",
+                f"{STOP_IF_CUT_OFF} answers were cut off before they began, because the LLM thinks first.",
+                hint="Turn thinking off (--think off), or allow more tokens for it (--thinking-tokens).",
             )
 
     def _check_finished(self, direct: Arm) -> None:
-        """Raise `NoAnswerError` if a server finished no answer: thoughts that the prompt opens look like that."""
+        """Raise `NoAnswerError` if a server has finished no answer: thoughts may look like answers."""
         finished = [draft.finished for (name, _), (draft, _) in self._answers.items() if name == "direct"]
         is_served = isinstance(direct, ModelArm) and isinstance(direct.llm, ServedProxy)
         if is_served and len(finished) >= STOP_IF_CUT_OFF and not any(finished):
             raise NoAnswerError(
-                f"All {len(finished)} answers were cut off: the LLM thinks first, or is wordy.",
-                hint="Switch its thinking off (--think off), and write to another place.",
+                f"All {len(finished)} answers were cut off: the LLM thinks first, or writes at length.",
+                hint="Turn thinking off (--think off), and choose another output path.",
             )
 
     def _plan_jobs(self, questions: Sequence[Question], arms: Sequence[ArmName]) -> list[_Job]:
-        """Return the calls to make; those of one question are close to each other."""
+        """Return the calls to make; the calls of one question are close together."""
         jobs: list[_Job] = []
         for name in arms:
             missing, batch = self.missing(questions, name), self.arms[name].batch
             for start in range(0, len(missing), batch):
-                # The start keeps the batches of all arms for the same questions together when sorted.
+                # Sorting by start puts the batches of all arms for the same questions together.
                 jobs.append((start, name, missing[start : start + batch]))
         return sorted(jobs, key=lambda job: job[0])
 
@@ -254,8 +255,9 @@ class Answers:
         """Yield the outcome of each call as it ends; at most ``concurrency`` calls run at once."""
         waiting = deque(jobs)
         running: dict[Future[list[_Outcome]], _Job] = {}
-        at_once = 1  # the first call runs alone: one call shows that a server cannot be used
-        # Leaving the pool waits for running calls: their threads must not outlive this generator.
+        # The first call runs alone, because one call is enough to show that a server does not work.
+        at_once = 1
+        # Leaving the pool waits for running calls, whose threads must not outlive this generator.
         with ThreadPoolExecutor(concurrency, thread_name_prefix="rgate-collect") as pool:
             while waiting or running:
                 while waiting and len(running) < at_once:
@@ -268,7 +270,7 @@ class Answers:
                 at_once = concurrency
 
     def _answer(self, arm: ArmName, batch: Sequence[Question]) -> list[_Outcome]:
-        """Answer a batch; after an error one by one, so that one bad question does not fail the others."""
+        """Answer a batch; after an error, one question at a time, so that a bad one does not fail the others."""
         start = perf_counter()
         try:
             drafts = self.arms[arm].answer(batch)
@@ -281,7 +283,7 @@ class Answers:
         return [(cut_off if draft.is_cut_off else draft, seconds) for draft in drafts]
 
     def _remember(self, question: Question) -> None:
-        """Keep a question, or its gold answers if the same question had none before."""
+        """Store a question; replace one that is already stored if only the new one has gold answers."""
         earlier = self._questions.get(question.key)
         if earlier is None or (question.gold and not earlier.gold):
             self._questions[question.key] = question
@@ -296,29 +298,29 @@ class Answers:
         try:
             draft = Draft.model_validate(record.fields.get("draft"))
         except ValueError as error:
-            raise record.wrong("no answer that could have been kept") from error
+            raise record.wrong("an invalid answer") from error
         self._answers[arm, question.key] = (draft, record.optional_number("seconds") or 0.0)
 
 
 def answers_file(out: str | Path) -> Path:
-    """Return the path of the answers for a file of paired data or a folder: beside it."""
+    """Return the path of the answers, which is next to a file of paired data or a folder."""
     path = Path(out)
     return path.with_name(f"{path.name.removesuffix('.jsonl')}.answers.jsonl")
 
 
 def arm_kind(arm: ArmName) -> str:
-    """Return the kind of an arm; all samples are of one kind."""
+    """Return the kind of an arm, which is the same for all samples."""
     return arm.partition(" ")[0]
 
 
 def cached_answers(
     what: str, arms: Mapping[ArmName, Arm], questions: Sequence[Question], progress: Progress = no_progress
 ) -> list[Mapping[ArmName, Draft]]:
-    """Ask a local model, and keep its answers in the cache: a training that is started again continues.
+    """Let a local model answer, and cache the answers, so that a restarted training does not repeat them.
 
     Args:
         what: Name of the kind of answer, such as ``"drafts"``.
-        arms: The arms, by name. Another model has another file, even if it has the same name.
+        arms: The arms, by name. Each model has its own file, even if two have the same name.
         questions: The questions.
         progress: Progress callback: ``(label, done, total)``.
 
@@ -326,18 +328,18 @@ def cached_answers(
         The answers to each question, by arm.
 
     Raises:
-        ServerError: A question could not be answered; the other answers are kept.
+        ServerError: A question could not be answered; the other answers stay in the cache.
     """
     made_with = json_line({name: dict(arm.facts) for name, arm in arms.items()})
-    # The name is a hash of the facts: another model, prompt or seed has another file.
+    # The name is a hash of the facts, so each model, prompt and seed has its own file.
     path = cache_dir() / what / f"{hashlib.sha256(made_with.encode()).hexdigest()[:16]}.jsonl"
     waiting = f"waiting for another training that writes the same {what}"
-    # Two trainings on the same questions write the same file: the second waits, and then reads the answers.
+    # Two trainings on the same questions share the file: the second waits for the lock, then reads the answers.
     with locked(path, waiting=partial(progress, waiting, 0, len(questions))):
         answers = Answers(path, arms)
         failed = answers.ask(questions, concurrency=1, label=f"writing {what}", progress=progress)
     if failed:
-        raise ServerError(f"{failed} {what} could not be written.", hint="Run the same again.")
+        raise ServerError(f"The model failed to write {failed} {what}.", hint="Run it again.")
     by_key = {answered.question.key: answered.answers for answered in answers.complete()}
     return [by_key[question.key] for question in questions]
 
@@ -354,6 +356,6 @@ def _as_line(arm: ArmName, question: Question, outcome: Draft | Exception, secon
     }
     if isinstance(outcome, Exception):
         return line | {"error": f"{type(outcome).__name__}: {outcome}"}
-    # The id of a response is valid in this process only.
+    # The id of a response is only valid in this process.
     draft = outcome.model_dump(mode="json", exclude_defaults=True, exclude={"response_id"})
     return line | {"draft": {"text": outcome.text, **draft}, "seconds": round(seconds, 4)}

@@ -1,4 +1,4 @@
-"""Evaluates a gate on paired data: how good P(known) is, what the gate saves and costs, and how traffic drifts."""
+"""Evaluates a gate on paired data: the quality of P(known), what the gate saves and costs, and drift of traffic."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from rgate_integrations.tuning.questions import DraftKind, Example, recorded_dra
 _CHUNK = 64
 _WITH_INTERVAL = ("auc", "auc_utility", "accuracy", "retrieval_rate", "containment_accuracy")
 _MIN_LOGGED = 50
-_MAX_SCORES = 1_000_000  # of a calibration: its file may come from an untrusted source
-_SMALL_DRIFT, _LARGE_DRIFT = 0.1, 0.25  # population stability index, by the usual rule of thumb
+_MAX_SCORES = 1_000_000  # a calibration file may come from an untrusted source
+_SMALL_DRIFT, _LARGE_DRIFT = 0.1, 0.25  # the usual rule of thumb for the population stability index
 
 
 @dataclass(frozen=True)
 class JudgedQuestions:
-    """The decisions of a gate for paired questions, with the labels; all of shape (n,).
+    """A gate's decisions about paired questions, with the labels; all of shape (n,).
 
     Attributes:
         p: P(known); 0 for failures and for overrides that retrieve.
@@ -84,7 +84,7 @@ def judge(
         requests.append(Request(question.text, draft=recorded, popularity=question.popularity))
     decider = resolve_gate(gate)
     decisions: list[Decision] = []
-    # In chunks, so that progress is reported.
+    # In chunks, so that progress can be reported.
     for start in range(0, len(requests), _CHUNK):
         decisions += decider.decide_batch(requests[start : start + _CHUNK])
         progress("asking the gate", len(decisions), len(requests))
@@ -97,15 +97,15 @@ def judge(
 def measure(judged: JudgedQuestions) -> dict[str, Any]:
     """Return the metrics of decisions; shares and probabilities are in [0, 1].
 
-    ``auc`` is of P(known) for "right without retrieval", ``auc_utility`` of 1 - P(known) for "retrieval helps"
-    against "hurts"; ``accuracy`` the share of right decisions; ``helped`` and ``harmed`` count the skipped
-    questions that only the answer without retrieval, or only the one with retrieval, gets right; ``curve`` is
-    (retrieval rate, in-accuracy) at 0, 5, ..., 100 %. ``intervals`` holds 95 % bootstrap intervals. A metric that is
-    undefined is None.
+    ``auc`` measures P(known) against "right without retrieval"; ``auc_utility`` measures 1 - P(known) against
+    "retrieval helps" (not "hurts"); ``accuracy`` is the share of right decisions; ``helped`` and ``harmed`` count
+    skipped questions that only the answer without retrieval, or only the one with retrieval, gets right; ``curve`` is
+    (retrieval rate, in-accuracy) at 0, 5, ..., 100 %. ``intervals`` has 95 % bootstrap intervals. Undefined metrics
+    are None.
     """
     metrics = _compute_metrics(judged)
     n = len(judged.p)
-    # A bootstrap with a fixed seed: the same data always give the same intervals.
+    # The bootstrap has a fixed seed, so that the same data always give the same intervals.
     select = itemgetter(*_WITH_INTERVAL)
     rng = np.random.default_rng(0)
     draws = [select(_compute_metrics(judged.part(rng.integers(0, n, n)))) for _ in range(1_000)]
@@ -115,7 +115,7 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
     intervals = {}
     for name, values in zip(_WITH_INTERVAL, np.transpose(draws), strict=True):
         if not math.isnan(metrics[name]):
-            # A draw with one class only has no AUC: nanquantile ignores it.
+            # A resample with only one class has no AUC, and nanquantile ignores it.
             intervals[name] = np.nanquantile(values, [0.025, 0.975]).round(4).tolist()
     return {
         # JSON has no NaN. Adding 0.0 turns -0.0 into 0.0.
@@ -157,7 +157,7 @@ def evaluate(
     draft: DraftKind = "proxy",
     progress: Progress = no_progress,
 ) -> tuple[dict[str, Any], JudgedQuestions]:
-    """Evaluate a gate on paired questions, for each data set and pooled.
+    """Evaluate a gate on paired questions, per data set and pooled.
 
     Args:
         gate: The gate.
@@ -168,7 +168,7 @@ def evaluate(
 
     Returns:
         The result, as JSON values: ``gate, threshold, draft, sets, pooled, covered, gate_ms, versions``; and the
-        decisions. ``covered`` is the share of the questions that each corpus covers best.
+        decisions. ``covered`` has for each corpus the share of questions that it covers best.
     """
     judged = judge(gate, examples, draft=draft, progress=progress)
     best = Counter(
@@ -212,7 +212,7 @@ def break_even(rate: float, *, gate: float, direct: float, rag: float) -> dict[s
         ``always_ms`` without a gate, ``gated_ms`` with the gate, and ``break_even``, clipped to [0, 1].
     """
     saved = rag - gate - direct
-    even = float(saved >= 0)  # if retrieval costs nothing extra, the gate pays at every rate or at none
+    even = float(saved >= 0)  # if retrieval costs nothing extra, the gate pays off at every rate or at none
     if rag > direct:
         even = min(max(saved / (rag - direct), 0.0), 1.0)
     gated = gate + rate * rag + (1 - rate) * direct
@@ -221,7 +221,7 @@ def break_even(rate: float, *, gate: float, direct: float, rag: float) -> dict[s
 
 @dataclass(frozen=True)
 class Drift:
-    """The difference between logged scores and those of the calibration.
+    """The difference between logged scores and those at calibration.
 
     Attributes:
         n: Number of logged scores.
@@ -240,21 +240,21 @@ class Drift:
 
     @property
     def advice(self) -> str:
-        """Whether to calibrate again, in a sentence; it counts only a change that the whole interval shows."""
+        """A sentence on whether to calibrate again; it reports a change only if the whole interval shows it."""
         low, high = self.interval
         if low >= _LARGE_DRIFT:
             return "The traffic has changed: calibrate again."
         if low >= _SMALL_DRIFT:
             return "The traffic has changed somewhat: calibrate again soon."
         if high < _LARGE_DRIFT:
-            return "The traffic is like that of the calibration."
+            return "The traffic is like the traffic at calibration."
         return (
             "Too few decisions, or too few questions at calibration, to tell whether the traffic has changed."
         )
 
 
 def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float], threshold: float) -> Drift:
-    """Compare logged P(known) with that of the calibration.
+    """Compare logged P(known) with P(known) at calibration.
 
     The interval is a basic bootstrap over both samples. It also removes the bias of the plain index: two samples
     of 50 scores from the same traffic have an index of 0.3.
@@ -278,9 +278,9 @@ def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float],
     samples = []
     rng = np.random.default_rng(0)
     for scores, size in ((before, int(np.clip(n, 1, _MAX_SCORES))), (now, len(now))):
-        # Equal scores share a bin, so the shares of the calibration are counted: they need not be one tenth each.
+        # The calibration's shares are counted too: equal scores share a bin, so they need not be one tenth each.
         counts = np.bincount(np.searchsorted(edges, scores, side="right"), minlength=len(edges) + 1)
-        plain = counts * size / len(scores) + 0.5  # half a count more, so that no share is 0
+        plain = counts * size / len(scores) + 0.5  # adding half a count keeps every share above 0
         resampled = rng.multinomial(size, plain / plain.sum(), 1_000) + 0.5
         rows = np.vstack([plain, resampled])
         samples.append(rows / rows.sum(axis=1, keepdims=True))
@@ -295,8 +295,8 @@ def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float],
 def auc(scores: Sequence[float] | Float64Array, labels: Sequence[bool] | BoolArray) -> float:
     """Return the area under the ROC curve: the probability that a positive scores above a negative.
 
-    Ties count one half (the Mann-Whitney statistic with mid-ranks). scikit-learn is not needed to evaluate, and would
-    be too slow for the bootstrap.
+    Ties count one half (the Mann-Whitney statistic with mid-ranks). Not scikit-learn's, which is an optional
+    dependency and too slow for the bootstrap.
 
     Args:
         scores: One score per item; higher should mean positive.
@@ -318,6 +318,7 @@ def auc(scores: Sequence[float] | Float64Array, labels: Sequence[bool] | BoolArr
 def expected_calibration_error(p: Float64Array, labels: BoolArray, bins: int = 10) -> float:
     """Return the mean distance between probability and share of positives over bins of equal width, in [0, 1]."""
     bin_index = np.minimum((p * bins).astype(int), bins - 1)
+    # The sum of p - label over a bin is its size times the distance of its means.
     distances = np.bincount(bin_index, weights=p - labels, minlength=bins)
     return float(np.abs(distances).sum() / len(p))
 
@@ -338,7 +339,7 @@ def retrieval_curve(p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> 
     order = np.argsort(p, kind="stable")
     gain = rag[order].astype(float) - closed_book[order]
     _, start, counts = np.unique(p[order], return_index=True, return_counts=True)
-    # Equal scores share their gain: each has the mean of its group.
+    # Questions with equal scores each get the mean gain of their group.
     steps = np.repeat(np.add.reduceat(gain, start) / counts, counts)
     curve: Float64Array = closed_book.mean() + np.concatenate([[0.0], np.cumsum(steps)]) / len(p)
     return curve
@@ -358,9 +359,9 @@ def question_folds(n: int, folds: int, seed: int) -> Iterator[tuple[PositionArra
 
 
 def fold_metrics(scores: Float64Array, known: BoolArray, sets: Sequence[str]) -> dict[str, Any]:
-    """Return the AUC of held-out scores, for a model card: of each set, the mean of these, and pooled."""
+    """Return the AUC of held-out scores for a model card: per set, their mean, and pooled."""
     names = np.asarray(sets)
     areas = {name: auc(scores[names == name], known[names == name]) for name in dict.fromkeys(sets)}
-    # A set in which all labels are the same has no AUC.
+    # A set whose labels are all the same has no AUC.
     areas = {name: area for name, area in areas.items() if not math.isnan(area)}
     return {"auc": areas, "auc_mean": float(np.mean(list(areas.values()))), "auc_pooled": auc(scores, known)}

@@ -1,6 +1,6 @@
-"""Trains the gates that are LoRA adapters, on transformers' ``Trainer`` with a loss on the targets alone.
+"""Trains the gates that are LoRA adapters, with transformers' ``Trainer`` and a loss on the targets only.
 
-It imports torch, so import this module only when it is used.
+This module imports torch, so import it only when you use it.
 """
 
 from __future__ import annotations
@@ -66,17 +66,19 @@ def train_adapter(
         files: The labelled questions.
         model: Base model: catalogue name, folder or Hub id.
         out: Folder for the trained gate; `load_gate` takes it.
-        options: Options; drafts are for ``"ik"`` and ``"slimplm"`` only.
+        options: Options; only ``"ik"`` and ``"slimplm"`` use drafts.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: The gate cannot be fine-tuned, or not with these options.
+        ConfigurationError: The gate cannot be fine-tuned, or does not support these options.
         DataFormatError: All labels are the same.
     """
     if gate not in PROMPTS:
-        raise ConfigurationError(f"{gate!r} is not trained by fine-tuning.", hint=", ".join(PROMPTS))
+        raise ConfigurationError(
+            f"{gate!r} is not trained by fine-tuning.", hint=f"Choose one of {', '.join(PROMPTS)}."
+        )
     if gate == "slimplm" and options.draft == "none":
-        raise ConfigurationError("The slimplm gate judges a draft.", hint='draft="proxy" or "recorded"')
+        raise ConfigurationError("The slimplm gate needs drafts.", hint='Use draft="proxy" or "recorded".')
     examples = all_examples(files)
     check_labels(examples, folds=0)
     drafts: Sequence[Draft | None] = [None] * len(examples)
@@ -143,10 +145,10 @@ def fine_tune(
     resume: bool = False,
     progress: Progress = no_progress,
 ) -> None:
-    """Train a LoRA adapter and save it; only the logits of the targets are computed.
+    """Train a LoRA adapter and save it; logits are computed only for the targets.
 
-    Checkpoints are kept beside ``out`` until the run ends. The same seed gives the same weights on a CPU, even if the
-    run was killed and resumed.
+    Checkpoints are kept next to ``out`` until the run ends. On a CPU, the same seed gives the same weights, even if
+    the run was interrupted and resumed.
 
     Args:
         pairs: Training pairs.
@@ -154,22 +156,22 @@ def fine_tune(
         out: Folder for the adapter.
         recipe: Hyperparameters.
         seed: Seed of the adapter's weights, the order and the dropout.
-        resume: Whether to continue from the last checkpoint of this run, if there is one.
+        resume: Whether to continue from this run's last checkpoint, if it has one.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: There are no pairs, ``out`` holds something other than an adapter, or the checkpoints are
-            of another run.
+        ConfigurationError: ``pairs`` is empty, ``out`` holds something other than an adapter, or the checkpoints
+            belong to another run.
     """
     if not pairs:
-        raise ConfigurationError("There are no pairs to train on.", hint="Check that the data have claims.")
+        raise ConfigurationError("The data have no training pairs.", hint="Check that the data have claims.")
     check_replaceable(out, (ADAPTER,))
     proxy = TransformersProxy(model)
     rows = []
     for pair in pairs:
         prompt, target = proxy.encoder.training_pair(pair.prompt, pair.values, pair.target, ends=pair.ends)
         rows.append({"prompt": prompt, "target": target, "weight": pair.weight})
-    # The identity covers the rows: other labels for the same questions are another run.
+    # The identity includes the rows, because other labels for the same questions make it another run.
     contents = hashlib.sha256(repr(rows).encode()).hexdigest()
     identity = json.dumps([asdict(recipe), seed, model, proxy.fingerprint, contents])
     checkpoints = out.parent / f".{out.name}-checkpoints"
@@ -190,25 +192,25 @@ def fine_tune(
     staging = out.parent / f".{out.name}-made"
     shutil.rmtree(staging, ignore_errors=True)
     tuned.save_pretrained(str(staging))
-    (staging / "README.md").unlink(missing_ok=True)  # peft's empty card
+    (staging / "README.md").unlink(missing_ok=True)  # peft's empty model card
     rename_folder(staging, out)
     shutil.rmtree(checkpoints, ignore_errors=True)
 
 
 def last_checkpoint(checkpoints: Path, identity: str) -> str | None:
-    """Return the last complete checkpoint of a run, or None if there is none.
+    """Return the last complete checkpoint of a run, or None without one.
 
     Raises:
         ConfigurationError: The checkpoints are of a run with other data, options or weights.
     """
-    # The trainer writes its state last: a checkpoint without it was incomplete when the run was killed.
+    # The trainer writes its state last, so a checkpoint without it is incomplete.
     complete = [file.parent for file in checkpoints.glob("checkpoint-*/trainer_state.json")]
     if not complete:
         return None
     if (checkpoints / _RUN).read_text(encoding="utf-8") != identity:
         raise ConfigurationError(
-            "The stopped run had other data, options or another base model.",
-            hint="Omit resume (--resume) to start again, or train into another folder.",
+            "The interrupted run had different data, options or base model.",
+            hint="Omit resume (--resume) to start over, or choose another folder.",
         )
     return str(max(complete, key=lambda folder: int(folder.name.removeprefix("checkpoint-"))))
 
@@ -232,7 +234,7 @@ def _model_to_tune(model: str, recipe: Recipe, seed: int) -> Any:
         task_type="CAUSAL_LM",
     )
     with warnings.catch_warnings():
-        # peft calls transformers by a deprecated name.
+        # peft uses a deprecated name of transformers.
         warnings.simplefilter("ignore", FutureWarning)
         return get_peft_model(base, lora)
 
@@ -272,7 +274,7 @@ class TargetTrainer(transformers.Trainer):  # type: ignore[misc]  # transformers
     def compute_loss(self, model: Any, inputs: dict[str, Any], **kwargs: Any) -> Any:
         """Return the loss."""
         labels, weights = inputs.pop("labels"), inputs.pop("weights")
-        # All targets end at the end of their row (see `collate`), so the last logits suffice. The logit that predicts
+        # Every target ends at the end of its row (see `collate`), so the last logits suffice. The logit that predicts
         # a token is one position before it.
         logits = model(**inputs, logits_to_keep=labels.shape[1] + 1, use_cache=False).logits
         logprobs = torch.log_softmax(logits[:, :-1].float(), dim=-1)
@@ -294,7 +296,7 @@ class ReportProgress(transformers.TrainerCallback):  # type: ignore[misc]  # tra
 
 
 def collate(rows: Sequence[dict[str, Any]], pad: int) -> dict[str, torch.Tensor]:
-    """Return a batch of rows, padded on the left so that all targets end in the last position.
+    """Return a batch of rows, padded on the left so that every target ends in the last position.
 
     Args:
         rows: Token ids of a ``prompt`` and of its ``target``, and the ``weight`` of the row in the loss.

@@ -1,4 +1,4 @@
-"""Fits the two gates of an LLM, for the question alone and for a partial answer, to labelled answers."""
+"""Fits an LLM's two gates, for the question alone and for a partial answer, to labelled answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Readings:
     """The decisions of the prior gate and the hidden states of the proxy, one row per question.
 
     Attributes:
-        decisions: Decisions of the prior: the gate that is corrected.
+        decisions: Decisions of the prior, the gate to be corrected.
         states: Hidden states, shape (n, layers, hidden size).
         layers: The layers of these states, and how they are pooled.
         proxy: The model that read the questions.
@@ -57,8 +57,8 @@ class FittedGate:
     Attributes:
         artifact: The gate.
         choice: Its threshold and guarantee.
-        indices: Indices of the labelled questions that it was fitted to, shape (n,).
-        p: P(known) of these questions, each from a fit without the question, shape (n,).
+        indices: Indices of the labelled questions used for the fit, shape (n,).
+        p: P(known) of these questions, each from a fit that has not seen the question, shape (n,).
         auc: AUC of `p` for "right without retrieval".
         auc_before: AUC of the prior on the same questions.
     """
@@ -80,7 +80,7 @@ def read_questions_with(gate: DecisionEngine, questions: Sequence[str], progress
     """Let the prior decide about questions, and read their hidden states from the layers that suit probes.
 
     Raises:
-        RGateError: The gate failed: a fit to fewer questions would be another gate.
+        RGateError: The gate failed on a question, without which the fit would give a different gate.
     """
     strict, proxy = gate.with_options(on_error="raise"), require_states(gate.get_proxy())
     layers = tuple(PooledLayer(depth, "question", "mean") for depth in proxy.question_layers)
@@ -104,14 +104,14 @@ def check_learnable(labels: Labels) -> None:
     n, right = len(labels.known), int(labels.known.sum())
     if n < LEAST:
         raise DataFormatError(
-            f"Only {n} questions have answers of both arms and a label.",
-            hint=f"Ask at least {LEAST}, and hundreds for a useful guarantee.",
+            f"Only {n} questions have a label and answers from both arms.",
+            hint=f"At least {LEAST} are needed, and hundreds for a useful guarantee.",
         )
     if right in (0, n):
         what, gate = ("wrong", "constant:always") if right == 0 else ("right", "constant:never")
         raise DataFormatError(
-            f"All {n} answers without retrieval are {what}: there is nothing to tell apart.",
-            hint=f"load_gate({gate!r}) suits these questions; check the labels, or use other questions.",
+            f"All {n} answers without retrieval are {what}, so a gate cannot be fitted.",
+            hint=f"Check the labels, use other questions, or use load_gate({gate!r}).",
         )
 
 
@@ -144,7 +144,7 @@ def fit_gate(
     known, rag = labels.known[indices], labels.rag[indices]
     if len(known) < LEAST or known.all() or not known.any():
         return None
-    # Fitted to all questions before the cross-fitting, which is sound: it sees no labels.
+    # Fitted to all questions before the cross-fitting, which is sound because it does not see labels.
     basis = Basis.fit(readings.states[indices], seed)
     table = Table(
         readings.prior[indices], basis(readings.states[indices]), features, known, labels.target[indices]
@@ -156,7 +156,7 @@ def fit_gate(
         choice = replace(choice, guarantee=f"{choice.guarantee} {_required_questions(policy, p, known, rag)}")
     correction = fit_correction(table, seed)
     before, after = auc(table.prior, known), auc(held_out, known)
-    # Drift is measured against the scores of the final gate, not of the folds: its decisions are what is logged.
+    # Drift is measured against the final gate's scores, not the folds', because its decisions will be logged.
     provenance = describe_choice(policy, choice, sigmoids(correction(table))) | {
         "seed": seed,
         "labels": labels.kind,
@@ -177,7 +177,7 @@ def fit_gate(
 
 
 def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **facts: Any) -> TunedArtifact:
-    """Return the gate with the basis folded into weight and bias: it then multiplies the states only once."""
+    """Return the gate, with the basis folded into weight and bias so that it multiplies the states only once."""
     components = basis.projection.shape[1]
     (slope,), states, head, (bias,) = np.split(correction.weights, [1, 1 + components, -1])
     weight = basis.projection @ states
@@ -194,15 +194,15 @@ def _to_artifact(correction: Correction, basis: Basis, readings: Readings, **fac
 
 
 def _required_questions(policy: Policy, p: Float64Array, known: BoolArray, rag: BoolArray) -> str:
-    """Return a sentence on how many such questions the guarantee needs, estimated on draws with replacement."""
+    """Return a sentence that says how many such questions the guarantee needs, estimated by resampling."""
     rng = np.random.default_rng(0)
     for factor in (2, 4, 8, 16, 32):
         n = factor * len(p)
         # With replacement, as if further questions came from the same traffic.
         sample = rng.integers(0, len(p), n)
         if policy.choose(p[sample], known[sample], rag[sample]).guaranteed:
-            return f"About {n} questions like these would do."
-    return f"{n} questions like these would not do either: allow a larger loss, or a higher rate."
+            return f"About {n} questions like these would be enough."
+    return f"Even {n} questions like these would not be enough: allow a larger loss or a higher rate."
 
 
 COMPONENTS = 64
@@ -210,7 +210,7 @@ COMPONENTS = 64
 
 STRENGTHS = (10.0, 1_000.0, 100.0, 30.0, 3.0, 1.0)
 """Candidate shrinkages of the states' weights; the states' components have a total variance of 1. The first is used
-unless another is clearly better: it was near the best for every recorded LLM, from 50 to 1,000 questions."""
+unless another is clearly better, since it was near the best for every recorded LLM, with 50 to 1,000 questions."""
 
 HEAD_STRENGTHS = (0.3, 3.0, 30.0)
 """Candidate shrinkages of the weights of a partial answer's features, each of which has a variance of 1."""
@@ -218,13 +218,13 @@ HEAD_STRENGTHS = (0.3, 3.0, 30.0)
 FOLDS = 5
 """Folds of the cross-fitting, and of the choice of the shrinkage."""
 
-_SLOPE = 20.0  # shrinkage of the prior's slope towards 1: few questions must not reverse its order
+_SLOPE = 20.0  # shrinkage of the prior's slope towards 1, so that a few questions cannot reverse its order
 _INTERCEPT = 1e-3  # keeps the intercept finite if all labels are the same
 _BASIS = 2_000  # questions from which the principal components are computed
 _TINY = 1e-6
 _NEWTON_STEPS = 30
 _CONVERGED = 1e-4
-_MIN_CURVATURE = 1e-4  # of a row: with certain predictions alone a Newton step would be infinite
+_MIN_CURVATURE = 1e-4  # per row; if all predictions were certain, a Newton step would be infinite
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class Basis:
             flat = flat[np.random.default_rng(seed).choice(len(flat), _BASIS, replace=False)]
         mean, scale = flat.mean(axis=0), flat.std(axis=0) + _TINY
         standard = (flat - mean) / scale
-        # Eigenvectors of the matrix of questions by questions: it is smaller than that of dimensions by dimensions.
+        # Eigenvectors of the questions × questions matrix, which is smaller than dimensions × dimensions.
         values, vectors = np.linalg.eigh(standard @ standard.T)
         largest = np.argsort(values)[::-1][: min(COMPONENTS, max(len(flat) - 1, 1))]
         # Back to unit vectors in the space of the states.
@@ -331,12 +331,13 @@ def fit_correction(table: Table, seed: int = 0) -> Correction:
             losses[row, test] = np.logaddexp(0.0, logits) - held_out.target * logits
     # The first candidate, unless another is better by more than one standard error.
     best = int(losses.mean(axis=1).argmin())
+    # Paired differences, because the losses of a question under two candidates are strongly correlated.
     difference = losses[0] - losses[best]
     is_better = difference.mean() > difference.std() / np.sqrt(n)
     head_strength, strength = candidates[best if is_better else 0]
     correction = _fit(table, strength, head_strength)
     if not np.array_equal(table.target, table.known):
-        # Samples are right less often than the answers themselves: the intercept is fitted to the answers.
+        # Samples are right less often than the most likely answers, so the intercept is refitted to those.
         (shift,) = ridge_logistic(np.ones((n, 1)), table.known, [_INTERCEPT], correction(table))
         correction.weights[-1] += shift
     return correction
@@ -344,7 +345,7 @@ def fit_correction(table: Table, seed: int = 0) -> Correction:
 
 def crossfit(table: Table, seed: int) -> Float64Array:
     """Return the logit of each question from a correction that was fitted without its fold, shape (n,)."""
-    # Each fold chooses its own shrinkage: one that was chosen on all questions would have seen the test part.
+    # Each fold chooses its own shrinkage, because a choice on all questions would have seen the test part.
     logits = np.zeros(len(table.known))
     for train, test in question_folds(len(table.known), FOLDS, seed):
         logits[test] = fit_correction(table.part(train), seed)(table.part(test))
@@ -354,7 +355,7 @@ def crossfit(table: Table, seed: int) -> Float64Array:
 def _fit(table: Table, strength: float, head_strength: float) -> Correction:
     """Fit with one shrinkage; the features are standardised for the fit."""
     components, features = table.states.shape[1], table.features.shape[1]
-    # The prior is the offset: with all weights at 0, the gate is the prior.
+    # The prior is the offset, so with all weights at 0 the gate equals the prior.
     penalty = np.array([_SLOPE, *[strength] * components, *[head_strength] * features, _INTERCEPT])
     mean, scale = np.zeros(len(penalty)), np.ones(len(penalty))
     mean[1 + components : -1] = table.features.mean(axis=0)
@@ -396,7 +397,7 @@ def ridge_logistic(
 
     fitted = np.zeros(columns.shape[1])
     for _ in range(_NEWTON_STEPS):
-        # The limits avoid an overflow of the exponential.
+        # The limits keep the exponential from overflowing.
         p = sigmoids(np.clip(offset + columns @ fitted, -30, 30))
         gradient = columns.T @ (weights * (p - target)) + ridge * fitted
         curvature = weights * np.maximum(p * (1 - p), _MIN_CURVATURE)

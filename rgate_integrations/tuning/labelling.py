@@ -1,4 +1,4 @@
-"""Labels for answers: by gold answers, by a judge, or by whether both arms say the same; and paired data of them."""
+"""Labels answers by gold answers, by a judge, or by agreement of both arms, and writes paired data."""
 
 from __future__ import annotations
 
@@ -42,21 +42,22 @@ JUDGE = PromptTemplate(
     ),
     cut="answer",
 )
-"""The teacher's question of the IK paper (section 3.1), for a judge that is given question, gold and answer."""
+"""The teacher's prompt of the IK paper (section 3.1), for a judge that gets question, gold answers and answer."""
 
 LabelKind: TypeAlias = Literal["auto", "gold", "judge", "agreement"]
-"""How answers are labelled. ``"auto"`` is the judge if there is one, gold if every question has a gold answer, and
-otherwise agreement."""
+"""How answers are labelled. ``"auto"`` means the judge if one is given, or else gold if every question has a gold
+answer, or else agreement."""
 
 Verdicts: TypeAlias = Mapping[tuple[ArmName, str], bool | None]
-"""A judge's verdict on the answer of an arm to a question, by `Question.key`; None if it gave none."""
+"""A judge's verdict on an arm's answer to a question, by arm and `Question.key`; None without a verdict."""
 
+# Sentence vectors of unrelated answers are close together, too, so only near-paraphrases may pass.
 SAME_MEANING = 0.96
-"""Cosine similarity from which two answers mean the same."""
+"""Cosine similarity at and above which two answers count as the same."""
 
 _VERDICT = re.compile(r"\W*(yes|no)\b", re.IGNORECASE)
 
-_MAX_SHORT_WORDS = 12  # a longer text is a paragraph: finding it in another is no agreement on an answer
+_MAX_SHORT_WORDS = 12  # a longer text is a paragraph, and a common paragraph does not mean the same answer
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ class Labels:
         answered: The labelled questions.
         known: Whether the answer without retrieval is right, shape (n,).
         rag: Whether the answer with retrieval is right, shape (n,).
-        target: What gates are fitted to, in [0, 1], shape (n,): the share of a question's samples that is right (KBM,
-            section 2.2), or `known` if no sample has a label.
+        target: The target of the fit, in [0, 1], shape (n,): the share of right samples of a question (KBM, section
+            2.2), or `known` if no sample has a label.
         unlabelled: Number of questions without a label.
         judge: Name of the judge, if there is one.
     """
@@ -89,12 +90,13 @@ class Labels:
 
     @property
     def description(self) -> str:
-        """What the labels mean, and what they do not."""
+        """What the labels mean, and what they do not mean."""
         text = {
-            "gold": "An answer is right if it contains a gold answer, word by word.",
+            "gold": "An answer is right if it contains a gold answer, compared by whole words.",
             "judge": f"The model {self.judge} judged each answer against the gold ones.",
-            "agreement": "No gold answers: an answer without retrieval counts as right if it says the same as the "
-            "one with retrieval, which always does. That stands in for correctness and is not correctness.",
+            "agreement": "Without gold answers, an answer without retrieval counts as right if it says the same as "
+            "the one with retrieval, which always counts as right. This is a substitute, and "
+            "agreement is not correctness.",
         }[self.kind]
         if not self.samples:
             return text
@@ -121,13 +123,13 @@ def label(
         answers: The answers; verdicts of a judge are kept with them, see `ask_judge`.
         kind: How to label.
         judge: The model that judges, for ``"judge"``.
-        embedder: Finds answers that mean the same, for agreement; only words are compared when None.
+        embedder: Detects answers with the same meaning, for agreement; when None, only words are compared.
         concurrency: Calls of the judge at a time.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
         ConfigurationError: ``kind`` is ``"judge"``, and there is no judge.
-        DataFormatError: Gold answers are needed, and no question has any.
+        DataFormatError: Gold answers are needed, but no question has any.
         ServerError: The judge could not be reached.
     """
     complete = answers.complete()
@@ -140,7 +142,7 @@ def label(
     verdicts: Verdicts = {}
     if kind == "judge":
         if judge is None:
-            raise ConfigurationError('labels="judge" needs a judge.', hint="judge=, or --judge")
+            raise ConfigurationError('labels="judge" needs a judge.', hint="Pass judge= (--judge).")
         verdicts = ask_judge(answers, judge, concurrency=concurrency, progress=progress)
     if complete and not usable:
         raise DataFormatError(
@@ -150,7 +152,7 @@ def label(
     for answered in usable:
         right = _label_answers(answered, kind, verdicts, embedder)
         direct, retrieve = right.pop("direct"), right.pop("retrieve")
-        # A question needs both labels: thresholds are chosen on pairs.
+        # A question needs both labels, because thresholds are chosen on pairs.
         if direct is not None and retrieve is not None:
             # Without labelled samples, the answer itself is the target.
             samples = [is_right for is_right in right.values() if is_right is not None] or [direct]
@@ -184,10 +186,10 @@ def _label_answers(
 
 
 def agrees(text: str, other: str, embedder: Embedder | None) -> bool:
-    """Return whether two answers say the same.
+    """Return whether two answers say the same thing.
 
-    They do if one contains the other, both normalised and word by word, or if their embeddings are similar. A
-    refusal or an empty text agrees with nothing.
+    They do if one contains the other, normalised and compared by whole words, or if their embeddings are similar. A
+    refusal or an empty text never agrees.
     """
     short, long = sorted((normalise(text), normalise(other)), key=len)
     if not short or describe_non_answer(text) or describe_non_answer(other):
@@ -252,13 +254,14 @@ def ask_judge(
         for answered in with_gold:
             if arm in answered.answers:
                 judged[answered.question.key] = answered.answers[arm].text.strip()
-        # Refusals are never sent, and stay wrong.
+        # Every answer starts as wrong. Refusals are not sent to the judge, so they stay wrong.
         verdicts |= {(arm, key): False for key in judged}
         questions = [
             answered.question
             for answered in with_gold
             if not describe_non_answer(judged.get(answered.question.key, ""))
         ]
+        # Each judge and arm has its own verdicts, so another judge does not reuse them.
         name = f"judge {judge.name} of {arm}"
         # The prompt asks for one word, but some models write a few more.
         answers.add({name: JudgeArm(judge, tokens=8, prompt=JUDGE, judged=judged)})
@@ -290,14 +293,14 @@ def collect(
 ) -> Path:
     """Ask an LLM questions without and with retrieval, and write paired data, one JSON record per line.
 
-    Each answer is written at once to a file beside ``out``. Run again, it resumes, and repeats no call that was
-    answered. ``out`` is written at the end, in one step, with all questions that were answered so far.
+    Each answer is written at once to a file next to ``out``, so an interrupted run resumes without repeating answered
+    calls. ``out`` is written atomically at the end, with all questions that have been answered so far.
 
     Args:
         questions: Questions with gold answers, as `rgate_integrations.tuning.questions.read_questions` reads them.
         llm: The answering LLM.
         out: The file to write.
-        index: Searched for passages; None asks without retrieval only.
+        index: The index to search for passages; with None, the LLM only answers without retrieval.
         k: Passages per question.
         tokens: Maximum length of an answer.
         judge: A model that judges answers against the gold ones. Answers without a verdict are right if they contain
@@ -309,23 +312,23 @@ def collect(
 
     Raises:
         ConfigurationError: Earlier answers were made with other settings, such as another LLM.
-        DataFormatError: A question has no gold answers, or ``out`` holds something else.
+        DataFormatError: A question has no gold answers, or ``out`` is some other file.
         ServerError: The LLM could not be reached.
-        NoAnswerError: The LLM's answers were cut off while it thought.
+        NoAnswerError: The LLM's answers were cut off while it was still thinking.
         LockedError: Another process is writing to the file.
-        WriteError: A file could not be written, such as on a full disk; the answers are kept.
+        WriteError: A file could not be written, for example because the disk is full; the answers are kept.
     """
     out = Path(out)
     answers_path = answers_file(out)
     arms: dict[ArmName, Arm] = {"direct": ModelArm(llm, tokens=tokens)}
     if index is not None:
         arms["retrieve"] = ModelArm(llm, index, k=k, tokens=tokens)
-    # The answers lie beside the file, so that one lock serves for both.
+    # The answers are next to the file, so one lock protects both.
     with locked(out):
         to_ask = read_questions(questions, gold=True)
         if out.exists() and not answers_path.exists():
             raise DataFormatError(
-                f"{str(out)!r} holds something else: it has no answers beside it.",
+                f"{str(out)!r} contains something else: the file with its answers is missing.",
                 hint="Choose another file.",
             )
         answers = Answers(answers_path, arms)
@@ -337,7 +340,7 @@ def collect(
 
 
 def _as_record(answered: Answered, llm: str, verdicts: Verdicts) -> dict[str, Any]:
-    """Return a question with its answers and whether they are right, as `read_paired` reads it."""
+    """Return a record of a question, its answers and their labels, for `read_paired`."""
     question = answered.question
     record: dict[str, Any] = {
         "id": question.id or question.key,

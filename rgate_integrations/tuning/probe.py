@@ -1,4 +1,4 @@
-"""Trains linear probes on the hidden states of a proxy, cross-validated and weighted against each other."""
+"""Trains linear probes on a proxy's hidden states, and cross-validates, weights and combines them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rgate_integrations.tuning.questions import DataFile, DraftKind, Question, a
 from rgate_integrations.tuning.training import TrainingOptions, drafts_for
 
 COMPONENTS = 128
-"""Principal components to keep of each layer."""
+"""Number of principal components to keep per layer."""
 
 REGULARISATION = 0.005
-"""scikit-learn's C: the inverse of the strength."""
+"""scikit-learn's C, the inverse of the regularisation strength."""
 
-_UNREGULARISED = 100.0  # a feature of this size gets a small weight, which regularisation hardly shrinks
+_UNREGULARISED = 100.0  # a feature this large needs only a small weight, which regularisation hardly shrinks
 _TINY = 1e-6  # avoids a division by zero for constant features
 _CHUNK = 256
 _RECIPE = (
@@ -34,10 +34,10 @@ _RECIPE = (
 _VIEWS: dict[DraftKind, tuple[tuple[Span, Pooling], ...]] = {
     "none": (("question", "mean"),),
     "proxy": (("draft", "mean"), ("question", "mean")),
-    # A recorded answer is often complete: its last token sums it up.
+    # A recorded answer is often complete, so its last token summarises it.
     "recorded": (("draft", "mean"), ("draft", "last"), ("question", "mean")),
 }
-"""The views of each kind of draft; each view has its own probe."""
+"""The views for each kind of draft. A view is a span and a pooling, and has its own probe."""
 
 
 def train_probe(
@@ -105,7 +105,7 @@ def _read_states(
     options: TrainingOptions,
     progress: Progress,
 ) -> list[Float32Array]:
-    """Return the states of each view, shape (n, layers, hidden size), read as a gate reads them."""
+    """Return the states of each view, shape (n, layers, hidden size), read exactly as the gate will read them."""
     drafts = drafts_for(proxy, questions, options, progress)
     layers = list(chain.from_iterable(views))
     states: list[Float32Array] = []
@@ -121,10 +121,10 @@ def _read_states(
 def fit_probe(
     states: Float32Array, known: BoolArray, seed: int, sets: Sequence[str]
 ) -> tuple[Float32Array, float]:
-    """Fit one regularised logistic regression a layer, on standardised principal components, and average them.
+    """Fit one regularised logistic regression per layer, on standardised principal components, and average them.
 
-    With several data sets each layer is fitted twice and averaged: once as it is, and once with a free intercept
-    per set. The latter learns what separates known from unknown within a set, not which set a question is from.
+    With several data sets, each layer is fitted twice and averaged: once without, and once with a free intercept per
+    set. The latter learns what separates known from unknown within a set, not which set a question is from.
     Standardisation, projection and averaging are linear, so the result folds into one weight vector per layer.
 
     Args:
@@ -152,6 +152,7 @@ def _fit_layer(
     from sklearn.linear_model import LogisticRegression
 
     mean, scale = states.mean(axis=0), states.std(axis=0) + _TINY
+    # The full solver is deterministic, unlike the randomised one.
     pca = PCA(min(COMPONENTS, *states.shape), svd_solver="full")
     components = pca.fit_transform((states - mean) / scale)
     model = LogisticRegression(C=REGULARISATION, max_iter=2_000, random_state=seed).fit(components, known)

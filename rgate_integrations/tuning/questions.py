@@ -1,4 +1,4 @@
-"""Questions with their gold answers, drafts and labels: read from logs, and from files of answers."""
+"""Reads questions with their gold answers, drafts and labels, from logs and from files of answers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rgate_integrations.runtime.arrays import BoolArray
 from rgate_integrations.runtime.records import Record, read_records
 from rgate_integrations.runtime.text import is_correct, matching_ratio, normalise
 
-_HINT = 'Each line is {"question": "…"}, with "gold_answers": ["…"] where you know them.'
+_HINT = 'Each line must be {"question": "…"}, with "gold_answers": ["…"] if you know them.'
 
 LABEL = "closed_book_correct"
 """Default key of the label."""
 
 DraftKind = Literal["proxy", "recorded", "none"]
-"""Which drafts are read: the proxy's own, the recorded ones of the LLM, or none: the question alone."""
+"""Which drafts to read: the proxy's own, the LLM's recorded ones, or none (only the question)."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Question:
 
     @property
     def key(self) -> str:
-        """Hash of the text, whatever its case: a repeated question is asked once."""
-        # Lone surrogates, which cannot be encoded, are replaced.
+        """Hash of the text, ignoring case, by which repetitions are found."""
+        # `replace`, because lone surrogates cannot be encoded.
         return hashlib.sha256(self.text.casefold().encode(errors="replace")).hexdigest()[:16]
 
     @classmethod
@@ -79,11 +79,11 @@ class Question:
 
 
 Questions = str | Path | Iterable[str | Mapping[str, Any] | Question]
-"""A JSONL file, or texts and objects."""
+"""A JSONL file, or an iterable of texts, mappings and `Question` objects."""
 
 
 def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
-    """Return questions in order, without repetitions.
+    """Read questions, in order and without repetitions.
 
     Args:
         source: A JSONL file, also gzipped, with ``question`` and optionally ``gold_answers`` (or ``answer``),
@@ -91,7 +91,7 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
         gold: Whether each question must have gold answers.
 
     Raises:
-        DataFormatError: A line cannot be read, or there is no question; the message names file and line.
+        DataFormatError: A line is invalid, or the source has no questions; the message names file and line.
     """
     if isinstance(source, str | Path):
         read = partial(Question.from_record, dataset=_dataset_name(Path(source)))
@@ -106,7 +106,7 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
         if question.key not in by_key or not by_key[question.key].gold:
             by_key[question.key] = question
     if not by_key:
-        raise DataFormatError("There are no questions.", hint=_HINT)
+        raise DataFormatError("The source has no questions.", hint=_HINT)
     return list(by_key.values())
 
 
@@ -128,7 +128,7 @@ class Example:
     Attributes:
         question: The question, with the recorded answer.
         target: Label of the answer without retrieval, in [0, 1]; soft labels lie in between.
-        rag_correct: Whether the answer with retrieval is right; None if there is none.
+        rag_correct: Whether the answer with retrieval is right; None without such an answer.
     """
 
     question: Question
@@ -157,13 +157,15 @@ class DataFile:
 
     @classmethod
     def from_examples(cls, path: Path, examples: Sequence[Example]) -> DataFile:
-        """Return the file that examples were read from.
+        """Return a `DataFile` of the examples read from a path.
 
         Raises:
             DataFormatError: There are no examples.
         """
         if not examples:
-            raise DataFormatError(f"{path} holds no questions that are not in the files before it.")
+            raise DataFormatError(
+                f"{path} has no new questions: all of them are in earlier files, or it is empty."
+            )
         return cls(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), tuple(examples))
 
     def as_provenance(self) -> dict[str, Any]:
@@ -180,14 +182,14 @@ def all_examples(files: Sequence[DataFile]) -> list[Example]:
 def read_examples(
     paths: Sequence[str | Path], label: str = LABEL, targets: Mapping[str, float] | None = None
 ) -> list[DataFile]:
-    """Read files of labelled questions; repetitions, also across files, are left out.
+    """Read files of labelled questions, without repetitions within or across files.
 
     Each line needs ``question`` and the label; ``closed_book_text``, ``gold_answers``, ``context`` and ``dataset``
     are optional.
 
     Args:
         paths: JSONL files, also gzipped.
-        label: Key of the label, a boolean or a number in [0, 1]; or ``"match_ratio"``: the label of SlimPLM,
+        label: Key of the label, a boolean or a number in [0, 1]; or ``"match_ratio"`` for SlimPLM's label, which is
             computed from ``gold_answers`` and ``closed_book_text``.
         targets: Labels by question, which replace those in the files.
 
@@ -203,14 +205,14 @@ def read_examples(
             question = Question.from_record(record, _dataset_name(path))
             target = _read_target(record, question, label) if targets is None else targets[question.text]
             example = Example(question, target)
-            # A question of symbols alone normalises to an empty text.
+            # A question that consists of symbols normalises to an empty text.
             key = normalise(question.text) or question.text
             if key not in seen:
                 seen[key] = (example.known, record.where)
                 examples.append(example)
             known, first = seen[key]
             if known != example.known:
-                raise record.wrong(f"{question.text[:60]!r} has another label than in {first}")
+                raise record.wrong(f"the label of {question.text[:60]!r} differs from that in {first}")
         files.append(DataFile.from_examples(path, examples))
     return files
 
@@ -260,11 +262,11 @@ def _is_right(record: Record, question: Question, arm: str) -> bool:
     answer = record.fields.get(f"{arm}_answer")
     if label is None and isinstance(answer, str) and question.gold:
         return is_correct(answer, question.gold)
-    raise record.wrong(f"no {arm}_correct that is true or false, and no {arm}_answer with gold_answers")
+    raise record.wrong(f"neither {arm}_correct (true or false) nor {arm}_answer with gold_answers")
 
 
 def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
-    """Return the labels, shape (n,), after a check that they can be learned.
+    """Check that labels can be learned, and return them, shape (n,).
 
     Args:
         examples: The questions.
@@ -282,8 +284,7 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
         )
     if folds and not 2 <= folds <= min(right, wrong):
         raise DataFormatError(
-            f"{folds} folds need at least {folds} questions of each label; there are {right} known and {wrong} "
-            "unknown.",
+            f"{folds} folds need at least {folds} questions of each label; {right} are known, {wrong} unknown.",
             hint="Use more data or fewer folds.",
         )
     return known

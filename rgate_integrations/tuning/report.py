@@ -1,4 +1,4 @@
-"""Reports on a tuned gate or an evaluation: sentences, a Markdown card, and an HTML page."""
+"""Reports on a tuned gate or an evaluation, as sentences, a Markdown card, and an HTML page."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.fitting import FittedGate, Readings
 from rgate_integrations.tuning.labelling import Labels
 
+# A result holds every question; a larger file is not one, or would not fit on a page.
 _MAX_RESULT_BYTES = 1 << 28
 
 
 class JudgedQuestion(BaseModel, frozen=True, allow_inf_nan=False):
-    """A question of an evaluation: its decision, and which answers to it are right."""
+    """A question of an evaluation, with its decision and the labels of both answers."""
 
     question: str
     dataset: str = ""
@@ -55,7 +56,7 @@ def read_results(paths: Sequence[str | Path]) -> list[Result]:
     """Read results of ``rgate evaluate --out``.
 
     Raises:
-        DataFormatError: A file cannot be read, or is not such a result; the message names it.
+        DataFormatError: A file cannot be read, or is not a result of an evaluation; the message names the file.
     """
     results = []
     for path in map(Path, paths):
@@ -64,18 +65,18 @@ def read_results(paths: Sequence[str | Path]) -> list[Result]:
         except (OSError, ValueError) as error:
             raise DataFormatError(
                 f"{str(path)!r} is not a result of an evaluation: {error}.",
-                hint="rgate evaluate … --out FILE",
+                hint="Make one with rgate evaluate … --out FILE.",
             ) from error
     return results
 
 
 def report_page(results: Sequence[Result]) -> str:
-    """Return the page: one HTML document that needs no network.
+    """Return a self-contained HTML page that loads nothing from the network.
 
     Args:
         results: Results of evaluations; the page shows one at a time.
     """
-    # Text of a model must not end the script element ("<"), or the line of JavaScript.
+    # A model's text must not end the script element ("<") or the line of JavaScript.
     data = json_line([result.model_dump() for result in results])
     data = data.replace("<", "\\u003c").replace("\u2028", "\\u2028")
     template = files("rgate_integrations.tuning").joinpath("report.html").read_text(encoding="utf-8")
@@ -87,11 +88,11 @@ Notes: TypeAlias = dict[str, list[str]]
 
 
 def write_notes(labels: Labels, question: FittedGate, answer_first: FittedGate | None) -> Notes:
-    """Return what each gate guarantees, how good it is and what it saves, or why there is no answer-first gate."""
+    """Return sentences on each gate's guarantee, quality and savings, or on why the answer-first gate is missing."""
     n = sum(answered.direct.logprobs is not None for answered in labels.answered)
     partial_notes = [
-        f"There is no gate for partial answers: {n} of {len(labels.answered)} answers came with log-probabilities, "
-        f"which not every server gives. {LEAST} are needed, and not all of them right, or all wrong."
+        f"No gate for partial answers was fitted: {n} of {len(labels.answered)} answers came with log-probabilities, "
+        f"which not every server sends. At least {LEAST} are needed, both right and wrong ones."
     ]
     if answer_first is not None:
         partial_notes = _write_gate_notes(labels, answer_first)
@@ -108,15 +109,15 @@ def _write_gate_notes(labels: Labels, gate: FittedGate) -> list[str]:
         f"Threshold {gate.choice.threshold:.3f}: retrieves for {rate:.1%}.",
         f"AUC of P(known) on held-out questions: {gate.auc:.3f}; of the shipped gate: {gate.auc_before:.3f} "
         f"(n = {len(gate.p)}).",
-        f"Takes {rate * rag + (1 - rate) * direct:.3g} s per question (median, as measured) instead of {rag:.3g} "
-        "with retrieval always, without the gate's own work.",
+        f"Takes {rate * rag + (1 - rate) * direct:.3g} s per question (measured median, without the gate's own time) "
+        f"instead of {rag:.3g} s with retrieval for every question.",
     ]
     gated = mean_tokens(answered, gate.retrieves, gate.artifact.tokens)
     always = mean_tokens(answered, np.ones(len(answered), dtype=bool))
     if gated is not None and always is not None:  # the server reports the length of prompts
         notes.append(
-            f"Tokens of the LLM per question: {gated[0]:.0f} read and {gated[1]:.0f} written, instead of "
-            f"{always[0]:.0f} and {always[1]:.0f} with retrieval always."
+            f"LLM tokens per question: {gated[0]:.0f} read and {gated[1]:.0f} written, instead of "
+            f"{always[0]:.0f} and {always[1]:.0f} with retrieval for every question."
         )
     return notes
 
@@ -127,7 +128,8 @@ def mean_tokens(answered: Sequence[Answered], retrieves: BoolArray, cut: int = 0
     Args:
         answered: The questions, with the answers of both arms.
         retrieves: Which of them are answered with retrieval, shape (n,).
-        cut: Tokens after which these answers without retrieval are stopped; 0 if none is begun.
+        cut: Number of tokens after which answer first cancels the direct answer of such a question; 0 without answer
+            first.
 
     Returns:
         The tokens; None if the length of a prompt is unknown.
@@ -153,14 +155,14 @@ def _count_tokens(answer: Draft) -> float:
 def write_page(
     labels: Labels, question: FittedGate, answer_first: FittedGate | None, readings: Readings, notes: Notes
 ) -> str:
-    """Return the report: one HTML document that needs no network.
+    """Return the report on a tuned gate: a self-contained HTML page.
 
-    The scores of the tuned gates are from fits without the question.
+    Each question's score is from a fit that has not seen the question.
 
     Args:
         labels: The labelled answers.
         question: The gate for the question alone.
-        answer_first: The gate for partial answers, if there is one.
+        answer_first: The gate for partial answers, or None.
         readings: The readings of the questions, with the decisions of the prior.
         notes: The sentences about the gates.
     """
@@ -201,7 +203,7 @@ def _as_result(
 
 
 def write_card(name: str, labels: Labels, llm: str, notes: Notes, failed: int) -> str:
-    """Return the card of the folder, in Markdown."""
+    """Return the folder's model card in Markdown."""
     lines = [
         f"# {plain(name)}",
         "",
@@ -215,7 +217,7 @@ def write_card(name: str, labels: Labels, llm: str, notes: Notes, failed: int) -
     for gate, sentences in notes.items():
         lines += [f"## {gate.capitalize()}", "", *(f"- {note}" for note in sentences), ""]
     lines.append(
-        f'Use it as `load_gate("{loadable(name)}")`; if there is an answer-first gate, '
-        f'`load_gate("{name}/answer-first")` judges a partial answer.'
+        f'Load it with `load_gate("{loadable(name)}")`. If it has an answer-first gate, '
+        f'`load_gate("{name}/answer-first")` judges partial answers.'
     )
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Labels made from a model's own answers: whether they are right, or how far sampled answers are right or agree."""
+"""Labels questions by a model's own answers: whether they are right, or how often samples are right or agree."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from rgate_integrations.tuning.collection import Progress, cached_answers, no_pr
 from rgate_integrations.tuning.questions import DataFile, Question, read_examples
 
 SampledLabel = Literal["accuracy", "certainty"]
-"""``accuracy``: the share of right answers, which needs gold answers; ``certainty``: how far they agree."""
+"""``accuracy``: the share of right answers, which needs gold answers. ``certainty``: how much they agree."""
 
 SELF_LABEL = "own_answer_correct"
-"""Name of the label "the most likely answer contains a gold answer"."""
+"""Name of the label that is true if the most likely answer contains a gold answer."""
 
 SAMPLES = 30
-"""Sampled answers per question, at temperature 1, as in KBM (section 2.2)."""
+"""Number of sampled answers per question, at temperature 1, as in KBM (section 2.2)."""
 
 
 def needs_sampling(paths: Sequence[Path], label: str) -> bool:
-    """Return whether a label is made from sampled answers, and missing in the files."""
+    """Return whether a label is made from sampled answers and the files do not have it yet."""
     records = chain.from_iterable(map(read_records, paths))
     return label in get_args(SampledLabel) and not any(label in record.fields for record in records)
 
@@ -45,8 +45,8 @@ def label_own_answers(
 ) -> list[DataFile]:
     """Read questions, let a model answer them, and label each by the answers.
 
-    The answers are kept in the cache: a restart resumes. Samples have the prompt, the temperature and the length of
-    those of the ``boundary`` gate.
+    The answers are cached, so a restarted run resumes. Prompt, temperature and length of samples are those of the
+    ``boundary`` gate.
 
     Args:
         paths: JSONL files, also gzipped, with ``question`` and, except for certainty, ``gold_answers``.
@@ -68,7 +68,7 @@ def label_own_answers(
     if label == SELF_LABEL:
         answers = cached_answers("answers", {"direct": ModelArm(proxy, prompt=prompt)}, questions, progress)
     else:
-        # As the boundary gate samples, which learns to predict these labels.
+        # The same settings as the boundary gate, which learns to predict these labels.
         arm = ModelArm(proxy, tokens=16, prompt=SHORT_ANSWER)
         answers = cached_answers("samples", sampling_arms(arm, SAMPLES, seed), questions, progress)
     targets = {}
@@ -89,7 +89,7 @@ def sampled_accuracy(samples: Sequence[str], gold: Sequence[str]) -> float:
 def sampled_certainty(samples: Sequence[str]) -> float:
     """Return C = 1 - H / H_max of sampled answers (KBM, equations 1 and 2): the certainty label, in [0, 1].
 
-    It is 0 if none of the samples is an answer.
+    It is 0 if all samples are refusals or empty.
     """
     try:
         texts = normalise_answers(samples)

@@ -1,4 +1,4 @@
-"""Training options, the papers' recipes, and the training pairs of gates that are LoRA adapters."""
+"""Training options, the papers' recipes, and training pairs for gates that are LoRA adapters."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ RECIPES: dict[str, Recipe] = {
     "boundary": Recipe(epochs=3, learning_rate=1e-5, batch_size=4, schedule="cosine", warmup=0.02),
     "rewriter": Recipe(epochs=2, learning_rate=1e-4),
 }
-"""The papers' settings: SlimPLM section 4.4, IK section 3.1, ADAPT-LLM section 4.3, KBM appendix. If a paper
-fine-tunes all weights or names no batch size, LoRA of rank 8 and 16 pairs per step."""
+"""The papers' settings: SlimPLM section 4.4, IK section 3.1, ADAPT-LLM section 4.3, KBM appendix. Where a paper
+fine-tunes all weights or names no batch size, we use LoRA of rank 8 and 16 pairs per step."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,16 @@ class TrainingOptions:
     """Options for training a gate, and its description.
 
     Attributes:
-        draft: ``"proxy"`` reads the proxy's own drafts, ``"recorded"`` those of the LLM, ``"none"`` the question
-            alone.
-        tokens: Draft tokens to read.
+        draft: ``"proxy"`` reads the proxy's own drafts, ``"recorded"`` the LLM's, ``"none"`` only the question.
+        tokens: Number of draft tokens to read.
         folds: Folds of a probe's cross-validation, on which it is calibrated; at least 2.
         seed: Seed of all random choices.
         label: Name of the label.
         labelled_by: Source of the labels, for the model card; empty if they came with the data.
         llm: Name of the LLM whose answers were labelled.
-        system: System turn of the prompt for the answers (probes only); that of `ANSWER` when None.
+        system: System message of the prompt for the answers (probes only); that of `ANSWER` when None.
         recipe: Hyperparameters of a fine-tuning; the paper's when None.
-        resume: Whether to continue a fine-tuning that was killed.
+        resume: Whether to continue an interrupted fine-tuning.
     """
 
     draft: DraftKind = "proxy"
@@ -101,7 +100,7 @@ class TrainingOptions:
 
     @property
     def prompt(self) -> PromptTemplate:
-        """The prompt for the question, under which drafts are written."""
+        """The prompt with which drafts are written."""
         return answer_prompt(self.system)
 
     @property
@@ -137,9 +136,9 @@ class TrainingOptions:
 def drafts_for(
     proxy: Proxy, questions: Sequence[Question], options: TrainingOptions, progress: Progress = no_progress
 ) -> list[Draft] | None:
-    """Return one draft per question, or None if the options read the question alone.
+    """Return one draft per question, or None if the options only read the question.
 
-    The proxy's drafts are kept in the cache: a restart resumes.
+    The proxy's drafts are cached, so a restarted training resumes.
 
     Raises:
         DataFormatError: The options read recorded drafts, and a question has none.
@@ -167,8 +166,8 @@ class Pair:
         prompt: The template.
         values: Values of its fields.
         target: The text that the model should write.
-        weight: Weight of the pair in the loss; a soft label is two pairs.
-        ends: Whether the end of the turn follows the target. It does not follow verdicts that are only scored.
+        weight: Weight of the pair in the loss; a soft label becomes two pairs.
+        ends: Whether an end-of-turn token follows the target. False for verdicts that are only scored.
     """
 
     prompt: PromptTemplate
@@ -183,7 +182,7 @@ _VERDICTS = {
     "slimplm": TARGETS,
     "boundary": ("known", "unknown"),
 }
-"""What each gate writes for a known question, and for an unknown one."""
+"""The verdicts that each gate learns to write for known and unknown questions."""
 
 PROMPTS = {
     "ik": IK_QUESTION,
@@ -195,15 +194,15 @@ PROMPTS = {
 
 
 def verdict_prompt(gate: str, drafted: bool) -> PromptTemplate:
-    """Return the prompt under which a trained gate gives its verdict."""
+    """Return the prompt with which a trained gate gives its verdict."""
     return IK_DRAFT if gate == "ik" and drafted else PROMPTS[gate]
 
 
 def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
     """Return the training pairs of a labelled question.
 
-    A soft label becomes two weighted pairs. ADAPT-LLM's two-prompt set (section 3.1, algorithm 1): the gold
-    answer if the LLM was right; ``<RET>``, and the gold answer given the context, if it was wrong.
+    A soft label becomes two weighted pairs. ADAPT-LLM has two prompts (section 3.1, algorithm 1): its targets are the
+    gold answer if the LLM was right, or else ``<RET>`` and, with the context, the gold answer.
 
     Args:
         gate: ``"ik"``, ``"slimplm"``, ``"adapt"`` or ``"boundary"``.
@@ -219,7 +218,7 @@ def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
         prompt = verdict_prompt(gate, draft is not None)
         if draft is not None:
             values["draft"] = draft.text
-        # A hard label gives one pair: the other has no weight.
+        # A hard label gives only one pair, because the other's weight is 0.
         weights = (example.target, 1 - example.target)
         verdicts = zip(_VERDICTS[gate], weights, strict=True)
         return [
@@ -228,7 +227,7 @@ def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
     if not question.gold:
         raise DataFormatError(
             f"{question.text[:60]!r} has no gold_answers.",
-            hint="ADAPT-LLM learns to answer: add gold answers.",
+            hint="Add gold answers: ADAPT-LLM also learns to answer.",
         )
     if example.known:
         return [Pair(PARAMETRIC_PROMPT, values, question.gold[0])]
@@ -258,7 +257,7 @@ def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
 
 
 def _print_claims(record: Record) -> str:
-    """Return claims as the rewriter should write them; empty if that text could not be parsed again."""
+    """Format claims as the rewriter should write them; empty if that text could not be parsed back."""
     annotated = record.fields.get("claims")
     if not isinstance(annotated, list):
         raise record.wrong("no claims")
@@ -274,4 +273,5 @@ def _print_claims(record: Record) -> str:
                 Claim(text=" ".join(text.split()), query=" ".join(query.split()), needs_search=needs_search)
             )
     printed = print_claims(claims)
+    # A rewriter must not learn output that our own parser cannot read.
     return printed if len(parse_claims(printed)) == len(claims) else ""

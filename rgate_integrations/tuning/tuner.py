@@ -1,4 +1,4 @@
-"""`tune`: makes a gate for your LLM from the questions of a log, in one call that can be stopped and resumed."""
+"""`tune`: fits a gate to your LLM from the questions of a log, in one call that can be interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -48,16 +48,17 @@ class TuneOptions:
         labels: How to label, see `rgate_integrations.tuning.labelling.LabelKind`.
         judge: A model that judges answers against gold ones.
         max_questions: Number of questions to ask, drawn at random; all when None.
-        embedder: Finds answers that mean the same, for agreement; only words are compared when None.
+        embedder: Detects answers with the same meaning, for agreement; when None, only words are compared.
         concurrency: Calls at a time, at least 1; objects of the application are called from threads.
         tokens: Tokens of a partial answer that the answer-first gate reads, at least 1.
-        num_samples: Further answers without retrieval per question, sampled at temperature 1, at least 0. The gates
-            are fitted to the share of them that is right (KBM, section 2.2). It needs a model as ``direct``.
+        num_samples: Number of additional answers per question without retrieval, sampled at temperature 1, at least
+            0. The gates are fitted to the share of right samples (KBM, section 2.2). Needs a model as ``direct``.
         seed: Seed of all random choices.
-        init_from: The prior, heads or a probe, that is corrected: the name of a shipped gate, or a folder.
-        proxy: The proxy model, instead of that of the prior.
-        corpus: The corpora that are searched, see `load_gate`. The report then shows coverage; the fit does not
-            depend on it, so pass the same corpora to `load_gate` later.
+        init_from: The gate to start from (the prior), which must have heads or a probe: a shipped gate's name, or a
+            folder.
+        proxy: The proxy model, instead of the prior's own.
+        corpus: The corpora to search, see `load_gate`. The report then shows coverage. The fit does not depend on
+            it, so pass the same corpora to `load_gate` later.
 
     Raises:
         ConfigurationError: A number is out of range, or ``labels`` is unknown.
@@ -95,10 +96,10 @@ class TuneResult:
     Attributes:
         folder: Folder of the gate for the question alone; its subfolder ``answer-first`` has the other gate.
         question: The gate for the question alone.
-        answer_first: The gate that judges a partial answer; None if the LLM gives no log-probabilities.
-        labels: The labels that both were fitted to.
-        failed: Number of failed calls; the same `tune` call repeats them.
-        notes: The report on both gates, in sentences.
+        answer_first: The gate that judges partial answers; None if the LLM sends no log-probabilities.
+        labels: The labels to which both were fitted.
+        failed: Number of failed calls; running `tune` again repeats only these.
+        notes: The report on both gates, as sentences.
     """
 
     folder: Path
@@ -114,7 +115,7 @@ class TuneResult:
                 f"{self.folder}: tuned on {len(self.labels.known)} questions ({self.labels.kind}); "
                 f"{self.labels.unlabelled} have no label, {self.failed} calls failed.",
                 *(f"{gate}: {guarantee}" for gate, (guarantee, *_) in self.notes.items()),
-                f"More is in {self.folder / REPORT}.",
+                f"See {self.folder / REPORT} for details.",
             ]
         )
 
@@ -132,35 +133,35 @@ def tune(
 ) -> TuneResult:
     """Ask an LLM the questions of a log without and with retrieval, and fit gates to the answers.
 
-    Each answer is written at once. Run again after a kill, it resumes, and repeats no call that was answered. The
-    gates are written at the end, in one step. The fit starts from a shipped gate and departs from it only where that
-    predicts held-out questions better; the threshold is chosen on scores from fits without the question.
+    Each answer is written at once, so an interrupted run resumes without repeating answered calls. The gates are
+    written atomically at the end. The fit starts from a shipped gate and departs from it only if that predicts
+    held-out questions better. The threshold is chosen on scores from fits that have not seen the question.
 
     Args:
         questions: The log: a JSONL file, or texts and objects; see
             `rgate_integrations.tuning.questions.read_questions`.
         direct: Answers without retrieval: a LangChain runnable or LlamaIndex engine that takes the question, a
             `rgate_integrations.models.base.LanguageModel`, or a function of the question.
-        retrieve: Answers with retrieval, likewise.
+        retrieve: Answers with retrieval; the same types.
         out: Folder for the gate.
         options: Options; the defaults when None.
-        update: Whether ``out`` may exist. It is replaced by gates that are fitted to old and new questions.
-        before: Called with the number of questions, and with the number of LLM calls to make by kind: ``"direct"``,
-            ``"retrieve"``, ``"sample"``. An exception that it raises ends the run.
+        update: Whether ``out`` may exist. It is then replaced by gates fitted to old and new questions.
+        before: Called before the first LLM call with the number of questions, and the number of LLM calls by kind:
+            ``"direct"``, ``"retrieve"``, ``"sample"``. If it raises an exception, the run ends.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
         ConfigurationError: ``out`` exists, an arm cannot answer, or earlier answers were made with other settings.
-        DataFormatError: There are no questions, too few labels, or all labels are the same.
+        DataFormatError: The log has no questions, too few have labels, or all labels are the same.
         ModelLoadError: The prior is neither heads nor a probe, or cannot be read.
         ServerError: An LLM could not be reached.
-        NoAnswerError: Answers were cut off while the LLM thought.
-        WriteError: A file could not be written, such as on a full disk; the answers are kept.
+        NoAnswerError: Answers were cut off while the LLM was still thinking.
+        WriteError: A file could not be written, for example because the disk is full; the answers are kept.
         LockedError: Another process is tuning there.
     """
     options = options or TuneOptions()
     folder = Path(out)
-    # Errors of the prior and the folder are raised before the LLM is asked.
+    # Check the prior and the folder first, so that errors are raised before any LLM call is paid for.
     read_prior(options.init_from)
     _check_replaceable(folder, update)
     arms: dict[ArmName, Arm] = {
@@ -172,7 +173,7 @@ def tune(
     # A random sample, in the order of the log.
     order = np.random.default_rng(options.seed).permutation(len(to_ask))
     to_ask = [to_ask[index] for index in np.sort(order[: options.max_questions])]
-    # The answers are locked and not the folder, which is replaced in one step at the end.
+    # We lock the answers and not the folder, because the folder is replaced as a whole at the end.
     with locked(answers_file(folder)):
         answers = Answers(answers_file(folder), arms)
         if before is not None:
@@ -182,7 +183,7 @@ def tune(
 
 
 def _check_replaceable(folder: Path, update: bool) -> None:
-    """Check, before anything is asked, that the gate can be written.
+    """Check, before any LLM call, that the gate can be written.
 
     Raises:
         ConfigurationError: The folder exists, and ``update`` is false or it holds something other than a tuned gate.
@@ -190,8 +191,8 @@ def _check_replaceable(folder: Path, update: bool) -> None:
     existing = find_folder(folder)
     if existing.exists() and not update:
         raise ConfigurationError(
-            f"{str(folder)!r} exists.",
-            hint="update=True (--update) adds questions to it; or choose another folder.",
+            f"{str(folder)!r} already exists.",
+            hint="Add questions to it with update=True (--update), or choose another folder.",
         )
     if existing.exists() and not (existing.is_dir() and read_gate(folder).method == "tuned"):
         raise ConfigurationError(f"{str(folder)!r} is not a tuned gate.", hint="Choose another folder.")
@@ -230,5 +231,6 @@ def _fit_and_write(
             files[f"{ANSWER_FIRST}/{name}"] = content
     files[REPORT] = write_page(labels, question, answer_first, readings, notes)
     files[CARD] = write_card(folder.name, labels, llm, notes, failed)
+    # All files at once, so that an interrupted run never leaves half a gate.
     write_folder(folder, files)
     return TuneResult(folder, question, answer_first, labels, failed, notes)

@@ -13,14 +13,14 @@ from tests.soak.runner import SCENARIOS, Soak
 
 
 def main() -> int:
-    """Run for so many minutes; 1 if anything did not come as it must."""
+    """Run for a number of minutes; returns 1 if anything went wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=None, help="repeats a run's schedule; random by default")
     parser.add_argument(
         "--only", nargs="*", choices=sorted(SCENARIOS), help="scenarios to run; all by default"
     )
-    parser.add_argument("--steps", type=int, default=None, help="at most so many steps of each scenario")
+    parser.add_argument("--steps", type=int, default=None, help="maximum number of steps of each scenario")
     given = parser.parse_args()
     give_back_at_once()
     seed = secrets.randbelow(10_000) if given.seed is None else given.seed

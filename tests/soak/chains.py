@@ -63,8 +63,8 @@ class Decided:
         expect(got == outcome(self.arms[text], text), text, repr(got))
 
 
-class Begun:
-    """What must come where a begun answer is judged: one of the two arms' whole answers, and always the same.
+class Partial:
+    """Expects one of the two arms' complete answers, always the same one, because a partial answer is judged.
 
     The direct arm may be torn before its answer is judged, or after it was released: then either may come.
     """
@@ -82,7 +82,7 @@ class Begun:
 class Answers(Scenario):
     """Compares the answers to a few questions with what must come."""
 
-    def compare(self, expected: Decided | Begun, texts: list[str], results: list[Any]) -> None:
+    def compare(self, expected: Decided | Partial, texts: list[str], results: list[Any]) -> None:
         """Take answers, or the exceptions that came instead; callers who left have none."""
         for text, result in zip(texts, results, strict=True):
             self.counts["answers"] += 1
@@ -102,12 +102,12 @@ class Router(Answers):
             "retrieve": RunnableLambda(lambda text: text) | (lambda text: answer("retrieved", text)),
             "direct": RunnableGenerator(_streamed, _astreamed),
         }
-        decided, begun = Decided(), Begun()
+        decided, partial = Decided(), Partial()
         first = AnswerFirst(tokens=3, question_gate=load_gate("prompt", proxy=Unrecorded()))
-        self.routers: list[tuple[Runnable[str, str], Decided | Begun]] = [
+        self.routers: list[tuple[Runnable[str, str], Decided | Partial]] = [
             (gate.route(**arms), decided),
-            (gate.route(**arms, answer_first=first), begun),
-            (gate.route(**arms, answer_first=replace(first, prefetch=True)), begun),
+            (gate.route(**arms, answer_first=first), partial),
+            (gate.route(**arms, answer_first=replace(first, prefetch=True)), partial),
         ]
 
     def step(self, chance: random.Random) -> None:

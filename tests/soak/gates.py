@@ -63,7 +63,7 @@ class ScriptedGates(Scenario):
         return list(zip(texts, in_threads(gate.decide, texts), strict=True))
 
     def _as_batch(self, gate, texts, chance):
-        """One batch in two holds something that is no question; it must concern itself only."""
+        """Every second batch has an invalid question, which must not affect the others."""
         asked = list(texts)
         if chance.random() < 0.5:
             place = chance.randrange(len(asked) + 1)

@@ -72,7 +72,7 @@ class Index(Scenario):
 
     def _delete(self, chance: random.Random) -> None:
         ids = self._some(chance, _MANY // 4 if len(self.must) > _MANY else 5)
-        gone = self.index.delete([*ids, "nobody"])
+        gone = self.index.delete([*ids, "missing"])
         expect(gone == len(ids), "deleted", gone, "of", len(ids))
         for each in ids:
             del self.must[each]

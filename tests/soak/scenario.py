@@ -17,10 +17,10 @@ class Scenario(ABC):
     wrong.
 
     Args:
-        folder: Where it may write.
+        folder: The folder in which it may write.
 
     Attributes:
-        name: As it is called on the command line.
+        name: Its name on the command line.
         counts: What was done, and what was checked.
     """
 

@@ -62,7 +62,7 @@ def certainty(text: str) -> float:
 
 
 class ByText:
-    """A gate whose decision about a question nobody else's can be taken for."""
+    """A gate whose decision about each question is unmistakable."""
 
     def decide_batch(self, requests: list[Request]) -> list[Decision]:
         decisions = []
@@ -142,7 +142,7 @@ class Served(Scenario):
         self.gate = load_gate("ik", proxy=proxy, tokens=0)
         hasty = ServedProxy(f"{url}/v1", "m", api_key=KEY, timeout=0.3, retries=0)
         self.dripping = [load_gate("ik", proxy=hasty, tokens=0), load_gate(url, request_seconds=0.3)]
-        # Nobody listens at port 9.
+        # Nothing listens on port 9.
         self.dead = load_gate("ik", proxy=ServedProxy("http://127.0.0.1:9/v1", "m", retries=0), tokens=0)
 
     def step(self, chance: random.Random) -> None:
@@ -166,7 +166,7 @@ class Served(Scenario):
             self.check(mood, number, decision)
 
     def check(self, mood: str, number: str, decision: Decision) -> None:
-        """Compare the decision of a question with what the server was told to answer."""
+        """Compare the decision of a question with the scripted answer of the server."""
         self.counts["decisions"] += 1
         expect(KEY not in decision.model_dump_json(), "the key is shown:", mood)
         if mood in (_PLAIN, _BUSY):

@@ -36,12 +36,12 @@ def serve(port: int) -> None:
     from rgate_integrations.serving.server import make_server
     from rgate_integrations.serving.service import DecisionService
 
-    give_back_at_once()  # nobody can do so from outside
+    give_back_at_once()  # which is impossible from outside
     make_server(make_app(DecisionService(ByText())), "127.0.0.1", port).run()
 
 
 class Wire(Scenario):
-    """Every question gets its own decision, or one to retrieve while there is no server; what is wrong its status."""
+    """Every question gets its own decision, or retrieves while the server is down; bad requests get a status."""
 
     name = "wire"
 
@@ -130,7 +130,7 @@ class Wire(Scenario):
             connection.sendall(sent)
 
     def _kill(self, chance: random.Random) -> None:
-        """Kill the server while it is asked: all get decisions. The next is asked as soon as it is there."""
+        """Kill the server during requests: all of them get decisions, and the next server is used once it is up."""
         questions = [f"Is {chance.random()} right?" for _ in range(4 * _CLIENTS)]
         asked = [self.pool.submit(self.gate.decide, question) for question in questions]
         self.server.kill()

@@ -1,4 +1,4 @@
-"""Baselines of the papers: constant policies, popularity, neighbours that vote, and the probability of tokens."""
+"""Baselines of the papers: constant policies, popularity, voting neighbours, and token probability."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ConstantGate(Gate):
     """Always retrieve, never retrieve, or retrieve at random at a given rate, whatever the question.
 
     Attributes:
-        policy: Which of the three.
+        policy: ``"always"``, ``"never"`` or ``"random"``.
         rate: Share of the questions to retrieve for, with ``policy="random"`` and the threshold 0.5.
         seed: Seed; the draw depends on it and on the question, not on the batch.
     """
@@ -44,22 +44,22 @@ class ConstantGate(Gate):
         return {"policy": policy, "rate": rate} if rate else {"policy": policy}
 
     def answer_gate(self) -> Gate:
-        """Return itself: it is a baseline for partial answers, too."""
+        """Return this gate, because it is also a baseline for partial answers."""
         return self
 
     @property
     def specs(self) -> Specs:
-        """Nothing."""
+        """No evidence."""
         return ()
 
     def score(self, evidence: Evidence) -> Score:
-        """Score 0, 1, or a draw that is below 0.5 with the given rate."""
+        """Score 0, 1, or a random draw that is below 0.5 at the given rate."""
         if self.policy != "random":
             return Score(float(self.policy == "never"), f"This gate {self.policy} retrieves.")
         digest = hashlib.sha256(f"{self.seed}|{evidence.question}".encode()).digest()
         draw = int.from_bytes(digest[:7], "big") / 2**56
         reason = f"Drawn at random: retrieves for {self.rate:.0%} of the questions."
-        # Both sides are stretched to a half each, so that the default threshold meets the rate.
+        # Scaled so that a share of ``rate`` is below 0.5, the default threshold.
         if draw < self.rate:
             return Score(0.5 * draw / self.rate, reason)
         return Score(0.5 + 0.5 * (draw - self.rate) / (1 - self.rate), reason)
@@ -68,11 +68,11 @@ class ConstantGate(Gate):
 class PopularityGate(Gate):
     """Adaptive retrieval by popularity (Mallen et al. 2023; ADAPT-LLM, section 4.7).
 
-    P(known) is ``popularity / (popularity + cutoff)``: at least 0.5 from the cutoff on. The caller gives the
-    popularity of each question, on any scale that starts at 0.
+    P(known) is ``popularity / (popularity + cutoff)``, which is at least 0.5 at and above the cutoff. The caller
+    gives the popularity of each question, on any scale that starts at 0.
 
     Attributes:
-        cutoff: Popularity from which a question is known.
+        cutoff: Popularity at and above which a question counts as known.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
@@ -84,7 +84,7 @@ class PopularityGate(Gate):
 
     @property
     def specs(self) -> Specs:
-        """Nothing: the request has the popularity."""
+        """No evidence, because the popularity is part of the request."""
         return ()
 
     def score(self, evidence: Evidence) -> Score:
@@ -129,10 +129,10 @@ class NeighboursGate(Gate):
         return (NeighboursSpec(self),)
 
     def score(self, evidence: Evidence) -> Score:
-        """Return the votes for known over one more than the number of voters."""
+        """Score by the share of votes for known, with one extra vote for unknown."""
         labels = evidence[self.specs[0]]
         known = sum(labels)
-        # The extra voter says unknown, so that ties are below 0.5 and retrieve.
+        # With the extra vote, ties are below 0.5 and retrieve.
         p = known / (len(labels) + 1)
         return Score(p, f"{known} of the {len(labels)} nearest labelled questions were known.")
 
@@ -142,10 +142,10 @@ class NeighboursSpec(EvidenceSpec[tuple[bool, ...]]):
     """The labels of the k labelled questions with the most similar embeddings, nearest first.
 
     Attributes:
-        gate: Names the file and the embedder. The file is embedded once per engine.
+        gate: The gate, which names the file and the embedder. The file is embedded once per engine.
     """
 
-    reads_model: ClassVar[bool] = False  # embedders cut long texts themselves
+    reads_model: ClassVar[bool] = False  # embedders truncate long texts themselves
 
     gate: NeighboursGate
 
@@ -171,8 +171,8 @@ class LabelledQuestions:
     def __init__(self, path: str, embedder: str) -> None:
         from rgate_integrations.index.embedder import SentenceEmbedder
 
-        if not os.path.isfile(path):  # a saved gate from anywhere may name a pipe, which blocks
-            raise DataFormatError(f"There is no file {path!r}.")
+        if not os.path.isfile(path):  # not a pipe, which would block: a saved gate may come from anywhere
+            raise DataFormatError(f"The file {path!r} does not exist.")
         questions: list[str] = []
         self.known: list[bool] = []
         for record in read_records(path, hint='Each line needs {"question": "…", "known": true|false}.'):
@@ -184,7 +184,7 @@ class LabelledQuestions:
         if not questions:
             raise DataFormatError(f"{path} contains no labelled questions.")
         self._embedder = SentenceEmbedder(embedder)
-        # As queries, not passages: they are compared with other queries.
+        # As queries, not passages, because they are compared with other queries.
         self._vectors = self._embedder.embed_queries(questions)
 
     def nearest(self, questions: Sequence[str], k: int) -> list[tuple[bool, ...]]:
@@ -197,7 +197,7 @@ class LabelledQuestions:
 class TokenProbabilityGate(Gate):
     """FLARE's trigger (Jiang et al. 2023, section 3.2): a threshold on token *probability*, not on logits.
 
-    It works on drafts from any source with log-probabilities.
+    It works for drafts from any source that has log-probabilities.
 
     Attributes:
         threshold: FLARE's theta.
@@ -230,8 +230,8 @@ class TokenProbabilityGate(Gate):
         logprobs = draft.logprobs
         if not logprobs:
             raise EvidenceError(
-                "The draft has no log-probabilities, which this gate reads.",
-                hint="Ask its writer for them (LangChain: logprobs=True), or use a gate that judges text.",
+                "The draft has no log-probabilities, which this gate needs.",
+                hint="Request them from the LLM (LangChain: logprobs=True), or use a gate that judges text.",
             )
         statistics = {
             "min": (min(logprobs), "weakest token"),

@@ -1,4 +1,4 @@
-"""The Knowledge Boundary Model: how certain, or how accurate, would many sampled answers be?"""
+"""The Knowledge Boundary Model (KBM), which estimates the certainty or accuracy of sampled answers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class BoundaryGate(AdapterGate):
 
     Attributes:
         threshold: The paper's tau.
-        label: Which soft label: ``"certainty"`` or ``"accuracy"`` of sampled answers.
+        label: The soft label: ``"certainty"`` or ``"accuracy"`` of sampled answers.
         samples: Number of answers to sample; 30 in the paper.
         temperature: Sampling temperature.
         tokens: Maximum length of a sampled answer.
@@ -86,7 +86,7 @@ class BoundaryGate(AdapterGate):
         if self.label == "accuracy" and self.adapter is None:
             raise ConfigurationError(
                 "The accuracy label compares samples with gold answers, which a new question does not have.",
-                hint='Give a trained adapter, or use label="certainty".',
+                hint='Pass a trained adapter, or use label="certainty".',
             )
         return self
 

@@ -22,12 +22,12 @@ from rgate_integrations.prompts import PromptTemplate
 class VerdictGate(AdapterGate):
     """A gate that asks the model for one of two verdicts, on the question or on a draft.
 
-    P(known) is the softmax over the log-probabilities of the two, taken at the first.
+    P(known) is the first verdict's probability in a softmax over the log-probabilities of both.
 
     Attributes:
         verdicts: The two verdicts; the first one means known.
         question: The prompt, unless `prompt` is overridden.
-        tokens: Draft tokens that are read; 0 for the question alone.
+        tokens: Number of draft tokens to read; 0 for the question alone.
         source: Who writes the draft.
     """
 
@@ -61,7 +61,7 @@ class VerdictGate(AdapterGate):
 
 
 def ik_score(yes: float, no: float) -> float:
-    """Return the softmax over the two logits (or log-probabilities) of Yes and No, taken at Yes.
+    """Return the probability of Yes in a softmax over the logits (or log-probabilities) of Yes and No.
 
     Args:
         yes: Logit of "Yes".
@@ -120,7 +120,7 @@ JUDGMENT = PromptTemplate(
     user="Heuristic answer: {draft}\nQuestion: {question}\nRetrieval Necessity Judgment Output:",
     cut="draft",
 )
-"""The paper's prompt, section 3.2. When it is too long the heuristic answer is cut, never the question."""
+"""The paper's prompt (section 3.2). If it is too long, the heuristic answer is truncated, never the question."""
 
 TARGETS = ("Known(True)", "Known(False)")
 _VERDICT = re.compile(r"^\s*Known\s*\(\s*(True|False)\s*\)")
@@ -131,7 +131,7 @@ class SlimPLMGate(VerdictGate):
 
     Attributes:
         tokens: Maximum length of the heuristic answer.
-        source: Who writes it; the paper's is the proxy.
+        source: Who writes it; in the paper, the proxy does.
         adapter: LoRA adapter of the fine-tuned judgment model, or None for zero-shot.
         mode: ``"score"`` compares the log-probabilities of the two verdicts, which gives a threshold a
             meaning; ``"generate"`` lets the model write its verdict, as the paper does, and reads it strictly.
@@ -169,7 +169,7 @@ class SlimPLMGate(VerdictGate):
         if verdict is None:
             raise ScoreError(
                 f"The judgment {text[:60]!r} is neither Known(True) nor Known(False).",
-                hint='An untrained proxy seldom keeps to the format: use mode="score", or train an adapter.',
+                hint='An untrained proxy rarely follows the format: use mode="score", or train an adapter.',
             )
         reason = f"The judgment model wrote Known({verdict[1]})."
         return Score(float(verdict[1] == "True"), reason, evidence[draft])
@@ -256,7 +256,7 @@ NEED_SEARCH = PromptTemplate(
 class PromptGate(VerdictGate):
     """The prompt baseline of the Knowledge Boundary Model (section 3.2): the model says whether it must search.
 
-    P(known) is the softmax over the Yes and No logits, taken at No.
+    P(known) is the probability of No in a softmax over the Yes and No logits.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
