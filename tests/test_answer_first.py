@@ -65,7 +65,7 @@ def test_a_batch_makes_one_call_of_each_gate_and_errors_stay_with_their_input(ca
     asked = ["known 1", "unknown 2", "hopeless", "late", "broken unknown", 5]
     found = call(router, asked, return_exceptions=True)
     assert found[:3] == [WHOLE, "about unknown 2", "about hopeless"]
-    assert [str(error)[:16] for error in found[3:]] == ["connection lost", "index gone", "A question canno"]
+    assert [str(error)[:16] for error in found[3:]] == ["connection lost", "index gone", "Cannot read a qu"]
     assert look.calls == [asked[:5]]
     assert judge.calls == [["known 1", "unknown 2", "late", "broken unknown"]]
     assert len(writer.calls) == 4

@@ -102,7 +102,7 @@ def test_boundary_hands_on_the_most_frequent_answer_and_takes_the_papers_thresho
     assert (d.draft.text, d.threshold) == ("Rome", 0.9)
     assert d.p_known == pytest.approx(1 - 0.918296, abs=1e-6)  # H(1/3) is 0.918296 bits, of log2(2)
     silent = gate.with_options(proxy=Answers("", " ", "the")).decide("capital?")
-    assert (silent.retrieve, silent.error.message) == (True, "None of 3 samples is an answer.")
+    assert (silent.retrieve, silent.error.message) == (True, "None of the 3 samples is an answer.")
 
 
 # --- the tokens of a draft --------------------------------------------------------------------------------------

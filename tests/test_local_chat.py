@@ -163,7 +163,7 @@ def test_a_conversation_goes_through_the_models_template(proxy):
     expected = proxy.encoder.encode_chat(conversation)
     turns = [HumanMessage("Hi"), AIMessage("Hello!"), HumanMessage([{"type": "text", "text": "Who?"}])]
     assert chat.invoke(turns).usage_metadata["input_tokens"] == len(expected)
-    with pytest.raises(ConfigurationError, match="text only"):
+    with pytest.raises(ConfigurationError, match="only read text"):
         chat.invoke([HumanMessage([{"type": "image", "url": "https://example.org/a.png"}])])
     with pytest.raises(ConfigurationError, match="'top_p'"):
         chat.invoke("Hi", top_p=0.5)

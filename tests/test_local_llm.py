@@ -27,7 +27,7 @@ def test_an_llm_tells_what_openais_tell(proxy, draft):  # noqa: F811
     assert llm.chat(TURNS, max_tokens=2, logprobs=False).logprobs is None
     assert llm.metadata.model_name == proxy.name
     assert (llm.metadata.context_window, llm.metadata.num_output) == (2048, 8)
-    with pytest.raises(ConfigurationError, match="text only"):
+    with pytest.raises(ConfigurationError, match="only read text"):
         llm.chat([ChatMessage(role="user", blocks=[ImageBlock(url="https://example.org/a.png")])])
     with pytest.raises(ConfigurationError, match="'top_p'"):
         llm.complete(QUESTION, top_p=0.5)

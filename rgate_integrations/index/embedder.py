@@ -100,6 +100,7 @@ class _SharedModel:
         return _load(self._where)
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
+        # Under the lock, so that threads that start together load the model only once.
         with self._lock:
             return self._encode(list(map(encodable, texts)), "passage: ")
 

@@ -219,6 +219,7 @@ class PassageIndex:
 
     def get(self, ids: Iterable[str]) -> list[Passage]:
         """Return the passages with these ids; unknown ids are skipped."""
+        # Read once, because another thread may replace it meanwhile.
         state = self._state
         return [state.passages[state.row_of[name]] for name in map(str, ids) if name in state.row_of]
 
@@ -252,6 +253,7 @@ class PassageIndex:
             ConfigurationError: The vectors are not finite, or their dimension differs from the index's.
         """
         check_k(k)
+        # Read once, because another thread may replace it meanwhile.
         state = self._state
         if not state.passages:
             return [[] for _ in vectors]

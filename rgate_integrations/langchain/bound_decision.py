@@ -104,5 +104,6 @@ def emit_decision_event(decision: Decision, config: RunnableConfig | None = None
     if "langgraph" in sys.modules:  # otherwise no graph is running, and langgraph may not be installed
         from langgraph.config import get_stream_writer
 
+        # Outside a node of a graph there is no writer.
         with contextlib.suppress(RuntimeError, KeyError):
             get_stream_writer()({EVENT: emitted})

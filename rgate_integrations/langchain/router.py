@@ -98,7 +98,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             name=name,
             **fields,
         )
-        # Made once: the direct arm remembers what its LLM refuses, and an unsuitable arm is an error right here.
+        # Made once, because the direct arm remembers what its LLM refuses. An unsuitable arm raises its error here.
         self._direct_arm = DirectArm(self.direct)
         self._search_arm = split_arm(self.retrieve) if self.strategy.searches_ahead else None
 

@@ -171,6 +171,8 @@ class EngineStream(ChunkStream):
 
 async def in_threads(chunks: Iterator[Any]) -> AsyncGenerator[Any]:
     """Yield the items of an iterator, each computed in a thread."""
+    # `next` waits for the LLM, which would block the event loop. It ends with a default, because futures cannot raise
+    # StopIteration.
     while (chunk := await asyncio.to_thread(next, chunks, END)) is not END:
         yield chunk
 

@@ -128,7 +128,7 @@ async def request(
             received += part
             if len(received) > LONGEST_BODY:
                 raise ServerError(
-                    f"The answer of {url} is longer than {LONGEST_BODY >> 20} MiB; the rest was not read."
+                    f"The answer of {url} has more than {LONGEST_BODY >> 20} MiB; the rest was not read."
                 )
         return Answer(response.status_code, response.headers, bytes(received))
 

@@ -225,6 +225,7 @@ class TransformersProxy(LanguageModel, HasStates):
             DownloadError: The model is missing and could not be downloaded.
             MissingDependencyError: torch or transformers is not installed.
         """
+        # Without the lock once it is loaded, because an answer that is being written holds it.
         if self._runner is None:
             with self._locked_runner() as runner:
                 return runner

@@ -132,7 +132,7 @@ class StreamedAnswer:
             room = runner.context_size - len(prompt)
             if room < 1:
                 raise ConfigurationError(
-                    f"The prompt has {len(prompt)} tokens, but the model's context only holds {runner.context_size}.",
+                    f"The prompt has {len(prompt)} tokens, but the model's context holds {runner.context_size}.",
                     hint="Use fewer passages or fewer earlier turns.",
                 )
             if not all(0 <= layer <= runner.num_layers for layer in self.layers):

@@ -16,6 +16,7 @@ from rgate_integrations.runtime.flow import Call, Start
 _THREADS = 32
 # One slow search is no outage, and a pause costs every client its passages.
 _LATE_IN_A_ROW = 3
+# Seconds after which searches are tried again.
 _PAUSE = 10.0
 
 

@@ -31,8 +31,10 @@ from rgate_integrations.serving.wire import METHODS, problem
 _log = logging.getLogger("rgate_integrations.serving")
 
 _OPEN = ("/health", "/ready")  # the probes of an orchestrator have no token
+# Only processes of this machine reach these, so they need no token.
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*A-Z]+")
+# As bytes: without complete headers there is no request that the application could answer.
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _MAX_HEADERS = 32 << 10
 # Requests with images are a few MiB.
@@ -86,6 +88,7 @@ def make_server(
         access_log=False,
         server_header=False,
         h11_max_incomplete_event_size=_MAX_HEADERS,
+        # `_TimedProtocol` reads it as the limit for complete headers.
         timeout_keep_alive=patience,  # type: ignore[arg-type]  # uvicorn also accepts a float
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
@@ -145,10 +148,12 @@ class _TimedProtocol(H11Protocol):
             self._late = self.loop.call_later(self.timeout_keep_alive, self._hang_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        # Otherwise the timer would keep the closed connection in memory until it fires.
         self._late.cancel()
         super().connection_lost(exc)
 
     def _hang_up(self) -> None:
+        # Straight to the transport, because h11 may be in the middle of the headers.
         self.transport.write(_LATE)
         self.transport.close()
 

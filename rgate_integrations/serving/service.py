@@ -27,6 +27,7 @@ _log = logging.getLogger("rgate_integrations.serving")
 # From less than the fastest decision to the default timeout.
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# Requests name the LLM, so clients could otherwise fill the memory.
 _MAX_LLMS = 64
 
 LLM_NAME_SOURCE = "the request"

@@ -143,7 +143,7 @@ def as_arm(source: Any, argument: str) -> Arm:
             f"{argument}= cannot answer questions: {type(source).__name__} is not a supported type.",
             hint="Pass a LangChain runnable, a LlamaIndex query engine, a model, or a function of the question.",
         )
-    # The name becomes a fact of the answers, so that another object does not continue them.
+    # The name is stored with the answers, so that a run with another object does not resume from them.
     name = str(getattr(source, "model_name", "") or getattr(source, "__name__", "") or type(source).__name__)
     return ObjectArm(call, name)
 

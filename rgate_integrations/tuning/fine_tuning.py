@@ -209,7 +209,7 @@ def last_checkpoint(checkpoints: Path, identity: str) -> str | None:
         return None
     if (checkpoints / _RUN).read_text(encoding="utf-8") != identity:
         raise ConfigurationError(
-            "The interrupted run had different data, options or base model.",
+            "The interrupted run had other data, options or another base model.",
             hint="Omit resume (--resume) to start over, or choose another folder.",
         )
     return str(max(complete, key=lambda folder: int(folder.name.removeprefix("checkpoint-"))))

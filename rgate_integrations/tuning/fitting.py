@@ -86,6 +86,7 @@ def read_questions_with(gate: DecisionEngine, questions: Sequence[str], progress
     layers = tuple(PooledLayer(depth, "question", "mean") for depth in proxy.question_layers)
     decisions: list[Decision] = []
     states: list[Float32Array] = []
+    # In chunks, so that progress can be reported.
     for start in range(0, len(questions), _CHUNK):
         chunk = questions[start : start + _CHUNK]
         values = [{"question": question} for question in chunk]
@@ -221,6 +222,7 @@ FOLDS = 5
 _SLOPE = 20.0  # shrinkage of the prior's slope towards 1, so that a few questions cannot reverse its order
 _INTERCEPT = 1e-3  # keeps the intercept finite if all labels are the same
 _BASIS = 2_000  # questions from which the principal components are computed
+# Avoids a division by zero if a state never varies.
 _TINY = 1e-6
 _NEWTON_STEPS = 30
 _CONVERGED = 1e-4

@@ -109,6 +109,7 @@ def _read_states(
     drafts = drafts_for(proxy, questions, options, progress)
     layers = list(chain.from_iterable(views))
     states: list[Float32Array] = []
+    # In chunks, so that progress can be reported.
     for start in range(0, len(questions), _CHUNK):
         values = [{"question": question.text} for question in questions[start : start + _CHUNK]]
         chunk_drafts = drafts and drafts[start : start + _CHUNK]
