@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from base import CONSOLE, argument_parser, print_table, read_records
-from encoder_states import HEADS, EncoderStates
+from encoder_states import OF_FACTS
 from head_fit import HeadExamples, HeadsRecipe, fit_known, logistic
 from heads import (
     CACHE,
@@ -26,6 +26,7 @@ from heads import (
     KNOWN_WEIGHTS,
     LAYERS,
     THRESHOLD,
+    fact_states,
     key,
     kinds_of,
     p_known,
@@ -243,12 +244,12 @@ class Asked:
     @classmethod
     def read(cls, questions: list[str], cache: Path, shipped: HeadsArtifact) -> "Asked":
         """Read questions, or find what was kept of them."""
-        kept = EncoderStates(cache / "encoder", HEADS)
+        kept = fact_states(cache)
         kept.fill((question, "") for question in questions)
         states = read_question_states(questions, cache)
         return cls(
             kinds_of(questions, shipped, cache),
-            np.stack([kept.whole(question) for question in questions]),
+            np.stack([kept.whole(question)[: len(OF_FACTS)] for question in questions]),
             np.stack([states[key(question)] for question in questions]),
         )
 

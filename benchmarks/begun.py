@@ -20,9 +20,8 @@ import numpy as np
 import pandas as pd
 from base import SETS
 from begun_states import CUTS, DEEP, LAYERS, Answers, read_states
-from encoder_states import VECTOR, EncoderStates
 from head_fit import HeadExamples, HeadsRecipe, fit_known, fit_line
-from heads import CACHE, FOLDS, SEED, alone, ece, embed, folds_of
+from heads import CACHE, FOLDS, SEED, alone, ece, embed, fact_states, folds_of
 from labels import LLAMA, clusters_of, read_adarague
 from logprobs import (
     Runs,
@@ -135,7 +134,7 @@ def judge_runs(
 def read_answers(data: Path, cache: Path) -> tuple[Answers, np.ndarray]:
     """Return the six sets' answers, and the fold of each question."""
     labels = pd.DataFrame(map(vars, read_adarague(data)))
-    kept = EncoderStates(cache / "encoder", VECTOR)
+    kept = fact_states(cache)
     kept.fill((question, "") for question in labels.question)
     fold = folds_of(clusters_of(labels, embed(labels, kept)))
     pairs = []

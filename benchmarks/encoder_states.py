@@ -12,9 +12,9 @@ from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.segments import Segmented
 
-HEADS = (6, 8, 14, 16)
+OF_FACTS, OF_KINDS = (6, 8), (6, 8, 14, 16)
 """The layers that the heads read."""
-VECTOR = (LAYERS,)
+VECTOR = LAYERS
 """The layer whose mean is the sentence vector."""
 PART, AT_ONCE = 1_024, 64
 

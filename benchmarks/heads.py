@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 from base import CONSOLE, OUT, SETS, argument_parser, checksum, print_table
-from encoder_states import HEADS, VECTOR, EncoderStates
+from encoder_states import OF_FACTS, OF_KINDS, VECTOR, EncoderStates
 from head_fit import HeadExamples, HeadsRecipe, calibrated_heads, fit_facts, fit_line
 from labels import LLAMA, clusters_of, read_abilities, read_labels, read_template_labels, table_name
 from sklearn.linear_model import LogisticRegression
@@ -49,7 +49,8 @@ LAYERS = (
     PooledLayer(18, "question", "mean"),
     PooledLayer(18, "all", "last"),  # where the answer is about to begin
 )
-FIRST_LAYERS = tuple(PooledLayer(layer, "question", "mean") for layer in HEADS)
+FIRST_LAYERS = tuple(PooledLayer(layer, "question", "mean") for layer in OF_FACTS)
+"""Below the branch of adapted layers: those above it know what is asked for rather than what is known of it."""
 PRACTICAL = (
     "clinc/oos-eval",
     "PolyAI-LDN/task-specific-datasets",
@@ -116,7 +117,7 @@ class Rows:
             rows.weight.to_numpy(),
         )
         closer = np.stack([states[key(question)] for question in rows.question])
-        first = np.stack([kept.whole(question) for question in rows.question])
+        first = np.stack([kept.whole(question)[: len(OF_FACTS)] for question in rows.question])
         return cls(rows.reset_index(drop=True), HeadExamples(closer, *columns), HeadExamples(first, *columns))
 
     def fit(self, chosen: np.ndarray) -> tuple[FactHeads, FactHeads]:
@@ -163,14 +164,18 @@ def read_rows(data: Path, cache: Path) -> Rows:
     labels = pd.DataFrame(map(vars, read_labels(data)))
     labels = labels[labels.known.notna()].reset_index(drop=True)
     states = read_question_states(labels.question.tolist(), cache)
-    kept, vectors = EncoderStates(cache / "encoder", HEADS), EncoderStates(cache / "encoder", VECTOR)
-    for each in (kept, vectors):
-        each.fill((question, "") for question in labels.question)
+    kept = fact_states(cache)
+    kept.fill((question, "") for question in labels.question)
     # Many LLMs answered the same questions, and each question is clustered once.
     asked = labels.groupby("question", sort=False, as_index=False).last()
-    clusters = pd.Series(clusters_of(asked, embed(asked, vectors)), index=asked.question)
+    clusters = pd.Series(clusters_of(asked, embed(asked, kept)), index=asked.question)
     labels["cluster"] = labels.question.map(clusters)
     return Rows.of(labels, states, kept)
+
+
+def fact_states(cache: Path) -> EncoderStates:
+    """Return the encoder's states that facts are judged and questions compared by."""
+    return EncoderStates(cache / "encoder", (*OF_FACTS, VECTOR))
 
 
 def embed(labels: pd.DataFrame, kept: EncoderStates) -> np.ndarray:
@@ -198,7 +203,7 @@ def read_question_states(
 def kinds_of(questions: Iterable[str], shipped: HeadsArtifact, cache: Path) -> list[np.ndarray]:
     """Return the probability of each kind for each segment of each question, shape (segments, kinds)."""
     questions = list(questions)
-    kept = EncoderStates(cache / "encoder", HEADS)
+    kept = EncoderStates(cache / "encoder", OF_KINDS)
     kept.fill((question, "") for question in questions)
     found = []
     for question in questions:
@@ -284,13 +289,17 @@ def fit_english(kept: EncoderStates) -> tuple[np.ndarray, float, float]:
     texts = [row.text for row in rows if row.part == TRAIN] + english
     tested = [row.text for row in rows if row.part != TRAIN]
     kept.fill((text, "") for text in texts + tested)
-    states = np.stack([kept.whole(text).ravel() for text in texts]).astype(np.float32)
+
+    def states_of(some: list[str]) -> np.ndarray:
+        return np.stack([kept.whole(text)[: len(OF_FACTS)].ravel() for text in some]).astype(np.float32)
+
+    states = states_of(texts)
     model = LogisticRegression(C=1e-3, max_iter=1_000, class_weight="balanced")
     mean, scale = states.mean(axis=0), states.std(axis=0) + 1e-6
     model.fit((states - mean) / scale, np.arange(len(texts)) >= len(texts) - len(english))
     weight = model.coef_[0] / scale
     bias = float(model.intercept_[0] - weight @ mean)
-    others = np.stack([kept.whole(text).ravel() for text in tested]).astype(np.float32) @ weight + bias < 0
+    others = states_of(tested) @ weight + bias < 0
     return weight.reshape(len(FIRST_LAYERS), -1).astype(np.float32), bias, float(others.mean())
 
 
@@ -395,7 +404,7 @@ def train(
         calibrated_heads(heads, *line)
         for heads, line in zip(rows.fit(np.ones(len(rows.labels), bool)), lines, strict=True)
     ]
-    weight, bias, accuracy = fit_english(EncoderStates(cache / "encoder", HEADS))
+    weight, bias, accuracy = fit_english(fact_states(cache))
     CONSOLE.print(f"other languages, templates held out, that are told from English: {accuracy:.1%}")
     known = dict(shipped.provenance["metrics"])
     known |= metrics | {"ece": known["ece"] | metrics["ece"]}
