@@ -68,8 +68,9 @@ UNITS, DROPOUT, SMOOTHING = 384, 0.5, 0.02
 BATCH_TOKENS = 2_600
 DECAYS = (0.01, 0.05)  # of the adapted layers, and of the head
 MAX_TOKENS = 510  # a longer request is read in windows
-NEVER_BIAS = 0.65
-"""Added to the logits of kinds that no LLM serves: what may be one of these is rather retrieved for."""
+BIASES = {"always": 0.0, "if_known": 0.5, "never": 0.65}
+"""Added to the logits of kinds: what may be private, fresh or obscure is rather retrieved for, and a fact that is
+taken for common knowledge is skipped for every LLM."""
 SAID_AS = {"particular": "obscure", "thanks": "task"}
 """The kinds of `text_rows` that the heads do not tell apart from others."""
 OF_NEWS = {"news": "fresh", "settled": "knowledge"}
@@ -305,7 +306,7 @@ def fit(examples: Sequence[Example], source: Path, stages: Sequence[Stage]) -> t
     of_states = hidden.weight.detach().numpy() / scale.numpy()
     kinds_of_head = []
     for kind, bias in zip(KINDS, output.bias.tolist(), strict=True):
-        kinds_of_head.append(replace(kind, bias=bias + (NEVER_BIAS if kind.answerable == "never" else 0.0)))
+        kinds_of_head.append(replace(kind, bias=bias + BIASES[kind.answerable]))
     return layers, KindHead(
         tuple(PooledLayer(layer, "question", "mean") for layer in LAYERS),
         tuple(kinds_of_head),

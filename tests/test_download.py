@@ -344,7 +344,9 @@ def test_an_encoder_is_made_of_its_weights_and_its_tokenizer(encoder, cache, mon
     assert made.read_bytes() == {"hub": b"floats{}", "index": b"four bits{}"}[source]
     assert visible(cache) == ["test-encoder"]
     monkeypatch.setattr("rgate_integrations.models.download.adapter_digest", lambda: "of another version")
-    assert cached_path("test-encoder") is None, "its adapted layers are those of another version of the package"
+    assert cached_path("test-encoder") is None, (
+        "its adapted layers are those of another version of the package"
+    )
     assert download("test-encoder", source=source).is_dir()
     assert cached_path("test-encoder") is not None
     monkeypatch.setitem(CATALOGUE, "test-other", replace(encoder, name="test-other", sha256="0" * 64))
