@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from base import CONSOLE, argument_parser, print_table, read_records
-from encoder_states import OF_FACTS
 from head_fit import HeadExamples, HeadsRecipe, fit_known, logistic
 from heads import (
     CACHE,
@@ -249,7 +248,7 @@ class Asked:
         states = read_question_states(questions, cache)
         return cls(
             kinds_of(questions, shipped, cache),
-            np.stack([kept.whole(question)[: len(OF_FACTS)] for question in questions]),
+            np.stack([kept.whole(question) for question in questions]),
             np.stack([states[key(question)] for question in questions]),
         )
 

@@ -12,10 +12,10 @@ from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.segments import Segmented
 
-OF_FACTS, OF_KINDS = (6, 8), (6, 8, 14, 16)
-"""The layers that the heads read."""
-VECTOR = LAYERS
-"""The layer whose mean is the sentence vector."""
+OF_FACTS = (6, 8, 10, 12)
+"""The layers that the heads of facts read; the mean of the last is the sentence vector."""
+OF_KINDS = (*OF_FACTS, 14, 16)
+"""Those that the heads of kinds read."""
 PART, AT_ONCE = 1_024, 64
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 from base import CONSOLE, OUT, SETS, argument_parser, checksum, print_table
-from encoder_states import OF_FACTS, OF_KINDS, VECTOR, EncoderStates
+from encoder_states import OF_FACTS, OF_KINDS, EncoderStates
 from head_fit import HeadExamples, HeadsRecipe, calibrated_heads, fit_facts, fit_line
 from labels import LLAMA, clusters_of, read_abilities, read_labels, read_template_labels, table_name
 from sklearn.linear_model import LogisticRegression
@@ -50,7 +50,6 @@ LAYERS = (
     PooledLayer(18, "all", "last"),  # where the answer is about to begin
 )
 FIRST_LAYERS = tuple(PooledLayer(layer, "question", "mean") for layer in OF_FACTS)
-"""Below the branch of adapted layers: those above it know what is asked for rather than what is known of it."""
 PRACTICAL = (
     "clinc/oos-eval",
     "PolyAI-LDN/task-specific-datasets",
@@ -117,7 +116,7 @@ class Rows:
             rows.weight.to_numpy(),
         )
         closer = np.stack([states[key(question)] for question in rows.question])
-        first = np.stack([kept.whole(question)[: len(OF_FACTS)] for question in rows.question])
+        first = np.stack([kept.whole(question) for question in rows.question])
         return cls(rows.reset_index(drop=True), HeadExamples(closer, *columns), HeadExamples(first, *columns))
 
     def fit(self, chosen: np.ndarray) -> tuple[FactHeads, FactHeads]:
@@ -175,7 +174,7 @@ def read_rows(data: Path, cache: Path) -> Rows:
 
 def fact_states(cache: Path) -> EncoderStates:
     """Return the encoder's states that facts are judged and questions compared by."""
-    return EncoderStates(cache / "encoder", (*OF_FACTS, VECTOR))
+    return EncoderStates(cache / "encoder", OF_FACTS)
 
 
 def embed(labels: pd.DataFrame, kept: EncoderStates) -> np.ndarray:
@@ -289,17 +288,13 @@ def fit_english(kept: EncoderStates) -> tuple[np.ndarray, float, float]:
     texts = [row.text for row in rows if row.part == TRAIN] + english
     tested = [row.text for row in rows if row.part != TRAIN]
     kept.fill((text, "") for text in texts + tested)
-
-    def states_of(some: list[str]) -> np.ndarray:
-        return np.stack([kept.whole(text)[: len(OF_FACTS)].ravel() for text in some]).astype(np.float32)
-
-    states = states_of(texts)
+    states = np.stack([kept.whole(text).ravel() for text in texts]).astype(np.float32)
     model = LogisticRegression(C=1e-3, max_iter=1_000, class_weight="balanced")
     mean, scale = states.mean(axis=0), states.std(axis=0) + 1e-6
     model.fit((states - mean) / scale, np.arange(len(texts)) >= len(texts) - len(english))
     weight = model.coef_[0] / scale
     bias = float(model.intercept_[0] - weight @ mean)
-    others = states_of(tested) @ weight + bias < 0
+    others = np.stack([kept.whole(text).ravel() for text in tested]).astype(np.float32) @ weight + bias < 0
     return weight.reshape(len(FIRST_LAYERS), -1).astype(np.float32), bias, float(others.mean())
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from base import SETS, argument_parser, checksum, print_table, read_answers
-from encoder_states import OF_FACTS
 from heads import CACHE, fact_states, key, read_question_states
 from labels import read_practical
 from sklearn.linear_model import LogisticRegression
@@ -90,7 +89,7 @@ def main() -> None:
     kept.fill((question, "") for question in questions)
     states_of = {
         "facts": read_question_states(questions, arguments.cache),
-        "first_facts": {key(question): kept.whole(question)[: len(OF_FACTS)] for question in questions},
+        "first_facts": {key(question): kept.whole(question) for question in questions},
     }
     shipped: Any = read_gate(arguments.save)
     templates = learned.question[learned.source != "the six sets"]

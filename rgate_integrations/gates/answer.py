@@ -75,11 +75,6 @@ class AnswerGate(Gate):
         """Return the heads."""
         return self.question
 
-    def reading_vectors(self) -> Self:
-        """Return this gate with sentence vectors from the heads' pass."""
-        question = self.question.reading_vectors()
-        return self if question is self.question else self.replace(question=question)
-
     @property
     def specs(self) -> Specs:
         """The scores of both gates."""

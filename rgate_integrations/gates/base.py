@@ -158,10 +158,6 @@ class Gate(BaseModel, ABC):
         """Return the gate that reads only the question: this one, a related one, or None."""
         return None
 
-    def reading_vectors(self) -> Self:
-        """Return this gate with sentence vectors from its pass over the request, or itself if it has no such pass."""
-        return self
-
     @property
     def corpora(self) -> tuple[str, ...]:
         """Names of the corpora whose profiles it has; its decisions say which of them to search."""

@@ -89,7 +89,7 @@ class CorpusGate(Gate):
     def _take_inner_options(cls, values: Any) -> Any:
         match values:
             case {"inner": Gate() as inner}:
-                inner = inner.reading_vectors().replace(
+                inner = inner.replace(
                     **{name: values[name] for name in ("threshold", "proxy") if name in values}
                 )
                 return {**values, "inner": inner, "threshold": inner.threshold, "proxy": inner.proxy}
@@ -135,7 +135,6 @@ class CorpusGate(Gate):
 
     def around(self, inner: Gate) -> Self:
         """Return this gate around another inner gate, or itself if it is the same."""
-        inner = inner.reading_vectors()
         if inner is self.inner:
             return self
         return self.replace(inner=inner, threshold=inner.threshold, proxy=inner.proxy)

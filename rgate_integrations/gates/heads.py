@@ -19,8 +19,7 @@ from rgate_integrations.gates.evidence.model_outputs import RequestSpec
 from rgate_integrations.gates.probability import sigmoids
 from rgate_integrations.gates.registry import make_gate
 from rgate_integrations.gates.trained import TrainedGate
-from rgate_integrations.models.pooling import VECTOR
-from rgate_integrations.runtime.arrays import Float32Array, Float64Array
+from rgate_integrations.runtime.arrays import Float64Array
 from rgate_integrations.runtime.letters import find_original
 from rgate_integrations.runtime.segments import QUESTION_MARKS
 
@@ -67,7 +66,6 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         ability: How much the LLM knows; looked up by its name unless given. None if unknown.
         margin: Error of the first look in logits, at least 0: a fact that is unknown by more than this retrieves
             without the reader.
-        reads_vectors: Whether its pass also gives sentence vectors; see `Gate.reading_vectors`.
         threshold: The artefact's, unless given.
         proxy: The model it was trained on, unless given: the same model may have another name or folder here.
     """
@@ -84,7 +82,6 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     trained: SkipValidation[HeadsArtifact] = Field(exclude=True, repr=False)
     ability: Ability | None = None
     margin: float = Field(default=1.0, ge=0.0, allow_inf_nan=False)
-    reads_vectors: bool = Field(default=False, exclude=True, repr=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -122,22 +119,12 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         """Return these heads."""
         return self
 
-    def reading_vectors(self) -> Self:
-        """Return heads whose pass also gives the encoder's sentence vectors."""
-        return self if self.reads_vectors else self.replace(reads_vectors=True)
-
     @property
     def specs(self) -> Specs:
-        """The pooled hidden states of the request and of each segment, and the kinds of the segments."""
-        vector = (VECTOR,) if self.reads_vectors else ()
+        """The pooled hidden states of each segment of the request, and the kinds of the segments."""
         whole, segments = self.trained.first_facts.layers, self.trained.segments.layers
-        states = RequestSpec((*whole, *vector), (*segments, *vector), model=self.proxy)
+        states = RequestSpec(whole, segments, model=self.proxy)
         return (states, KindsSpec(states, self))
-
-    def _whole(self, evidence: Evidence) -> Float32Array:
-        """Return the states of the request that the heads read."""
-        states: Float32Array = evidence[self.specs[0]].whole[: len(self.trained.first_facts.layers)]
-        return states
 
     @property
     def _reader_spec(self) -> RequestSpec:
@@ -145,11 +132,12 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 
     def look_closer(self, evidence: Evidence) -> Specs:
         """Return the reader's states if the decision depends on whether the LLM knows a fact."""
-        trained, states, shares = self.trained, self._whole(evidence), evidence[self.specs[1]]
-        if not trained.is_english(states):
+        states, shares = [evidence[spec] for spec in self.specs]
+        trained = self.trained
+        if not trained.is_english(states.whole):
             return ()
         # The reader costs a second pass: it is only asked if a known fact would skip and an unknown one retrieve.
-        logit_known = trained.first_facts.known_logits(states[None], *self._ability)
+        logit_known = trained.first_facts.known_logits(states.whole[None], *self._ability)
         highest = np.array([0.0, *sigmoids(logit_known + self.margin)])
         if_unknown, if_known = [p_answered(trained.segments.kinds, shares, p).min() for p in highest[:, None]]
         threshold = self.threshold if evidence.request.threshold is None else evidence.request.threshold
@@ -198,7 +186,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         """Return P(the LLM knows the fact), shape (1,), and whether the question may be about news."""
         trained = self.trained
         theta, sd = self._ability
-        facts, states = trained.first_facts, self._whole(evidence)
+        facts, states = trained.first_facts, evidence[self.specs[0]].whole
         self.check_states(states, facts.known_weight.shape)
         if self._reader_spec in evidence.pieces:
             facts, states = trained.facts, evidence[self._reader_spec].whole
@@ -275,7 +263,6 @@ class KindsSpec(EvidenceSpec[Float64Array]):
         """Apply the heads to the segments of each request."""
         heads, pieces = self.gate.trained.segments, []
         for request in context.get(self.states):
-            states = request.segments[:, : len(heads.layers)]
-            self.gate.check_states(states[0], heads.states_shape)
-            pieces.append(Piece(heads.kind_probabilities(states, request.layout)))
+            self.gate.check_states(request.segments[0], heads.states_shape)
+            pieces.append(Piece(heads.kind_probabilities(request.segments, request.layout)))
         return pieces

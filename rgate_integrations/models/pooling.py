@@ -28,10 +28,6 @@ class PooledLayer(NamedTuple):
     pooling: Pooling
 
 
-VECTOR = PooledLayer(12, "question", "mean")
-"""The encoder's states whose direction is its sentence vector."""
-
-
 @dataclass(frozen=True)
 class RequestLayers:
     """The states to pool for a request.

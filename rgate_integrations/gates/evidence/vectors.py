@@ -10,8 +10,12 @@ import numpy as np
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece, expand_specs
 from rgate_integrations.gates.evidence.model_outputs import RequestSpec
 from rgate_integrations.models.encoder import ENCODER
-from rgate_integrations.models.pooling import VECTOR
+from rgate_integrations.models.encoder_file import LAYERS
+from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.runtime.arrays import Float32Array
+
+VECTOR = PooledLayer(LAYERS, "question", "mean")
+"""The states whose direction is e5's sentence vector."""
 
 
 @dataclass(frozen=True)
