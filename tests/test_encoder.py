@@ -1,5 +1,6 @@
 """The encoder: its tokens and numbers, what they do not depend on, and what happens without its files."""
 
+import json
 import os
 import random
 import shutil
@@ -41,6 +42,7 @@ from rgate_integrations.models.encoder_file import (
     TOKENIZER,
     TOKENS,
     WEIGHTS,
+    adapter_digest,
     dequantise,
     make_encoder,
     read_weights,
@@ -424,7 +426,8 @@ def test_missing_and_damaged_files_are_noticed(encoder, tmp_path, name, damage, 
 
 def test_doctor_reads_with_it(tmp_path, monkeypatch):
     monkeypatch.setenv("RGATE_CACHE", str(tmp_path))
-    write_folder(tmp_path / ENCODER, {"rgate.json": "{}", TOKENS: "no model", WEIGHTS: "no weights"})
+    manifest = json.dumps({"revision": adapter_digest()})
+    write_folder(tmp_path / ENCODER, {"rgate.json": manifest, TOKENS: "no model", WEIGHTS: "no weights"})
     found = {name: (state, remedy) for name, state, remedy in _examine()}
     assert "could not be loaded" in found[ENCODER][0]
     assert f"rgate download {ENCODER}" in found[ENCODER][1]
