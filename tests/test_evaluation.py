@@ -35,9 +35,9 @@ GOOD = {"question": "a?", "closed_book_correct": True, "rag_correct": False}
     ("bad", "why"),
     [
         ({"question": 3}, "line 2: no question"),
-        ({"question": "b?", "rag_correct": True}, "line 2: no closed_book_correct"),
-        ({"question": "b?", "closed_book_correct": True}, "line 2: no rag_correct"),
-        ({"question": "b?", "closed_book_correct": 1}, "line 2: no closed_book_correct"),
+        ({"question": "b?", "rag_correct": True}, "line 2: neither closed_book_correct"),
+        ({"question": "b?", "closed_book_correct": True}, "line 2: neither rag_correct"),
+        ({"question": "b?", "closed_book_correct": 1}, "line 2: neither closed_book_correct"),
     ],
 )
 def test_paired_files_that_lack_something_are_named(tmp_path, bad, why):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 import subprocess
@@ -27,6 +28,7 @@ from rgate_integrations.models import download as download_module
 from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import cached_path, corpus_path, fetch_path, resolve_model
 from rgate_integrations.models.encoder import ENCODER
+from rgate_integrations.models.encoder_file import adapter_digest
 from rgate_integrations.models.encoder_proxy import EncoderProxy
 from rgate_integrations.models.first_use import OFFLINE, FirstUse, find_download_obstacle, forbid_downloads
 from rgate_integrations.models.local import TransformersProxy
@@ -44,6 +46,9 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+MANIFESTS = {ENCODER: json.dumps({"revision": adapter_digest()})}
 
 
 class Fetcher:
@@ -68,7 +73,7 @@ class Fetcher:
         assert self.may_go_on.wait(60)
         if self.error is not None:
             raise self.error
-        return write_folder(self.cache / name, {"rgate.json": "{}"})
+        return write_folder(self.cache / name, {"rgate.json": MANIFESTS.get(name, "{}")})
 
 
 @pytest.fixture
