@@ -33,14 +33,17 @@ def first():
     gate = load_gate(sys.argv[1], on_error="raise")
     gate.decide(asked[0])
 
+def resident():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) / 1024
+
 loaded = seconds(first)
 singles = sorted(seconds(lambda: gate.decide(question)) for question in asked)
+after_singles = resident()
 batch = min(seconds(lambda: gate.decide_batch(asked[:64])) for _ in range(3))
 pasted = " ".join(asked[:64] * 2)
 long = min(seconds(lambda: gate.decide(pasted)) for _ in range(3))
-with open("/proc/self/status") as file:
-    resident = next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) / 1024
-print(json.dumps([loaded, 1e3 * singles[len(singles) // 2], 1e3 * long, 64 / batch, resident]))
+print(json.dumps([loaded, 1e3 * singles[len(singles) // 2], 1e3 * long, 64 / batch, after_singles, resident()]))
 """
 BATCH = 64
 
@@ -70,11 +73,12 @@ def main() -> None:
             done = subprocess.run(
                 command, input=json.dumps(asked), capture_output=True, text=True, check=True
             )
-            first, single, long, rate, memory = json.loads(done.stdout.splitlines()[-1])
+            first, single, long, rate, *memory = json.loads(done.stdout.splitlines()[-1])
             times = [f"{first:.1f} s", f"{single:.1f} ms", f"{long:.0f} ms"]
-            rows.append([gate, name, *times, f"{rate:.0f} decisions/s", f"{memory:.0f} MB"])
+            resident = " / ".join(f"{megabytes:.0f}" for megabytes in memory)
+            rows.append([gate, name, *times, f"{rate:.0f} decisions/s", f"{resident} MB"])
     columns = ["gate", "asked", "first decision", "one decision, median", "a long request"]
-    print_table([*columns, "batches of 64", "resident memory"], rows)
+    print_table([*columns, "batches of 64", "resident, before and after the long one"], rows)
 
 
 if __name__ == "__main__":

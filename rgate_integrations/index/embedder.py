@@ -60,7 +60,7 @@ class SentenceEmbedder:
     def identity(self) -> str:
         """For a folder, SHA-256 of the files on which the vectors depend; otherwise the Hub id.
 
-        All of these files are read, which takes 60 ms for the default model (82 MB).
+        All of these files are read, which takes 60 ms for the default model (90 MB).
         """
         folder = Path(resolve_model(self.name, kind="embedder"))
         if not folder.is_dir():
