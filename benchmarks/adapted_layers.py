@@ -26,7 +26,7 @@ EPSILON = 1e-12
 
 
 class AdaptedMap(nn.Module):
-    """A linear map that stays as it is, plus a product of two small matrices that are trained.
+    """A fixed linear map, plus a product of two small matrices that are trained.
 
     Args:
         weight: Shape (outputs, inputs).

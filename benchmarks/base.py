@@ -21,7 +21,7 @@ CONSOLE = Console(width=200, highlight=False)
 
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser whose help is the description as it is written."""
+    """Return a parser whose help keeps the line breaks of the description."""
     return argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

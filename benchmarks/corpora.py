@@ -43,7 +43,7 @@ FITS = ("health_plan", "medicine", "library_docs")
 
 
 def fit(rows: Sequence[tuple[Judged, Judged]]) -> tuple[float, float]:
-    """Return SLOPE and MIDPOINT by which own questions are told from others; each domain counts as much."""
+    """Return SLOPE and MIDPOINT that separate own questions from others; all domains count the same."""
     z, labels, weights = [], [], []
     for own, others in rows:
         for judged, label in ((own, 1), (others, 0)):
@@ -104,7 +104,7 @@ def show_domains(
     others: dict[str, Judged],
     constants: dict[str, tuple[float, float]],
 ) -> None:
-    """Print how well P(covered) tells a domain's questions from all others, with constants of the other domains."""
+    """Print how well P(covered) separates a domain's questions from others, with constants of other domains."""
     rows = []
     for domain in domains:
         mine = own[domain.name].logits(*constants[domain.name])

@@ -151,7 +151,7 @@ def _dialogue(frame: Frame, kind: str, draw: random.Random) -> Dialogue:
 def _turns(
     template: str, kind: str, part: str, draw: random.Random, bound: dict[str, str]
 ) -> list[tuple[str, str]]:
-    """Return the turns that a template describes, and an answer where it has none."""
+    """Return the turns that a template describes, and an answer if it has none."""
     template = re.sub("@any", lambda _: f"@{draw.choice(NEEDY + OTHERS)}", template)
     texts = template.split(" > ")
     if len(texts) % 2:
@@ -183,7 +183,7 @@ def _say(template: str, part: str, draw: random.Random, bound: dict[str, str]) -
 
 @cache
 def _open_slots() -> dict[str, list[str]]:
-    """Return words for `filled` that leave each slot as it is."""
+    """Return words for `filled` that leave each slot unfilled."""
     names = [*read_words(), *(f"{name}2" for name in read_words())]
     return {name: [f"{{{name}}}"] for name in names}
 

@@ -1,4 +1,4 @@
-"""Fits what tells whether an LLM knows a fact, on the states of both models, and measures it on what it has not seen.
+"""Fits the heads that predict whether an LLM knows a fact, on states of both models, and measures them held out.
 
     python benchmarks/heads.py --data FOLDER                    the six sets, cross-validated
     python benchmarks/heads.py --data FOLDER --save GATE        also fits on everything that ships, and saves it
@@ -279,7 +279,7 @@ def folds_of(clusters: np.ndarray) -> np.ndarray:
 
 
 def fit_english(kept: EncoderStates) -> tuple[np.ndarray, float, float]:
-    """Fit what tells English from other languages; returns weights, bias, and its accuracy on languages left out.
+    """Fit a classifier of English; returns weights, bias, and its accuracy on languages left out.
 
     Requests in several languages at once, and romanised ones, count as others.
     """
@@ -400,7 +400,7 @@ def train(
         for heads, line in zip(rows.fit(np.ones(len(rows.labels), bool)), lines, strict=True)
     ]
     weight, bias, accuracy = fit_english(fact_states(cache))
-    CONSOLE.print(f"other languages, templates held out, that are told from English: {accuracy:.1%}")
+    CONSOLE.print(f"other languages, templates held out, that are recognised: {accuracy:.1%}")
     known = dict(shipped.provenance["metrics"])
     known |= metrics | {"ece": known["ece"] | metrics["ece"]}
     kinds_recipe = shipped.provenance["recipe"].partition("; kinds")

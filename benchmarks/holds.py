@@ -50,7 +50,7 @@ Search: TypeAlias = dict[str, Any]
 
 
 def holds_answer(search: Search) -> bool | None:
-    """Return whether the passages hold the answer; None if that cannot be told."""
+    """Return whether the passages hold the answer; None if that is unknown."""
     if search["kind"] == "practical":
         return False
     if search["kind"] == "template":
@@ -135,7 +135,7 @@ def search(records: Iterable[dict], index: BM25Index, corpus: str) -> Iterator[S
 
 @dataclass(frozen=True)
 class Rows:
-    """Searches whose label can be told.
+    """Searches whose label is known.
 
     Attributes:
         table: Of each its ``kind`` and ``corpus``, whether the passages hold the answer (``held``), its ``weight``,
@@ -189,7 +189,7 @@ class Rows:
 
 
 def show(rows: Rows) -> dict[str, float]:
-    """Print how well the labels are told apart; returns the AUC of each corpus and set."""
+    """Print how well the labels are separated; returns the AUC of each corpus and set."""
     table = rows.table.assign(p=rows.held_out())
     found, printed = {}, []
     for corpus, searches in table.groupby("corpus", sort=False):

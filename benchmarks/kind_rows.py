@@ -33,7 +33,7 @@ UNITS, DROPOUT, SMOOTHING = 384, 0.5, 0.02
 SAID_AS = {"particular": "obscure", "thanks": "task"}
 """The kinds of `text_rows` that the heads do not tell apart from others."""
 OF_NEWS = {"news": "fresh", "settled": "knowledge"}
-"""What the templates of `news` ask for: news that nobody dates, and facts that stay as they are."""
+"""What the templates of `news` ask for: news that nobody dates, and facts that do not change."""
 CLEAN = 1.5
 """How much more a request that stands alone counts than a segment of one in a frame."""
 
@@ -87,7 +87,7 @@ def make_head(
     standard: tuple[np.ndarray, np.ndarray],
     biases: Mapping[str, float],
 ) -> KindHead:
-    """Return a head as it is saved.
+    """Return a head in the form that is saved.
 
     Args:
         layers: The layers that it reads.

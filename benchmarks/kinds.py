@@ -1,4 +1,4 @@
-"""Fits what tells the kind of each segment of a request, on the encoder's states, and saves it in a gate of heads.
+"""Fits the heads that predict the kind of each segment of a request, and saves them in a gate of heads.
 
     python benchmarks/kinds.py --data FOLDER --source FOLDER                measures on practical requests
     python benchmarks/kinds.py --data FOLDER --source FOLDER --save GATE    also fits on everything, and saves it
@@ -64,13 +64,13 @@ from rgate_integrations.tuning.evaluation import auc
 
 DECAY, EPOCHS, BATCH, RATE = 0.1, 20, 512, 1e-3
 """Of 6 to 20 epochs, 128 to 384 units and dropout of 0.3 to 0.6 these were best on held-out frames. Without a hidden
-layer, requests in frames have an AUC of 0.84 in place of 0.95: the encoder mixes what stands side by side."""
+layer, requests in frames have an AUC of 0.84, not 0.95: the encoder mixes what stands side by side."""
 BIASES = {"always": 0.0, "if_known": 0.0, "never": 0.35}
 """Added to the logits of kinds: what may be one that no LLM answers is rather retrieved for."""
 GROUPED = "text in many languages and frames"
 KINDS_RECIPE = "; kinds of segments: python benchmarks/kinds.py"
 MOST = {"given": 14_000, "no_knowledge": 26_000}
-"""Rows of a kind that are drawn where there are more; each then counts for those that were not."""
+"""Maximum number of rows of a kind. Those drawn count for the others, too."""
 
 
 @dataclass(frozen=True)

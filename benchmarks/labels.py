@@ -4,7 +4,7 @@
 ``strong/``, and adds the requests of `templates`. Every row says what it is good for:
 
 - ``kind`` is empty where a source says nothing about the kind of request;
-- ``known`` is NaN where nobody tried; it is k of n where an LLM was asked n times;
+- ``known`` is NaN if it was not tried; it is k of n where an LLM was asked n times;
 - ``group`` names source and data set, since prompts and judges differ;
 - ``llm`` ends with ``(selected)`` where the source chose the share of right answers: such rows rank questions, and
   say nothing of how much the LLM knows.

@@ -5,7 +5,7 @@
 Of each language a fifth of the templates is held out, and of six languages all of them (see `text_rows`). With
 ``--frames`` also requests in other frames that are held out: work, paragraphs, conversations, prompts of programs.
 With ``--facts`` also 300 questions of the folder of data that an LLM was asked in English, each translated into one
-of twelve languages (`translations.jsonl`; every line names its licence): whether what it knows can be told as well.
+of twelve languages (`translations.jsonl`; every line names its licence): does the gate predict what it knows as well?
 """
 
 from pathlib import Path
@@ -89,7 +89,7 @@ def read_translated(data: Path) -> pd.DataFrame:
 
 
 def print_facts(data: Path) -> None:
-    """Print how well the gate tells what an LLM knows, of English questions and of their translations."""
+    """Print how well the gate predicts what an LLM knows, of English questions and of their translations."""
     rows = read_translated(data)
     known = (rows.known >= 0.5).to_numpy()
     gate, table = load_gate(on_error="raise"), []

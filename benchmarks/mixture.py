@@ -48,7 +48,7 @@ class Question:
         id: Unique.
         kind: See the module.
         question: The question.
-        gold_answers: Any of them is right; empty where there is no one right answer.
+        gold_answers: Any of them is right; empty if several answers are right.
         part: ``"test"``, or ``"train"`` for what gates were trained on.
         source: The question set.
     """
@@ -142,7 +142,7 @@ def in_order(
         chosen = [unique[row] for row in rng.permutation(len(unique))[:wanted]]
         shift = rng.random()
         for number, question in enumerate(chosen):
-            # Places are by the share asked for, so that a kind that runs out leaves the beginning as it is.
+            # Places are by the share asked for, so that a kind that runs out does not change the beginning.
             placed.append(((number + shift) / wanted, question))
     placed.sort(key=lambda pair: pair[0])
     return [question for _, question in placed]

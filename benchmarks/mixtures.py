@@ -1,7 +1,7 @@
 """Requests as people write them: what is asked, with a greeting, a log, a mail, a table around it.
 
 `mixed` puts a request into a frame of ``templates/frames.txt``. Each piece of the result says what it is. Every frame
-gets requests of every kind, so that it tells nothing.
+gets requests of every kind, so that it predicts nothing.
 """
 
 import itertools
@@ -44,7 +44,7 @@ _NAMES = (
     "render",
     "checkout",
 )
-_TYPO = 0.08  # of the words, where there are typos
+_TYPO = 0.08  # of the words, if there are typos
 
 
 @dataclass(frozen=True)

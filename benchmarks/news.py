@@ -1,8 +1,8 @@
-"""Fits what tells questions about news, dated or not, in a saved gate of heads: by the reader, and by the encoder.
+"""Fits classifiers of questions about news, dated or not, in a saved gate: on the reader and on the encoder.
 
     python benchmarks/news.py --data FOLDER --save GATE
 
-It learns from templates of news that nobody dates, against templates of facts that stay as they are and the questions
+It learns from templates of undated news, against templates of facts that do not change and the questions
 of the six sets. What must be exceeded is chosen by templates that were left out whole. The news of RealTimeQA, which
 have no licence, are only measured.
 """

@@ -72,7 +72,7 @@ class Published:
         # SimpleQA Verified and TriviaQA's part from Wikipedia are other sets.
         table.loc[table.notes.str.contains("Verified|contamination", na=False), "simpleqa"] = math.nan
         table.loc[table.notes.str.contains("TriviaQA-Wiki", na=False), "triviaqa"] = math.nan
-        # Of GPT-5 SimpleQA is known by its thinking, which is no other LLM.
+        # Of GPT-5 SimpleQA is known by its thinking, which is not another LLM.
         table.loc["gpt-5-2025-08-07", "simpleqa"] = table.simpleqa["gpt-5-thinking"]
         table = table.drop(index="gpt-5-thinking")
         verified, triviaqa = read_verified(folder), read_triviaqa(folder)
@@ -103,7 +103,7 @@ class Published:
             self.figures.loc[name, "link_error"] = error / len(figures)
 
     def of(self, llm: str) -> pd.Series:
-        """Return the figures of an LLM by the name that labels give it; NaN where there are none."""
+        """Return the figures of an LLM by the name that labels give it; NaN if there are none."""
         name = TABLE_NAMES.get(llm, llm)
         if name in self.figures.index:
             return self.figures.loc[name]
@@ -151,7 +151,7 @@ def read_verified(folder: Path) -> pd.Series:
 
 
 def read_triviaqa(folder: Path) -> pd.Series:
-    """Return TriviaQA in percent by LLM: the median of what sources say, with five examples where there are such."""
+    """Return TriviaQA in percent by LLM: the median of what sources say, with five examples if a source has them."""
     runs = pd.read_csv(folder / "triviaqa_epoch.csv")
     names = runs.llm.str.strip().replace(EPOCH_NAMES)
     five = (runs.shots == "5").groupby(names).transform("any")

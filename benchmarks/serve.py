@@ -4,7 +4,7 @@
 
 Decisions a second and latency of a server (`rgate serve`) with several clients at a time, each request with one
 question; of the same gate in this process, asked by as many tasks; what is refused past capacity; and what the
-gateway adds to the time to the first byte where it decides nothing. With `--url`, of a server that runs already, such
+gateway adds to the time to the first byte if it decides nothing. With `--url`, of a server that runs already, such
 as one on Ray Serve.
 """
 
@@ -75,7 +75,7 @@ async def over_http(name: str, url: str, clients: int, requests: int, *, patient
         url: The server.
         clients: How many clients.
         requests: How many questions.
-        patient: Whether a client that is refused waits as long as it is told.
+        patient: Whether a client that is refused waits as long as the server says.
     """
 
     def asking(client: httpx.AsyncClient) -> Ask:

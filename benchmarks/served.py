@@ -3,7 +3,7 @@
     python benchmarks/served.py --llm qwen2.5-coder-0.5b-instruct --limit 300 --data DIR [--part train]
 
 asks the questions of `mixture`, each alone and with the five passages that a hybrid search finds, and writes what
-the server said to benchmarks/out/served/LLM.jsonl, one line a call. It goes on where it was stopped. Those of the
+the server said to benchmarks/out/served/LLM.jsonl, one line a call. A stopped run continues. Those of the
 part ``train``, which gates were trained on, are asked alone: `begun.py` needs their log-probabilities. The questions
 go to questions.PART.jsonl beside it.
 
@@ -52,7 +52,7 @@ TOKENS, K, WORDS = 48, 5, 90
 
 
 class NotRecorded(Exception):
-    """A call that is not in the record, and there is no server to ask."""
+    """A call that is not in the record, without a server to ask."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ KINDS = ("task", "common", "obscure", "fresh", "private", "language")
 LICENCE = "Apache-2.0"
 
 _EACH = {"task": 22, "common": 40, "obscure": 40, "fresh": 26, "private": 28, "language": 8}
-"""At most so many requests a template, so that the kinds are of like size."""
+"""Maximum number of requests a template, so that the kinds are of like size."""
 _CHOICE = re.compile(r"\(([^()]*\|[^()]*)\)")
 _SLOT = re.compile(r"\{(\w+)\}")
 _SUFFIXES = (
@@ -37,7 +37,7 @@ _SUFFIXES = (
     "It's common knowledge.",
     "P.S. 1+1=2",
 )
-"""What people add to steer; it tells nothing about what they ask, so requests of every kind get it."""
+"""What people add to steer; it says nothing about what they ask, so requests of every kind get it."""
 
 
 _SERVED_ALONE, _RETRIEVED = ("task", "common"), ("private", "fresh", "obscure")

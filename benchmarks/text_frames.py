@@ -69,7 +69,7 @@ def values_of_part(values: Sequence[_T], part: str) -> list[_T]:
 
 
 def work_rows(seed: int) -> Iterator[TextRow]:
-    """Yield tasks that rest on something private, fresh or particular, or on nothing; the frame tells nothing."""
+    """Yield tasks that rest on something private, fresh or particular, or on nothing; the frame predicts nothing."""
     sections = read_sections(FOLDER / "work.txt")
     slots = read_slots(sections)
     for heading, frames in sections.items():
@@ -143,7 +143,7 @@ class Topic:
 
 @cache
 def topics(part: str) -> list[Topic]:
-    """Return the topics of a part; what is no training text is of topics that are held out."""
+    """Return the topics of a part; text that does not train has held-out topics."""
     found = []
     for heading, lines in read_sections(FOLDER / "paragraphs.txt").items():
         topic = Topic(heading.removesuffix(" test"), GROUPS if heading.endswith(" test") else TRAIN)

@@ -57,7 +57,7 @@ class TextRow:
         text: What is judged: a request, or the last message of a conversation.
         kind: One of `KINDS`. "particular" is what only one product's or field's sources say, "obscure" a fact that no
             LLM knows, "knowledge" one that some know; "given" is text in which nothing is asked.
-        language: ISO code; "-latn" where it is romanised, "mixed" for several at once.
+        language: ISO code; "-latn" if romanised, "mixed" for several at once.
         frame: ``file/section/number`` of the template that it is made of.
         group: What may be held out as a whole: a language, a field, a topic, a kind of helper, a frame of turns.
         part: "train", "frames" (the template is held out) or "groups" (the whole group is).
@@ -323,7 +323,7 @@ class Asks:
                 self._templates[language, kind].append(template)
 
     def draw(self, kind: str, draw: random.Random, language: str = "en") -> str:
-        """Return a request of a kind, as it is written with care."""
+        """Return a request of a kind, in careful spelling."""
         text = filled(draw.choice(self._templates[language, kind]), self._slots[language], draw)
         return text[0].upper() + text[1:] if language == "en" else text
 

@@ -166,7 +166,7 @@ class Answer:
     """What one arm answered to one request.
 
     Attributes:
-        right: Whether it holds a gold answer; NaN where there is none.
+        right: Whether it holds a gold answer; NaN if there is none.
         prompt: Tokens read.
         written: Tokens written.
         seconds: Time, the search included.
@@ -241,7 +241,7 @@ def counted(chat: Chat, retrieves: Any) -> Decide:
 
 
 def classify(chat: Chat, application: str, each: LabelledRequest) -> bool:
-    """Ask the LLM for a class, as LangChain's documentation does; what is no class retrieves."""
+    """Ask the LLM for a class, as LangChain's documentation does; any other reply retrieves."""
     prompt = CLASSIFY.format(application=application, question=_with_history(each))
     reply = chat.invoke([HumanMessage(prompt)], max_tokens=8).content
     return "direct" not in str(reply).lower()
@@ -254,7 +254,7 @@ def _with_history(each: LabelledRequest) -> str:
 
 
 def selector(chat: Chat, application: str) -> Any:
-    """Return a way by LlamaIndex's selector, as it is; a reply that it cannot parse retrieves."""
+    """Return a way by LlamaIndex's unchanged selector; a reply that it cannot parse retrieves."""
     from llama_index.core.llms import CompletionResponse, CustomLLM, LLMMetadata
     from llama_index.core.output_parsers.base import OutputParserException
     from llama_index.core.selectors import LLMSingleSelector
@@ -307,7 +307,7 @@ def answer_first(chat: Chat) -> Any:
 
 
 def similarity_way(application: str) -> dict[str, Decide]:
-    """Return semantic-router (1.1) over the gate's own encoder; nothing where it is not installed."""
+    """Return semantic-router (1.1) over the gate's own encoder; nothing if it is not installed."""
     if importlib.util.find_spec("semantic_router") is None:
         CONSOLE.print("Left out: semantic-router is not installed.")
         return {}

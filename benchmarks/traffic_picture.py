@@ -34,7 +34,7 @@ MARKS = {
     "always": ("#808795", _PLUS),
     "never": ("#808795", _PLUS),
 }
-"""Colour and shape of each way. A gate that is told the LLM's name has the shape hollow."""
+"""Colour and shape of each way. A gate that knows the LLM's name has the shape hollow."""
 LEGEND = {
     "gate": "gate",
     "gate, corpus": "gate, corpus=",

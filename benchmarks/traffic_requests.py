@@ -30,7 +30,7 @@ class LabelledRequest:
         kind: One of the kinds that the README of ``traffic/`` lists.
         needs_passages: Whether an LLM needs passages to answer it.
         request: The question and its earlier turns.
-        gold_answers: Any of them is right; empty where there is no short right answer.
+        gold_answers: Any of them is right; empty if there is no short right answer.
     """
 
     id: str
@@ -93,7 +93,7 @@ def read_corpus(application: str) -> list[Passage]:
 
 
 def pick(requests: Sequence[LabelledRequest], limit: int | None) -> list[LabelledRequest]:
-    """Return at most so many requests, spread evenly over the day's kinds."""
+    """Return at most ``limit`` requests, spread evenly over the day's kinds."""
     if limit is None or limit >= len(requests):
         return list(requests)
     return [requests[number * len(requests) // limit] for number in range(limit)]

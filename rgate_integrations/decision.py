@@ -125,7 +125,7 @@ class Draft(Frozen):
 
     @property
     def missing(self) -> str:
-        """What it is instead of an answer, such as ``"nothing"`` or ``"a refusal"``; empty if it is an answer."""
+        """Why this text is not an answer, such as ``"nothing"`` or ``"a refusal"``; empty if it is one."""
         return replies.describe_non_answer(self.text)
 
     @property

@@ -71,7 +71,10 @@ def open_llm(llm: str, model: str | None, concurrency: int, options: RequestOpti
     """
     if llm.startswith(("http://", "https://")):
         if model is None:
-            raise ConfigurationError("--model is required with a server URL.", hint="--model NAME")
+            raise ConfigurationError(
+                "--model is required with a server URL.",
+                hint="Add --model with the name that the server gives its LLM.",
+            )
         return _open(model, llm, KEY, concurrency, options)
     if options.facts and not _PROVIDER.fullmatch(llm):
         raise ConfigurationError("A local model accepts neither --think nor --extra-body.", hint="--llm URL")

@@ -134,7 +134,10 @@ def _make_gateway(
         server = Upstream(upstream, key=os.environ.get(KEY), keeps_key=keeps_key)
         return Gateway(service, server, search, k=k, **options)
     if search is not None or any(options.values()):
-        raise ConfigurationError("Options of the gateway need --upstream.", hint="--upstream URL")
+        raise ConfigurationError(
+            "Options of the gateway need --upstream.",
+            hint="Add --upstream with the base URL of the LLM, or leave these options out.",
+        )
     return None
 
 

@@ -193,7 +193,7 @@ def _put_arrays(content: dict[str, Any], weights: bytes) -> None:
     try:
         arrays = load(weights)
     except (SafetensorError, AttributeError) as error:  # AttributeError: a type that NumPy lacks
-        raise ValueError(f"the weights: {error}") from error
+        raise ValueError(f"the weights cannot be read: {error}") from error
     for name, array in arrays.items():
         prefix, _, field = name.rpartition(".")
         part = content[prefix] if prefix else content

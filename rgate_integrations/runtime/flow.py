@@ -28,7 +28,7 @@ _log = logging.getLogger("rgate_integrations")
 
 
 class Step(ABC):
-    """A step of a flow."""
+    """Something a flow waits for, such as a request to an LLM, which can run blocking or async."""
 
     @abstractmethod
     def run(self) -> Any:
