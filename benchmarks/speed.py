@@ -38,12 +38,14 @@ def resident():
         return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) / 1024
 
 loaded = seconds(first)
+after_first = resident()
 singles = sorted(seconds(lambda: gate.decide(question)) for question in asked)
 after_singles = resident()
 batch = min(seconds(lambda: gate.decide_batch(asked[:64])) for _ in range(3))
 pasted = " ".join(asked[:64] * 2)
 long = min(seconds(lambda: gate.decide(pasted)) for _ in range(3))
-print(json.dumps([loaded, 1e3 * singles[len(singles) // 2], 1e3 * long, 64 / batch, after_singles, resident()]))
+memory = [after_first, after_singles, resident()]
+print(json.dumps([loaded, 1e3 * singles[len(singles) // 2], 1e3 * long, 64 / batch, *memory]))
 """
 BATCH = 64
 
@@ -78,7 +80,7 @@ def main() -> None:
             resident = " / ".join(f"{megabytes:.0f}" for megabytes in memory)
             rows.append([gate, name, *times, f"{rate:.0f} decisions/s", f"{resident} MB"])
     columns = ["gate", "asked", "first decision", "one decision, median", "a long request"]
-    print_table([*columns, "batches of 64", "resident, before and after the long one"], rows)
+    print_table([*columns, "batches of 64", "resident after the first, all, the long one"], rows)
 
 
 if __name__ == "__main__":
