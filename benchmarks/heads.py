@@ -206,7 +206,8 @@ def kinds_of(questions: Iterable[str], shipped: HeadsArtifact, cache: Path) -> l
     kept.fill((question, "") for question in questions)
     found = []
     for question in questions:
-        found.append(shipped.segments.kind_probabilities(kept.segments(question), layout(question)))
+        states = kept.segments(question)
+        found.append(shipped.kind_probabilities(states, layout(question), in_context=len(states) > 1))
     return found
 
 

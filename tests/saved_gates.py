@@ -62,6 +62,7 @@ FACTS = FactHeads(
 HEADS = HeadsArtifact(
     base_model="scripted",
     segments=SEGMENTS,
+    in_context=SEGMENTS,
     first_facts=FACTS,
     facts=FACTS,
     english_weight=np.zeros((1, 4), np.float32),

@@ -289,12 +289,42 @@ def test_a_segment_has_the_same_numbers_in_any_batch():
     head = replace(SEGMENTS, layers=LAYERS, **weights)
     states = rng.normal(size=(50, 2, 6)).astype(np.float32)
     layout = rng.normal(size=(50, LAYOUT)).astype(np.float32)
-    together = head.kind_probabilities(states, layout)
+    together = head.logits(states, layout)
     x = np.concatenate([states.reshape(50, 12), layout], axis=1)
     logits = np.maximum(x @ head.hidden.T + head.hidden_bias, 0) @ head.output.T
-    assert together == pytest.approx(np.array([softmax(*row) for row in logits]), abs=1e-5)
+    assert together == pytest.approx(logits, abs=1e-5)
     for some in (slice(0, 1), slice(7, 8), slice(3, 30)):
-        assert np.array_equal(head.kind_probabilities(states[some], layout[some]), together[some])
+        assert np.array_equal(head.logits(states[some], layout[some]), together[some])
+
+
+class LayeredStates(ScriptedProxy):
+    """A proxy whose first layer says that a request needs nothing, and its second that it is about news."""
+
+    read = frozenset()
+
+    def hidden(self, prompt, values, drafts, layers):
+        self.read |= {layer for layer, _, _ in layers}
+        states = np.array([{1: TASK, 2: NEWS}[layer] for layer, _, _ in layers], np.float32)
+        return [HiddenStates(states, 3)] * len(values)
+
+
+def test_further_layers_are_read_only_of_segments_in_context(tmp_path):
+    heads = replace(HEADS, in_context=replace(SEGMENTS, layers=LAYERS[1:]))
+    proxy = LayeredStates()
+    gate = load_gate(str(save_gate(heads, tmp_path / "g")), proxy=proxy, on_error="raise")
+    alone = gate.decide("Q?")
+    assert (proxy.read, alone.signals["task"]) == ({1}, pytest.approx(softmax(*TASK[:3])[0]))
+    again, beside, behind = gate.decide_batch(["Q?", "Q? R?", Request("Q?", ["user: R?"])])
+    assert again.signals == alone.signals
+    for decision in (beside, behind):
+        mean = softmax(*np.mean([TASK[:3], NEWS[:3]], axis=0))
+        assert decision.signals["task"] == pytest.approx(mean[0])
+
+
+def test_heads_for_other_kinds_in_context_are_refused():
+    fewer = replace(SEGMENTS, kinds=SEGMENTS.kinds[:2], output=SEGMENTS.output[:2])
+    with pytest.raises(ValueError, match="different kinds"):
+        replace(HEADS, in_context=fewer)
 
 
 # --- the reader ----------------------------------------------------------------------------------------------

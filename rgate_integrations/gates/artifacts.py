@@ -239,8 +239,8 @@ class KindHead:
         """The shape of a segment's states, (L, H)."""
         return len(self.layers), (self.hidden.shape[1] - LAYOUT) // len(self.layers)
 
-    def kind_probabilities(self, states: AnyStates, layout: AnyStates) -> Float64Array:
-        """Return the probability of each kind for each of n segments, shape (n, K).
+    def logits(self, states: AnyStates, layout: AnyStates) -> Float64Array:
+        """Return the logit of each kind for each of n segments, shape (n, K).
 
         Args:
             states: Pooled states, shape (n, L, H).
@@ -249,12 +249,10 @@ class KindHead:
         x = np.concatenate([_flat(states), _flat(layout)], axis=1)
         output = self.output.astype(np.float64)
         # Row by row: the result of a matrix product depends on its number of rows, and a segment must have the same
-        # probabilities in any batch.
+        # logits in any batch.
         rows = [output @ np.maximum(self.hidden @ row + self.hidden_bias, 0) for row in x.astype(np.float32)]
-        logits = np.stack(rows) + np.array([kind.bias for kind in self.kinds])
-        raised = np.exp(logits - logits.max(axis=1, keepdims=True))
-        probabilities: Float64Array = raised / raised.sum(axis=1, keepdims=True)
-        return probabilities
+        logits: Float64Array = np.stack(rows) + np.array([kind.bias for kind in self.kinds])
+        return logits
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -329,7 +327,9 @@ class HeadsArtifact(SavedGate):
     """Heads on the states of a request: its kind, and whether the LLM knows the fact that it asks about.
 
     Attributes:
-        segments: Classifies each segment by the states of `base_model`, which reads any language.
+        segments: Classifies a segment by the states of `base_model`, which reads any language.
+        in_context: The same for segments beside others or behind earlier turns, by layers that were adapted for
+            that. Their logits are the means of those of both heads.
         first_facts: Whether a fact is known, by the states of the same model.
         facts: The same by the states of a second model, which is better but needs another pass and only reads
             English.
@@ -340,6 +340,7 @@ class HeadsArtifact(SavedGate):
 
     method: Literal["heads"] = "heads"
     segments: KindHead
+    in_context: KindHead
     first_facts: FactHeads
     facts: FactHeads
     english_weight: Weights = field(repr=False, compare=False)
@@ -348,6 +349,31 @@ class HeadsArtifact(SavedGate):
     def __post_init__(self) -> None:
         """Check that the heads of the first model match."""
         check_shape("english_weight", self.english_weight, len(self.first_facts.layers))
+        if len(self.in_context.kinds) != len(self.segments.kinds):
+            raise ValueError("segments and in_context have different kinds")
+
+    @property
+    def context_layers(self) -> tuple[PooledLayer, ...]:
+        """The layers that `in_context` reads and `segments` does not."""
+        return tuple(layer for layer in self.in_context.layers if layer not in self.segments.layers)
+
+    def kind_probabilities(self, states: AnyStates, layout: AnyStates, *, in_context: bool) -> Float64Array:
+        """Return the probability of each of K kinds for each of n segments, shape (n, K).
+
+        Args:
+            states: Pooled states, shape (n, L, H): the layers of `segments`, and in context `context_layers`.
+            layout: `rgate_integrations.runtime.segments.layout` of the segments, shape (n, 11).
+            in_context: Whether the segments stand beside others or behind earlier turns.
+        """
+        alone = len(self.segments.layers)
+        logits = self.segments.logits(states[:, :alone], layout)
+        if in_context:
+            layers = (*self.segments.layers, *self.context_layers)
+            columns = [layers.index(layer) for layer in self.in_context.layers]
+            logits = (logits + self.in_context.logits(states[:, columns], layout)) / 2
+        raised = np.exp(logits - logits.max(axis=1, keepdims=True))
+        probabilities: Float64Array = raised / raised.sum(axis=1, keepdims=True)
+        return probabilities
 
     def is_english(self, states: AnyStates) -> bool:
         """Return whether a question is in English, by its pooled states, shape (L, H)."""

@@ -122,8 +122,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     @property
     def specs(self) -> Specs:
         """The pooled hidden states of each segment of the request, and the kinds of the segments."""
-        whole, segments = self.trained.first_facts.layers, self.trained.segments.layers
-        states = RequestSpec(whole, segments, model=self.proxy)
+        trained = self.trained
+        states = RequestSpec(
+            trained.first_facts.layers, trained.segments.layers, trained.context_layers, model=self.proxy
+        )
         return (states, KindsSpec(states, self))
 
     @property
@@ -261,8 +263,13 @@ class KindsSpec(EvidenceSpec[Float64Array]):
 
     def compute(self, context: Context) -> list[Piece[Float64Array]]:
         """Apply the heads to the segments of each request."""
-        heads, pieces = self.gate.trained.segments, []
+        trained, pieces = self.gate.trained, []
+        layers, size = trained.segments.states_shape
         for request in context.get(self.states):
-            self.gate.check_states(request.segments[0], heads.states_shape)
-            pieces.append(Piece(heads.kind_probabilities(request.segments, request.layout)))
+            extra = len(trained.context_layers) if request.in_context else 0
+            self.gate.check_states(request.segments[0], (layers + extra, size))
+            kinds = trained.kind_probabilities(
+                request.segments, request.layout, in_context=request.in_context
+            )
+            pieces.append(Piece(kinds))
         return pieces

@@ -53,6 +53,11 @@ class Segmented:
         """All segments in order."""
         return tuple(chain.from_iterable(self.lines))
 
+    @property
+    def stands_alone(self) -> bool:
+        """Whether it is one segment, without earlier turns."""
+        return not self.history and len(self.segments) == 1
+
 
 def segments(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> list[str]:
     r"""Return the segments of a text in order, with runs of white space replaced by one space.

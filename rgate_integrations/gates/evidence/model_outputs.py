@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rgate_integrations.decision import Cost, Draft
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.gates.evidence.draft import DraftSpec, generation_cost, prompt_values
+from rgate_integrations.models.base import RequestStates
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.models.proxies import language_model, read_states, state_reader
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
@@ -49,12 +51,14 @@ class ReadRequest:
         segments: States of each segment, shape (segments, layers, hidden size).
         layout: Position and form of each segment, shape (segments, 11); see
             `rgate_integrations.runtime.segments.layout`.
+        in_context: Whether segments stand beside others or behind earlier turns.
     """
 
     texts: tuple[str, ...]
     whole: Float32Array = field(repr=False)
     segments: Float32Array = field(repr=False)
     layout: Float32Array = field(repr=False)
+    in_context: bool
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
     Attributes:
         whole: How the request is pooled: (layer, span, pooling) each; layer 0 is the embedding.
         segments: How a segment is pooled; the span is ``"question"``.
+        in_context: Further states of a segment beside others or behind earlier turns; they follow `segments`.
         prompt: The prompt around the request.
         model: The proxy that reads; empty for the gate's.
     """
@@ -72,20 +77,38 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
 
     whole: tuple[PooledLayer, ...]
     segments: tuple[PooledLayer, ...] = ()
+    in_context: tuple[PooledLayer, ...] = ()
     prompt: PromptTemplate = ANSWER
     model: str = ""
 
     def compute(self, context: Context) -> list[Piece[ReadRequest]]:
-        """Read the requests."""
-        layers = RequestLayers(self.whole, self.segments)
-        model = state_reader(context.use_proxy(self.model), self.prompt, layers.every)
+        """Read the requests; most are a single segment, for which fewer layers have to be computed."""
         requests = [Segmented.from_text(request.question, request.history) for request in context.requests]
-        pooled = model.request_states(self.prompt, requests, layers)
+        pooled = self._read(context, [request for request in requests if request.stands_alone], self.segments)
+        beside = self._read(
+            context,
+            [request for request in requests if not request.stands_alone],
+            (*self.segments, *self.in_context),
+        )
         pieces = []
-        for evidence, request, states in zip(context.evidence, requests, pooled, strict=True):
-            value = ReadRequest(request.segments, states.whole, states.segments, layout(evidence.question))
+        for evidence, request in zip(context.evidence, requests, strict=True):
+            states = next(pooled if request.stands_alone else beside)
+            value = ReadRequest(
+                request.segments,
+                states.whole,
+                states.segments,
+                layout(evidence.question),
+                in_context=not request.stands_alone,
+            )
             pieces.append(Piece(value, _reading_cost(states.prompt_tokens)))
         return pieces
+
+    def _read(
+        self, context: Context, requests: list[Segmented], segments: tuple[PooledLayer, ...]
+    ) -> Iterator[RequestStates]:
+        layers = RequestLayers(self.whole, segments)
+        model = state_reader(context.use_proxy(self.model), self.prompt, layers.every)
+        return iter(model.request_states(self.prompt, requests, layers) if requests else [])
 
 
 def _reading_cost(prompt_tokens: int) -> Cost:
