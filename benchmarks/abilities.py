@@ -77,10 +77,10 @@ class Answers:
     def read(cls, data: Path, cache: Path) -> "Answers":
         """Read answers to at most `MOST_QUESTIONS` of a source, those that come first by their hash."""
         labels = pd.DataFrame(map(vars, [*read_adarague(data), *read_recorded(data)]))
-        asked = labels[["source", "question"]].drop_duplicates()
-        asked = asked.sort_values("question", key=lambda questions: questions.map(key))
-        few = asked.groupby("source").cumcount() < MOST_QUESTIONS
-        labels = labels.merge(asked[few | asked.source.isin(WHOLE)])
+        sourced = labels[["source", "question"]].drop_duplicates()
+        sourced = sourced.sort_values("question", key=lambda questions: questions.map(key))
+        few = sourced.groupby("source").cumcount() < MOST_QUESTIONS
+        labels = labels.merge(sourced[few | sourced.source.isin(WHOLE)])
         labels = labels[~labels.what.str.endswith("(low quality)")].reset_index(drop=True)
         states = read_question_states(labels.question.tolist(), cache)
         return cls(labels, np.stack([states[key(question)] for question in labels.question]))
@@ -134,21 +134,21 @@ def fit_abilities(
     columns = np.hstack([np.eye(len(llms))[llm] * sds[llm, None], np.eye(len(groups))[group] * GROUP_SD])
     nothing = np.zeros((len(llm), 0))
     offset = logits + means[llm]
-    found, _ = logistic(columns, nothing, answers.labels.known.to_numpy(), np.ones(len(llm)), 1.0, offset)
-    thetas = means + found[: len(llms)] * sds
-    p = 1 / (1 + np.exp(-(offset + columns @ found)))
+    coefficients, _ = logistic(columns, nothing, answers.labels.known.to_numpy(), np.ones(len(llm)), 1.0, offset)
+    thetas = means + coefficients[: len(llms)] * sds
+    p = 1 / (1 + np.exp(-(offset + columns @ coefficients)))
     information = np.bincount(llm, p * (1 - p))
     sets = answers.labels.groupby("llm").group.nunique()[llms].to_numpy()
-    of_labels = 1 / np.maximum(information, 1e-6) + GROUP_SD**2 / sets
-    total = np.sqrt(1 / (1 / of_labels + 1 / sds**2))
-    return dict(zip(llms.tolist(), zip(thetas.tolist(), total.tolist(), strict=True), strict=True))
+    label_variance = 1 / np.maximum(information, 1e-6) + GROUP_SD**2 / sets
+    total_sd = np.sqrt(1 / (1 / label_variance + 1 / sds**2))
+    return dict(zip(llms.tolist(), zip(thetas.tolist(), total_sd.tolist(), strict=True), strict=True))
 
 
 def fit_together(answers: Answers, published: Published) -> dict[str, tuple[float, float]]:
     """Fit head and abilities in turns; returns mean and standard deviation by LLM. Llama-3.1-8B-Instruct has 0."""
     thetas = dict.fromkeys(sorted(answers.labels.llm.unique()), 0.0)
     links = answers.linked()
-    found: dict[str, tuple[float, float]] = {}
+    abilities: dict[str, tuple[float, float]] = {}
     for _ in range(ROUNDS):
         logits = answers.fit(thetas)
         measured = {llm: thetas[llm] for llm in links}
@@ -159,28 +159,28 @@ def fit_together(answers: Answers, published: Published) -> dict[str, tuple[floa
         fitted = fit_abilities(answers, logits, prior)
         for llm, (mean, sd) in fitted.items():
             thetas[llm] = mean - fitted[LLAMA][0]
-            found[llm] = (thetas[llm], sd)
-    return found
+            abilities[llm] = (thetas[llm], sd)
+    return abilities
 
 
 def build_table(answers: Answers, published: Published) -> dict[str, dict]:
     """Return ability, uncertainty and source of every LLM that there are labels or figures of."""
     abilities = fit_together(answers, published)
-    found: dict[str, tuple[float, float, str]] = {}
+    entries: dict[str, tuple[float, float, str]] = {}
     measured = {}
     for llm in answers.linked():
         mean, sd = abilities[llm]
         measured[llm] = mean
         sources = sorted(answers.labels.source[answers.labels.llm == llm].unique())
-        found[table_name(llm)] = (mean, sd, f"recorded answers ({', '.join(sources)})")
+        entries[table_name(llm)] = (mean, sd, f"recorded answers ({', '.join(sources)})")
     for name in published.figures.index:
         mean, sd, columns = published.ability(published.of(name), measured)
-        if columns and name.lower() not in found:
+        if columns and name.lower() not in entries:
             urls = published.urls[name].replace(" ; ", ", ")
-            found[name.lower()] = (mean, sd, f"published {columns}: {urls}")
+            entries[name.lower()] = (mean, sd, f"published {columns}: {urls}")
     table = {}
-    for name in sorted(found):
-        mean, sd, source = found[name]
+    for name in sorted(entries):
+        mean, sd, source = entries[name]
         table[name] = {"theta": round(mean, 2), "sd": round(sd, 2), "source": source}
     return table
 
@@ -215,7 +215,7 @@ class Cell:
     Attributes:
         llm, what: The LLM, and the set.
         easiness: The logit of knowledge at ability 0, shape (n,).
-        questions: What was asked, as `Asked` holds it.
+        questions: What was asked, as `QuestionFeatures` holds it.
         right: Whether it answered rightly, shape (n,).
     """
 
@@ -227,7 +227,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Asked:
+class QuestionFeatures:
     """Questions as both models have read them.
 
     Attributes:
@@ -243,18 +243,18 @@ class Asked:
     @classmethod
     def read(cls, questions: list[str], cache: Path, shipped: HeadsArtifact) -> "Asked":
         """Read questions, or find what was kept of them."""
-        kept = fact_states(cache)
-        kept.fill((question, "") for question in questions)
-        states = read_question_states(questions, cache)
+        encoder_states = fact_states(cache)
+        encoder_states.fill((question, "") for question in questions)
+        reader_states = read_question_states(questions, cache)
         return cls(
             kinds_of(questions, shipped, cache),
-            np.stack([kept.whole(question) for question in questions]),
-            np.stack([states[key(question)] for question in questions]),
+            np.stack([encoder_states.whole(question) for question in questions]),
+            np.stack([reader_states[key(question)] for question in questions]),
         )
 
     def part(self, chosen: np.ndarray) -> "Asked":
         """Return some of the questions."""
-        return Asked([self.kinds[i] for i in chosen], self.first[chosen], self.closer[chosen])
+        return QuestionFeatures([self.kinds[i] for i in chosen], self.first[chosen], self.closer[chosen])
 
     def p_known(self, shipped: HeadsArtifact, theta: float, sd: float) -> np.ndarray:
         """Return P(an LLM of some ability knows the answer) of each, as the gate finds it."""
@@ -277,13 +277,13 @@ def read_cells(data: Path, cache: Path, shipped: HeadsArtifact) -> list[Cell]:
     labels["key"] = labels.question.map(key)
     drawn = labels.sort_values(["cell", "key"]).groupby("cell").head(MOST)
     drawn = drawn.reset_index(drop=True)
-    asked = Asked.read(drawn.question.tolist(), cache, shipped)
+    features = QuestionFeatures.read(drawn.question.tolist(), cache, shipped)
     cells = []
     for _, cell in drawn.groupby("cell"):
         if len(cell) >= LEAST:
-            own = asked.part(cell.index.to_numpy())
-            easiness = shipped.facts.known_logits(own.closer, 0.0)
-            cells.append(Cell(cell.llm.iloc[0], cell.what.iloc[0], easiness, own, cell.known.to_numpy()))
+            cell_features = features.part(cell.index.to_numpy())
+            easiness = shipped.facts.known_logits(cell_features.closer, 0.0)
+            cells.append(Cell(cell.llm.iloc[0], cell.what.iloc[0], easiness, cell_features, cell.known.to_numpy()))
     return cells
 
 
@@ -293,7 +293,7 @@ def measure(data: Path, cache: Path) -> None:
     facts = shipped.facts
     cells, published = read_cells(data, cache, shipped), Published(data / "strong")
     table = read_abilities()
-    known = {cell.llm: table[table_name(cell.llm)] for cell in cells if table_name(cell.llm) in table}
+    measured_abilities = {cell.llm: table[table_name(cell.llm)] for cell in cells if table_name(cell.llm) in table}
     rng = np.random.default_rng(0)
     rows = []
     for cell in cells:
@@ -301,26 +301,26 @@ def measure(data: Path, cache: Path) -> None:
         strength = "small" if size < SMALL else "between" if size < STRONG else "strong"
         if cell.what in LONG_TAIL:
             strength = "long tail"
-        mean, sd, _ = published.ability(published.of(cell.llm), known, cell.llm)
+        mean, sd, _ = published.ability(published.of(cell.llm), measured_abilities, cell.llm)
         abilities = {"nobody": facts.default_ability, "its name": (mean, sd)}
-        others = [each for each in cells if each.llm == cell.llm and each.what != cell.what]
-        if others:
-            easiness = np.concatenate([each.easiness for each in others])
-            right = np.concatenate([each.right for each in others])
-            asked = rng.permutation(len(right))[:100]
+        other_cells = [other for other in cells if other.llm == cell.llm and other.what != cell.what]
+        if other_cells:
+            easiness = np.concatenate([other.easiness for other in other_cells])
+            right = np.concatenate([other.right for other in other_cells])
+            sample = rng.permutation(len(right))[:100]
             prior = Ability(cell.llm, mean, max(sd, 0.5), "")
-            found = estimate_ability(prior, easiness[asked], facts.ability_slope, right[asked])
-            abilities["100 answers"] = (found.theta, found.sd)
-        for by, ability in abilities.items():
+            estimate = estimate_ability(prior, easiness[sample], facts.ability_slope, right[sample])
+            abilities["100 answers"] = (estimate.theta, estimate.sd)
+        for basis, ability in abilities.items():
             p = cell.questions.p_known(shipped, *ability)
-            rows.append({"LLMs": strength, "known by": by, **_figures(p, cell.right)})
+            rows.append({"LLMs": strength, "known by": basis, **_figures(p, cell.right)})
     printed = []
-    for (strength, by), cells_of in pd.DataFrame(rows).groupby(["LLMs", "known by"]):
-        mean_of = cells_of.mean(numeric_only=True)
-        hits = mean_of.hits / mean_of.skipped
-        row = [strength, by, f"{len(cells_of)}", f"{mean_of.right:.1%}", f"{mean_of.off:.3f}"]
+    for (strength, basis), group in pd.DataFrame(rows).groupby(["LLMs", "known by"]):
+        means = group.mean(numeric_only=True)
+        hits = means.hits / means.skipped
+        row = [strength, basis, f"{len(group)}", f"{means.right:.1%}", f"{means.off:.3f}"]
         printed.append(
-            [*row, f"{mean_of.ece:.3f}", f"{mean_of.skipped:.1%}", f"{hits:.1%}", f"{mean_of.auc:.3f}"]
+            [*row, f"{means.ece:.3f}", f"{means.skipped:.1%}", f"{hits:.1%}", f"{means.auc:.3f}"]
         )
     columns = ["LLMs", "known by", "cells", "right alone", "|P - right|", "ECE", "skipped"]
     print_table([*columns, "of these right", "AUC"], printed)
@@ -335,10 +335,10 @@ def measure_practical(data: Path, cache: Path, shipped: HeadsArtifact) -> None:
     rows = []
     for kind in GOALS:
         questions = labels.question[labels.what == kind].tolist()
-        asked = Asked.read(questions, cache, shipped)
+        features = QuestionFeatures.read(questions, cache, shipped)
         row = [kind, str(len(questions))]
         for theta in abilities:
-            p = asked.p_known(shipped, theta, USUAL_SD)
+            p = features.p_known(shipped, theta, USUAL_SD)
             row.append(f"{np.mean(p < THRESHOLD):.1%}")
         rows.append(row)
     print_table(["retrieved, by ability", "of", *(f"{theta:+.1f}" for theta in abilities)], rows)

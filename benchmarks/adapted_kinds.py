@@ -105,8 +105,8 @@ def read_examples(encoder: Encoder, data: Path, left_out: Collection[str] = ()) 
         if row.text not in holding:
             labels.setdefault((row.text, row.history, False), []).append((row.place, row.kind, row.weight))
     framed = {mixture.text for mixture in mixtures_to_train_on(data)}
-    found = []
-    for (text, history, is_one), of_segments in labels.items():
+    examples = []
+    for (text, history, is_one), segment_labels in labels.items():
         segmented = Segmented.from_text(text, [history] if history else [])
         joined, parts = EncoderProxy().join(segmented)
         parts = parts[-len(segmented.segments) :]
@@ -115,28 +115,28 @@ def read_examples(encoder: Encoder, data: Path, left_out: Collection[str] = ()) 
         ids, (_, *ranges) = encoder.tokens(joined, parts)
         if len(ids) <= MAX_TOKENS:
             layouts = layout_of_clean(text)[None] if is_one else layout(text)
-            places = [place for place, _, _ in of_segments]
+            indices = [index for index, _, _ in segment_labels]
             example = Example(
                 ids,
-                np.array(ranges)[places],
-                layouts[places].astype(np.float32),
-                np.array([NAMES.index(kind) for _, kind, _ in of_segments]),
-                np.array([weight for _, _, weight in of_segments], np.float32),
+                np.array(ranges)[indices],
+                layouts[indices].astype(np.float32),
+                np.array([NAMES.index(kind) for _, kind, _ in segment_labels]),
+                np.array([weight for _, _, weight in segment_labels], np.float32),
                 text in framed,
             )
-            found.append(example)
-    return sorted(found, key=lambda each: len(each.ids))
+            examples.append(example)
+    return sorted(examples, key=lambda example: len(example.ids))
 
 
 def read_states(encoder: Encoder, examples: Sequence[Example]) -> None:
     """Compute the states of the layers that stay."""
 
     def read(start: int) -> None:
-        some = examples[start : start + AT_ONCE]
-        states_of = encoder.states([each.ids for each in some], (LAYERS[0], BRANCH))
-        for each, states in zip(some, states_of, strict=True):
-            each.pooled = np.stack([states[0, begin:end].mean(axis=0) for begin, end in each.ranges])
-            each.below = states[1].astype(np.float16)
+        batch = examples[start : start + AT_ONCE]
+        states_of = encoder.states([example.ids for example in batch], (LAYERS[0], BRANCH))
+        for example, states in zip(batch, states_of, strict=True):
+            example.pooled = np.stack([states[0, begin:end].mean(axis=0) for begin, end in example.ranges])
+            example.below = states[1].astype(np.float16)
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(read, range(0, len(examples), AT_ONCE)))
@@ -144,31 +144,31 @@ def read_states(encoder: Encoder, examples: Sequence[Example]) -> None:
 
 def batches(examples: Sequence[Example]) -> list[list[Example]]:
     """Return batches of texts of like length."""
-    found: list[list[Example]] = [[]]
-    for each in examples:
-        if (len(found[-1]) + 1) * len(each.ids) > BATCH_TOKENS:
-            found.append([])
-        found[-1].append(each)
-    return found
+    grouped: list[list[Example]] = [[]]
+    for example in examples:
+        if (len(grouped[-1]) + 1) * len(example.ids) > BATCH_TOKENS:
+            grouped.append([])
+        grouped[-1].append(example)
+    return grouped
 
 
 def pooled_inputs(layers: AdaptedLayers, batch: Sequence[Example]) -> torch.Tensor:
     """Return what the head reads of each segment of a batch: the layers of `LAYERS` and the layout."""
-    longest = max(len(each.ids) for each in batch)
+    longest = max(len(example.ids) for example in batch)
     below = np.zeros((len(batch), longest, HIDDEN), np.float32)
     mask = torch.zeros(len(batch), 1, 1, longest, dtype=torch.bool)
-    for number, each in enumerate(batch):
-        below[number, : len(each.ids)] = each.below
-        mask[number, ..., : len(each.ids)] = True
+    for row, example in enumerate(batch):
+        below[row, : len(example.ids)] = example.below
+        mask[row, ..., : len(example.ids)] = True
     states = torch.from_numpy(below)
-    texts = np.repeat(range(len(batch)), [len(each.ranges) for each in batch])
-    begins, ends = np.concatenate([each.ranges for each in batch]).T
+    texts = np.repeat(range(len(batch)), [len(example.ranges) for example in batch])
+    begins, ends = np.concatenate([example.ranges for example in batch]).T
     lengths = torch.from_numpy((ends - begins).astype(np.float32))[:, None]
-    inputs = [torch.from_numpy(np.concatenate([each.pooled for each in batch]))]
+    inputs = [torch.from_numpy(np.concatenate([example.pooled for example in batch]))]
     for layer in (states, *layers(states, mask)[1::2]):
         sums = torch.nn.functional.pad(layer.cumsum(dim=1), (0, 0, 1, 0))
         inputs.append((sums[texts, ends] - sums[texts, begins]) / lengths)
-    inputs.append(torch.from_numpy(np.concatenate([each.layout for each in batch])))
+    inputs.append(torch.from_numpy(np.concatenate([example.layout for example in batch])))
     return torch.cat(inputs, dim=1)
 
 
@@ -180,7 +180,7 @@ def run_stage(
 ) -> None:
     """Fit the layers and the head for some passes."""
     draw = random.Random(0)
-    grouped = batches([each for each in examples if each.framed or draw.random() < stage.others])
+    grouped = batches([example for example in examples if example.framed or draw.random() < stage.others])
     groups = []
     for part, rate, decay in zip(parts, stage.rates, DECAYS, strict=True):
         groups.append({"params": part.parameters(), "lr": rate, "weight_decay": decay})
@@ -205,16 +205,16 @@ def fit(examples: Sequence[Example], source: Path, stages: Sequence[Stage]) -> t
     grouped = batches(examples)
     random.Random(0).shuffle(grouped)
     with torch.no_grad():
-        some = torch.cat([pooled_inputs(layers, batch) for batch in grouped[:40]])
-        mean, scale = some.mean(dim=0), some.std(dim=0) + 1e-2
+        inputs = torch.cat([pooled_inputs(layers, batch) for batch in grouped[:40]])
+        mean, scale = inputs.mean(dim=0), inputs.std(dim=0) + 1e-2
     hidden, output = torch.nn.Linear(len(mean), UNITS), torch.nn.Linear(UNITS, len(NAMES))
     head = torch.nn.Sequential(
         torch.nn.Dropout(DROPOUT / 2), hidden, torch.nn.ReLU(), torch.nn.Dropout(DROPOUT), output
     )
 
     def loss_of(batch: Sequence[Example]) -> torch.Tensor:
-        kinds = torch.from_numpy(np.concatenate([each.kinds for each in batch]))
-        weights = torch.from_numpy(np.concatenate([each.weights for each in batch]))
+        kinds = torch.from_numpy(np.concatenate([example.kinds for example in batch]))
+        weights = torch.from_numpy(np.concatenate([example.weights for example in batch]))
         logits = head((pooled_inputs(layers, batch) - mean) / scale)
         losses = torch.nn.functional.cross_entropy(logits, kinds, reduction="none", label_smoothing=SMOOTHING)
         return (losses * weights).sum() / weights.sum()

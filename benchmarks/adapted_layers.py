@@ -74,10 +74,10 @@ class AdaptedLayer(nn.Module):
         """
         *attention, out, inner, outer = self.maps
         shape = (*states.shape[:2], HEADS, HIDDEN // HEADS)
-        queries, keys, values = [each(states).view(shape).transpose(1, 2) for each in attention]
-        found = scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-        found = found.transpose(1, 2).reshape(states.shape)
-        states = self._normalised(states + out(found), 0)
+        queries, keys, values = [project(states).view(shape).transpose(1, 2) for project in attention]
+        attended = scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+        attended = attended.transpose(1, 2).reshape(states.shape)
+        states = self._normalised(states + out(attended), 0)
         return self._normalised(states + outer(gelu(inner(states))), 1)
 
     def _normalised(self, states: torch.Tensor, number: int) -> torch.Tensor:
@@ -99,11 +99,11 @@ class AdaptedLayers(nn.Module):
 
     def forward(self, states: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
         """Return the states after each layer, given those after layer 8; see `AdaptedLayer`."""
-        found = []
+        outputs = []
         for layer in self.layers:
             states = layer(states, mask)
-            found.append(states)
-        return found
+            outputs.append(states)
+        return outputs
 
     def save(self, path: Path) -> None:
         """Write the small matrices in float16."""

@@ -67,8 +67,8 @@ def fit(answers: Answers, chosen: np.ndarray) -> Probe:
     """Fit a probe on some answers, cut to all lengths; not calibrated."""
     states = answers.states[chosen]
     cuts, n = len(CUTS), len(states) * len(CUTS)
-    known, sets = np.repeat(answers.known[chosen], cuts), np.repeat(answers.sets[chosen], cuts)
-    rows = HeadExamples(states.reshape(n, *states.shape[2:]), known, np.zeros(n), sets, np.full(n, 1 / cuts))
+    labels, sets = np.repeat(answers.known[chosen], cuts), np.repeat(answers.sets[chosen], cuts)
+    rows = HeadExamples(states.reshape(n, *states.shape[2:]), labels, np.zeros(n), sets, np.full(n, 1 / cuts))
     layers = [PooledLayer(i, "draft", "mean") for i in range(len(LAYERS))]  # one view, so alike
     weight, _ = fit_known(rows, layers, HeadsRecipe())
     probe = Probe(weight * len(LAYERS) * np.array(SHARES, np.float32)[:, None])
@@ -110,21 +110,21 @@ def judge_runs(
     """
     text = probe(runs.states)
     train = (runs.calls.part == "train").to_numpy()
-    for name, other in without.items():
-        own = train & (runs.calls.kind == name).to_numpy()
-        text[own] = other(runs.states[own])
-    seen = features(runs.calls.logprobs, text)
-    known, learned = runs.calls.known.to_numpy(), runs.calls[train]
-    head = fit_head(seen[train], runs.question.part(train), known[train])
-    default = together(runs.question, judged(head, seen))
-    fold = learned.question.map(fold_of).to_numpy()
-    default[train] = cross_validated_head(seen[train], runs.question.part(train), known[train], fold)
-    show_knowledge(runs, seen, default)
+    for name, unseen_probe in without.items():
+        rows = train & (runs.calls.kind == name).to_numpy()
+        text[rows] = unseen_probe(runs.states[rows])
+    evidence = features(runs.calls.logprobs, text)
+    labels, training_calls = runs.calls.known.to_numpy(), runs.calls[train]
+    head = fit_head(evidence[train], runs.question.part(train), labels[train])
+    default = together(runs.question, judged(head, evidence))
+    fold = training_calls.question.map(fold_of).to_numpy()
+    default[train] = cross_validated_head(evidence[train], runs.question.part(train), labels[train], fold)
+    show_knowledge(runs, evidence, default)
     return head, {
-        "n": len(learned),
-        "sha256": base.checksum(learned.question),
-        "known": float(known[train].mean()),
-        "llms": sorted(learned.llm.unique()),
+        "n": len(training_calls),
+        "sha256": base.checksum(training_calls.question),
+        "known": float(labels[train].mean()),
+        "llms": sorted(training_calls.llm.unique()),
     }
 
 
@@ -134,9 +134,9 @@ def judge_runs(
 def read_answers(data: Path, cache: Path) -> tuple[Answers, np.ndarray]:
     """Return the six sets' answers, and the fold of each question."""
     labels = pd.DataFrame(map(vars, read_adarague(data)))
-    kept = fact_states(cache)
-    kept.fill((question, "") for question in labels.question)
-    fold = folds_of(clusters_of(labels, embed(labels, kept)))
+    encoder_states = fact_states(cache)
+    encoder_states.fill((question, "") for question in labels.question)
+    fold = folds_of(clusters_of(labels, embed(labels, encoder_states)))
     pairs = []
     for name in SETS:
         for record in base.read_answers(data, name):
@@ -151,9 +151,9 @@ def show_sets(ways: dict[str, np.ndarray], answers: Answers) -> None:
     rows = []
     for name, logits in ways.items():
         p = 1 / (1 + np.exp(-logits))
-        for place, cut in enumerate(CUTS):
-            each = aucs(logits[:, place], answers)
-            values = [f"{value:.3f}" for value in (*each, np.mean(each), ece(p[:, place], answers.known))]
+        for column, cut in enumerate(CUTS):
+            set_aucs = aucs(logits[:, column], answers)
+            values = [f"{value:.3f}" for value in (*set_aucs, np.mean(set_aucs), ece(p[:, column], answers.known))]
             rows.append([name, str(cut), *values])
     base.print_table(["", "tokens", *SETS, "mean", "ECE"], rows, "AUC, held out by question cluster")
 
@@ -181,14 +181,14 @@ def main() -> None:
     head, facts = judge_runs(runs, probe, without, fold_of)
     base.CONSOLE.print(head)
     if arguments.save is not None:
-        whole = aucs(words[:, -1], answers)
+        by_set = aucs(words[:, -1], answers)
         by_tokens, with_heads = {}, {}
-        for place, cut in enumerate(CUTS):
-            by_tokens[str(cut)] = float(np.mean(aucs(words[:, place], answers)))
-            with_heads[str(cut)] = float(np.mean(aucs(both[:, place], answers)))
+        for column, cut in enumerate(CUTS):
+            by_tokens[str(cut)] = float(np.mean(aucs(words[:, column], answers)))
+            with_heads[str(cut)] = float(np.mean(aucs(both[:, column], answers)))
         metrics = {
-            "auc": dict(zip(SETS, whole, strict=True)),
-            "auc_mean": float(np.mean(whole)),
+            "auc": dict(zip(SETS, by_set, strict=True)),
+            "auc_mean": float(np.mean(by_set)),
             "auc_pooled": auc(words[:, -1], answers.known),
             "auc_mean_by_tokens": by_tokens,
             "auc_mean_with_default_heads": with_heads,

@@ -42,11 +42,11 @@ class Answers:
 def read_states(cache: Path, pairs: list[tuple[str, str]]) -> np.ndarray:
     """Return the states of questions and answers, computed where they are not kept yet."""
     names = [" ".join(question.split()) + BETWEEN + text for question, text in pairs]
-    kept = Kept(cache / "begun")
-    if any(key(name) not in kept.vectors for name in names):
+    store = Kept(cache / "begun")
+    if any(key(name) not in store.vectors for name in names):
         reader = shared_reader(download(READER))
-        kept.fill(names, lambda some: _read(reader, some), part=256)
-    return np.stack([kept.vectors[key(name)] for name in names])
+        store.fill(names, lambda batch: _read(reader, batch), part=256)
+    return np.stack([store.vectors[key(name)] for name in names])
 
 
 def _read(reader: Reader, names: list[str]) -> np.ndarray:
@@ -56,12 +56,12 @@ def _read(reader: Reader, names: list[str]) -> np.ndarray:
         question, _, text = name.partition(BETWEEN)
         rows.append(reader.encode(question, reader.truncate(text.strip(), CUTS[-1]) or text.strip()))
     numbers = sorted({layer for layer, _, _ in LAYERS})
-    found = []
+    pooled = []
     for start in range(0, len(rows), AT_ONCE):
-        some = rows[start : start + AT_ONCE]
-        for row, states in zip(some, reader.states([row.ids for row in some], numbers), strict=True):
+        batch = rows[start : start + AT_ONCE]
+        for row, states in zip(batch, reader.states([row.ids for row in batch], numbers), strict=True):
             for cut in CUTS:
-                begun = ReaderRow(row.ids[: row.prompt + cut], row.question, row.prompt)
-                read = {number: values[: len(begun.ids)] for number, values in states.items()}
-                found.append(pool_row(read, begun, LAYERS))
-    return np.stack(found).reshape(len(rows), len(CUTS), len(LAYERS), -1)
+                partial_row = ReaderRow(row.ids[: row.prompt + cut], row.question, row.prompt)
+                partial_states = {number: values[: len(partial_row.ids)] for number, values in states.items()}
+                pooled.append(pool_row(partial_states, partial_row, LAYERS))
+    return np.stack(pooled).reshape(len(rows), len(CUTS), len(LAYERS), -1)

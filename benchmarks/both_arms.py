@@ -37,11 +37,11 @@ def read_arms(data: Path) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["set", "llm", "question", "alone", "passages"])
 
 
-def judged(own: pd.DataFrame, llm: str) -> pd.DataFrame:
+def gate_answers(rows: pd.DataFrame, llm: str) -> pd.DataFrame:
     """Return the rows of one LLM with what the gate decides, and whether its answer is right."""
     gate = load_gate(llm_name=SPELLED.get(llm, llm.rpartition("/")[2]), on_error="raise")
-    retrieve = np.array([decision.retrieve for decision in gate.decide_batch(list(own.question))])
-    return own.assign(retrieve=retrieve, gated=np.where(retrieve, own.passages, own.alone))
+    retrieve = np.array([decision.retrieve for decision in gate.decide_batch(list(rows.question))])
+    return rows.assign(retrieve=retrieve, gated=np.where(retrieve, rows.passages, rows.alone))
 
 
 def main() -> None:
@@ -50,19 +50,19 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     rows = read_arms(parser.parse_args().data)
     table = []
-    for (name, llm), own in rows.groupby(["set", "llm"], sort=False):
-        if len(own) < FEWEST:
+    for (name, llm), answers in rows.groupby(["set", "llm"], sort=False):
+        if len(answers) < FEWEST:
             continue
-        found = judged(own, str(llm))
-        low, high = mean_interval((found.gated - found.passages).to_numpy())
-        right = [f"{100 * found[way].mean():.1f}" for way in ("alone", "passages", "gated")]
-        skipped = found[~found.retrieve]
-        of_skipped = f"{100 * skipped.alone.mean():.0f}" if len(skipped) else ""
+        gated = gate_answers(answers, str(llm))
+        low, high = mean_interval((gated.gated - gated.passages).to_numpy())
+        right = [f"{100 * gated[way].mean():.1f}" for way in ("alone", "passages", "gated")]
+        skipped = gated[~gated.retrieve]
+        right_of_skipped = f"{100 * skipped.alone.mean():.0f}" if len(skipped) else ""
         difference = (
-            f"{100 * (found.gated - found.passages).mean():+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+            f"{100 * (gated.gated - gated.passages).mean():+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
         )
-        share = f"{100 * (~found.retrieve).mean():.0f}"
-        table.append([f"{llm}, {name}", str(len(found)), *right, difference, share, of_skipped])
+        share = f"{100 * (~gated.retrieve).mean():.0f}"
+        table.append([f"{llm}, {name}", str(len(gated)), *right, difference, share, right_of_skipped])
     columns = [
         "LLM, questions",
         "n",

@@ -53,7 +53,7 @@ class Conversation:
 
 def read_conversations(part: str) -> list[Conversation]:
     """Return the conversations of a part, ``dev`` or ``test``."""
-    found = []
+    conversations = []
     for line in read_lines(FOLDER / f"{part}.txt"):
         head, *turns = line.split(" | ")
         label, kind = head.split()
@@ -61,22 +61,22 @@ def read_conversations(part: str) -> list[Conversation]:
             history = [f"user: {turn}" for turn in turns[:-1]]
         else:
             history = [f"{('user', 'assistant')[i % 2]}: {turn}" for i, turn in enumerate(turns[:-1])]
-        found.append(Conversation(label == "need", kind, Request(turns[-1], history)))
-    return found
+        conversations.append(Conversation(label == "need", kind, Request(turns[-1], history)))
+    return conversations
 
 
 def as_transcripts(conversations: list[Conversation]) -> list[Conversation]:
     """Return conversations as texts, in all formats; without those whose turns all are the user's."""
-    found = []
-    for each in conversations:
-        turns = [turn.split(": ", 1) for turn in each.request.history]
-        turns.append(["user", each.request.question])
-        if each.kind == "two":
+    transcripts = []
+    for conversation in conversations:
+        turns = [turn.split(": ", 1) for turn in conversation.request.history]
+        turns.append(["user", conversation.request.question])
+        if conversation.kind == "two":
             continue
         for name, (user, assistant, between, end) in FORMATS.items():
-            text = between.join((user if role == "user" else assistant).format(said) for role, said in turns)
-            found.append(Conversation(each.needs_passages, name, Request(text + end)))
-    return found
+            text = between.join((user if role == "user" else assistant).format(words) for role, words in turns)
+            transcripts.append(Conversation(conversation.needs_passages, name, Request(text + end)))
+    return transcripts
 
 
 def main() -> None:
@@ -85,18 +85,18 @@ def main() -> None:
     conversations = read_conversations(part)
     if "transcripts" in sys.argv:
         conversations = as_transcripts(conversations)
-    decisions = load_gate(on_error="raise").decide_batch([each.request for each in conversations])
+    decisions = load_gate(on_error="raise").decide_batch([conversation.request for conversation in conversations])
     print(f"{len(conversations)} conversations, part {part}")
     for needs, what in (
         (True, "retrieved of those that need passages"),
         (False, "skipped of those that need none"),
     ):
         right: dict[str, list[bool]] = defaultdict(list)
-        for each, decision in zip(conversations, decisions, strict=True):
-            if each.needs_passages == needs:
-                right[each.kind].append(decision.retrieve == needs)
+        for conversation, decision in zip(conversations, decisions, strict=True):
+            if conversation.needs_passages == needs:
+                right[conversation.kind].append(decision.retrieve == needs)
                 right["all"].append(decision.retrieve == needs)
-        shares = [f"{kind} {sum(found)}/{len(found)}" for kind, found in right.items()]
+        shares = [f"{kind} {sum(hits)}/{len(hits)}" for kind, hits in right.items()]
         print(f"{what}: {sum(right['all']) / len(right['all']):.1%} ({', '.join(shares)})")
     if part == "dev":  # what is held out is not looked at
         show(conversations, decisions)
@@ -104,9 +104,9 @@ def main() -> None:
 
 def show(conversations: list[Conversation], decisions: list[Decision]) -> None:
     """Print what is decided wrong."""
-    for each, decision in zip(conversations, decisions, strict=True):
-        if decision.retrieve != each.needs_passages:
-            print(each.kind, each.needs_passages, *each.request.history, each.request.question, sep=" | ")
+    for conversation, decision in zip(conversations, decisions, strict=True):
+        if decision.retrieve != conversation.needs_passages:
+            print(conversation.kind, conversation.needs_passages, *conversation.request.history, conversation.request.question, sep=" | ")
             print(f"    {decision.p_known:.2f} {decision.reason}")
 
 

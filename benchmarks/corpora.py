@@ -45,8 +45,8 @@ FITS = ("health_plan", "medicine", "library_docs")
 def fit(rows: Sequence[tuple[Judged, Judged]]) -> tuple[float, float]:
     """Return SLOPE and MIDPOINT that separate own questions from others; all domains count the same."""
     z, labels, weights = [], [], []
-    for own, others in rows:
-        for judged, label in ((own, 1), (others, 0)):
+    for covered, uncovered in rows:
+        for judged, label in ((covered, 1), (uncovered, 0)):
             z += list(judged.z)
             labels += [label] * len(judged.z)
             weights += [1000 / len(judged.z)] * len(judged.z)
@@ -58,7 +58,7 @@ def fit(rows: Sequence[tuple[Judged, Judged]]) -> tuple[float, float]:
 def read_needless(data: Path) -> tuple[list[str], list[str]]:
     """Return needless requests: of practical.dev, which trained the default gate, and of held-out frames."""
     practical = [
-        each["question"] for each in read_records(data / "practical.dev.jsonl") if not each["retrieve"]
+        record["question"] for record in read_records(data / "practical.dev.jsonl") if not record["retrieve"]
     ]
     rows = [row for row in training_rows() if row.part != TRAIN and not row.history and row.kind in NEEDLESS]
     return practical, [row.text for row in random.Random(SEED).sample(rows, 300)]
@@ -67,25 +67,25 @@ def read_needless(data: Path) -> tuple[list[str], list[str]]:
 def measure(data: Path, parts: Sequence[str], llm_url: str | None) -> None:
     domains = read_domains(data)
     needless, frames = read_needless(data)
-    profiles, own, others, fits = {}, {}, {}, {}
+    profiles, covered, uncovered, fits = {}, {}, {}, {}
     for domain in domains:
         name = domain.name
         profiles[name] = [CorpusProfile.from_texts(passages, name) for passages, _ in domain.halves]
-        own[name] = _judge_halves(profiles[name], [questions for _, questions in domain.halves])
+        covered[name] = _judge_halves(profiles[name], [questions for _, questions in domain.halves])
         elsewhere = [question for other in domains if other is not domain for question in other.questions]
-        others[name] = judge(profiles[name][0], [*elsewhere, *needless])
+        uncovered[name] = judge(profiles[name][0], [*elsewhere, *needless])
         trains = [
-            each
+            question
             for other in domains
             if other.name in FITS and other is not domain
-            for each in other.questions
+            for question in other.questions
         ]
-        fits[name] = own[name], judge(profiles[name][0], [*trains, *frames])
+        fits[name] = covered[name], judge(profiles[name][0], [*trains, *frames])
     slope, middle = fit([fits[name] for name in FITS])
     print(f"SLOPE, MIDPOINT = {slope:.1f}, {middle:.2f} by {', '.join(FITS)}")
     constants = {domain.name: fit([fits[name] for name in FITS if name != domain.name]) for domain in domains}
     if "domains" in parts:
-        show_domains(domains, own, others, constants)
+        show_domains(domains, covered, uncovered, constants)
     if "gates" in parts:
         show_gates(domains, profiles, constants, {"practical.dev": needless, "held-out frames": frames})
     if "sources" in parts:
@@ -100,15 +100,15 @@ def measure(data: Path, parts: Sequence[str], llm_url: str | None) -> None:
 
 def show_domains(
     domains: Sequence[Domain],
-    own: dict[str, Judged],
-    others: dict[str, Judged],
+    covered: dict[str, Judged],
+    uncovered: dict[str, Judged],
     constants: dict[str, tuple[float, float]],
 ) -> None:
     """Print how well P(covered) separates a domain's questions from others, with constants of other domains."""
     rows = []
     for domain in domains:
-        mine = own[domain.name].logits(*constants[domain.name])
-        theirs = others[domain.name].logits(*constants[domain.name])
+        mine = covered[domain.name].logits(*constants[domain.name])
+        theirs = uncovered[domain.name].logits(*constants[domain.name])
         p = 1 / (1 + np.exp(-np.concatenate([mine, theirs])))
         labels = np.repeat([1.0, 0.0], [len(mine), len(theirs)])
         weights = np.repeat([0.5 / len(mine), 0.5 / len(theirs)], [len(mine), len(theirs)])
@@ -160,7 +160,7 @@ def show_gates(
 
 
 def _judge_halves(profiles: Sequence[CorpusProfile], questions: Sequence[Sequence[str]]) -> Judged:
-    parts = [judge(*each) for each in zip(profiles, questions, strict=True)]
+    parts = [judge(*half) for half in zip(profiles, questions, strict=True)]
     return Judged(np.concatenate([part.z for part in parts]), np.concatenate([part.named for part in parts]))
 
 
@@ -169,28 +169,28 @@ def write_background() -> None:
     rows = [row for row in training_rows() if not row.history and len(row.text) < 300]
     english = []
     for kind in KINDS:
-        own = [row for row in rows if row.language == "en" and row.kind == kind and row.part == TRAIN]
-        english += rng.sample(own, min(EACH, len(own)))
-    others = rng.sample([row for row in rows if row.language != "en" and row.part == TRAIN], OTHERS)
-    asked = english + others
-    leads = rng.sample([each.searchable for each in read_passages(corpus_path("encyclopedia-leads"))], LEADS)
-    questions = corpus_encoder().vectors([row.text for row in asked], "query: ")
+        candidates = [row for row in rows if row.language == "en" and row.kind == kind and row.part == TRAIN]
+        english += rng.sample(candidates, min(EACH, len(candidates)))
+    foreign = rng.sample([row for row in rows if row.language != "en" and row.part == TRAIN], OTHERS)
+    requests = english + foreign
+    leads = rng.sample([passage.searchable for passage in read_passages(corpus_path("encyclopedia-leads"))], LEADS)
+    questions = corpus_encoder().vectors([row.text for row in requests], "query: ")
     passages = corpus_encoder().vectors([lead[:400] for lead in leads], "passage: ")
     centred = np.vstack([questions - questions.mean(0), passages - passages.mean(0)]).astype(np.float64)
-    languages = np.array([row.language for row in asked])
+    languages = np.array([row.language for row in requests])
     means = np.stack(
         [
-            questions[languages == each].mean(0)
-            for each in sorted(set(languages))
-            if (languages == each).sum() > 20
+            questions[languages == language].mean(0)
+            for language in sorted(set(languages))
+            if (languages == language).sum() > 20
         ]
     )
-    _, _, of_languages = np.linalg.svd(means - means.mean(0), full_matrices=False)
-    rest = np.eye(centred.shape[1]) - of_languages[:LANGUAGES].T @ of_languages[:LANGUAGES]
+    _, _, language_axes = np.linalg.svd(means - means.mean(0), full_matrices=False)
+    rest = np.eye(centred.shape[1]) - language_axes[:LANGUAGES].T @ language_axes[:LANGUAGES]
     _, spread, axes = np.linalg.svd(centred @ rest, full_matrices=False)
     deviation = spread[:DIRECTIONS] / np.sqrt(len(centred))
     directions = rest @ (axes[:DIRECTIONS].T / np.sqrt(deviation))
-    needless = [i for i, row in enumerate(asked) if row.kind in NEEDLESS]
+    needless = [i for i, row in enumerate(requests) if row.kind in NEEDLESS]
     chosen = rng.sample([i for i in needless if languages[i] == "en"], ENGLISH)
     chosen += rng.sample([i for i in needless if languages[i] != "en"], FOREIGN)
     compared = unit((questions[chosen] - questions.mean(0)) @ directions.astype(np.float32))

@@ -60,24 +60,24 @@ def read_domains(data: Path, docstring_count: int = DOCSTRINGS) -> list[Domain]:
     domains = []
     for name in ("health_plan", "medicine", "library_docs", "papers"):
         records = read_records(data / "domain" / f"{name}.dev.jsonl")
-        asked = [record for record in records if record["question"]]
+        questioned = [record for record in records if record["question"]]
         passages = [record["passage"] for record in records if record["passage"] and not record["question"]]
         if name == "library_docs":
             docstrings = read_docstrings("ray")
             passages = random.Random(SEED).sample(docstrings, docstring_count)
         if passages:
-            domains.append(Domain(name, ((passages, [record["question"] for record in asked]),)))
+            domains.append(Domain(name, ((passages, [record["question"] for record in questioned]),)))
             continue
-        random.Random(SEED).shuffle(asked)
-        halves = asked[::2], asked[1::2]
-        domains.append(Domain(name, tuple(_judge_by(*each) for each in (halves, halves[::-1]))))
+        random.Random(SEED).shuffle(questioned)
+        halves = questioned[::2], questioned[1::2]
+        domains.append(Domain(name, tuple(_judge_by(*halves_pair) for halves_pair in (halves, halves[::-1]))))
     return domains
 
 
 def _judge_by(
-    known: Sequence[dict[str, str]], judged: Sequence[dict[str, str]]
+    indexed: Sequence[dict[str, str]], judged: Sequence[dict[str, str]]
 ) -> tuple[list[str], list[str]]:
-    return [record["passage"] for record in known], [record["question"] for record in judged]
+    return [record["passage"] for record in indexed], [record["question"] for record in judged]
 
 
 def read_docstrings(package: str) -> list[str]:
@@ -85,7 +85,7 @@ def read_docstrings(package: str) -> list[str]:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit(f"pip install {package}: its docstrings are a corpus.")
-    found: dict[str, None] = {}
+    docstrings: dict[str, None] = {}
     for file in sorted(Path(spec.submodule_search_locations[0]).rglob("*.py")):
         if {"tests", "test", "thirdparty_files", "_private", "_vendor"} & set(file.parts):
             continue
@@ -97,19 +97,19 @@ def read_docstrings(package: str) -> list[str]:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 text = ast.get_docstring(node) or ""
                 if len(text) >= 80:
-                    found[f"{node.name}: {text}"] = None
-    return list(found)
+                    docstrings[f"{node.name}: {text}"] = None
+    return list(docstrings)
 
 
 def judge(profile: CorpusProfile, questions: Sequence[str]) -> Judged:
     z = (profile.nearness(embed(questions)) - profile.baseline) / profile.margin
-    return Judged(z, np.array([bool(profile.match_names(each)) for each in questions]))
+    return Judged(z, np.array([bool(profile.match_names(question)) for question in questions]))
 
 
-_known: dict[str, np.ndarray] = {}
+_vectors: dict[str, np.ndarray] = {}
 
 
 def embed(questions: Sequence[str]) -> np.ndarray:
-    new = [each for each in dict.fromkeys(questions) if each not in _known]
-    _known.update(zip(new, corpus_encoder().vectors(new, "query: "), strict=True))
-    return np.stack([_known[each] for each in questions])
+    new = [question for question in dict.fromkeys(questions) if question not in _vectors]
+    _vectors.update(zip(new, corpus_encoder().vectors(new, "query: "), strict=True))
+    return np.stack([_vectors[question] for question in questions])

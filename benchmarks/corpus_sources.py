@@ -36,14 +36,14 @@ def read_unlike(domains: Sequence[Domain]) -> list[dict[str, tuple[Sequence[str]
     """Return six unlike corpora, once for each half of a domain that is judged by its other half."""
     leads = [passage.searchable for passage in read_passages(corpus_path("encyclopedia-leads"))]
     more = {"encyclopaedia": random.Random(SEED).sample(leads, 600), "licences": read_licences()}
-    found = []
+    halves = []
     for half in (0, 1):
         corpora: dict[str, tuple[Sequence[str], Sequence[str]]] = {}
         for domain in domains:
             passages, questions = domain.halves[half % len(domain.halves)]
             corpora[domain.name] = passages, questions if half < len(domain.halves) else []
-        found.append(corpora | {name: (passages, []) for name, passages in more.items()})
-    return found
+        halves.append(corpora | {name: (passages, []) for name, passages in more.items()})
+    return halves
 
 
 def read_libraries(file: str = "libraries.txt") -> dict[str, tuple[Sequence[str], Sequence[str]]]:
@@ -54,18 +54,18 @@ def read_libraries(file: str = "libraries.txt") -> dict[str, tuple[Sequence[str]
             questions[line.strip("[]")] = []
         else:
             list(questions.values())[-1].append(line)
-    found = {}
-    for name, asked in questions.items():
+    libraries = {}
+    for name, library_questions in questions.items():
         docstrings = read_docstrings(name)
-        found[name] = random.Random(SEED).sample(docstrings, min(DOCSTRINGS, len(docstrings))), asked
-    return found
+        libraries[name] = random.Random(SEED).sample(docstrings, min(DOCSTRINGS, len(docstrings))), library_questions
+    return libraries
 
 
 def rank(corpora: Corpora) -> tuple[np.ndarray, np.ndarray]:
     """Return the order of corpora for each question, best first, and the right one."""
     profiles = [CorpusProfile.from_texts(passages, name) for name, (passages, _) in corpora.items()]
-    questions = [each for _, asked in corpora.values() for each in asked]
-    right = np.repeat(range(len(corpora)), [len(asked) for _, asked in corpora.values()])
+    questions = [question for _, corpus_questions in corpora.values() for question in corpus_questions]
+    right = np.repeat(range(len(corpora)), [len(corpus_questions) for _, corpus_questions in corpora.values()])
     close = np.stack([profile.closeness(embed(questions)) for profile in profiles], axis=1)
     return close.argsort(axis=1)[:, ::-1], right
 
@@ -73,15 +73,15 @@ def rank(corpora: Corpora) -> tuple[np.ndarray, np.ndarray]:
 def show_sources(domains: Sequence[Domain]) -> None:
     """Print how often the right one of several corpora is chosen, and what a decision costs."""
     unlike, libraries = read_unlike(domains), read_libraries()
-    _report("six unlike", [rank(each) for each in unlike])
+    _report("six unlike", [rank(corpora) for corpora in unlike])
     unasked = {name: (passages, []) for name, (passages, _) in libraries.items()}
     ten = [unlike[0] | libraries, unlike[1] | unasked]
-    _report("ten, four alike", [rank(each) for each in ten])
+    _report("ten, four alike", [rank(corpora) for corpora in ten])
     pairs = []
     for half in unlike:
         for names in combinations(half, 2):
             pairs.append({name: half[name] for name in names})
-    _report("two of the six", [rank(each) for each in pairs if any(asked for _, asked in each.values())])
+    _report("two of the six", [rank(pair) for pair in pairs if any(corpus_questions for _, corpus_questions in pair.values())])
     show_cost(list(unlike[0].values()))
 
 
@@ -90,11 +90,11 @@ def show_libraries() -> None:
     libraries = read_libraries()
     order, right = rank(libraries)
     _report("four alike", [(order, right)])
-    questions = [each for _, asked in libraries.values() for each in asked]
+    questions = [question for _, library_questions in libraries.values() for question in library_questions]
     names = list(libraries)
-    for question, chosen, wanted in zip(questions, order[:, 0], right, strict=True):
-        if chosen != wanted:
-            print(f"  {names[wanted]} -> {names[chosen]}: {question}")
+    for question, chosen, expected in zip(questions, order[:, 0], right, strict=True):
+        if chosen != expected:
+            print(f"  {names[expected]} -> {names[chosen]}: {question}")
 
 
 def _report(name: str, ranked: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
@@ -106,7 +106,7 @@ def _report(name: str, ranked: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
 def show_cost(corpora: Sequence[tuple[Sequence[str], Sequence[str]]]) -> None:
     """Print what six corpora add to a decision, and what reading the question costs: medians, in turns."""
     profiles = [CorpusProfile.from_texts(passages) for passages, _ in corpora]
-    questions = [each for _, asked in corpora for each in asked][:200]
+    questions = [question for _, corpus_questions in corpora for question in corpus_questions][:200]
     reads, covers = [], []
     for question in questions:
         start = time.perf_counter()
@@ -128,7 +128,7 @@ def show_others(domains: Sequence[Domain], llm_url: str | None) -> None:
     """Print how often other routers choose right, of the same questions."""
     groups = {"six unlike": read_unlike(domains), "four alike": [read_libraries()]}
     for name, parts in groups.items():
-        shares = [np.mean([_route(each, seed).mean() for each in parts[:1]]) for seed in range(ROUTER_SEEDS)]
+        shares = [np.mean([_route(corpora, seed).mean() for corpora in parts[:1]]) for seed in range(ROUTER_SEEDS)]
         print(f"{name}: semantic-router {np.mean(shares):.3f} ({min(shares):.3f} to {max(shares):.3f})")
         if llm_url is not None:
             _show_llm_selector(name, parts[0], llm_url)
@@ -152,12 +152,12 @@ def _route(corpora: Corpora, seed: int) -> np.ndarray:
     draw = random.Random(seed)
     routes = []
     for name, (passages, _) in corpora.items():
-        utterances = [each[:300] for each in draw.sample(list(passages), UTTERANCES)]
+        utterances = [passage[:300] for passage in draw.sample(list(passages), UTTERANCES)]
         routes.append(Route(name=name, utterances=utterances))
     router = IndexedRouter(RouterEncoder(), routes)
     hits = []
-    for name, (_, asked) in corpora.items():
-        for question in asked:
+    for name, (_, corpus_questions) in corpora.items():
+        for question in corpus_questions:
             chosen = router(question)
             hits.append(chosen is not None and chosen.name == name)
     return np.array(hits)
@@ -172,20 +172,20 @@ def _show_llm_selector(name: str, corpora: Corpora, llm_url: str) -> None:
     llm = OpenAILike("m", api_base=llm_url, api_key="none", is_chat_model=True, timeout=300, max_tokens=150)
     selector = LLMSingleSelector.from_defaults(llm=llm)
     names = list(corpora)
-    choices = [ToolMetadata(name=each, description=DESCRIPTIONS_OF_ALL[each]) for each in names]
-    asked = [(row, question) for row, (_, some) in enumerate(corpora.values()) for question in some]
+    choices = [ToolMetadata(name=corpus_name, description=DESCRIPTIONS_OF_ALL[corpus_name]) for corpus_name in names]
+    numbered = [(row, question) for row, (_, corpus_questions) in enumerate(corpora.values()) for question in corpus_questions]
     order, _ = rank(corpora)
-    chosen = random.Random(SEED).sample(range(len(asked)), LLM_QUESTIONS)
+    chosen = random.Random(SEED).sample(range(len(numbered)), LLM_QUESTIONS)
     hits, seconds = [], []
     for index in chosen:
-        right, question = asked[index]
+        right, question = numbered[index]
         start = time.perf_counter()
         try:
             hits.append(selector.select(choices, question).ind == right)
         except ValueError:  # it wrote no JSON
             hits.append(False)
         seconds.append(time.perf_counter() - start)
-    ours = np.mean([order[index, 0] == asked[index][0] for index in chosen])
+    ours = np.mean([order[index, 0] == numbered[index][0] for index in chosen])
     print(
         f"{name}: LLMSingleSelector {np.mean(hits):.3f} of {len(hits)}, {np.median(seconds):.1f} s; ours {ours:.3f}"
     )
@@ -193,10 +193,10 @@ def _show_llm_selector(name: str, corpora: Corpora, llm_url: str) -> None:
 
 def read_licences() -> list[str]:
     """Return paragraphs of the licences of installed packages."""
-    found: dict[str, None] = {}
+    paragraphs: dict[str, None] = {}
     files = Path(np.__file__).parents[1].glob("*.dist-info/**/LICENSE*")
     for file in sorted(filter(Path.is_file, files)):
         for paragraph in file.read_text(encoding="utf-8", errors="replace").split("\n\n"):
             if len(paragraph) > 100:
-                found[" ".join(paragraph.split())] = None
-    return list(found)[:600]
+                paragraphs[" ".join(paragraph.split())] = None
+    return list(paragraphs)[:600]

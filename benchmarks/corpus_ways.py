@@ -71,7 +71,7 @@ def show_ways(domains: Sequence[Domain], needless: Sequence[str]) -> None:
     columns: dict[str, list[str]] = {}
     for domain in domains:
         passages, questions = domain.halves[0]
-        elsewhere = [each for other in domains if other is not domain for each in other.questions]
+        elsewhere = [question for other in domains if other is not domain for question in other.questions]
         profiles = {str(count): CorpusProfile.from_texts(passages[:count]) for count in COUNTS}
         for name, retriever in make_retrievers(passages[:DOCSTRINGS]).items():
             profiles[name] = CorpusProfile.from_retriever(retriever, searches=SEARCHES)
@@ -81,15 +81,15 @@ def show_ways(domains: Sequence[Domain], needless: Sequence[str]) -> None:
             if name.isdecimal() and len(passages) <= int(name) // 5:
                 column.append("")  # no more passages than in the column before
                 continue
-            own, others = judge(profile, questions), judge(profile, [*elsewhere, *needless])
-            column.append(_describe(profile, own, others))
+            covered, uncovered = judge(profile, questions), judge(profile, [*elsewhere, *needless])
+            column.append(_describe(profile, covered, uncovered))
     rows = [[name, *column] for name, column in columns.items()]
     print_table(("from", *(domain.name for domain in domains)), rows)
     print("AUC; own questions covered, others not covered, per cent; passages seen")
 
 
-def _describe(profile: CorpusProfile, own: Judged, others: Judged) -> str:
-    scores = np.concatenate([own.logits(1, 0), others.logits(1, 0)])
-    area = auc(scores, np.repeat([True, False], [len(own.z), len(others.z)]))
-    covered, uncovered = (own.decide().mean(), 1 - others.decide().mean())
+def _describe(profile: CorpusProfile, judged: Judged, judged_others: Judged) -> str:
+    scores = np.concatenate([judged.logits(1, 0), judged_others.logits(1, 0)])
+    area = auc(scores, np.repeat([True, False], [len(judged.z), len(judged_others.z)]))
+    covered, uncovered = (judged.decide().mean(), 1 - judged_others.decide().mean())
     return f"{area:.3f}; {100 * covered:.0f}, {100 * uncovered:.0f}; {profile.seen}"

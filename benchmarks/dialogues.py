@@ -81,33 +81,33 @@ class Frame:
 
     def choices(self, kind: str) -> list[tuple[str, str, str]]:
         """Return what may be before a message that asks for a kind (with its own kind), and that message."""
-        found = []
+        choices = []
         for message_kind, message in self.messages:
             for before_kind, before in self.before:
                 if kind == (message_kind or before_kind):
-                    found.append((before_kind, before, message))
-        return found
+                    choices.append((before_kind, before, message))
+        return choices
 
 
-def dialogues(seed: int = 0, part: str = "train", each: int = EACH) -> list[Dialogue]:
+def dialogues(seed: int = 0, part: str = "train", per_group: int = EACH) -> list[Dialogue]:
     """Return dialogues of all frames of a part; the same seed gives the same ones.
 
     Args:
         seed: Seed.
         part: ``train`` or ``test``; they share no frame.
-        each: How many of each frame need passages; as many do not.
+        per_group: How many of each frame need passages; as many do not.
     """
-    found: dict[tuple[tuple[str, ...], str], Dialogue] = {}
+    unique: dict[tuple[tuple[str, ...], str], Dialogue] = {}
     for frame in frames():
         if frame.part != part:
             continue
         draw = random.Random(f"{seed} {frame.name}")
         for group in (NEEDY, OTHERS):
             kinds = [kind for kind in group if frame.choices(kind)]
-            for i in range(each):
+            for i in range(per_group):
                 dialogue = _dialogue(frame, kinds[i % len(kinds)], draw)
-                found[dialogue.history, dialogue.message] = dialogue
-    return list(found.values())
+                unique[dialogue.history, dialogue.message] = dialogue
+    return list(unique.values())
 
 
 def frames() -> list[Frame]:
@@ -118,18 +118,18 @@ def frames() -> list[Frame]:
 @cache
 def _sections() -> list[Frame]:
     """Return the answers to what has none, and then the frames."""
-    found: list[Frame] = []
+    sections: list[Frame] = []
     for line in read_lines(FOLDER / "dialogues.txt"):
         if line.startswith("["):
             name, _, part = line.strip("[]").partition(" ")
-            found.append(Frame(name, part or "train", [], []))
+            sections.append(Frame(name, part or "train", [], []))
             continue
         head, _, text = line.partition(": ")
         if head.startswith("say"):
-            found[-1].messages.append((head[len("say ") :], text))
+            sections[-1].messages.append((head[len("say ") :], text))
         else:
-            found[-1].before.append((head, text))
-    return found
+            sections[-1].before.append((head, text))
+    return sections
 
 
 def _dialogue(frame: Frame, kind: str, draw: random.Random) -> Dialogue:
@@ -155,13 +155,13 @@ def _turns(
     template = re.sub("@any", lambda _: f"@{draw.choice(NEEDY + OTHERS)}", template)
     texts = template.split(" > ")
     if len(texts) % 2:
-        asked = _REQUEST.search(texts[-1])
-        answered = (asked[1] if asked else kind, "any")
-        texts.append(draw.choice([text for each, text in _sections()[0].before if each in answered]))
+        request = _REQUEST.search(texts[-1])
+        answered = (request[1] if request else kind, "any")
+        texts.append(draw.choice([text for answer_kind, text in _sections()[0].before if answer_kind in answered]))
     turns = []
     for i, text in enumerate(texts):
-        said = _say(text, part, draw, bound)
-        turns.append(("user", varied(said, draw)) if i % 2 == 0 else ("assistant", said))
+        message = _say(text, part, draw, bound)
+        turns.append(("user", varied(message, draw)) if i % 2 == 0 else ("assistant", message))
     return turns
 
 
@@ -174,7 +174,7 @@ def _say(template: str, part: str, draw: random.Random, bound: dict[str, str]) -
     def word(slot: re.Match[str]) -> str:
         name, other = slot[1] + slot[2], slot[1] if slot[2] else slot[1] + "2"
         if name not in bound:
-            words = [each for each in read_words()[slot[1]] if each != bound.get(other)]
+            words = [candidate for candidate in read_words()[slot[1]] if candidate != bound.get(other)]
             bound[name] = draw.choice(words)
         return bound[name]
 
@@ -191,11 +191,11 @@ def _open_slots() -> dict[str, list[str]]:
 def _request(reference: re.Match[str], part: str, draw: random.Random) -> str:
     """Return a template that ``@KIND`` or ``@KIND:slot`` stands for, without alternatives."""
     kind, slot = reference[1], f"{{{reference[2]}}}"
-    templates = [each for each in read_lines(FOLDER / f"{kind}.txt") if not each.startswith(FOLLOW_UPS)]
+    templates = [template for template in read_lines(FOLDER / f"{kind}.txt") if not template.startswith(FOLLOW_UPS)]
     if not reference[2]:
-        tested = templates[TEST_LINES]
-        return draw.choice(tested if part == "test" else [each for each in templates if each not in tested])
+        test_templates = templates[TEST_LINES]
+        return draw.choice(test_templates if part == "test" else [template for template in templates if template not in test_templates])
     while True:
-        text = filled(draw.choice([each for each in templates if slot in each]), _open_slots(), draw)
+        text = filled(draw.choice([template for template in templates if slot in template]), _open_slots(), draw)
         if slot in text:
             return text

@@ -94,14 +94,14 @@ class EncoderGraph:
         highest = b.node("ReduceMax", scores, b.ints(-1), keepdims=1)
         shares = b.node("Exp", b.node("Sub", scores, highest))
         sums = b.several("Split", 2, b.node("MatMul", shares, values), b.ints(VALUES - 1, 1), axis=-1)
-        found = b.node("Transpose", b.node("Div", *sums), perm=[0, 1, 3, 2, 4])
-        found = b.node("Gather", b.node("Reshape", found, b.ints(-1, HIDDEN)), "tokens")
-        return self.linear(found, f"{number}.out")
+        attended = b.node("Transpose", b.node("Div", *sums), perm=[0, 1, 3, 2, 4])
+        attended = b.node("Gather", b.node("Reshape", attended, b.ints(-1, HIDDEN)), "tokens")
+        return self.linear(attended, f"{number}.out")
 
-    def normalised(self, found: str, name: str, bias: str) -> str:
+    def normalised(self, update: str, name: str, bias: str) -> str:
         """Add what was found, and its bias, to the states, and normalise them."""
         b = self.builder
-        states = b.node("Add", self.states, b.node("Add", found, bias))
+        states = b.node("Add", self.states, b.node("Add", update, bias))
         return b.node("LayerNormalization", states, f"{name}.weight", f"{name}.bias", axis=-1, **EPSILON)
 
     def layer(self, number: int) -> None:
@@ -111,8 +111,8 @@ class EncoderGraph:
         inner = b.node(
             "BiasGelu", self.linear(self.states, f"{number}.up"), f"{number}.up.bias", domain=MICROSOFT
         )
-        found = self.linear(inner, f"{number}.down")
-        self.states = self.normalised(found, f"{number}.norm_2", f"{number}.down.bias")
+        output = self.linear(inner, f"{number}.down")
+        self.states = self.normalised(output, f"{number}.norm_2", f"{number}.down.bias")
 
     def build(self) -> Any:
         """Add the layers; returns the model."""
@@ -150,14 +150,14 @@ def main() -> None:
         (OUT / graph_file(stage)).write_bytes(model.SerializeToString())
         first = stage
 
-    made = KEPT / "encoder"
-    made.mkdir(parents=True, exist_ok=True)
-    make_encoder(source, made)
-    known = {}
-    encoder = Encoder(made, self_test=False)
-    for text, read in zip(TESTED, encoder.encode(TESTED, layers=(*STATES, ALL_LAYERS)), strict=True):
-        known[text] = read.whole[:, :TESTED_VALUES].astype(float).round(4).tolist()
-    content = json.dumps(known, ensure_ascii=False, indent=1)
+    folder = KEPT / "encoder"
+    folder.mkdir(parents=True, exist_ok=True)
+    make_encoder(source, folder)
+    expected = {}
+    encoder = Encoder(folder, self_test=False)
+    for text, result in zip(TESTED, encoder.encode(TESTED, layers=(*STATES, ALL_LAYERS)), strict=True):
+        expected[text] = result.whole[:, :TESTED_VALUES].astype(float).round(4).tolist()
+    content = json.dumps(expected, ensure_ascii=False, indent=1)
     (OUT / SELF_TEST).write_text(content + "\n", encoding="utf-8")
 
 

@@ -41,47 +41,47 @@ class EncoderStates:
 
     def whole(self, text: str, history: str = "") -> np.ndarray:
         """Return the means over a request, shape (layers, 384)."""
-        part, place, _ = self._places[_key(text, history)]
-        return self._parts[part][0][place]
+        part, row, _ = self._places[_key(text, history)]
+        return self._parts[part][0][row]
 
     def segments(self, text: str, history: str = "") -> np.ndarray:
         """Return the means over each of its segments, shape (segments, layers, 384)."""
-        part, _, places = self._places[_key(text, history)]
-        return self._parts[part][1][places]
+        part, _, rows = self._places[_key(text, history)]
+        return self._parts[part][1][rows]
 
     def fill(self, requests: Iterable[tuple[str, str]]) -> None:
         """Read what is missing: requests, each with what was said before it."""
-        wanted = {_key(*request): request for request in requests}
-        missing = [(key, request) for key, request in wanted.items() if key not in self._places]
-        missing.sort(key=lambda each: len(each[1][0]))  # texts of like length share a batch
+        by_key = {_key(*request): request for request in requests}
+        missing = [(key, request) for key, request in by_key.items() if key not in self._places]
+        missing.sort(key=lambda item: len(item[1][0]))  # texts of like length share a batch
         encoder = EncoderProxy()
         for start in range(0, len(missing), PART):
-            some = missing[start : start + PART]
-            read = []
-            for at in range(0, len(some), AT_ONCE):
+            part_requests = missing[start : start + PART]
+            results = []
+            for at in range(0, len(part_requests), AT_ONCE):
                 texts = [
                     Segmented.from_text(text, [history] if history else [])
-                    for _, (text, history) in some[at : at + AT_ONCE]
+                    for _, (text, history) in part_requests[at : at + AT_ONCE]
                 ]
-                read += encoder.request_states(ANSWER, texts, RequestLayers(self.pooled, self.pooled))
+                results += encoder.request_states(ANSWER, texts, RequestLayers(self.pooled, self.pooled))
             part = {
-                "keys": np.array([key for key, _ in some]),
-                "whole": np.stack([each.whole for each in read]).astype(np.float16),
-                "segments": np.concatenate([each.segments for each in read]).astype(np.float16),
-                "counts": np.array([len(each.segments) for each in read]),
+                "keys": np.array([key for key, _ in part_requests]),
+                "whole": np.stack([result.whole for result in results]).astype(np.float16),
+                "segments": np.concatenate([result.segments for result in results]).astype(np.float16),
+                "counts": np.array([len(result.segments) for result in results]),
             }
-            np.savez(self.folder / f"{some[0][0]}-{len(some)}.npz", **part)  # type: ignore[arg-type]
+            np.savez(self.folder / f"{part_requests[0][0]}-{len(part_requests)}.npz", **part)  # type: ignore[arg-type]
             self._add(part)
 
     def _add(self, part: dict[str, np.ndarray]) -> None:
         ends = part["counts"].cumsum()
-        for place, (key, end, count) in enumerate(
+        for row, (key, end, count) in enumerate(
             zip(part["keys"].tolist(), ends, part["counts"], strict=True)
         ):
-            self._places[key] = (len(self._parts), place, slice(int(end - count), int(end)))
+            self._places[key] = (len(self._parts), row, slice(int(end - count), int(end)))
         self._parts.append((part["whole"], part["segments"]))
 
 
 def _key(text: str, history: str) -> str:
-    said = [text, history] if history else [text]
-    return hashlib.sha256("\x1e".join(said).encode()).hexdigest()[:16]
+    texts = [text, history] if history else [text]
+    return hashlib.sha256("\x1e".join(texts).encode()).hexdigest()[:16]

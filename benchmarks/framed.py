@@ -28,22 +28,22 @@ AT_ONCE = 16
 def framed(data: Path, n: int) -> list[Mixture]:
     """Return requests in frames, ``n`` a frame."""
     draw = random.Random(7)
-    asked: dict[str, list[str]] = defaultdict(list)
+    questions: dict[str, list[str]] = defaultdict(list)
     for record in read_records(data / "practical.dev.jsonl"):
         if record["source"] != "yizhongw/self-instruct":  # they bring texts of their own
-            asked[record["kind"]].append(record["question"])
+            questions[record["kind"]].append(record["question"])
     prose = corpus_prose(data, slice(3_000))
-    found = []
+    mixtures = []
     for frame in frame_names():
         for _ in range(n):
             kind = draw.choices(list(SHARES), list(SHARES.values()))[0]
-            question = "" if kind == "given" else draw.choice(asked[kind])
+            question = "" if kind == "given" else draw.choice(questions[kind])
             place = draw.choice(("before", "after", "around"))
             length = int(math.exp(draw.uniform(math.log(SHORTEST), math.log(LONGEST))))
             mixture = mixed(question, kind, frame, place, length, draw, prose)
             if frame not in TRAINED_ON:
-                found.append(mixture)
-    return found
+                mixtures.append(mixture)
+    return mixtures
 
 
 def main() -> None:
@@ -54,23 +54,23 @@ def main() -> None:
     parser.add_argument("--llm", default="", help="whose knowledge is judged; an LLM of 8B unless given")
     arguments = parser.parse_args()
     gate = load_gate(llm_name=arguments.llm, on_error="raise")
-    found = []
+    decided = []
     requests = framed(arguments.data, arguments.n)
     for start in range(0, len(requests), AT_ONCE):
-        some = requests[start : start + AT_ONCE]
-        for mixture, decision in zip(some, gate.decide_batch([each.text for each in some]), strict=True):
+        batch = requests[start : start + AT_ONCE]
+        for mixture, decision in zip(batch, gate.decide_batch([mixture.text for mixture in batch]), strict=True):
             for name in (mixture.frame, "all frames"):
-                found.append((name, mixture.kind in NEEDY, decision.retrieve))
+                decided.append((name, mixture.kind in NEEDY, decision.retrieve))
     tested = dialogues(0, part="test")
-    decisions = gate.decide_batch([Request(each.message, each.history) for each in tested])
+    decisions = gate.decide_batch([Request(dialogue.message, dialogue.history) for dialogue in tested])
     for dialogue, decision in zip(tested, decisions, strict=True):
-        found.append(("follow-ups", dialogue.kind in NEEDY, decision.retrieve))
+        decided.append(("follow-ups", dialogue.kind in NEEDY, decision.retrieve))
 
     table = []
-    for name, rows in pd.DataFrame(found, columns=["name", "needs", "retrieve"]).groupby("name", sort=False):
-        needs, others = rows.retrieve[rows.needs], rows.retrieve[~rows.needs]
-        shares = f"{needs.mean():.1%}", f"{1 - others.mean():.1%}"
-        table.append([name, shares[0], str(len(needs)), shares[1], str(len(others))])
+    for name, rows in pd.DataFrame(decided, columns=["name", "needs", "retrieve"]).groupby("name", sort=False):
+        needy, needless = rows.retrieve[rows.needs], rows.retrieve[~rows.needs]
+        shares = f"{needy.mean():.1%}", f"{1 - needless.mean():.1%}"
+        table.append([name, shares[0], str(len(needy)), shares[1], str(len(needless))])
     print_table(["", "retrieved of what needs it", "of", "skipped of the rest", "of"], table)
 
 

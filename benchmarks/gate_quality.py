@@ -18,7 +18,7 @@ def main() -> None:
     for name in shipped():
         saved = read_gate(name)
         metrics = saved.provenance["metrics"]
-        aucs = [metrics["auc"].get(each, float("nan")) for each in SETS]
+        aucs = [metrics["auc"].get(set_name, float("nan")) for set_name in SETS]
         values = [f"{value:.3f}" for value in (*aucs, metrics["auc_mean"], metrics["auc_pooled"])]
         reads = "question and draft" if getattr(saved, "tokens", 0) else "question"
         rows.append([name, saved.base_model, reads, *values])

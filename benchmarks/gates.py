@@ -33,19 +33,19 @@ PROXY, BATCH = "smollm2-135m-instruct", 32
 def measure(path: Path, limit: int, names: list[str]) -> Iterator[dict[str, Any]]:
     """Yield AUC, model calls and milliseconds a question of each gate on one set."""
     records = read_records(path)[:limit]
-    known = [record["closed_book_correct"] for record in records]
+    labels = [record["closed_book_correct"] for record in records]
     dataset = path.name.removeprefix("adaptive_llama31_8b.").partition(".")[0]
     for name in names:
         kind, options = GATES[name]
         gate = load_gate(kind, **options, on_error="raise").with_options(proxy=PROXY)
         decisions: list[Decision] = []
         for start in range(0, len(records), BATCH):
-            decisions += gate.decide_batch([each["question"] for each in records[start : start + BATCH]])
+            decisions += gate.decide_batch([record["question"] for record in records[start : start + BATCH]])
         costs = pd.DataFrame([vars(decision.cost) for decision in decisions])
         yield {
             "gate": name,
             "set": dataset,
-            "AUC": auc([decision.p_known for decision in decisions], known),
+            "AUC": auc([decision.p_known for decision in decisions], labels),
             "calls": costs.model_calls.mean(),
             "ms": costs.milliseconds.mean(),
         }
@@ -57,11 +57,11 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=200)
     parser.add_argument("--gates", nargs="+", choices=GATES, default=list(GATES))
     arguments = parser.parse_args()
-    found = []
+    figures = []
     for path in arguments.data:
-        found += measure(path, arguments.limit, arguments.gates)
+        figures += measure(path, arguments.limit, arguments.gates)
     rows = []
-    for name, of_sets in pd.DataFrame(found).groupby("gate", sort=False):
+    for name, of_sets in pd.DataFrame(figures).groupby("gate", sort=False):
         settings = ", ".join(f"{option}={value}" for option, value in GATES[name][1].items())
         aucs = [f"{value:.3f}" for value in (*of_sets.AUC, of_sets.AUC.mean())]
         # The median of the sets: a machine that is busy for a while must not decide.

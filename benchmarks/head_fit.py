@@ -143,19 +143,19 @@ class _Components:
 
 def _fit_known_layer(examples: HeadExamples, layer: int, recipe: HeadsRecipe) -> tuple[Float64Array, float]:
     """Return weights, shape (hidden size,), and bias of one layer's knowledge head."""
-    found = _Components(examples, layer, recipe.components)
-    of_group = (examples.groups[:, None] == np.unique(examples.groups)[None, :]).astype(float)
+    components = _Components(examples, layer, recipe.components)
+    group_columns = (examples.groups[:, None] == np.unique(examples.groups)[None, :]).astype(float)
     # A larger column needs a smaller coefficient: so that one penalty serves for both.
-    of_group *= np.sqrt(recipe.penalty / recipe.group_penalty)
+    group_columns *= np.sqrt(recipe.penalty / recipe.group_penalty)
     coefficients, bias = logistic(
-        np.hstack([found.values, of_group]),
+        np.hstack([components.values, group_columns]),
         np.ones((len(examples.known), 1)),
         examples.known,
         examples.weights,
         recipe.penalty,
         examples.abilities,
     )
-    weight, shift = found.unfold(coefficients[None, : found.values.shape[1]])
+    weight, shift = components.unfold(coefficients[None, : components.values.shape[1]])
     return weight[0], float(bias[0] + shift[0])
 
 

@@ -82,28 +82,28 @@ def read_corpora(data: Path) -> dict[str, list[Passage]]:
 def search_all(data: Path) -> Iterator[Search]:
     """Search everything."""
     corpora = read_corpora(data)
-    asked = []
+    questions = []
     for name in SETS:
-        asked += read_answers(data, name)
+        questions += read_answers(data, name)
     requests = read_records(data / "practical.dev.jsonl")
     for request in requests:
         request |= {"dataset": "practical", "gold_answers": []}
-    both = corpora["hotpot_2wiki"] + corpora["leads"]
-    yield from search(asked + requests, BM25Index(both), "large")
-    outside = [r for r in asked if r["dataset"] in ("nq", "trivia", "squad")]
+    large = corpora["hotpot_2wiki"] + corpora["leads"]
+    yield from search(questions + requests, BM25Index(large), "large")
+    outside = [r for r in questions if r["dataset"] in ("nq", "trivia", "squad")]
     yield from search(outside, BM25Index(corpora["leads"]), "leads")
-    yield from search(templates(corpora), BM25Index(both), "large")
+    yield from search(templates(corpora), BM25Index(large), "large")
     yield from search(templates(corpora), BM25Index(corpora["leads"]), "leads")
-    multihop = [r for r in asked if r["dataset"] in MULTIHOP]
+    multihop = [r for r in questions if r["dataset"] in MULTIHOP]
     by_id = {passage.id: passage for passage in corpora["hotpot_2wiki"]}
     rng = np.random.default_rng(SEED)
     for _ in range(SMALL):
         chosen = rng.choice(len(multihop), AT_ONCE, replace=False)
         names = dict.fromkeys(name for row in chosen for name in multihop[row]["context_ids"])
         context = [by_id[name] for name in names if name in by_id]
-        others = rng.choice(len(multihop), ASKED, replace=False)
-        some = [multihop[row] for row in (*chosen[:ASKED], *others)]
-        yield from search(some, BM25Index(context), "a hundred passages")
+        other_rows = rng.choice(len(multihop), ASKED, replace=False)
+        batch = [multihop[row] for row in (*chosen[:ASKED], *other_rows)]
+        yield from search(batch, BM25Index(context), "a hundred passages")
     unseen = read_records(data / "retrievalqa.jsonl")
     yield from search(unseen, BM25Index(corpora["retrievalqa"]), "unseen: RetrievalQA")
     unseen = read_records(data / "judgment_llama2_7b_v0118.jsonl") + read_records(data / "claims_gpt4.jsonl")
@@ -116,8 +116,8 @@ def templates(corpora: dict[str, list[Passage]]) -> Iterator[dict]:
     rng = np.random.default_rng(SEED)
     titles = sorted({passage.title for passage in corpora["hotpot_2wiki"] if passage.title})
     for title in rng.choice(titles, TEMPLATED, replace=False):
-        asked = TEMPLATES[rng.integers(len(TEMPLATES))].format(title)
-        yield {"question": asked, "gold_answers": [str(title)], "dataset": "template"}
+        question = TEMPLATES[rng.integers(len(TEMPLATES))].format(title)
+        yield {"question": question, "gold_answers": [str(title)], "dataset": "template"}
 
 
 def search(records: Iterable[dict], index: BM25Index, corpus: str) -> Iterator[Search]:
@@ -150,15 +150,15 @@ class Rows:
     def of(cls, searches: Iterable[Search]) -> "Rows":
         """Make rows of searches."""
         rows, features = [], []
-        for each in searches:
-            held = holds_answer(each)
-            if held is None:
+        for record in searches:
+            holds = holds_answer(record)
+            if holds is None:
                 continue
-            row = {"kind": each["kind"], "corpus": each["corpus"], "held": held}
-            row["weight"] = REQUESTS if each["kind"] == "practical" else 1.0
-            row["fold"] = crc32(each["question"].encode()) % FOLDS
+            row = {"kind": record["kind"], "corpus": record["corpus"], "held": holds}
+            row["weight"] = REQUESTS if record["kind"] == "practical" else 1.0
+            row["fold"] = crc32(record["question"].encode()) % FOLDS
             rows.append(row)
-            features.append(search_features(each["question"], each["passages"]))
+            features.append(search_features(record["question"], record["passages"]))
         table = pd.DataFrame(rows)
         return cls(table.assign(unseen=table.corpus.str.startswith("unseen")), np.array(features))
 
@@ -191,18 +191,18 @@ class Rows:
 def show(rows: Rows) -> dict[str, float]:
     """Print how well the labels are separated; returns the AUC of each corpus and set."""
     table = rows.table.assign(p=rows.held_out())
-    found, printed = {}, []
+    aucs, printed = {}, []
     for corpus, searches in table.groupby("corpus", sort=False):
         for kind in (*searches.kind.unique(), "all"):
-            own = searches if kind == "all" else searches[searches.kind == kind]
-            area = auc(own.p, own.held)
+            group = searches if kind == "all" else searches[searches.kind == kind]
+            area = auc(group.p, group.held)
             if not math.isnan(area):
-                found[f"{corpus}: {kind}"] = round(area, 3)
-            numbers = f"{own.held.mean():.1%}", f"{own.p.mean():.1%}", f"{area:.3f}"
-            printed.append([corpus, kind, str(len(own)), *numbers])
+                aucs[f"{corpus}: {kind}"] = round(area, 3)
+            numbers = f"{group.held.mean():.1%}", f"{group.p.mean():.1%}", f"{area:.3f}"
+            printed.append([corpus, kind, str(len(group)), *numbers])
     columns = ["corpus", "questions", "n", "hold it", "mean P", "AUC"]
     print_table(columns, printed, "P(the passages hold the answer), held out by question")
-    return found
+    return aucs
 
 
 def main() -> None:
@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--save", type=Path)
     arguments = parser.parse_args()
     rows = Rows.of(search_all(arguments.data))
-    found = show(rows)
+    aucs = show(rows)
     model = rows.fit(~rows.table.unseen)
     for name, weight in zip(model.features, model.weights, strict=True):
         CONSOLE.print(f"{name:12} {weight:7.3f}")
@@ -228,7 +228,7 @@ def main() -> None:
                 "templates",
             ],
             "licence": "Apache-2.0",
-            "auc": found,
+            "auc": aucs,
         }
         saved = model.model_copy(update={"provenance": provenance})
         write_folder(arguments.save, {FILE: saved.model_dump_json(indent=1), "README.md": card(provenance)})

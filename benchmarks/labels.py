@@ -192,14 +192,14 @@ def clusters_of(labels: pd.DataFrame, vectors: np.ndarray) -> np.ndarray:
     # A graph of the rows, and behind them a node for each text and one for each template.
     texts, _ = labels.question.map(_plain).factorize()
     templated = np.flatnonzero(labels.source == "templates")
-    left, right = [np.arange(n), templated], [n + texts, 2 * n + labels.template.to_numpy()[templated]]
+    sources, targets = [np.arange(n), templated], [n + texts, 2 * n + labels.template.to_numpy()[templated]]
     recorded = np.flatnonzero(labels.source != "templates")
     for start in range(0, len(recorded), 1_000):
-        some = recorded[start : start + 1_000]
-        one, other = np.nonzero(vectors[some] @ vectors[recorded].T >= NEAR)
-        left.append(some[one])
-        right.append(recorded[other])
-    edges = np.concatenate(left), np.concatenate(right)
+        batch = recorded[start : start + 1_000]
+        row, other = np.nonzero(vectors[batch] @ vectors[recorded].T >= NEAR)
+        sources.append(batch[row])
+        targets.append(recorded[other])
+    edges = np.concatenate(sources), np.concatenate(targets)
     size = 2 * n + labels.template.max() + 1
     graph = coo_matrix((np.ones(len(edges[0])), edges), shape=(size, size))
     _, clusters = connected_components(graph, directed=False)

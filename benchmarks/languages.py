@@ -59,33 +59,33 @@ TRANSLATIONS = Path(__file__).parent / "translations.jsonl"
 def decided(rows: list[TextRow]) -> pd.DataFrame:
     """Return whether each request needs passages, and whether it retrieves."""
     gate = load_gate(on_error="raise")
-    found = []
+    outcomes = []
     for start in range(0, len(rows), AT_ONCE):
-        some = rows[start : start + AT_ONCE]
-        decisions = gate.decide_batch([Request(row.text, row.history) for row in some])
-        for row, decision in zip(some, decisions, strict=True):
-            found.append((row.source, row.language, row.part, row.needs_passages, decision.retrieve))
-    return pd.DataFrame(found, columns=["source", "language", "part", "needs", "retrieve"])
+        batch = rows[start : start + AT_ONCE]
+        decisions = gate.decide_batch([Request(row.text, row.history) for row in batch])
+        for row, decision in zip(batch, decisions, strict=True):
+            outcomes.append((row.source, row.language, row.part, row.needs_passages, decision.retrieve))
+    return pd.DataFrame(outcomes, columns=["source", "language", "part", "needs", "retrieve"])
 
 
 def shares(rows: pd.DataFrame) -> list[str]:
     """Return the cells of a row of the table."""
-    needs, others = rows.retrieve[rows.needs], rows.retrieve[~rows.needs]
-    retrieved = f"{needs.mean():.1%}" if len(needs) else ""
-    return [retrieved, str(len(needs)), f"{1 - others.mean():.1%}", str(len(others))]
+    needy, needless = rows.retrieve[rows.needs], rows.retrieve[~rows.needs]
+    retrieved = f"{needy.mean():.1%}" if len(needy) else ""
+    return [retrieved, str(len(needy)), f"{1 - needless.mean():.1%}", str(len(needless))]
 
 
 def read_translated(data: Path) -> pd.DataFrame:
     """Return translations, with what they translate and the share of LLMs that knew it alone."""
     labels = pd.DataFrame(map(vars, read_recorded(data)))
-    asked = pd.concat([pd.DataFrame(map(vars, read_adarague(data))), labels[labels.source == "simpleqa"]])
-    known = asked.groupby("question").known.mean().to_dict()
+    labelled = pd.concat([pd.DataFrame(map(vars, read_adarague(data))), labels[labels.source == "simpleqa"]])
+    share_known = labelled.groupby("question").known.mean().to_dict()
     for record in read_records(data / "retrievalqa.jsonl"):
-        known.setdefault(record["question"].strip(), 0.0)  # chosen since no LLM knew them
-    english = {key(question): question for question in known}
+        share_known.setdefault(record["question"].strip(), 0.0)  # chosen since no LLM knew them
+    english = {key(question): question for question in share_known}
     rows = pd.DataFrame(read_records(TRANSLATIONS))
     rows["english"] = rows.of.map(english)
-    return rows.assign(known=rows.english.map(known))
+    return rows.assign(known=rows.english.map(share_known))
 
 
 def print_facts(data: Path) -> None:
@@ -94,17 +94,17 @@ def print_facts(data: Path) -> None:
     known = (rows.known >= 0.5).to_numpy()
     gate, table = load_gate(on_error="raise"), []
     for column in ("english", "question"):
-        found = gate.decide_batch(rows[column].tolist())
-        decisions = pd.DataFrame(
-            {"p": [each.p_known for each in found], "skip": [not each.retrieve for each in found]}
+        decisions = gate.decide_batch(rows[column].tolist())
+        outcomes = pd.DataFrame(
+            {"p": [decision.p_known for decision in decisions], "skip": [not decision.retrieve for decision in decisions]}
         )
-        kinds = [max(NEEDLESS_KINDS + FACT_KINDS, key=lambda kind: each.signals[kind]) for each in found]
-        taken = [
-            f"{sum(kind in some for kind in kinds) / len(kinds):.1%}" for some in (FACT_KINDS, NEEDLESS_KINDS)
+        kinds = [max(NEEDLESS_KINDS + FACT_KINDS, key=lambda kind: decision.signals[kind]) for decision in decisions]
+        kind_shares = [
+            f"{sum(kind in group for kind in kinds) / len(kinds):.1%}" for group in (FACT_KINDS, NEEDLESS_KINDS)
         ]
         title = {"english": "English", "question": "twelve others"}[column]
-        skipped = [f"{decisions.skip[chosen].mean():.1%}" for chosen in (known, ~known)]
-        table.append([title, f"{auc(decisions.p.to_numpy(), known.astype(float)):.3f}", *skipped, *taken])
+        skipped = [f"{outcomes.skip[chosen].mean():.1%}" for chosen in (known, ~known)]
+        table.append([title, f"{auc(outcomes.p.to_numpy(), known.astype(float)):.3f}", *skipped, *kind_shares])
     columns = [
         "asked in",
         "AUC",
@@ -123,19 +123,19 @@ def main() -> None:
     parser.add_argument("--frames", action="store_true", help="also measure requests in frames")
     arguments = parser.parse_args()
     rows = [row for row in training_rows() if row.part in (FRAMES, GROUPS) and row.kind != KNOWLEDGE]
-    own = decided([row for row in rows if row.source == "languages"])
+    singles = decided([row for row in rows if row.source == "languages"])
     columns = ["retrieved of what needs it", "of", "skipped of the rest", "of"]
     table = []
     for part, title in ((FRAMES, LEARNED), (GROUPS, UNLEARNED)):
-        for language, of_language in own[own.part == part].groupby("language"):
-            table.append([NAMES[str(language)], title, *shares(of_language)])
-        table.append(["all of these", title, *shares(own[own.part == part])])
+        for language, language_rows in singles[singles.part == part].groupby("language"):
+            table.append([NAMES[str(language)], title, *shares(language_rows)])
+        table.append(["all of these", title, *shares(singles[singles.part == part])])
     print_table(["language", "its other templates were", *columns], table)
     if arguments.facts:
         print_facts(arguments.facts)
     if arguments.frames:
         framed = decided([row for row in rows if row.source != "languages"])
-        table = [[str(source), *shares(of_source)] for source, of_source in framed.groupby("source")]
+        table = [[str(source), *shares(source_rows)] for source, source_rows in framed.groupby("source")]
         print_table(["frames", *columns], table)
 
 

@@ -50,12 +50,12 @@ def features(logprobs: Iterable[list[float]], text: np.ndarray) -> np.ndarray:
         logprobs: Those of the tokens of each answer.
         text: The probe's logit, shape (n, cuts).
     """
-    found = np.zeros((*text.shape, 4))
+    table = np.zeros((*text.shape, 4))
     for row, values in enumerate(logprobs):
-        for place, cut in enumerate(CUTS):
-            read = np.maximum(values[:cut], LEAST)
-            found[row, place] = text[row, place], read.sum(), read.min(), read.mean()
-    return found
+        for column, cut in enumerate(CUTS):
+            counted = np.maximum(values[:cut], LEAST)
+            table[row, column] = text[row, column], counted.sum(), counted.min(), counted.mean()
+    return table
 
 
 def read_runs(runs: Path, data: Path, cache: Path) -> Runs:
@@ -89,18 +89,18 @@ def _calls(runs: Path) -> Iterator[dict]:
             questions |= {record["id"]: record for record in read_records(path)}
     for path in sorted(runs.glob("qwen*.jsonl")):
         for call in JsonlLog(path).values():
-            asked = questions.get(call["meta"]["id"])
-            if asked is None or call["meta"]["arm"] != "direct":
+            question = questions.get(call["meta"]["id"])
+            if question is None or call["meta"]["arm"] != "direct":
                 continue
             tokens = [token for _, tokens in call["chunks"] for token in tokens]
-            if tokens and asked["gold_answers"]:
+            if tokens and question["gold_answers"]:
                 yield {
-                    "question": asked["question"].strip(),
+                    "question": question["question"].strip(),
                     "text": call["text"].strip(),
                     "llm": call["llm"],
-                    "part": asked["part"],
-                    "kind": asked["kind"],
-                    "known": float(is_correct(call["text"], asked["gold_answers"])),
+                    "part": question["part"],
+                    "kind": question["kind"],
+                    "known": float(is_correct(call["text"], question["gold_answers"])),
                     "logprobs": [token["logprob"] for token in tokens],
                 }
 
@@ -121,18 +121,18 @@ def fit_head(features: np.ndarray, question: Alone, known: np.ndarray) -> Logpro
     n, cuts, _ = features.shape
     label, counts = np.repeat(known, cuts), np.full(n * cuts, 1 / cuts)
     weight = np.repeat(WEIGHT * question.depends, cuts)
-    given = (1 - weight) * np.repeat(question.logits, cuts)
+    offset = (1 - weight) * np.repeat(question.logits, cuts)
     names = [0, 1, 2, 3]
     while True:
         scales = np.array(SCALES)[names]
         scaled = features.reshape(n * cuts, 4)[:, names] / scales * weight[:, None]
-        weights, bias = logistic(scaled, weight[:, None], label, counts, PENALTY, given)
+        weights, bias = logistic(scaled, weight[:, None], label, counts, PENALTY, offset)
         if (weights >= 0).all():
             break
         del names[int(np.argmin(weights))]
-    found = np.zeros(4)
-    found[names] = weights / scales
-    text, total, least, mean = map(float, found)
+    coefficients = np.zeros(4)
+    coefficients[names] = weights / scales
+    text, total, least, mean = map(float, coefficients)
     return LogprobHead(text, total, least, mean, bias=float(bias[0]))
 
 
@@ -142,46 +142,46 @@ def judged(head: LogprobHead, features: np.ndarray) -> np.ndarray:
     return features @ weights + head.bias
 
 
-def together(question: Alone, begun: np.ndarray) -> np.ndarray:
+def together(question: Alone, answer: np.ndarray) -> np.ndarray:
     """Return the log-odds of `AnswerGate`, which is the default for begun answers, shape (n, cuts)."""
     weight = WEIGHT * question.depends[:, None]
-    return (1 - weight) * question.logits[:, None] + weight * begun
+    return (1 - weight) * question.logits[:, None] + weight * answer
 
 
 def cross_validated_head(
     features: np.ndarray, question: Alone, known: np.ndarray, fold: np.ndarray
 ) -> np.ndarray:
     """Return the gate's held-out log-odds, shape (n, cuts): each fold by a head that was fitted without it."""
-    found = np.zeros(features.shape[:2])
+    log_odds = np.zeros(features.shape[:2])
     for number in np.unique(fold):
-        own = fold == number
-        head = fit_head(features[~own], question.part(~own), known[~own])
-        found[own] = together(question.part(own), judged(head, features[own]))
-    return found
+        held_out = fold == number
+        head = fit_head(features[~held_out], question.part(~held_out), known[~held_out])
+        log_odds[held_out] = together(question.part(held_out), judged(head, features[held_out]))
+    return log_odds
 
 
 # --- what it brings ------------------------------------------------------------------------------------------
 
 
-def show_knowledge(runs: Runs, seen: np.ndarray, default: np.ndarray) -> None:
+def show_knowledge(runs: Runs, feature_values: np.ndarray, default: np.ndarray) -> None:
     """Print, for each LLM against its own correctness, how well each evidence and the default gate rank.
 
     Args:
         runs: The runs.
-        seen: What `features` returned.
+        feature_values: What `features` returned.
         default: The gate's log-odds, shape (n, cuts).
     """
     calls = runs.calls.assign(
         question=runs.question.logits,
-        words=seen[:, -1, 0],
-        total=seen[:, -1, 1],
+        words=feature_values[:, -1, 0],
+        total=feature_values[:, -1, 1],
         default=default[:, -1],
     )
     rows = []
-    for (part, llm), some in calls.groupby(["part", "llm"]):
-        row = [f"{llm} ({part})", str(len(some)), f"{some.known.mean():.0%}"]
+    for (part, llm), group in calls.groupby(["part", "llm"]):
+        row = [f"{llm} ({part})", str(len(group)), f"{group.known.mean():.0%}"]
         for evidence in ("question", "words", "total", "default"):
-            row.append(f"{auc(some[evidence], some.known):.3f}")
+            row.append(f"{auc(group[evidence], group.known):.3f}")
         rows.append(row)
     columns = ["LLM", "answers", "right", "question", "words", "sum", "default"]
     print_table(columns, rows, "AUC over whole answers")

@@ -79,13 +79,13 @@ def read_mixture(data: Path | None, total: int = 600, seed: int = SEED) -> list[
         "nq": _nq(data),
         **_requests(),
     }
-    seen = Seen(label.question for label in read_labels(data))
+    trained_on = NearDuplicates(label.question for label in read_labels(data))
     for kind, questions in kinds.items():
-        kinds[kind] = [question for question in questions if question.question not in seen]
-    wanted = total * SHARES["trivia"] // 100
+        kinds[kind] = [question for question in questions if question.question not in trained_on]
+    quota = total * SHARES["trivia"] // 100
     trivia = {question.id: question for question in kinds["trivia"]}
     for question in _open_trivia(data):
-        if len(trivia) < wanted and question.question not in seen:
+        if len(trivia) < quota and question.question not in trained_on:
             trivia[question.id] = question
     kinds["trivia"] = list(trivia.values())
     return in_order(kinds, SHARES, total, seed)
@@ -108,7 +108,7 @@ def read_corpus(data: Path | None) -> list[Passage]:
     return [passage for path in paths for passage in read_passages(path)]
 
 
-class Seen:
+class NearDuplicates:
     """Questions that are known, to find those with nearly the same words."""
 
     def __init__(self, questions: Iterable[str]) -> None:
@@ -135,41 +135,41 @@ def in_order(
 ) -> list[Question]:
     """Choose by share, and spread every kind evenly."""
     rng = np.random.default_rng(seed)
-    placed = []
+    positioned = []
     for kind, share in shares.items():
-        wanted = total * share // 100
+        quota = total * share // 100
         unique = list({question.id: question for question in kinds[kind]}.values())
-        chosen = [unique[row] for row in rng.permutation(len(unique))[:wanted]]
+        chosen = [unique[row] for row in rng.permutation(len(unique))[:quota]]
         shift = rng.random()
         for number, question in enumerate(chosen):
             # Places are by the share asked for, so that a kind that runs out does not change the beginning.
-            placed.append(((number + shift) / wanted, question))
-    placed.sort(key=lambda pair: pair[0])
-    return [question for _, question in placed]
+            positioned.append(((number + shift) / quota, question))
+    positioned.sort(key=lambda pair: pair[0])
+    return [question for _, question in positioned]
 
 
 def _slimplm(data: Path, dataset: str, kind: str) -> list[Question]:
-    found = []
+    questions = []
     for name in SLIMPLM:
         for record in read_records(data / f"{name}.jsonl"):
             if record["dataset"] == dataset and record["gold_answers"]:
-                found.append(_question(record["id"], kind, record, "test", "slimplm"))
-    return found
+                questions.append(_question(record["id"], kind, record, "test", "slimplm"))
+    return questions
 
 
 def _first_hops(data: Path) -> list[Question]:
     """Return those parts of multi-hop questions that are whole questions: they name no other part as #1."""
-    found = {}
+    questions = {}
     for name in SLIMPLM[:2]:
         for record in read_records(data / f"{name}.jsonl"):
             for number, hop in enumerate(record.get("question_decomposition") or ()):
                 if "#" in hop["question"]:
                     continue
-                asked = {"question": _as_question(hop["question"]), "gold_answers": [hop["answer"]]}
-                found[asked["question"]] = _question(
-                    f"{record['id']}.{number}", "hop", asked, "test", "slimplm"
+                hop_record = {"question": _as_question(hop["question"]), "gold_answers": [hop["answer"]]}
+                questions[hop_record["question"]] = _question(
+                    f"{record['id']}.{number}", "hop", hop_record, "test", "slimplm"
                 )
-    return list(found.values())
+    return list(questions.values())
 
 
 def _as_question(hop: str) -> str:
@@ -201,27 +201,27 @@ _RELATIONS = {
 def _open_trivia(data: Path) -> Iterator[Question]:
     """Give those that make sense without their options."""
     for record in read_records(data / "open_trivia.questions.jsonl.gz"):
-        asked, gold = record["question"], record["gold_answers"]
-        is_open = re.match(r"(who|what|where|when|in (what|which)|how many)\b", asked.lower())
-        names_options = re.search(r"\b(these|this|following|not|all of|picture|quiz)\b", asked.lower())
+        question, gold = record["question"], record["gold_answers"]
+        is_open = re.match(r"(who|what|where|when|in (what|which)|how many)\b", question.lower())
+        names_options = re.search(r"\b(these|this|following|not|all of|picture|quiz)\b", question.lower())
         is_short = len(gold) == 1 and len(gold[0]) > 2 and len(gold[0].split()) <= 3
-        if is_open and not names_options and is_short and asked.endswith("?") and len(asked) < 150:
+        if is_open and not names_options and is_short and question.endswith("?") and len(question) < 150:
             yield _question(record["id"], "trivia", record, "test", "open trivia")
 
 
 def _nq(data: Path) -> list[Question]:
-    found = []
+    questions = []
     for record in read_records(data / "nq_train_part.questions.jsonl.gz"):
         if all(len(answer.split()) <= 5 for answer in record["gold_answers"]):
-            found.append(_question(record["id"], "nq", record, "test", "natural questions"))
-    return found
+            questions.append(_question(record["id"], "nq", record, "test", "natural questions"))
+    return questions
 
 
 def _requests() -> dict[str, list[Question]]:
-    found: dict[str, list[Question]] = {"common": [], "task": []}
+    by_kind: dict[str, list[Question]] = {"common": [], "task": []}
     for record in read_records(Path(__file__).parent / "requests.jsonl"):
-        found[record["kind"]].append(_question(record["id"], record["kind"], record, "test", "written here"))
-    return found
+        by_kind[record["kind"]].append(_question(record["id"], record["kind"], record, "test", "written here"))
+    return by_kind
 
 
 def _question(name: str, kind: str, record: dict[str, Any], part: str, source: str) -> Question:

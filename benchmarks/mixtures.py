@@ -77,19 +77,19 @@ class Mixture:
 @cache
 def frames() -> dict[str, list[str]]:
     """Return the blocks of each frame."""
-    found: dict[str, list[str]] = {}
+    by_frame: dict[str, list[str]] = {}
     blocks: list[str] = []
     text = re.sub(r"^# .*\n", "", (FOLDER / "frames.txt").read_text(encoding="utf-8"), flags=re.MULTILINE)
     for block in text.split("\n\n"):
         heading = re.match(r"\s*\[([a-z]+)\]\n", block)
-        if heading and heading[1] not in found and heading[1] != "f":
-            blocks = found.setdefault(heading[1], [])
+        if heading and heading[1] not in by_frame and heading[1] != "f":
+            blocks = by_frame.setdefault(heading[1], [])
             block = block[heading.end() :]
         if block.strip():
             blocks.append(block.strip("\n"))
     for name in AROUND:
-        found[name] = "\n".join(found[name]).splitlines()
-    return found
+        by_frame[name] = "\n".join(by_frame[name]).splitlines()
+    return by_frame
 
 
 def frame_names() -> list[str]:
@@ -112,48 +112,48 @@ def pasted(frame: str, length: int, draw: random.Random, prose: Sequence[str] = 
         draw: What is drawn from.
         prose: Paragraphs, some of which are used for the frame ``prose``.
     """
-    found: list[str] = []
-    while not found or sum(map(len, found)) < length:
+    blocks: list[str] = []
+    while not blocks or sum(map(len, blocks)) < length:
         if frame == "prose" and prose and draw.random() < 0.8:
-            found.append(draw.choice(prose))
+            blocks.append(draw.choice(prose))
         else:
-            found.append(_block(draw.choice(frames()[frame]), draw))
-    return draw.choice(("\n", "\n\n")).join(found)
+            blocks.append(_block(draw.choice(frames()[frame]), draw))
+    return draw.choice(("\n", "\n\n")).join(blocks)
 
 
 def mixed(
-    asked: str, kind: str, frame: str, place: str, length: int, draw: random.Random, prose: Sequence[str] = ()
+    request: str, kind: str, frame: str, position: str, length: int, draw: random.Random, prose: Sequence[str] = ()
 ) -> Mixture:
     """Put a request into a frame.
 
     Args:
-        asked: The request; empty for an instruction on what is pasted.
+        request: The request; empty for an instruction on what is pasted.
         kind: Its kind.
         frame: The frame.
-        place: ``before``, ``after``, ``around`` or ``none``: where the pasted text stands.
+        position: ``before``, ``after``, ``around`` or ``none``: where the pasted text stands.
         length: Of the pasted text, in characters.
         draw: What is drawn from.
         prose: See `pasted`.
     """
-    if not asked:
-        asked, kind = _line("given", draw), COURTESY
+    if not request:
+        request, kind = _line("given", draw), COURTESY
     if draw.random() < 0.12:
-        asked = _with_typos(asked, draw)
-    half = length // 2 if place == "around" else length
+        request = _with_typos(request, draw)
+    half = length // 2 if position == "around" else length
     pieces = _courtesies("opening", draw)
-    if place in ("before", "around"):
+    if position in ("before", "around"):
         pieces += _given(frame, half, draw, prose)
         pieces += _bridge(draw)
-    pieces.append(Piece(asked, kind))
-    if place in ("after", "around"):
+    pieces.append(Piece(request, kind))
+    if position in ("after", "around"):
         pieces += _given(frame, half, draw, prose)
     pieces += _courtesies("closing", draw)
     text = pieces[0].text
-    for one, other in itertools.pairwise(pieces):
-        together = GIVEN not in (one.kind, other.kind) and one.text[-1] in ".!?:,"
+    for piece, following in itertools.pairwise(pieces):
+        together = GIVEN not in (piece.kind, following.kind) and piece.text[-1] in ".!?:,"
         text += draw.choice((" ", " ", "\n")) if together else draw.choice(("\n", "\n\n", "\n\n"))
-        text += other.text
-    return Mixture(text, tuple(pieces), kind, frame, place)
+        text += following.text
+    return Mixture(text, tuple(pieces), kind, frame, position)
 
 
 def _courtesies(name: str, draw: random.Random) -> list[Piece]:

@@ -29,7 +29,7 @@ PENALTIES = {"facts": 1e6, "first_facts": 1e3}
 """Of the reader's heads, where 1e5 to 1e7 make no difference, and of the encoder's."""
 EACH = 26  # questions a template
 FOLDS = 5
-FOUND = 0.98
+MIN_RECALL = 0.98
 """The share of news that must be found. What is not is still retrieved for where P(known) is low."""
 
 
@@ -85,15 +85,15 @@ def main() -> None:
     practical = pd.DataFrame(map(vars, read_practical(arguments.data)))
     unseen = practical.question[(practical.what == "fresh") & ~practical.ships]
     questions = [*learned.question, *unseen]
-    kept = fact_states(arguments.cache)
-    kept.fill((question, "") for question in questions)
+    encoder_states = fact_states(arguments.cache)
+    encoder_states.fill((question, "") for question in questions)
     states_of = {
         "facts": read_question_states(questions, arguments.cache),
-        "first_facts": {key(question): kept.whole(question) for question in questions},
+        "first_facts": {key(question): encoder_states.whole(question) for question in questions},
     }
     shipped: Any = read_gate(arguments.save)
     templates = learned.question[learned.source != "the six sets"]
-    data = [each for each in shipped.provenance["data"] if each["name"] != NAME]
+    data = [entry for entry in shipped.provenance["data"] if entry["name"] != NAME]
     data.append(
         {
             "name": NAME,
@@ -119,19 +119,19 @@ def fitted(
     """Fit one model's weights, and say what they find; a question is about news where the sum is positive."""
     news = (learned.source == "news").to_numpy()
     logits = held_out(states, news, learned.group.to_numpy(str), PENALTIES[name])
-    least = float(np.quantile(logits[news], 1 - FOUND))
+    least = float(np.quantile(logits[news], 1 - MIN_RECALL))
     weight, bias = fit(states, news, PENALTIES[name])
     scores = {source: logits[rows] for source, rows in learned.groupby("source").indices.items()}
     scores["RealTimeQA"] = of_unseen @ weight + bias
-    rows = [[source, str(len(of)), f"{np.mean(of > least):.1%}"] for source, of in scores.items()]
+    rows = [[source, str(len(source_logits)), f"{np.mean(source_logits > least):.1%}"] for source, source_logits in scores.items()]
     title = f"{name}: AUC, templates and sets held out: {auc(logits, news):.3f}"
     print_table(["", "questions", "taken for news"], rows, title)
     return weight, bias - least
 
 
-def flat_states(questions: pd.Series, kept: dict[str, np.ndarray]) -> np.ndarray:
+def flat_states(questions: pd.Series, states_by_key: dict[str, np.ndarray]) -> np.ndarray:
     """Return the hidden states of questions, shape (n, features)."""
-    states = np.stack([kept[key(question)] for question in questions])
+    states = np.stack([states_by_key[key(question)] for question in questions])
     return states.reshape(len(states), -1).astype(np.float32)
 
 

@@ -77,7 +77,7 @@ def calibrate(model: Any, encoder: Any, questions: list[str]) -> dict[str, np.nd
 
 def smoothing(model: Any, largest: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return SmoothQuant's factors, shape (layers, inputs), by the map's name; those of a layer multiply to 1."""
-    found: dict[str, list[np.ndarray]] = {name: [] for name in largest}
+    factors_by_map: dict[str, list[np.ndarray]] = {name: [] for name in largest}
     for number, layer in enumerate(model.model.layers[:LAYERS]):
         attention, feed_forward = layer.self_attn, layer.mlp
         weights = {
@@ -87,14 +87,14 @@ def smoothing(model: Any, largest: dict[str, np.ndarray]) -> dict[str, np.ndarra
             "down": [feed_forward.down_proj],
         }
         for name, maps in weights.items():
-            weight = torch.cat([each.weight for each in maps]).abs().amax(0).numpy()
+            weight = torch.cat([linear.weight for linear in maps]).abs().amax(0).numpy()
             activation = largest[name][number]
             if name == "out":  # a head of values serves several attention heads
                 weight = weight.reshape(KV_HEADS, GROUP, HEAD_SIZE).max(1).reshape(-1)
                 activation = activation.reshape(KV_HEADS, GROUP, HEAD_SIZE).max(1).reshape(-1)
             factor = np.maximum(activation, 1e-5) ** ALPHA / np.maximum(weight, 1e-5) ** (1 - ALPHA)
-            found[name].append(factor / np.exp(np.log(factor).mean()))
-    return {name: np.stack(factors).astype(np.float16) for name, factors in found.items()}
+            factors_by_map[name].append(factor / np.exp(np.log(factor).mean()))
+    return {name: np.stack(factors).astype(np.float16) for name, factors in factors_by_map.items()}
 
 
 class ReaderGraph:
@@ -119,10 +119,10 @@ class ReaderGraph:
 
         rows, tokens = (b.node("Slice", b.node("Shape", "rows"), b.ints(n), b.ints(n + 1)) for n in (0, 1))
         zero, one, length = b.constant(0, np.int64), b.constant(1, np.int64), b.node("Squeeze", tokens)
-        own = b.node("Unsqueeze", b.node("Range", zero, length, one), b.ints(1))
+        token_positions = b.node("Unsqueeze", b.node("Range", zero, length, one), b.ints(1))
         columns = b.node("Range", b.constant(-before, np.int64), length, one)
-        seen = b.node("LessOrEqual", b.node("Unsqueeze", columns, b.ints(0)), own)
-        self.mask = b.node("Where", seen, b.constant(0, np.float32), b.constant(MASKED, np.float32))
+        visible = b.node("LessOrEqual", b.node("Unsqueeze", columns, b.ints(0)), token_positions)
+        self.mask = b.node("Where", visible, b.constant(0, np.float32), b.constant(MASKED, np.float32))
 
         frequencies = 1 / 100_000 ** (np.arange(0, HEAD_SIZE, 2) / HEAD_SIZE)
         positions = b.node("Unsqueeze", b.node("Cast", "positions", **cast), b.ints(1))
@@ -173,17 +173,17 @@ class ReaderGraph:
         values = b.node("Pad", values, b.ints(0, 0, 0, 0, 0, 0, 0, 1), b.constant(1, np.float32))
         old_keys, old_values = self.prefix[number]
         old_values = np.concatenate([old_values, np.ones_like(old_values[..., :1])], axis=-1)
-        kept = b.constant(old_keys.transpose(0, 2, 1)[None]), b.constant(old_values[None])
-        keys = b.node("Concat", b.node("Expand", kept[0], shapes["expanded"]), keys, axis=3)
-        values = b.node("Concat", b.node("Expand", kept[1], shapes["expanded"]), values, axis=2)
+        prefix_values = b.constant(old_keys.transpose(0, 2, 1)[None]), b.constant(old_values[None])
+        keys = b.node("Concat", b.node("Expand", prefix_values[0], shapes["expanded"]), keys, axis=3)
+        values = b.node("Concat", b.node("Expand", prefix_values[1], shapes["expanded"]), values, axis=2)
         scores = b.node("Reshape", b.node("MatMul", queries, keys), shapes["scores"])
         scores = b.node("Add", scores, self.mask)
         highest = b.node("ReduceMax", scores, b.ints(-1), keepdims=1)
         shares = b.node("Reshape", b.node("Exp", b.node("Sub", scores, highest)), shapes["flat scores"])
         sums = b.several("Split", 2, b.node("MatMul", shares, values), b.ints(HEAD_SIZE, 1), axis=-1)
-        found = b.node("Reshape", b.node("Div", *sums), shapes["scores"])
-        found = b.node("Reshape", b.node("Transpose", found, perm=[0, 3, 1, 2, 4]), shapes["found"])
-        return b.linear(b.node("Gather", found, "tokens"), f"{number}.out")
+        attended = b.node("Reshape", b.node("Div", *sums), shapes["scores"])
+        attended = b.node("Reshape", b.node("Transpose", attended, perm=[0, 3, 1, 2, 4]), shapes["found"])
+        return b.linear(b.node("Gather", attended, "tokens"), f"{number}.out")
 
     def layer(self, number: int) -> None:
         """Add a layer."""
@@ -191,8 +191,8 @@ class ReaderGraph:
         normed = b.node(
             "SimplifiedLayerNormalization", self.states, f"{number}.norm_1", axis=-1, stash_type=1, **norm
         )
-        found = self.attention(number, normed)
-        inputs = (self.states, found, f"{number}.norm_2")
+        attended = self.attention(number, normed)
+        inputs = (self.states, attended, f"{number}.norm_2")
         normed, _, _, states = b.several(
             "SkipSimplifiedLayerNormalization", 4, *inputs, domain=MICROSOFT, **norm
         )
@@ -209,8 +209,8 @@ class ReaderGraph:
                 outputs[f"layer_{number}"] = self.states
             self.layer(number)
         outputs[f"layer_{LAYERS}"] = self.states
-        for name, found in outputs.items():
-            b.nodes.append(helper.make_node("Identity", [found], [name]))
+        for name, states in outputs.items():
+            b.nodes.append(helper.make_node("Identity", [states], [name]))
         integers, floats = TensorProto.INT64, TensorProto.FLOAT
         shapes = {"ids": ["n"], "positions": ["n"], "rows": ["texts", "longest"], "tokens": ["n"]}
         graph = helper.make_graph(
@@ -250,15 +250,15 @@ def main() -> None:
     graph = ReaderGraph(reader_tensors(GGUFReader(source)), prefix).build()
     (OUT / GRAPH).write_bytes(graph.SerializeToString())
 
-    made = KEPT / "reader"
-    made.mkdir(parents=True, exist_ok=True)
-    make_reader(source, made)
-    reader = Reader(made, self_test=False)
-    known = {}
+    folder = KEPT / "reader"
+    folder.mkdir(parents=True, exist_ok=True)
+    make_reader(source, folder)
+    reader = Reader(folder, self_test=False)
+    expected = {}
     for question in TESTED:
         (states,) = reader.states([reader.encode(question).ids], STATES)
-        known[question] = states[max(STATES)][-1][:16].astype(float).round(3).tolist()
-    (OUT / SELF_TEST).write_text(json.dumps(known, indent=1) + "\n")
+        expected[question] = states[max(STATES)][-1][:16].astype(float).round(3).tolist()
+    (OUT / SELF_TEST).write_text(json.dumps(expected, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -35,10 +35,10 @@ def index_of(data: Path, embedder: str) -> PassageIndex:
 def queries_for(questions: list[dict], answers: dict[str, str]) -> dict[str, list[list[str]]]:
     """The queries of each way to search, one list a question."""
     decisions, alone = [], []
-    for each in questions:
-        draft = Draft(text=answers.get(each["id"], ""), source="recorded")
-        decisions.append(Decision(question=each["question"], retrieve=True, p_known=0.0, draft=draft))
-        alone.append([each["question"]])
+    for question in questions:
+        draft = Draft(text=answers.get(question["id"], ""), source="recorded")
+        decisions.append(Decision(question=question["question"], retrieve=True, p_known=0.0, draft=draft))
+        alone.append([question["question"]])
     ways = {"question": alone, "claims": [], "claims + question": []}
     for name, with_question in (("claims", False), ("claims + question", True)):
         for plan in plan_queries(decisions, always_include_question=with_question):
@@ -48,21 +48,21 @@ def queries_for(questions: list[dict], answers: dict[str, str]) -> dict[str, lis
 
 def recall(questions: list[dict], queries: list[list[str]], search: Search, k: int) -> float:
     """Mean share of a question's supporting passages among the first k, its queries fused by rank."""
-    found = iter(search(list(chain.from_iterable(queries)), max(k, 10)))
+    results = iter(search(list(chain.from_iterable(queries)), max(k, 10)))
     shares = []
-    for question, own in zip(questions, queries, strict=True):
-        rankings = list(islice(found, len(own)))
+    for question, question_queries in zip(questions, queries, strict=True):
+        rankings = list(islice(results, len(question_queries)))
         shares.append(share_found(question, fuse(rankings, key=passage_id, k=k)))
     return float(np.mean(shares))
 
 
 def slimplm_chain(index: HybridIndex, question: str, queries: list[str], k: int = 10) -> list[Hit]:
     """SlimPLM's search (section 4.1): BM25 a query, dense rerank against the question, round-robin."""
-    asked = index.dense.embed_queries([question])[0]
+    query_vector = index.dense.embed_queries([question])[0]
     rankings = []
     for hits in index.bm25.search(queries, k):
-        similarities = index.dense.vectors([hit.passage.id for hit in hits]) @ asked
-        rankings.append([hits[place] for place in np.argsort(-similarities, kind="stable")])
+        similarities = index.dense.vectors([hit.passage.id for hit in hits]) @ query_vector
+        rankings.append([hits[row] for row in np.argsort(-similarities, kind="stable")])
     chosen: dict[str, Hit] = {}
     for hit in chain.from_iterable(zip_longest(*rankings)):
         if hit is not None:
@@ -98,13 +98,13 @@ def main() -> None:
     }
     rows = []
     for way, queries in queries_for(questions, answers).items():
-        number = f"{np.mean([len(own) for own in queries]):.1f}"
+        number = f"{np.mean([len(question_queries) for question_queries in queries]):.1f}"
         for side, search in sides.items():
             recalls = [f"{recall(questions, queries, search, k):.3f}" for k in (5, 10)]
             rows.append([way, side, *recalls, number])
         shares = []
-        for question, own in zip(questions, queries, strict=True):
-            hits = slimplm_chain(hybrid, question["question"], own)
+        for question, question_queries in zip(questions, queries, strict=True):
+            hits = slimplm_chain(hybrid, question["question"], question_queries)
             shares.append((share_found(question, hits[:5]), share_found(question, hits[:10])))
         recalls = [f"{share:.3f}" for share in np.mean(shares, axis=0)]
         rows.append([way, "SlimPLM's chain", *recalls, number])

@@ -25,17 +25,17 @@ BATCH = 64
 
 def read_rules() -> dict[str, tuple[list[str], list[str]]]:
     """Return the examples of each rule, and what says the same."""
-    found: dict[str, tuple[list[str], list[str]]] = {}
+    by_rule: dict[str, tuple[list[str], list[str]]] = {}
     part = 0
     for line in read_lines(FOLDER / "rules.txt"):
         if line.startswith("["):
-            found[line.strip("[]")] = ([], [])
+            by_rule[line.strip("[]")] = ([], [])
             part = 0
         elif line == "--":
             part = 1
         else:
-            list(found.values())[-1][part].append(line)
-    return found
+            list(by_rule.values())[-1][part].append(line)
+    return by_rule
 
 
 def states_of(texts: list[str]) -> np.ndarray:
@@ -47,7 +47,7 @@ def states_of(texts: list[str]) -> np.ndarray:
 
 def write_directions() -> None:
     """Make the directions in which template requests differ most."""
-    requests = [each.question for each in template_requests() if each.kind != "language"]
+    requests = [request.question for request in template_requests() if request.kind != "language"]
     random.Random(0).shuffle(requests)
     states = states_of(requests[:REQUESTS])
     mean = states.mean(axis=0)
@@ -92,7 +92,7 @@ def main() -> None:
     texts = {"others": [record["question"] for record in read_records(args.data / "practical.dev.jsonl")]}
     for name, (examples, same) in written.items():
         texts |= {f"{name} examples": examples, f"{name} same": same}
-    scaled = {name: rules.directions_of(states_of(each)) for name, each in texts.items()}
+    scaled = {name: rules.directions_of(states_of(rule_texts)) for name, rule_texts in texts.items()}
     names = list(written)
     rows = [measured(scaled, names), measured(scaled, names, rules.ALIKE)]
     print_table(["threshold", "caught (worst rule)", "others (worst rule)", "others, any rule"], rows)

@@ -117,76 +117,76 @@ def mixtures_to_train_on(data: Path) -> Iterator[Mixture]:
         else:
             question = draw.choice(by_template[kind][draw.choice(list(by_template[kind]))])
         frame = draw.choice(TRAINED_ON) if kind == "given" or draw.random() < 0.9 else "none"
-        place = "none" if frame == "none" else draw.choice(("before", "after", "around"))
+        position = "none" if frame == "none" else draw.choice(("before", "after", "around"))
         length = int(math.exp(draw.uniform(math.log(SHORTEST), math.log(LONGEST))))
-        yield mixed(question, kind, frame, place, length, draw, prose)
+        yield mixed(question, kind, frame, position, length, draw, prose)
 
 
 def rows_of(mixture: Mixture) -> Iterator[SegmentRow]:
     """Yield the segments of a request whose kind is known."""
     kinds = _kinds_of_segments(mixture)
-    asked = kinds_with(mixture.kind, kinds) if mixture.kind in NEEDY else []
-    given = [place for place in kinds_with(GIVEN, kinds) if len(kinds[place]) == 1]
+    needy = kinds_with(mixture.kind, kinds) if mixture.kind in NEEDY else []
+    pasted = [index for index in kinds_with(GIVEN, kinds) if len(kinds[index]) == 1]
     draw = random.Random(len(mixture.text))
-    taken = draw.sample(given, min(MOST_GIVEN, len(given)))
-    for place, own in enumerate(kinds):
-        if not own:
+    drawn = draw.sample(pasted, min(MOST_GIVEN, len(pasted)))
+    for index, segment_kinds in enumerate(kinds):
+        if not segment_kinds:
             continue
-        kind = min(own, key=_NEEDIEST.index)
+        kind = min(segment_kinds, key=_NEEDIEST.index)
         # Of a needy request of several sentences it is not known which of them need it.
-        if (kind in NEEDY and len(asked) > 1) or (kind == GIVEN and place not in taken):
+        if (kind in NEEDY and len(needy) > 1) or (kind == GIVEN and index not in drawn):
             continue
         weight = 0.5 if kind in (GIVEN, COURTESY) else 1.0
-        yield SegmentRow(mixture.text, place, KIND_OF[kind], weight)
+        yield SegmentRow(mixture.text, index, KIND_OF[kind], weight)
 
 
 def kinds_with(kind: str, kinds: list[set[str]]) -> list[int]:
     """Return the segments that have a part of a kind."""
-    return [place for place, own in enumerate(kinds) if kind in own]
+    return [index for index, segment_kinds in enumerate(kinds) if kind in segment_kinds]
 
 
 def pieces_of(question: str, kind: str) -> list[SegmentRow]:
     """Return all segments of a request, each with the kind of the whole."""
-    return [SegmentRow(question, place, kind, 0.5) for place in range(len(segments(question)))]
+    return [SegmentRow(question, index, kind, 0.5) for index in range(len(segments(question)))]
 
 
 def _kinds_of_segments(mixture: Mixture) -> list[set[str]]:
     """Return the kinds of the pieces that each segment has a part of."""
-    found: list[set[str]] = []
+    kinds: list[set[str]] = []
     ends, flat = [], ""
     for segment in segments(mixture.text):
         flat += f" {segment}" if flat else segment
         ends.append(len(flat))
-        found.append(set())
+        kinds.append(set())
     begin = 0
     for piece in mixture.pieces:
         text = " ".join(piece.text.split())
         begin = max(flat.find(text, begin), begin)
         end = begin + len(text)
         start = 0
-        for place, segment_end in enumerate(ends):
+        for index, segment_end in enumerate(ends):
             if begin < segment_end and start < end:
-                found[place].add(piece.kind)
+                kinds[index].add(piece.kind)
             start = segment_end + 1
         begin = end
-    return found
+    return kinds
 
 
 def read_segment_rows(data: Path) -> list[SegmentRow]:
     """Return all rows."""
-    found: list[SegmentRow] = []
+    rows: list[SegmentRow] = []
     for mixture in mixtures_to_train_on(data):
-        found += rows_of(mixture)
+        rows += rows_of(mixture)
     for text in corpus_prose(data, slice(3_000, 8_000))[:PARAGRAPHS]:
-        found += pieces_of(text[:LONGEST], KIND_OF[GIVEN])
+        rows += pieces_of(text[:LONGEST], KIND_OF[GIVEN])
     for label in (*read_practical(data), *read_template_labels()):
         # What needs nothing as a whole needs nothing in any part.
         if label.ships and label.what == COURTESY:
             pieces = pieces_of(label.question, label.kind)
-            found += pieces if len(pieces) > 1 else []
+            rows += pieces if len(pieces) > 1 else []
     for seed in DIALOGUES:
         for dialogue in dialogues(seed, part="train"):
             if len(segments(dialogue.message)) == 1:
                 history = "\n".join(dialogue.history)
-                found.append(SegmentRow(dialogue.message, 0, KIND_OF[dialogue.kind], 1.0, history))
-    return found
+                rows.append(SegmentRow(dialogue.message, 0, KIND_OF[dialogue.kind], 1.0, history))
+    return rows

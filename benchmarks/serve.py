@@ -104,7 +104,7 @@ def serving(*options: str) -> Iterator[str]:
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, "serve", "--port", "0", *options], stderr=subprocess.PIPE, text=True
     )
-    url = next(found[0] for line in process.stderr if (found := re.search(r"http://[\d.:]+", line)))
+    url = next(match[0] for line in process.stderr if (match := re.search(r"http://[\d.:]+", line)))
     threading.Thread(target=process.stderr.read, daemon=True).start()
     while httpx.get(f"{url}/ready").status_code != 200:
         time.sleep(0.1)
@@ -116,11 +116,11 @@ def decisions(clients: Sequence[int], requests: int) -> Iterator[list[str]]:
     """Yield the rows of the table."""
     gate = load_gate(on_error="raise")
     gate.decide("Who wrote Hamlet?")
-    for some in clients:
-        yield asyncio.run(in_process(gate, some, requests))
+    for count in clients:
+        yield asyncio.run(in_process(gate, count, requests))
     with serving("--timeout", "600") as url:
-        for some in clients:
-            yield asyncio.run(over_http("server", url, some, requests))
+        for count in clients:
+            yield asyncio.run(over_http("server", url, count, requests))
     for patient, name in ((True, "full, clients wait"), (False, "full, clients do not wait")):
         with serving("--timeout", "600", "--queue", "16") as url:
             yield asyncio.run(over_http(name, url, 64, requests, patient=patient))
@@ -165,13 +165,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--url", help="a server that runs already")
-    given = parser.parse_args()
+    options = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    if given.url:
-        rows = [asyncio.run(over_http(given.url, given.url, some, given.requests)) for some in given.clients]
+    if options.url:
+        rows = [asyncio.run(over_http(options.url, options.url, count, options.requests)) for count in options.clients]
     else:
-        gateway(given.requests)
-        rows = list(decisions(given.clients, given.requests))
+        gateway(options.requests)
+        rows = list(decisions(options.clients, options.requests))
     print_table(COLUMNS, rows)
 
 

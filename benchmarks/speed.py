@@ -70,12 +70,12 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     for gate in arguments.gates:
-        for name, asked in read_asked(arguments.data).items():
+        for name, questions in read_asked(arguments.data).items():
             command = [sys.executable, "-c", MEASURE, gate]
-            done = subprocess.run(
-                command, input=json.dumps(asked), capture_output=True, text=True, check=True
+            process = subprocess.run(
+                command, input=json.dumps(questions), capture_output=True, text=True, check=True
             )
-            first, single, long, rate, *memory = json.loads(done.stdout.splitlines()[-1])
+            first, single, long, rate, *memory = json.loads(process.stdout.splitlines()[-1])
             times = [f"{first:.1f} s", f"{single:.1f} ms", f"{long:.0f} ms"]
             resident = " / ".join(f"{megabytes:.0f}" for megabytes in memory)
             rows.append([gate, name, *times, f"{rate:.0f} decisions/s", f"{resident} MB"])

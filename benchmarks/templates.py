@@ -65,7 +65,7 @@ class TemplateRequest:
 def template_requests(seed: int = 0) -> list[TemplateRequest]:
     """Return the requests of all templates, each once, in the order of the templates."""
     words = read_words()
-    found: dict[str, TemplateRequest] = {}
+    requests: dict[str, TemplateRequest] = {}
     alone = [read_lines(FOLDER / f"{kind}.txt") for kind in _SERVED_ALONE]
     number = 0
     for kind in KINDS:
@@ -77,13 +77,13 @@ def template_requests(seed: int = 0) -> list[TemplateRequest]:
                 text = filled(template, words, draw)
                 texts.add(text if kind == "language" else varied(text, draw))
             for text in sorted(texts)[:: max(1, len(texts) // _EACH[kind])][: _EACH[kind]]:
-                found.setdefault(text, TemplateRequest(text, kind, number))
+                requests.setdefault(text, TemplateRequest(text, kind, number))
             if kind in _RETRIEVED:
                 mixed = [_mixed(filled(template, words, draw), alone, words, draw) for _ in range(8)]
-                for text in [each for each in mixed if len(each.split()) < _SHORT][:_MIXED]:
-                    found.setdefault(text, TemplateRequest(text, kind, number))
+                for text in [candidate for candidate in mixed if len(candidate.split()) < _SHORT][:_MIXED]:
+                    requests.setdefault(text, TemplateRequest(text, kind, number))
             number += 1
-    return list(found.values())
+    return list(requests.values())
 
 
 def _mixed(text: str, alone: list[list[str]], words: dict[str, list[str]], draw: random.Random) -> str:

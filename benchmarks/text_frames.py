@@ -84,9 +84,9 @@ def work_rows(seed: int) -> Iterator[TextRow]:
             for kind in kinds:
                 # There are more kinds that need passages than that do not.
                 for _ in range(2 if kind in NEEDY else 5):
-                    text, own = _task(template, kind, sections, slots, part, draw)
+                    text, whole_kind = _task(template, kind, sections, slots, part, draw)
                     text = styled(text, "en", draw)
-                    yield TextRow(text, own, "en", frame, f"task:{name}", part, ((text, own),))
+                    yield TextRow(text, whole_kind, "en", frame, f"task:{name}", part, ((text, whole_kind),))
     yield from _answer_rows(seed)
 
 
@@ -144,7 +144,7 @@ class Topic:
 @cache
 def topics(part: str) -> list[Topic]:
     """Return the topics of a part; text that does not train has held-out topics."""
-    found = []
+    matching = []
     for heading, lines in read_sections(FOLDER / "paragraphs.txt").items():
         topic = Topic(heading.removesuffix(" test"), GROUPS if heading.endswith(" test") else TRAIN)
         for line in lines:
@@ -154,24 +154,24 @@ def topics(part: str) -> list[Topic]:
             else:
                 topic.story.append(line)
         if topic.asks and (topic.part == TRAIN) == (part == TRAIN):
-            found.append(topic)
-    return found
+            matching.append(topic)
+    return matching
 
 
-def paragraph_rows(seed: int, each: int = 3) -> Iterator[TextRow]:
+def paragraph_rows(seed: int, per_kind: int = 3) -> Iterator[TextRow]:
     """Yield paragraphs of 20 to 400 words twice: on one line, and with line breaks."""
     for topic in (*topics(TRAIN), *topics(GROUPS)):
         draw = random.Random(f"{seed} {topic.name}")
         for kind in (*topic.asks, "given"):
-            for number in range(each):
-                place = _PLACES[number % len(_PLACES)]
-                sentences = _paragraph(topic, kind, place, draw)
-                frame = f"paragraphs/{topic.name}/{kind}-{place}"
+            for number in range(per_kind):
+                position = _PLACES[number % len(_PLACES)]
+                sentences = _paragraph(topic, kind, position, draw)
+                frame = f"paragraphs/{topic.name}/{kind}-{position}"
                 yield from _joined(sentences, kind, "en", frame, f"topic:{topic.name}", topic.part, draw)
     yield from _language_paragraphs(seed)
 
 
-def _paragraph(topic: Topic, kind: str, place: str, draw: random.Random) -> list[tuple[str, str]]:
+def _paragraph(topic: Topic, kind: str, position: str, draw: random.Random) -> list[tuple[str, str]]:
     """Return the sentences of a paragraph, each with its kind."""
     around = read_sections(FOLDER / "paragraphs.txt")
     length = _SHORTEST * (_LONGEST / _SHORTEST) ** draw.random()
@@ -179,14 +179,14 @@ def _paragraph(topic: Topic, kind: str, place: str, draw: random.Random) -> list
     story = list(topic.story[draw.choice((0, 0, 1, 3)) :])
     for other in draw.sample(others, 2):
         story += other.story
-    kept: list[str] = []
-    while story and sum(len(sentence.split()) for sentence in kept) < length - 8:
-        kept.append(story.pop(0))
-    sentences = [(sentence, "given") for sentence in kept]
+    chosen: list[str] = []
+    while story and sum(len(sentence.split()) for sentence in chosen) < length - 8:
+        chosen.append(story.pop(0))
+    sentences = [(sentence, "given") for sentence in chosen]
     if kind != "given":
-        asked = filled(draw.choice(topic.asks[kind]), {}, draw)
-        at = {"beginning": 0, "middle": (len(kept) + 1) // 2, "end": len(kept)}[place]
-        sentences.insert(at, (asked, kind))
+        question = filled(draw.choice(topic.asks[kind]), {}, draw)
+        at = {"beginning": 0, "middle": (len(chosen) + 1) // 2, "end": len(chosen)}[position]
+        sentences.insert(at, (question, kind))
         if kind in NEEDY and draw.random() < 0.2:
             easy = draw.choice(("common", "task"))
             sentences.insert(draw.randrange(len(sentences) + 1), (draw.choice(topic.asks[easy]), easy))
@@ -195,7 +195,7 @@ def _paragraph(topic: Topic, kind: str, place: str, draw: random.Random) -> list
     if draw.random() < 0.25:
         sentences.append((draw.choice(around["closing"]), "thanks"))
     if draw.random() < 0.12:  # as speech is written down
-        sentences = [(re.sub(r"[,.?!;:]", "", text).lower(), own) for text, own in sentences]
+        sentences = [(re.sub(r"[,.?!;:]", "", text).lower(), sentence_kind) for text, sentence_kind in sentences]
     return sentences
 
 
@@ -211,7 +211,7 @@ def _joined(
     """Yield the same sentences on one line and on several."""
     space = "" if language in ("zh", "ja") else " "
     breaks = [draw.choice((space, *_BREAKS)) for _ in sentences]
-    if len(breaks) > 1 and not any("\n" in each for each in breaks[1:]):
+    if len(breaks) > 1 and not any("\n" in line_break for line_break in breaks[1:]):
         breaks[draw.randrange(1, len(breaks))] = "\n"
     lines = "".join(mark + text for mark, (text, _) in zip(breaks, sentences, strict=True)).strip()
     flat = space.join(text for text, _ in sentences)
@@ -229,14 +229,14 @@ def _language_paragraphs(seed: int) -> Iterator[TextRow]:
         for part in (GROUPS,) if language in HELD_OUT_LANGUAGES else (TRAIN, FRAMES):
             draw = random.Random(f"{seed} {language} {part}")
             for number, kind in enumerate((*ASKED, "given") * (2 if part == TRAIN else 1)):
-                place = _PLACES[number % len(_PLACES)]
-                own = story if part == GROUPS else story[:5] if part == TRAIN else story[5:]
-                start = draw.randrange(len(own) - 1)
-                sentences = [(text, "given") for text in own[start : start + draw.randint(2, 5)]]
+                position = _PLACES[number % len(_PLACES)]
+                available = story if part == GROUPS else story[:5] if part == TRAIN else story[5:]
+                start = draw.randrange(len(available) - 1)
+                sentences = [(text, "given") for text in available[start : start + draw.randint(2, 5)]]
                 if kind != "given":
-                    at = {"beginning": 0, "middle": len(sentences) // 2, "end": len(sentences)}[place]
+                    at = {"beginning": 0, "middle": len(sentences) // 2, "end": len(sentences)}[position]
                     sentences.insert(at, (ended(asks_of(part).draw(kind, draw, language), language), kind))
-                frame = f"paragraphs/{language}-{part}/{kind}-{place}"
+                frame = f"paragraphs/{language}-{part}/{kind}-{position}"
                 yield from _joined(sentences, kind, language, frame, f"language:{language}", part, draw)
 
 
@@ -256,16 +256,16 @@ def turn_rows(seed: int) -> Iterator[TextRow]:
             frame = f"turns/{name}/{number}"
             draw = random.Random(f"{seed} {frame}")
             kinds = {"asked": ASKED, "needy": NEEDY}.get(kind, (kind,))
-            for own in [each for each in kinds for _ in range(18 // len(kinds))]:
+            for row_kind in [repeated for repeated in kinds for _ in range(18 // len(kinds))]:
                 asks = asks_of(part)
                 if kind in ("asked", "needy"):
-                    ask = asks.draw(own, draw)
+                    ask = asks.draw(row_kind, draw)
                 else:
                     ask = asks.question(draw.choice((*NEEDY, "common")), draw)
                 request = {"ask": [ask], "other": [asks.draw("task", draw)]}
                 words = {slot: values_of_part(values, part) for slot, values in slots.items()}
                 turns = [filled(turn, words | request, draw) for turn in template.split(" > ")]
-                yield _last_turn(turns, own, "en", frame, f"turns:{name}", part)
+                yield _last_turn(turns, row_kind, "en", frame, f"turns:{name}", part)
     yield from _language_turns(seed)
 
 
@@ -303,11 +303,11 @@ def _language_turns(seed: int) -> Iterator[TextRow]:
 @cache
 def read_blocks(path: Path) -> Sections:
     """Return the blocks of each section: ``[[name]]`` begins one, a line ``%`` parts the blocks."""
-    found: Sections = {}
+    sections: Sections = {}
     for section in path.read_text(encoding="utf-8").split("\n[[")[1:]:
         name, _, text = section.partition("]]\n")
-        found[name] = [block.strip("\n") for block in text.split("\n%\n")]
-    return found
+        sections[name] = [block.strip("\n") for block in text.split("\n%\n")]
+    return sections
 
 
 @dataclass(frozen=True)
@@ -344,8 +344,8 @@ class Pasted:
         start = self.draw.randrange(len(topic.story) - 3)
         sentences = topic.story[start : start + self.draw.randint(3, 8)]
         if self.draw.random() < 0.6:
-            asked = filled(self.draw.choice(topic.asks[self.draw.choice(list(topic.asks))]), {}, self.draw)
-            sentences = [*sentences, asked]
+            question = filled(self.draw.choice(topic.asks[self.draw.choice(list(topic.asks))]), {}, self.draw)
+            sentences = [*sentences, question]
         return " ".join(sentences)
 
     def passages(self) -> str:
@@ -385,16 +385,16 @@ class Pasted:
     def values(self, slots: Sequence[str]) -> dict[str, str]:
         """Return what stands for each slot of a prompt of `templates/helpers.txt`."""
         pairs = values_of_part(self._helpers["given answered"][0].split("\n"), self.part)
-        asked, _, told = self.draw.choice(pairs).partition(" >> ")
+        question, _, answer = self.draw.choice(pairs).partition(" >> ")
         whole = self.draw.choice(topics(self.part)).story
         start = self.draw.randrange(len(whole) - 3)
-        known = {
-            "asked": asked,
-            "told": told,
+        values = {
+            "asked": question,
+            "told": answer,
             "whole": " ".join(whole),
             "piece": " ".join(whole[start : start + 3]),
         }
-        return {slot: known[slot] if slot in known else self.value(slot) for slot in slots}
+        return {slot: values[slot] if slot in values else self.value(slot) for slot in slots}
 
     def value(self, slot: str) -> str:
         """Return what stands for a slot alone."""
@@ -406,22 +406,22 @@ class Pasted:
         if slot.endswith("_start"):
             whole = self.value(slot.removesuffix("_start"))
             return whole[: int(len(whole) * self.draw.uniform(0.3, 0.8))].rstrip()
-        made = {"chat": self.chat, "text": self.text, "question": self.question, "passages": self.passages}
-        return made[slot]()
+        writers = {"chat": self.chat, "text": self.text, "question": self.question, "passages": self.passages}
+        return writers[slot]()
 
 
 @cache
 def facts_of(part: str) -> list[tuple[str, str, str]]:
     """Return kind, passage and a question that the passage answers; one of four is held out."""
-    found = []
+    facts = []
     for line in values_of_part(read_blocks(FOLDER / "wrapped.txt")["facts"][0].split("\n"), part):
         kind, _, fact = line.partition(": ")
         passage, _, question = fact.partition(" >> ")
-        found.append((kind, passage, question))
-    return found
+        facts.append((kind, passage, question))
+    return facts
 
 
-def helper_rows(seed: int, each: int = 3) -> Iterator[TextRow]:
+def helper_rows(seed: int, per_wording: int = 3) -> Iterator[TextRow]:
     """Yield helper prompts: instructions on given text, which need nothing."""
     for heading, wordings in read_blocks(FOLDER / "helpers.txt").items():
         if heading in ("words", "chat formats") or heading.startswith("given "):
@@ -431,7 +431,7 @@ def helper_rows(seed: int, each: int = 3) -> Iterator[TextRow]:
             part = part_of(number, heading.endswith(" test"))
             frame = f"helpers/{name}/{language}{number}"
             pasted = Pasted(part, random.Random(f"{seed} {frame}"), language)
-            for _ in range(each):
+            for _ in range(per_wording):
                 values = pasted.values(_SLOT.findall(wording))
                 pieces = _filled_pieces(wording, values, {})
                 text = "".join(piece for piece, _ in pieces)

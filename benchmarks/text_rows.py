@@ -93,15 +93,15 @@ Sections = dict[str, list[str]]
 @cache
 def read_sections(path: Path) -> Sections:
     """Return the lines of each section; a heading that comes again goes on."""
-    found: Sections = defaultdict(list)
+    sections: Sections = defaultdict(list)
     name = ""
     for line in read_lines(path):
         heading = _HEADING.fullmatch(line)
         if heading:
             name = heading[1]
         else:
-            found[name].append(line)
-    return dict(found)
+            sections[name].append(line)
+    return dict(sections)
 
 
 def read_slots(sections: Sections) -> dict[str, list[str]]:
@@ -128,10 +128,10 @@ def language_part(language: str, number: int) -> str:
 
 def unique(rows: Iterator[TextRow]) -> list[TextRow]:
     """Return each text once; the one of the first template stays."""
-    found: dict[tuple[str, tuple[str, ...]], TextRow] = {}
+    by_text: dict[tuple[str, tuple[str, ...]], TextRow] = {}
     for row in rows:
-        found.setdefault((row.text, row.history), row)
-    return list(found.values())
+        by_text.setdefault((row.text, row.history), row)
+    return list(by_text.values())
 
 
 @cache
@@ -171,7 +171,7 @@ def _wrapped(
     """Put courtesies around a request; every third of them is held out."""
     wrappers = language_sections(language).get("polite", [])
     if part != GROUPS:
-        wrappers = [each for i, each in enumerate(wrappers) if (i % 3 == 2) == (part == FRAMES)]
+        wrappers = [wrapper for i, wrapper in enumerate(wrappers) if (i % 3 == 2) == (part == FRAMES)]
     if not wrappers:
         return ((request, kind),)
     before, _, after = draw.choice(wrappers).partition("~")
@@ -211,7 +211,7 @@ def _with_filler(
     slot = re.search(r"\{(\w+)\}", template)
     if slot is None:
         return template
-    fitting = [each for each in fillers if each["slot"] == slot[1] and set(needs) <= set(each["tags"])]
+    fitting = [candidate for candidate in fillers if candidate["slot"] == slot[1] and set(needs) <= set(candidate["tags"])]
     filler = draw.choice(fitting)
     return template.replace(slot[0], filler["scripts"].get(language, filler["value"]))
 
@@ -275,10 +275,10 @@ def with_typo(text: str, draw: random.Random) -> str:
     long = [i for i, word in enumerate(words) if len(word) > 4 and word.isalpha() and max(word) < _CJK]
     if not long:
         return text
-    place = draw.choice(long)
-    word = words[place]
+    index = draw.choice(long)
+    word = words[index]
     at = draw.randrange(1, len(word) - 2)
-    words[place] = draw.choice(
+    words[index] = draw.choice(
         (
             word[:at] + word[at + 1] + word[at] + word[at + 2 :],
             word[:at] + word[at + 1 :],
@@ -314,12 +314,12 @@ class Asks:
                 parts = [language_part(language, i) for i in range(len(templates))]
                 self._add(language, kind, templates, parts, part)
         self.languages = [
-            each for each in self._slots if each != "en" and self._templates.get((each, "private"))
+            code for code in self._slots if code != "en" and self._templates.get((code, "private"))
         ]
 
     def _add(self, language: str, kind: str, templates: list[str], parts: list[str], part: str) -> None:
-        for template, own in zip(templates, parts, strict=True):
-            if (own == TRAIN) == (part == TRAIN):
+        for template, template_part in zip(templates, parts, strict=True):
+            if (template_part == TRAIN) == (part == TRAIN):
                 self._templates[language, kind].append(template)
 
     def draw(self, kind: str, draw: random.Random, language: str = "en") -> str:
@@ -339,5 +339,5 @@ class Asks:
         """Return English at that rate, else another language that all kinds are there for."""
         if draw.random() < english:
             return "en"
-        full = [each for each in self.languages if all(self._templates.get((each, kind)) for kind in ASKED)]
+        full = [code for code in self.languages if all(self._templates.get((code, kind)) for kind in ASKED)]
         return draw.choice(full)

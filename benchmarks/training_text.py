@@ -67,11 +67,11 @@ def _count(rows: list[TextRow]) -> None:
     for title, of in (("file", lambda row: row.source), ("language", lambda row: row.language)):
         table = []
         for name in sorted({of(row) for row in rows}):
-            own = [row for row in rows if of(row) == name]
-            kinds, parts = Counter(row.kind for row in own), Counter(row.part for row in own)
-            frames = len({row.frame for row in own})
+            matching = [row for row in rows if of(row) == name]
+            kinds, parts = Counter(row.kind for row in matching), Counter(row.part for row in matching)
+            frames = len({row.frame for row in matching})
             counts = [*(parts[part] for part in PARTS), *(kinds[kind] for kind in KINDS)]
-            table.append([name, str(frames), str(len(own)), *map(str, counts)])
+            table.append([name, str(frames), str(len(matching)), *map(str, counts)])
         print_table((title, "frames", "rows", *PARTS, *KINDS), table)
 
 

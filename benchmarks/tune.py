@@ -78,12 +78,12 @@ def read_questions(questions: list[str], cache: Path) -> tuple[Float64Array, Flo
     """Return the shipped gate's logits, shape (n,), and hidden states, shape (n, layers, hidden size)."""
     gate = load_gate(SHIPPED, on_error="raise")
 
-    def compute(some: list[str]) -> Any:
-        found = read_states(gate.get_proxy(), ANSWER, [{"question": q} for q in some], None, LAYERS)
-        return np.stack([each.states for each in found])
+    def compute(batch: list[str]) -> Any:
+        results = read_states(gate.get_proxy(), ANSWER, [{"question": q} for q in batch], None, LAYERS)
+        return np.stack([result.states for result in results])
 
-    kept = Kept(cache / "states").fill(questions, compute)
-    states = np.stack([kept[key(question)] for question in questions]).astype(np.float32)
+    vectors = Kept(cache / "states").fill(questions, compute)
+    states = np.stack([vectors[key(question)] for question in questions]).astype(np.float32)
     decisions = gate.decide_batch(questions)
     return logits(np.array([decision.p_known for decision in decisions])), states
 
@@ -106,30 +106,30 @@ def tune_once(data: Recorded, n: int, seed: int) -> dict[str, float] | None:
         return None
     tables, known = data.tables(fit, seed), data.known[rest]
     scores = {name: fit_correction(t.part(fit), seed)(t.part(rest)) for name, t in tables.items()}
-    found = {name: auc(each, known) for name, each in scores.items()}
-    found["shipped"] = auc(data.prior[rest], known)
+    figures = {name: auc(values, known) for name, values in scores.items()}
+    figures["shipped"] = auc(data.prior[rest], known)
     if data.rag is not None:
         held_out = 1 / (1 + np.exp(-crossfit(tables["tuned"].part(fit), seed)))
         chosen = MaxLoss(LOSS).choose(held_out, data.known[fit], data.rag[fit])
         skipped = 1 / (1 + np.exp(-scores["tuned"])) >= chosen.threshold
         lost = float(np.where(skipped, data.rag[rest].astype(float) - known, 0.0).mean())
-        found |= {"guaranteed": float(chosen.guaranteed), "skipped": float(skipped.mean())}
+        figures |= {"guaranteed": float(chosen.guaranteed), "skipped": float(skipped.mean())}
         if chosen.guaranteed:
-            found["held"] = float(lost <= LOSS)
-    return found
+            figures["held"] = float(lost <= LOSS)
+    return figures
 
 
 def show(data: Sequence[Recorded], columns: Sequence[str]) -> None:
     """Print a row for each LLM and number of questions: means over the draws."""
     rows = []
-    for each in data:
+    for recording in data:
         for n in SIZES:
-            if 2 * n > len(each.known):
+            if 2 * n > len(recording.known):
                 continue
-            runs = [tune_once(each, n, seed) for seed in range(DRAWS)]
+            runs = [tune_once(recording, n, seed) for seed in range(DRAWS)]
             means = pd.DataFrame(filter(None, runs)).mean()
             cells = means.reindex(columns).map("{:.3f}".format).replace("nan", "-")
-            rows.append([each.llm, str(n), *cells])
+            rows.append([recording.llm, str(n), *cells])
     print_table(["LLM", "n", *columns], rows)
 
 
@@ -140,8 +140,8 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True)
     arguments = parser.parse_args()
     data, cache = arguments.data, arguments.cache
-    found = [recorded(data, cache, name, llm) for name, llm in SOURCES]
-    show(found, ("nothing", "shipped", "tuned", "guaranteed", "held", "skipped"))
+    recordings = [recorded(data, cache, name, llm) for name, llm in SOURCES]
+    show(recordings, ("nothing", "shipped", "tuned", "guaranteed", "held", "skipped"))
 
 
 if __name__ == "__main__":

@@ -25,18 +25,18 @@ class WordsThenMeaning:
     """
 
     def __init__(
-        self, passages: Sequence[Passage], embedder: SentenceEmbedder, kept: Path, *, pool: int = 100
+        self, passages: Sequence[Passage], embedder: SentenceEmbedder, file: Path, *, pool: int = 100
     ) -> None:
         self._bm25 = BM25Index(passages)
         self._embedder = embedder
-        self._kept = kept
+        self._kept = file
         self._pool = pool
-        self._vectors = dict(load(kept.read_bytes())) if kept.exists() else {}
+        self._vectors = dict(load(file.read_bytes())) if file.exists() else {}
 
     def embed_candidates(self, question: str) -> None:
         """Embed what BM25 finds for a question, so that the search itself need not."""
-        (found,) = self._bm25.search([question], self._pool)
-        new = [hit.passage for hit in found if hit.passage.id not in self._vectors]
+        (hits,) = self._bm25.search([question], self._pool)
+        new = [hit.passage for hit in hits if hit.passage.id not in self._vectors]
         if not new:
             return
         vectors = self._embedder.embed([passage.searchable for passage in new])
@@ -50,10 +50,10 @@ class WordsThenMeaning:
 
     def _search_one(self, query: str, k: int) -> list[Hit]:
         self.embed_candidates(query)
-        asked = self._embedder.embed_queries([query])[0]
-        (found,) = self._bm25.search([query], self._pool)
+        query_vector = self._embedder.embed_queries([query])[0]
+        (candidates,) = self._bm25.search([query], self._pool)
         hits = []
-        for hit in found:
-            similarity = float(np.dot(self._vectors[hit.passage.id], asked))
+        for hit in candidates:
+            similarity = float(np.dot(self._vectors[hit.passage.id], query_vector))
             hits.append(Hit(hit.passage, similarity, query))
         return sorted(hits, key=lambda hit: -hit.score)[:k]

@@ -50,8 +50,8 @@ def serving(model: Path, *, slots: int = 4, context: int = 8192, threads: int = 
         context: Tokens of context, shared by all slots.
         threads: How many threads compute; 0 for as many as there are cores.
     """
-    saved = f"{tempfile.gettempdir()}/"  # nothing is saved, but without a folder no slot can be erased
-    command = [sys.executable, "-c", SERVE, str(model), str(slots), str(context), saved, str(threads)]
+    slot_folder = f"{tempfile.gettempdir()}/"  # nothing is saved, but without a folder no slot can be erased
+    command = [sys.executable, "-c", SERVE, str(model), str(slots), str(context), slot_folder, str(threads)]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -147,18 +147,18 @@ def _chunk(line: str, call: dict[str, Any]) -> Iterator[ChatGenerationChunk]:
     usage = None
     if timings:
         if not call["prompt"]:  # said once, with the first token: LangChain adds up what the chunks say
-            read = timings["prompt_n"] + timings.get("cache_n", 0)
-            usage = {"input_tokens": read, "output_tokens": 0, "total_tokens": read}
+            prompt_tokens = timings["prompt_n"] + timings.get("cache_n", 0)
+            usage = {"input_tokens": prompt_tokens, "output_tokens": 0, "total_tokens": prompt_tokens}
         call["prompt"] = timings["prompt_n"] + timings.get("cache_n", 0)
         call["written"] = timings["predicted_n"]
     for choice in data.get("choices", []):
-        told = {}
+        information = {}
         if choice.get("logprobs"):
-            told["logprobs"] = choice["logprobs"]
+            information["logprobs"] = choice["logprobs"]
         if choice.get("finish_reason"):
-            told["finish_reason"] = choice["finish_reason"]
+            information["finish_reason"] = choice["finish_reason"]
             call["whole"] = True
         text = choice["delta"].get("content") or ""
         yield ChatGenerationChunk(
-            message=AIMessageChunk(text, usage_metadata=usage), generation_info=told or None
+            message=AIMessageChunk(text, usage_metadata=usage), generation_info=information or None
         )

@@ -43,9 +43,9 @@ def build_retriever(store: QdrantVectorStore) -> GatedRetriever:
 
 def main() -> None:
     retriever = build_retriever(build_store())
-    for question, found in zip(QUESTIONS, retriever.batch(QUESTIONS), strict=True):
-        print(f"{question}\n  {'retrieved' if found else 'skipped retrieval'}")
-        for document in found:
+    for question, documents in zip(QUESTIONS, retriever.batch(QUESTIONS), strict=True):
+        print(f"{question}\n  {'retrieved' if documents else 'skipped retrieval'}")
+        for document in documents:
             print(f"    {document.metadata['title']}: {document.page_content[:70]}…")
 
 
