@@ -108,7 +108,7 @@ class Answers:
         weight, bias = fit_known(examples, LAYERS, HeadsRecipe())
         return np.einsum("nlh,lh->n", self.states.astype(np.float32), weight) + bias
 
-    def linked(self) -> list[str]:
+    def find_linked(self) -> list[str]:
         """Return the LLMs whose labels say how they compare: those that answered more than the long tail."""
         labels = self.labels
         usual = ~labels.what.isin(LONG_TAIL) & ~labels.llm.str.endswith("(selected)")
@@ -134,7 +134,9 @@ def fit_abilities(
     columns = np.hstack([np.eye(len(llms))[llm] * sds[llm, None], np.eye(len(groups))[group] * GROUP_SD])
     nothing = np.zeros((len(llm), 0))
     offset = logits + means[llm]
-    coefficients, _ = logistic(columns, nothing, answers.labels.known.to_numpy(), np.ones(len(llm)), 1.0, offset)
+    coefficients, _ = logistic(
+        columns, nothing, answers.labels.known.to_numpy(), np.ones(len(llm)), 1.0, offset
+    )
     thetas = means + coefficients[: len(llms)] * sds
     p = 1 / (1 + np.exp(-(offset + columns @ coefficients)))
     information = np.bincount(llm, p * (1 - p))
@@ -147,14 +149,14 @@ def fit_abilities(
 def fit_together(answers: Answers, published: Published) -> dict[str, tuple[float, float]]:
     """Fit head and abilities in turns; returns mean and standard deviation by LLM. Llama-3.1-8B-Instruct has 0."""
     thetas = dict.fromkeys(sorted(answers.labels.llm.unique()), 0.0)
-    links = answers.linked()
+    links = answers.find_linked()
     abilities: dict[str, tuple[float, float]] = {}
     for _ in range(ROUNDS):
         logits = answers.fit(thetas)
         measured = {llm: thetas[llm] for llm in links}
         prior = {}
         for llm in thetas:
-            prior[llm] = published.ability(published.of(llm), measured, llm)[:2]
+            prior[llm] = published.estimate(published.get_figures(llm), measured, llm)[:2]
         prior[LLAMA] = (0.0, 0.2)
         fitted = fit_abilities(answers, logits, prior)
         for llm, (mean, sd) in fitted.items():
@@ -168,13 +170,13 @@ def build_table(answers: Answers, published: Published) -> dict[str, dict]:
     abilities = fit_together(answers, published)
     entries: dict[str, tuple[float, float, str]] = {}
     measured = {}
-    for llm in answers.linked():
+    for llm in answers.find_linked():
         mean, sd = abilities[llm]
         measured[llm] = mean
         sources = sorted(answers.labels.source[answers.labels.llm == llm].unique())
         entries[table_name(llm)] = (mean, sd, f"recorded answers ({', '.join(sources)})")
     for name in published.figures.index:
-        mean, sd, columns = published.ability(published.of(name), measured)
+        mean, sd, columns = published.estimate(published.get_figures(name), measured)
         if columns and name.lower() not in entries:
             urls = published.urls[name].replace(" ; ", ", ")
             entries[name.lower()] = (mean, sd, f"published {columns}: {urls}")
@@ -222,7 +224,7 @@ class Cell:
     llm: str
     what: str
     easiness: np.ndarray
-    questions: "Asked"
+    questions: "QuestionFeatures"
     right: np.ndarray
 
 
@@ -241,7 +243,7 @@ class QuestionFeatures:
     closer: np.ndarray
 
     @classmethod
-    def read(cls, questions: list[str], cache: Path, shipped: HeadsArtifact) -> "Asked":
+    def read(cls, questions: list[str], cache: Path, shipped: HeadsArtifact) -> "QuestionFeatures":
         """Read questions, or find what was kept of them."""
         encoder_states = fact_states(cache)
         encoder_states.fill((question, "") for question in questions)
@@ -252,7 +254,7 @@ class QuestionFeatures:
             np.stack([reader_states[key(question)] for question in questions]),
         )
 
-    def part(self, chosen: np.ndarray) -> "Asked":
+    def part(self, chosen: np.ndarray) -> "QuestionFeatures":
         """Return some of the questions."""
         return QuestionFeatures([self.kinds[i] for i in chosen], self.first[chosen], self.closer[chosen])
 
@@ -283,7 +285,9 @@ def read_cells(data: Path, cache: Path, shipped: HeadsArtifact) -> list[Cell]:
         if len(cell) >= LEAST:
             cell_features = features.part(cell.index.to_numpy())
             easiness = shipped.facts.known_logits(cell_features.closer, 0.0)
-            cells.append(Cell(cell.llm.iloc[0], cell.what.iloc[0], easiness, cell_features, cell.known.to_numpy()))
+            cells.append(
+                Cell(cell.llm.iloc[0], cell.what.iloc[0], easiness, cell_features, cell.known.to_numpy())
+            )
     return cells
 
 
@@ -293,15 +297,17 @@ def measure(data: Path, cache: Path) -> None:
     facts = shipped.facts
     cells, published = read_cells(data, cache, shipped), Published(data / "strong")
     table = read_abilities()
-    measured_abilities = {cell.llm: table[table_name(cell.llm)] for cell in cells if table_name(cell.llm) in table}
+    measured_abilities = {
+        cell.llm: table[table_name(cell.llm)] for cell in cells if table_name(cell.llm) in table
+    }
     rng = np.random.default_rng(0)
     rows = []
     for cell in cells:
-        size = 2 ** published.of(cell.llm).params_b
+        size = 2 ** published.get_figures(cell.llm).params_b
         strength = "small" if size < SMALL else "between" if size < STRONG else "strong"
         if cell.what in LONG_TAIL:
             strength = "long tail"
-        mean, sd, _ = published.ability(published.of(cell.llm), measured_abilities, cell.llm)
+        mean, sd, _ = published.estimate(published.get_figures(cell.llm), measured_abilities, cell.llm)
         abilities = {"nobody": facts.default_ability, "its name": (mean, sd)}
         other_cells = [other for other in cells if other.llm == cell.llm and other.what != cell.what]
         if other_cells:
@@ -319,9 +325,7 @@ def measure(data: Path, cache: Path) -> None:
         means = group.mean(numeric_only=True)
         hits = means.hits / means.skipped
         row = [strength, basis, f"{len(group)}", f"{means.right:.1%}", f"{means.off:.3f}"]
-        printed.append(
-            [*row, f"{means.ece:.3f}", f"{means.skipped:.1%}", f"{hits:.1%}", f"{means.auc:.3f}"]
-        )
+        printed.append([*row, f"{means.ece:.3f}", f"{means.skipped:.1%}", f"{hits:.1%}", f"{means.auc:.3f}"])
     columns = ["LLMs", "known by", "cells", "right alone", "|P - right|", "ECE", "skipped"]
     print_table([*columns, "of these right", "AUC"], printed)
     measure_practical(data, cache, shipped)

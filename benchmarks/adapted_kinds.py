@@ -22,7 +22,7 @@ from kind_rows import (
     plain,
 )
 from rich.progress import track
-from segment_rows import mixtures_to_train_on
+from segment_rows import make_training_mixtures
 
 from rgate_integrations.gates.artifacts import KindHead
 from rgate_integrations.models.encoder import Encoder
@@ -103,8 +103,8 @@ def read_examples(encoder: Encoder, data: Path, left_out: Collection[str] = ()) 
             labels.setdefault((label.question, "", True), []).append((0, label.kind, CLEAN * label.weight))
     for row in segments:
         if row.text not in holding:
-            labels.setdefault((row.text, row.history, False), []).append((row.place, row.kind, row.weight))
-    framed = {mixture.text for mixture in mixtures_to_train_on(data)}
+            labels.setdefault((row.text, row.history, False), []).append((row.index, row.kind, row.weight))
+    framed = {mixture.text for mixture in make_training_mixtures(data)}
     examples = []
     for (text, history, is_one), segment_labels in labels.items():
         segmented = Segmented.from_text(text, [history] if history else [])
@@ -142,7 +142,7 @@ def read_states(encoder: Encoder, examples: Sequence[Example]) -> None:
         list(pool.map(read, range(0, len(examples), AT_ONCE)))
 
 
-def batches(examples: Sequence[Example]) -> list[list[Example]]:
+def make_batches(examples: Sequence[Example]) -> list[list[Example]]:
     """Return batches of texts of like length."""
     grouped: list[list[Example]] = [[]]
     for example in examples:
@@ -152,7 +152,7 @@ def batches(examples: Sequence[Example]) -> list[list[Example]]:
     return grouped
 
 
-def pooled_inputs(layers: AdaptedLayers, batch: Sequence[Example]) -> torch.Tensor:
+def pool_inputs(layers: AdaptedLayers, batch: Sequence[Example]) -> torch.Tensor:
     """Return what the head reads of each segment of a batch: the layers of `LAYERS` and the layout."""
     longest = max(len(example.ids) for example in batch)
     below = np.zeros((len(batch), longest, HIDDEN), np.float32)
@@ -180,7 +180,9 @@ def run_stage(
 ) -> None:
     """Fit the layers and the head for some passes."""
     draw = random.Random(0)
-    grouped = batches([example for example in examples if example.framed or draw.random() < stage.others])
+    grouped = make_batches(
+        [example for example in examples if example.framed or draw.random() < stage.others]
+    )
     groups = []
     for part, rate, decay in zip(parts, stage.rates, DECAYS, strict=True):
         groups.append({"params": part.parameters(), "lr": rate, "weight_decay": decay})
@@ -202,10 +204,10 @@ def fit(examples: Sequence[Example], source: Path, stages: Sequence[Stage]) -> t
     """Fit the head and the layers together."""
     torch.manual_seed(0)
     layers = AdaptedLayers(read_weights(source))
-    grouped = batches(examples)
+    grouped = make_batches(examples)
     random.Random(0).shuffle(grouped)
     with torch.no_grad():
-        inputs = torch.cat([pooled_inputs(layers, batch) for batch in grouped[:40]])
+        inputs = torch.cat([pool_inputs(layers, batch) for batch in grouped[:40]])
         mean, scale = inputs.mean(dim=0), inputs.std(dim=0) + 1e-2
     hidden, output = torch.nn.Linear(len(mean), UNITS), torch.nn.Linear(UNITS, len(NAMES))
     head = torch.nn.Sequential(
@@ -215,7 +217,7 @@ def fit(examples: Sequence[Example], source: Path, stages: Sequence[Stage]) -> t
     def loss_of(batch: Sequence[Example]) -> torch.Tensor:
         kinds = torch.from_numpy(np.concatenate([example.kinds for example in batch]))
         weights = torch.from_numpy(np.concatenate([example.weights for example in batch]))
-        logits = head((pooled_inputs(layers, batch) - mean) / scale)
+        logits = head((pool_inputs(layers, batch) - mean) / scale)
         losses = torch.nn.functional.cross_entropy(logits, kinds, reduction="none", label_smoothing=SMOOTHING)
         return (losses * weights).sum() / weights.sum()
 

@@ -77,10 +77,10 @@ class AdaptedLayer(nn.Module):
         queries, keys, values = [project(states).view(shape).transpose(1, 2) for project in attention]
         attended = scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
         attended = attended.transpose(1, 2).reshape(states.shape)
-        states = self._normalised(states + out(attended), 0)
-        return self._normalised(states + outer(gelu(inner(states))), 1)
+        states = self._normalise(states + out(attended), 0)
+        return self._normalise(states + outer(gelu(inner(states))), 1)
 
-    def _normalised(self, states: torch.Tensor, number: int) -> torch.Tensor:
+    def _normalise(self, states: torch.Tensor, number: int) -> torch.Tensor:
         weight, bias = self.norms[number]
         return layer_norm(states, (HIDDEN,), weight, bias, EPSILON)
 

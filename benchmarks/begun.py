@@ -22,16 +22,16 @@ from base import SETS
 from begun_states import CUTS, DEEP, LAYERS, Answers, read_states
 from head_fit import HeadExamples, HeadsRecipe, fit_known, fit_line
 from heads import CACHE, FOLDS, SEED, alone, ece, embed, fact_states, folds_of
-from labels import LLAMA, clusters_of, read_adarague
+from labels import LLAMA, cluster_questions, read_adarague
 from logprobs import (
     Runs,
-    cross_validated_head,
-    features,
+    build_features,
+    combine_log_odds,
+    cross_validate_head,
     fit_head,
-    judged,
     read_runs,
+    score_features,
     show_knowledge,
-    together,
 )
 
 from rgate_integrations.gates.artifacts import LogprobHead, ProbeArtifact
@@ -58,12 +58,12 @@ class Probe:
         raw = np.einsum("nclh,lh->nc", states.astype(np.float32), self.weight)
         return self.slope * raw + self.intercept
 
-    def calibrated(self, slope: float, intercept: float) -> "Probe":
+    def calibrate(self, slope: float, intercept: float) -> "Probe":
         """Return it with its logits mapped by a line."""
         return replace(self, slope=slope * self.slope, intercept=slope * self.intercept + intercept)
 
 
-def fit(answers: Answers, chosen: np.ndarray) -> Probe:
+def fit_probe(answers: Answers, chosen: np.ndarray) -> Probe:
     """Fit a probe on some answers, cut to all lengths; not calibrated."""
     states = answers.states[chosen]
     cuts, n = len(CUTS), len(states) * len(CUTS)
@@ -76,16 +76,16 @@ def fit(answers: Answers, chosen: np.ndarray) -> Probe:
     return replace(probe, intercept=-float(probe(states).mean()))
 
 
-def cross_validated(answers: Answers, fold: np.ndarray) -> np.ndarray:
+def cross_validate(answers: Answers, fold: np.ndarray) -> np.ndarray:
     """Return held-out logits, shape (n, cuts)."""
     logits = np.zeros((len(answers.known), len(CUTS)))
     for number in range(FOLDS):
-        probe = fit(answers, fold != number)
+        probe = fit_probe(answers, fold != number)
         logits[fold == number] = probe(answers.states[fold == number])
     return logits
 
 
-def aucs(logits: np.ndarray, answers: Answers) -> list[float]:
+def measure_aucs(logits: np.ndarray, answers: Answers) -> list[float]:
     """Return the AUC of each set."""
     return [auc(logits[answers.sets == name], answers.known[answers.sets == name]) for name in SETS]
 
@@ -113,12 +113,12 @@ def judge_runs(
     for name, unseen_probe in without.items():
         rows = train & (runs.calls.kind == name).to_numpy()
         text[rows] = unseen_probe(runs.states[rows])
-    evidence = features(runs.calls.logprobs, text)
+    evidence = build_features(runs.calls.logprobs, text)
     labels, training_calls = runs.calls.known.to_numpy(), runs.calls[train]
     head = fit_head(evidence[train], runs.question.part(train), labels[train])
-    default = together(runs.question, judged(head, evidence))
+    default = combine_log_odds(runs.question, score_features(head, evidence))
     fold = training_calls.question.map(fold_of).to_numpy()
-    default[train] = cross_validated_head(evidence[train], runs.question.part(train), labels[train], fold)
+    default[train] = cross_validate_head(evidence[train], runs.question.part(train), labels[train], fold)
     show_knowledge(runs, evidence, default)
     return head, {
         "n": len(training_calls),
@@ -136,7 +136,7 @@ def read_answers(data: Path, cache: Path) -> tuple[Answers, np.ndarray]:
     labels = pd.DataFrame(map(vars, read_adarague(data)))
     encoder_states = fact_states(cache)
     encoder_states.fill((question, "") for question in labels.question)
-    fold = folds_of(clusters_of(labels, embed(labels, encoder_states)))
+    fold = folds_of(cluster_questions(labels, embed(labels, encoder_states)))
     pairs = []
     for name in SETS:
         for record in base.read_answers(data, name):
@@ -152,8 +152,10 @@ def show_sets(ways: dict[str, np.ndarray], answers: Answers) -> None:
     for name, logits in ways.items():
         p = 1 / (1 + np.exp(-logits))
         for column, cut in enumerate(CUTS):
-            set_aucs = aucs(logits[:, column], answers)
-            values = [f"{value:.3f}" for value in (*set_aucs, np.mean(set_aucs), ece(p[:, column], answers.known))]
+            set_aucs = measure_aucs(logits[:, column], answers)
+            values = [
+                f"{value:.3f}" for value in (*set_aucs, np.mean(set_aucs), ece(p[:, column], answers.known))
+            ]
             rows.append([name, str(cut), *values])
     base.print_table(["", "tokens", *SETS, "mean", "ECE"], rows, "AUC, held out by question cluster")
 
@@ -167,25 +169,25 @@ def main() -> None:
     parser.add_argument("--save", type=Path)
     arguments = parser.parse_args()
     answers, fold = read_answers(arguments.data, arguments.cache)
-    logits = cross_validated(answers, fold)
+    logits = cross_validate(answers, fold)
     slope, intercept = fit_line(logits, answers.known)
     words = slope * logits + intercept
-    both = together(alone(answers.questions, arguments.cache), words)
+    both = combine_log_odds(alone(answers.questions, arguments.cache), words)
     show_sets({"words": words, "question and words": both}, answers)
-    probe = fit(answers, np.ones(len(fold), bool)).calibrated(slope, intercept)
+    probe = fit_probe(answers, np.ones(len(fold), bool)).calibrate(slope, intercept)
     runs = read_runs(arguments.runs, arguments.data, arguments.cache)
     without = {}
     for name in runs.calls.kind[runs.calls.part == "train"].unique():
-        without[name] = fit(answers, answers.sets != name).calibrated(slope, intercept)
+        without[name] = fit_probe(answers, answers.sets != name).calibrate(slope, intercept)
     fold_of = dict(zip(answers.questions, fold.tolist(), strict=True))
     head, facts = judge_runs(runs, probe, without, fold_of)
     base.CONSOLE.print(head)
     if arguments.save is not None:
-        by_set = aucs(words[:, -1], answers)
+        by_set = measure_aucs(words[:, -1], answers)
         by_tokens, with_heads = {}, {}
         for column, cut in enumerate(CUTS):
-            by_tokens[str(cut)] = float(np.mean(aucs(words[:, column], answers)))
-            with_heads[str(cut)] = float(np.mean(aucs(both[:, column], answers)))
+            by_tokens[str(cut)] = float(np.mean(measure_aucs(words[:, column], answers)))
+            with_heads[str(cut)] = float(np.mean(measure_aucs(both[:, column], answers)))
         metrics = {
             "auc": dict(zip(SETS, by_set, strict=True)),
             "auc_mean": float(np.mean(by_set)),

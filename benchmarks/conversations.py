@@ -65,7 +65,7 @@ def read_conversations(part: str) -> list[Conversation]:
     return conversations
 
 
-def as_transcripts(conversations: list[Conversation]) -> list[Conversation]:
+def format_transcripts(conversations: list[Conversation]) -> list[Conversation]:
     """Return conversations as texts, in all formats; without those whose turns all are the user's."""
     transcripts = []
     for conversation in conversations:
@@ -74,7 +74,9 @@ def as_transcripts(conversations: list[Conversation]) -> list[Conversation]:
         if conversation.kind == "two":
             continue
         for name, (user, assistant, between, end) in FORMATS.items():
-            text = between.join((user if role == "user" else assistant).format(words) for role, words in turns)
+            text = between.join(
+                (user if role == "user" else assistant).format(words) for role, words in turns
+            )
             transcripts.append(Conversation(conversation.needs_passages, name, Request(text + end)))
     return transcripts
 
@@ -84,8 +86,10 @@ def main() -> None:
     part = "dev" if "dev" in sys.argv else "test"
     conversations = read_conversations(part)
     if "transcripts" in sys.argv:
-        conversations = as_transcripts(conversations)
-    decisions = load_gate(on_error="raise").decide_batch([conversation.request for conversation in conversations])
+        conversations = format_transcripts(conversations)
+    decisions = load_gate(on_error="raise").decide_batch(
+        [conversation.request for conversation in conversations]
+    )
     print(f"{len(conversations)} conversations, part {part}")
     for needs, what in (
         (True, "retrieved of those that need passages"),
@@ -106,7 +110,13 @@ def show(conversations: list[Conversation], decisions: list[Decision]) -> None:
     """Print what is decided wrong."""
     for conversation, decision in zip(conversations, decisions, strict=True):
         if decision.retrieve != conversation.needs_passages:
-            print(conversation.kind, conversation.needs_passages, *conversation.request.history, conversation.request.question, sep=" | ")
+            print(
+                conversation.kind,
+                conversation.needs_passages,
+                *conversation.request.history,
+                conversation.request.question,
+                sep=" | ",
+            )
             print(f"    {decision.p_known:.2f} {decision.reason}")
 
 

@@ -22,7 +22,7 @@ from corpus_sources import show_libraries, show_others, show_sources
 from corpus_ways import COUNTS, show_ways
 from sklearn.linear_model import LogisticRegression
 from text_rows import TRAIN
-from training_text import training_rows
+from training_text import make_training_rows
 
 from rgate_integrations import CorpusProfile, load_gate
 from rgate_integrations.corpus import profile as profile_module
@@ -42,7 +42,7 @@ FITS = ("health_plan", "medicine", "library_docs")
 """The domains whose licences allow that they train."""
 
 
-def fit(rows: Sequence[tuple[Judged, Judged]]) -> tuple[float, float]:
+def fit_constants(rows: Sequence[tuple[Judged, Judged]]) -> tuple[float, float]:
     """Return SLOPE and MIDPOINT that separate own questions from others; all domains count the same."""
     z, labels, weights = [], [], []
     for covered, uncovered in rows:
@@ -60,7 +60,9 @@ def read_needless(data: Path) -> tuple[list[str], list[str]]:
     practical = [
         record["question"] for record in read_records(data / "practical.dev.jsonl") if not record["retrieve"]
     ]
-    rows = [row for row in training_rows() if row.part != TRAIN and not row.history and row.kind in NEEDLESS]
+    rows = [
+        row for row in make_training_rows() if row.part != TRAIN and not row.history and row.kind in NEEDLESS
+    ]
     return practical, [row.text for row in random.Random(SEED).sample(rows, 300)]
 
 
@@ -81,9 +83,11 @@ def measure(data: Path, parts: Sequence[str], llm_url: str | None) -> None:
             for question in other.questions
         ]
         fits[name] = covered[name], judge(profiles[name][0], [*trains, *frames])
-    slope, middle = fit([fits[name] for name in FITS])
+    slope, middle = fit_constants([fits[name] for name in FITS])
     print(f"SLOPE, MIDPOINT = {slope:.1f}, {middle:.2f} by {', '.join(FITS)}")
-    constants = {domain.name: fit([fits[name] for name in FITS if name != domain.name]) for domain in domains}
+    constants = {
+        domain.name: fit_constants([fits[name] for name in FITS if name != domain.name]) for domain in domains
+    }
     if "domains" in parts:
         show_domains(domains, covered, uncovered, constants)
     if "gates" in parts:
@@ -166,14 +170,16 @@ def _judge_halves(profiles: Sequence[CorpusProfile], questions: Sequence[Sequenc
 
 def write_background() -> None:
     rng = random.Random(SEED)
-    rows = [row for row in training_rows() if not row.history and len(row.text) < 300]
+    rows = [row for row in make_training_rows() if not row.history and len(row.text) < 300]
     english = []
     for kind in KINDS:
         candidates = [row for row in rows if row.language == "en" and row.kind == kind and row.part == TRAIN]
         english += rng.sample(candidates, min(EACH, len(candidates)))
     foreign = rng.sample([row for row in rows if row.language != "en" and row.part == TRAIN], OTHERS)
     requests = english + foreign
-    leads = rng.sample([passage.searchable for passage in read_passages(corpus_path("encyclopedia-leads"))], LEADS)
+    leads = rng.sample(
+        [passage.searchable for passage in read_passages(corpus_path("encyclopedia-leads"))], LEADS
+    )
     questions = corpus_encoder().vectors([row.text for row in requests], "query: ")
     passages = corpus_encoder().vectors([lead[:400] for lead in leads], "passage: ")
     centred = np.vstack([questions - questions.mean(0), passages - passages.mean(0)]).astype(np.float64)

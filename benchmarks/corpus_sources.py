@@ -57,7 +57,10 @@ def read_libraries(file: str = "libraries.txt") -> dict[str, tuple[Sequence[str]
     libraries = {}
     for name, library_questions in questions.items():
         docstrings = read_docstrings(name)
-        libraries[name] = random.Random(SEED).sample(docstrings, min(DOCSTRINGS, len(docstrings))), library_questions
+        libraries[name] = (
+            random.Random(SEED).sample(docstrings, min(DOCSTRINGS, len(docstrings))),
+            library_questions,
+        )
     return libraries
 
 
@@ -65,7 +68,9 @@ def rank(corpora: Corpora) -> tuple[np.ndarray, np.ndarray]:
     """Return the order of corpora for each question, best first, and the right one."""
     profiles = [CorpusProfile.from_texts(passages, name) for name, (passages, _) in corpora.items()]
     questions = [question for _, corpus_questions in corpora.values() for question in corpus_questions]
-    right = np.repeat(range(len(corpora)), [len(corpus_questions) for _, corpus_questions in corpora.values()])
+    right = np.repeat(
+        range(len(corpora)), [len(corpus_questions) for _, corpus_questions in corpora.values()]
+    )
     close = np.stack([profile.closeness(embed(questions)) for profile in profiles], axis=1)
     return close.argsort(axis=1)[:, ::-1], right
 
@@ -81,7 +86,10 @@ def show_sources(domains: Sequence[Domain]) -> None:
     for half in unlike:
         for names in combinations(half, 2):
             pairs.append({name: half[name] for name in names})
-    _report("two of the six", [rank(pair) for pair in pairs if any(corpus_questions for _, corpus_questions in pair.values())])
+    _report(
+        "two of the six",
+        [rank(pair) for pair in pairs if any(corpus_questions for _, corpus_questions in pair.values())],
+    )
     show_cost(list(unlike[0].values()))
 
 
@@ -128,7 +136,9 @@ def show_others(domains: Sequence[Domain], llm_url: str | None) -> None:
     """Print how often other routers choose right, of the same questions."""
     groups = {"six unlike": read_unlike(domains), "four alike": [read_libraries()]}
     for name, parts in groups.items():
-        shares = [np.mean([_route(corpora, seed).mean() for corpora in parts[:1]]) for seed in range(ROUTER_SEEDS)]
+        shares = [
+            np.mean([_route(corpora, seed).mean() for corpora in parts[:1]]) for seed in range(ROUTER_SEEDS)
+        ]
         print(f"{name}: semantic-router {np.mean(shares):.3f} ({min(shares):.3f} to {max(shares):.3f})")
         if llm_url is not None:
             _show_llm_selector(name, parts[0], llm_url)
@@ -172,8 +182,14 @@ def _show_llm_selector(name: str, corpora: Corpora, llm_url: str) -> None:
     llm = OpenAILike("m", api_base=llm_url, api_key="none", is_chat_model=True, timeout=300, max_tokens=150)
     selector = LLMSingleSelector.from_defaults(llm=llm)
     names = list(corpora)
-    choices = [ToolMetadata(name=corpus_name, description=DESCRIPTIONS_OF_ALL[corpus_name]) for corpus_name in names]
-    numbered = [(row, question) for row, (_, corpus_questions) in enumerate(corpora.values()) for question in corpus_questions]
+    choices = [
+        ToolMetadata(name=corpus_name, description=DESCRIPTIONS_OF_ALL[corpus_name]) for corpus_name in names
+    ]
+    numbered = [
+        (row, question)
+        for row, (_, corpus_questions) in enumerate(corpora.values())
+        for question in corpus_questions
+    ]
     order, _ = rank(corpora)
     chosen = random.Random(SEED).sample(range(len(numbered)), LLM_QUESTIONS)
     hits, seconds = [], []

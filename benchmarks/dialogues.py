@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from templates import FOLDER, filled, read_lines, read_words, varied
+from templates import FOLDER, fill, read_lines, read_words, vary
 
 NEEDY, OTHERS = ("private", "fresh", "obscure"), ("task", "common")
 EACH = 10  # dialogues of a frame that need passages, and as many that do not
@@ -89,7 +89,7 @@ class Frame:
         return choices
 
 
-def dialogues(seed: int = 0, part: str = "train", per_group: int = EACH) -> list[Dialogue]:
+def make_dialogues(seed: int = 0, part: str = "train", per_group: int = EACH) -> list[Dialogue]:
     """Return dialogues of all frames of a part; the same seed gives the same ones.
 
     Args:
@@ -98,25 +98,25 @@ def dialogues(seed: int = 0, part: str = "train", per_group: int = EACH) -> list
         per_group: How many of each frame need passages; as many do not.
     """
     unique: dict[tuple[tuple[str, ...], str], Dialogue] = {}
-    for frame in frames():
+    for frame in read_frames():
         if frame.part != part:
             continue
         draw = random.Random(f"{seed} {frame.name}")
         for group in (NEEDY, OTHERS):
             kinds = [kind for kind in group if frame.choices(kind)]
             for i in range(per_group):
-                dialogue = _dialogue(frame, kinds[i % len(kinds)], draw)
+                dialogue = _make_dialogue(frame, kinds[i % len(kinds)], draw)
                 unique[dialogue.history, dialogue.message] = dialogue
     return list(unique.values())
 
 
-def frames() -> list[Frame]:
+def read_frames() -> list[Frame]:
     """Return the frames, in the order of the file."""
-    return _sections()[1:]
+    return _read_sections()[1:]
 
 
 @cache
-def _sections() -> list[Frame]:
+def _read_sections() -> list[Frame]:
     """Return the answers to what has none, and then the frames."""
     sections: list[Frame] = []
     for line in read_lines(FOLDER / "dialogues.txt"):
@@ -132,23 +132,23 @@ def _sections() -> list[Frame]:
     return sections
 
 
-def _dialogue(frame: Frame, kind: str, draw: random.Random) -> Dialogue:
+def _make_dialogue(frame: Frame, kind: str, draw: random.Random) -> Dialogue:
     before_kind, before, message = draw.choice(frame.choices(kind))
     bound: dict[str, str] = {}
-    turns = _turns(before, before_kind, frame.part, draw, bound)
-    text = _say(message, frame.part, draw, bound)
+    turns = _make_turns(before, before_kind, frame.part, draw, bound)
+    text = _fill_template(message, frame.part, draw, bound)
     room = _MOST_TURNS - len(turns)
     if room >= 2 and draw.random() < 0.3:
-        turns = [*_turns("@any", "any", frame.part, draw, {}), *turns]
+        turns = [*_make_turns("@any", "any", frame.part, draw, {}), *turns]
     elif room >= 1 and draw.random() < 0.2:
         turns = [("assistant", draw.choice(_SMALL_TALK)), *turns]
     elif " > " not in before and draw.random() < 0.15:
         # Some applications keep the user's messages only; an answer that the message rests on must stay.
         turns = turns[:1]
-    return Dialogue(tuple(turns), varied(text, draw), kind, frame.name)
+    return Dialogue(tuple(turns), vary(text, draw), kind, frame.name)
 
 
-def _turns(
+def _make_turns(
     template: str, kind: str, part: str, draw: random.Random, bound: dict[str, str]
 ) -> list[tuple[str, str]]:
     """Return the turns that a template describes, and an answer if it has none."""
@@ -157,19 +157,21 @@ def _turns(
     if len(texts) % 2:
         request = _REQUEST.search(texts[-1])
         answered = (request[1] if request else kind, "any")
-        texts.append(draw.choice([text for answer_kind, text in _sections()[0].before if answer_kind in answered]))
+        texts.append(
+            draw.choice([text for answer_kind, text in _read_sections()[0].before if answer_kind in answered])
+        )
     turns = []
     for i, text in enumerate(texts):
-        message = _say(text, part, draw, bound)
-        turns.append(("user", varied(message, draw)) if i % 2 == 0 else ("assistant", message))
+        message = _fill_template(text, part, draw, bound)
+        turns.append(("user", vary(message, draw)) if i % 2 == 0 else ("assistant", message))
     return turns
 
 
-def _say(template: str, part: str, draw: random.Random, bound: dict[str, str]) -> str:
+def _fill_template(template: str, part: str, draw: random.Random, bound: dict[str, str]) -> str:
     """Fill a template in; a slot has the same word as before, and with a 2 another one."""
     open_slots = _open_slots()
-    text = filled(template, open_slots, draw)
-    text = _REQUEST.sub(lambda match: filled(_request(match, part, draw), open_slots, draw), text)
+    text = fill(template, open_slots, draw)
+    text = _REQUEST.sub(lambda match: fill(_draw_template(match, part, draw), open_slots, draw), text)
 
     def word(slot: re.Match[str]) -> str:
         name, other = slot[1] + slot[2], slot[1] if slot[2] else slot[1] + "2"
@@ -183,19 +185,27 @@ def _say(template: str, part: str, draw: random.Random, bound: dict[str, str]) -
 
 @cache
 def _open_slots() -> dict[str, list[str]]:
-    """Return words for `filled` that leave each slot unfilled."""
+    """Return words for `fill` that leave each slot unfilled."""
     names = [*read_words(), *(f"{name}2" for name in read_words())]
     return {name: [f"{{{name}}}"] for name in names}
 
 
-def _request(reference: re.Match[str], part: str, draw: random.Random) -> str:
+def _draw_template(reference: re.Match[str], part: str, draw: random.Random) -> str:
     """Return a template that ``@KIND`` or ``@KIND:slot`` stands for, without alternatives."""
     kind, slot = reference[1], f"{{{reference[2]}}}"
-    templates = [template for template in read_lines(FOLDER / f"{kind}.txt") if not template.startswith(FOLLOW_UPS)]
+    templates = [
+        template for template in read_lines(FOLDER / f"{kind}.txt") if not template.startswith(FOLLOW_UPS)
+    ]
     if not reference[2]:
         test_templates = templates[TEST_LINES]
-        return draw.choice(test_templates if part == "test" else [template for template in templates if template not in test_templates])
+        return draw.choice(
+            test_templates
+            if part == "test"
+            else [template for template in templates if template not in test_templates]
+        )
     while True:
-        text = filled(draw.choice([template for template in templates if slot in template]), _open_slots(), draw)
+        text = fill(
+            draw.choice([template for template in templates if slot in template]), _open_slots(), draw
+        )
         if slot in text:
             return text

@@ -98,7 +98,7 @@ class EncoderGraph:
         attended = b.node("Gather", b.node("Reshape", attended, b.ints(-1, HIDDEN)), "tokens")
         return self.linear(attended, f"{number}.out")
 
-    def normalised(self, update: str, name: str, bias: str) -> str:
+    def normalise(self, update: str, name: str, bias: str) -> str:
         """Add what was found, and its bias, to the states, and normalise them."""
         b = self.builder
         states = b.node("Add", self.states, b.node("Add", update, bias))
@@ -107,12 +107,12 @@ class EncoderGraph:
     def layer(self, number: int) -> None:
         """Add a layer."""
         b = self.builder
-        self.states = self.normalised(self.attention(number), f"{number}.norm_1", f"{number}.out.bias")
+        self.states = self.normalise(self.attention(number), f"{number}.norm_1", f"{number}.out.bias")
         inner = b.node(
             "BiasGelu", self.linear(self.states, f"{number}.up"), f"{number}.up.bias", domain=MICROSOFT
         )
         output = self.linear(inner, f"{number}.down")
-        self.states = self.normalised(output, f"{number}.norm_2", f"{number}.down.bias")
+        self.states = self.normalise(output, f"{number}.norm_2", f"{number}.down.bias")
 
     def build(self) -> Any:
         """Add the layers; returns the model."""

@@ -33,7 +33,7 @@ class EncoderStates:
         folder /= "-".join([*map(str, layers), *weights])
         self.folder = folder
         self._parts: list[tuple[np.ndarray, np.ndarray]] = []
-        self._places: dict[str, tuple[int, int, slice]] = {}
+        self._positions: dict[str, tuple[int, int, slice]] = {}
         folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(folder.glob("*.npz")):
             with np.load(path) as part:
@@ -41,18 +41,18 @@ class EncoderStates:
 
     def whole(self, text: str, history: str = "") -> np.ndarray:
         """Return the means over a request, shape (layers, 384)."""
-        part, row, _ = self._places[_key(text, history)]
+        part, row, _ = self._positions[_key(text, history)]
         return self._parts[part][0][row]
 
     def segments(self, text: str, history: str = "") -> np.ndarray:
         """Return the means over each of its segments, shape (segments, layers, 384)."""
-        part, _, rows = self._places[_key(text, history)]
+        part, _, rows = self._positions[_key(text, history)]
         return self._parts[part][1][rows]
 
     def fill(self, requests: Iterable[tuple[str, str]]) -> None:
         """Read what is missing: requests, each with what was said before it."""
         by_key = {_key(*request): request for request in requests}
-        missing = [(key, request) for key, request in by_key.items() if key not in self._places]
+        missing = [(key, request) for key, request in by_key.items() if key not in self._positions]
         missing.sort(key=lambda item: len(item[1][0]))  # texts of like length share a batch
         encoder = EncoderProxy()
         for start in range(0, len(missing), PART):
@@ -78,7 +78,7 @@ class EncoderStates:
         for row, (key, end, count) in enumerate(
             zip(part["keys"].tolist(), ends, part["counts"], strict=True)
         ):
-            self._places[key] = (len(self._parts), row, slice(int(end - count), int(end)))
+            self._positions[key] = (len(self._parts), row, slice(int(end - count), int(end)))
         self._parts.append((part["whole"], part["segments"]))
 
 

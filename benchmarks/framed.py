@@ -4,7 +4,7 @@
 
 Requests of ``practical.dev.jsonl`` stand in frames of `mixtures` (files, articles, tables, mails ...), with 100 to
 2,000 characters pasted before, after or around them. Only frames are asked that were written after the shipped heads
-were fitted. Follow-ups are of `dialogues`, of forms that nothing trains on.
+were fitted. Follow-ups are of `make_dialogues`, of forms that nothing trains on.
 """
 
 import math
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pandas as pd
 from base import argument_parser, print_table, read_records
-from dialogues import dialogues
-from mixtures import Mixture, corpus_prose, frame_names, mixed
+from dialogues import make_dialogues
+from mixtures import Mixture, frame_names, mix, read_prose
 from segment_rows import NEEDY, TRAINED_ON
 
 from rgate_integrations import Request, load_gate
@@ -25,14 +25,14 @@ SHORTEST, LONGEST = 100, 2_000  # characters that are pasted
 AT_ONCE = 16
 
 
-def framed(data: Path, n: int) -> list[Mixture]:
+def frame_requests(data: Path, n: int) -> list[Mixture]:
     """Return requests in frames, ``n`` a frame."""
     draw = random.Random(7)
     questions: dict[str, list[str]] = defaultdict(list)
     for record in read_records(data / "practical.dev.jsonl"):
         if record["source"] != "yizhongw/self-instruct":  # they bring texts of their own
             questions[record["kind"]].append(record["question"])
-    prose = corpus_prose(data, slice(3_000))
+    prose = read_prose(data, slice(3_000))
     mixtures = []
     for frame in frame_names():
         for _ in range(n):
@@ -40,7 +40,7 @@ def framed(data: Path, n: int) -> list[Mixture]:
             question = "" if kind == "given" else draw.choice(questions[kind])
             place = draw.choice(("before", "after", "around"))
             length = int(math.exp(draw.uniform(math.log(SHORTEST), math.log(LONGEST))))
-            mixture = mixed(question, kind, frame, place, length, draw, prose)
+            mixture = mix(question, kind, frame, place, length, draw, prose)
             if frame not in TRAINED_ON:
                 mixtures.append(mixture)
     return mixtures
@@ -55,19 +55,23 @@ def main() -> None:
     arguments = parser.parse_args()
     gate = load_gate(llm_name=arguments.llm, on_error="raise")
     decided = []
-    requests = framed(arguments.data, arguments.n)
+    requests = frame_requests(arguments.data, arguments.n)
     for start in range(0, len(requests), AT_ONCE):
         batch = requests[start : start + AT_ONCE]
-        for mixture, decision in zip(batch, gate.decide_batch([mixture.text for mixture in batch]), strict=True):
+        for mixture, decision in zip(
+            batch, gate.decide_batch([mixture.text for mixture in batch]), strict=True
+        ):
             for name in (mixture.frame, "all frames"):
                 decided.append((name, mixture.kind in NEEDY, decision.retrieve))
-    tested = dialogues(0, part="test")
+    tested = make_dialogues(0, part="test")
     decisions = gate.decide_batch([Request(dialogue.message, dialogue.history) for dialogue in tested])
     for dialogue, decision in zip(tested, decisions, strict=True):
         decided.append(("follow-ups", dialogue.kind in NEEDY, decision.retrieve))
 
     table = []
-    for name, rows in pd.DataFrame(decided, columns=["name", "needs", "retrieve"]).groupby("name", sort=False):
+    for name, rows in pd.DataFrame(decided, columns=["name", "needs", "retrieve"]).groupby(
+        "name", sort=False
+    ):
         needy, needless = rows.retrieve[rows.needs], rows.retrieve[~rows.needs]
         shares = f"{needy.mean():.1%}", f"{1 - needless.mean():.1%}"
         table.append([name, shares[0], str(len(needy)), shares[1], str(len(needless))])

@@ -67,7 +67,7 @@ class HeadsRecipe:
 def fit_facts(
     examples: HeadExamples, layers: Sequence[PooledLayer], base_model: str, recipe: HeadsRecipe
 ) -> FactHeads:
-    """Fit the heads. They are not calibrated: see `calibrated_heads`.
+    """Fit the heads. They are not calibrated: see `calibrate_heads`.
 
     Each layer has a logistic regression of its own, on standardised principal components; their logits are averaged
     over the layers of a view (the same span and pooling), and then over the views. All of this is linear, so it
@@ -90,7 +90,7 @@ def fit_facts(
     )
 
 
-def calibrated_heads(heads: FactHeads, slope: float, intercept: float) -> FactHeads:
+def calibrate_heads(heads: FactHeads, slope: float, intercept: float) -> FactHeads:
     """Return heads whose knowledge logits are mapped by a line."""
     return replace(
         heads,

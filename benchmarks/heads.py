@@ -19,11 +19,11 @@ import numpy as np
 import pandas as pd
 from base import CONSOLE, OUT, SETS, argument_parser, checksum, print_table
 from encoder_states import OF_FACTS, OF_KINDS, EncoderStates
-from head_fit import HeadExamples, HeadsRecipe, calibrated_heads, fit_facts, fit_line
-from labels import LLAMA, clusters_of, read_abilities, read_labels, read_template_labels, table_name
+from head_fit import HeadExamples, HeadsRecipe, calibrate_heads, fit_facts, fit_line
+from labels import LLAMA, cluster_questions, read_abilities, read_labels, read_template_labels, table_name
 from sklearn.linear_model import LogisticRegression
 from text_rows import TRAIN
-from training_text import training_rows
+from training_text import make_training_rows
 
 from rgate_integrations.engine.loading import DEFAULT_GATE
 from rgate_integrations.gates.artifacts import FactHeads, HeadsArtifact, Kind, p_answered
@@ -167,7 +167,7 @@ def read_rows(data: Path, cache: Path) -> Rows:
     kept.fill((question, "") for question in labels.question)
     # Many LLMs answered the same questions, and each question is clustered once.
     asked = labels.groupby("question", sort=False, as_index=False).last()
-    clusters = pd.Series(clusters_of(asked, embed(asked, kept)), index=asked.question)
+    clusters = pd.Series(cluster_questions(asked, embed(asked, kept)), index=asked.question)
     labels["cluster"] = labels.question.map(clusters)
     return Rows.of(labels, states, kept)
 
@@ -284,7 +284,7 @@ def fit_english(kept: EncoderStates) -> tuple[np.ndarray, float, float]:
 
     Requests in several languages at once, and romanised ones, count as others.
     """
-    rows = [row for row in training_rows() if row.source == "languages"]
+    rows = [row for row in make_training_rows() if row.source == "languages"]
     english = [label.question for label in read_template_labels()]
     texts = [row.text for row in rows if row.part == TRAIN] + english
     tested = [row.text for row in rows if row.part != TRAIN]
@@ -397,7 +397,7 @@ def train(
 ) -> HeadsArtifact:
     """Fit on every row, calibrate, and say all that is known about the data."""
     first, closer = [
-        calibrated_heads(heads, *line)
+        calibrate_heads(heads, *line)
         for heads, line in zip(rows.fit(np.ones(len(rows.labels), bool)), lines, strict=True)
     ]
     weight, bias, accuracy = fit_english(fact_states(cache))

@@ -92,8 +92,8 @@ def search_all(data: Path) -> Iterator[Search]:
     yield from search(questions + requests, BM25Index(large), "large")
     outside = [r for r in questions if r["dataset"] in ("nq", "trivia", "squad")]
     yield from search(outside, BM25Index(corpora["leads"]), "leads")
-    yield from search(templates(corpora), BM25Index(large), "large")
-    yield from search(templates(corpora), BM25Index(corpora["leads"]), "leads")
+    yield from search(make_template_questions(corpora), BM25Index(large), "large")
+    yield from search(make_template_questions(corpora), BM25Index(corpora["leads"]), "leads")
     multihop = [r for r in questions if r["dataset"] in MULTIHOP]
     by_id = {passage.id: passage for passage in corpora["hotpot_2wiki"]}
     rng = np.random.default_rng(SEED)
@@ -111,7 +111,7 @@ def search_all(data: Path) -> Iterator[Search]:
     yield from search(unseen, BM25Index(corpora["slimplm"]), "unseen: SlimPLM")
 
 
-def templates(corpora: dict[str, list[Passage]]) -> Iterator[dict]:
+def make_template_questions(corpora: dict[str, list[Passage]]) -> Iterator[dict]:
     """Give short questions about the titles of passages: a large corpus has them, the leads have few of them."""
     rng = np.random.default_rng(SEED)
     titles = sorted({passage.title for passage in corpora["hotpot_2wiki"] if passage.title})
@@ -138,7 +138,7 @@ class Rows:
     """Searches whose label is known.
 
     Attributes:
-        table: Of each its ``kind`` and ``corpus``, whether the passages hold the answer (``held``), its ``weight``,
+        table: Of each its ``kind`` and ``corpus``, whether the passages hold the answer (``holds``), its ``weight``,
             and its ``fold``, the same for the same question whatever was searched. What is ``unseen`` only measures.
         features: Shape (n, features).
     """
@@ -147,14 +147,14 @@ class Rows:
     features: np.ndarray
 
     @classmethod
-    def of(cls, searches: Iterable[Search]) -> "Rows":
+    def from_searches(cls, searches: Iterable[Search]) -> "Rows":
         """Make rows of searches."""
         rows, features = [], []
         for record in searches:
             holds = holds_answer(record)
             if holds is None:
                 continue
-            row = {"kind": record["kind"], "corpus": record["corpus"], "held": holds}
+            row = {"kind": record["kind"], "corpus": record["corpus"], "holds": holds}
             row["weight"] = REQUESTS if record["kind"] == "practical" else 1.0
             row["fold"] = crc32(record["question"].encode()) % FOLDS
             rows.append(row)
@@ -167,7 +167,7 @@ class Rows:
         features, table = self.features[chosen], self.table[chosen]
         mean, scale = features.mean(axis=0), features.std(axis=0)
         fitted = LogisticRegression(C=STRENGTH, max_iter=1_000)
-        fitted.fit((features - mean) / scale, table.held, sample_weight=table.weight)
+        fitted.fit((features - mean) / scale, table.holds, sample_weight=table.weight)
         weights = fitted.coef_[0] / scale
         return PassageUtilityModel(
             features=SEARCH_FEATURES,
@@ -177,7 +177,7 @@ class Rows:
             distraction=DISTRACTION,
         )
 
-    def held_out(self) -> np.ndarray:
+    def predict_held_out(self) -> np.ndarray:
         """Return P(holds) of every row: by question, and by all that trains for what only measures."""
         unseen, fold = self.table.unseen, self.table.fold
         p_contains_answer = self.fit(~unseen).p_contains_answer(self.features)
@@ -190,15 +190,15 @@ class Rows:
 
 def show(rows: Rows) -> dict[str, float]:
     """Print how well the labels are separated; returns the AUC of each corpus and set."""
-    table = rows.table.assign(p=rows.held_out())
+    table = rows.table.assign(p=rows.predict_held_out())
     aucs, printed = {}, []
     for corpus, searches in table.groupby("corpus", sort=False):
         for kind in (*searches.kind.unique(), "all"):
             group = searches if kind == "all" else searches[searches.kind == kind]
-            area = auc(group.p, group.held)
+            area = auc(group.p, group.holds)
             if not math.isnan(area):
                 aucs[f"{corpus}: {kind}"] = round(area, 3)
-            numbers = f"{group.held.mean():.1%}", f"{group.p.mean():.1%}", f"{area:.3f}"
+            numbers = f"{group.holds.mean():.1%}", f"{group.p.mean():.1%}", f"{area:.3f}"
             printed.append([corpus, kind, str(len(group)), *numbers])
     columns = ["corpus", "questions", "n", "hold it", "mean P", "AUC"]
     print_table(columns, printed, "P(the passages hold the answer), held out by question")
@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--save", type=Path)
     arguments = parser.parse_args()
-    rows = Rows.of(search_all(arguments.data))
+    rows = Rows.from_searches(search_all(arguments.data))
     aucs = show(rows)
     model = rows.fit(~rows.table.unseen)
     for name, weight in zip(model.features, model.weights, strict=True):
@@ -231,10 +231,12 @@ def main() -> None:
             "auc": aucs,
         }
         saved = model.model_copy(update={"provenance": provenance})
-        write_folder(arguments.save, {FILE: saved.model_dump_json(indent=1), "README.md": card(provenance)})
+        write_folder(
+            arguments.save, {FILE: saved.model_dump_json(indent=1), "README.md": format_card(provenance)}
+        )
 
 
-def card(provenance: dict) -> str:
+def format_card(provenance: dict) -> str:
     """Return the model card."""
     card = f"""# look-first
 

@@ -16,7 +16,7 @@ from rgate_integrations.index import Passage, PassageIndex
 QUERIES, DIMENSION = 1_000, 384
 
 
-def made_up(n: int) -> np.ndarray:
+def make_vectors(n: int) -> np.ndarray:
     """Vectors in clusters, normalised, made in parts to save memory."""
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(max(8, n // 200), DIMENSION)).astype(np.float32)
@@ -28,19 +28,19 @@ def made_up(n: int) -> np.ndarray:
     return vectors
 
 
-def grow() -> None:
+def measure_sizes() -> None:
     """Print time and memory of ever larger indexes."""
     rows = []
-    made_by: Any = SimpleNamespace(
+    embedder: Any = SimpleNamespace(
         name="made up", identity="made up", embed=None
     )  # embeds nothing: vectors are given
     for n in (10_000, 100_000, 1_000_000):
-        vectors = made_up(n)
-        index = PassageIndex(made_by)
+        vectors = make_vectors(n)
+        index = PassageIndex(embedder)
         start = time.perf_counter()
         for at in range(0, n, 20_000):
-            some = range(at, min(n, at + 20_000))
-            index.add([Passage(str(i), f"passage {i}") for i in some], vectors[some.start : some.stop])
+            batch = range(at, min(n, at + 20_000))
+            index.add([Passage(str(i), f"passage {i}") for i in batch], vectors[batch.start : batch.stop])
         built = time.perf_counter()
         index.search_vectors(vectors[:: n // QUERIES][:QUERIES], 5)
         rate = QUERIES / (time.perf_counter() - built)
@@ -51,4 +51,4 @@ def grow() -> None:
 
 if __name__ == "__main__":
     argument_parser(__doc__).parse_args()
-    grow()
+    measure_sizes()

@@ -10,10 +10,10 @@ import torch
 from labels import Label, read_adarague, read_practical, read_template_labels
 from mixtures import Mixture, Piece
 from news import read_questions
-from segment_rows import SegmentRow, mixtures_to_train_on, read_segment_rows, rows_of
+from segment_rows import SegmentRow, label_segments, make_training_mixtures, read_segment_rows
 from templates import LICENCE
 from text_rows import TRAIN, TextRow
-from training_text import training_rows
+from training_text import make_training_rows
 
 from rgate_integrations.gates.artifacts import Kind, KindHead
 from rgate_integrations.models.pooling import PooledLayer
@@ -44,7 +44,7 @@ def text_segments(rows: Sequence[TextRow]) -> Iterator[SegmentRow]:
         pieces = tuple(Piece(text, SAID_AS.get(kind, kind)) for text, kind in row.pieces)
         mixture = Mixture(row.text, pieces, SAID_AS.get(row.kind, row.kind), "", "")
         history = "\n".join(row.history)
-        for segment in rows_of(mixture):
+        for segment in label_segments(mixture):
             yield replace(segment, history=history)
 
 
@@ -57,7 +57,7 @@ def labelled_requests(data: Path) -> tuple[list[Label], list[SegmentRow]]:
         if source in OF_NEWS:
             clean.append(Label(question, source, LICENCE, True, OF_NEWS[source], weight=0.5))
     segments = [row for row in read_segment_rows(data) if row.kind in NAMES]
-    segments += text_segments([row for row in training_rows() if row.part == TRAIN])
+    segments += text_segments([row for row in make_training_rows() if row.part == TRAIN])
     return clean, segments
 
 
@@ -70,7 +70,7 @@ def layout_of_clean(question: str) -> np.ndarray:
 def containing(questions: Collection[str], data: Path) -> set[str]:
     """Return the requests in frames that one of some questions stands in."""
     asked = {plain(question) for question in questions}
-    framed = {mixture.text for mixture in mixtures_to_train_on(data)}
+    framed = {mixture.text for mixture in make_training_mixtures(data)}
     words = {text: plain(text) for text in framed}
     return {text for text, own in words.items() if any(question in own for question in asked)}
 

@@ -47,7 +47,7 @@ from kind_rows import (
 from labels import read_practical
 from templates import LICENCE
 from text_rows import TRAIN
-from training_text import training_rows
+from training_text import make_training_rows
 
 from rgate_integrations import load_gate
 from rgate_integrations.engine.loading import DEFAULT_GATE
@@ -108,8 +108,8 @@ def read_rows(data: Path, cache: Path) -> Rows:
         states.append(of_segments[0] if len(of_segments) == 1 else kept.whole(label.question))
         layout_of.append(layout_of_clean(label.question))
     for row in segments:
-        states.append(kept.segments(row.text, row.history)[row.place])
-        layout_of.append(layouts[row.text][row.place])
+        states.append(kept.segments(row.text, row.history)[row.index])
+        layout_of.append(layouts[row.text][row.index])
     kinds = [label.kind for label in clean] + [row.kind for row in segments]
     return Rows(
         np.stack(states).reshape(len(states), -1).astype(np.float32),
@@ -254,7 +254,7 @@ def main() -> None:
         shipped = cast(HeadsArtifact, read_gate(arguments.save))
         known = dict(shipped.provenance["metrics"])
         known |= metrics | {"ece": known["ece"] | metrics["ece"]}
-        trained_on = [each.text for each in training_rows() if each.part == TRAIN]
+        trained_on = [each.text for each in make_training_rows() if each.part == TRAIN]
         data = [each for each in shipped.provenance["data"] if each["name"] != GROUPED]
         digest = checksum(trained_on)
         data.append({"name": GROUPED, "licence": LICENCE, "sha256": digest, "n": len(trained_on)})

@@ -22,7 +22,7 @@ import pandas as pd
 from base import SETS, read_answers, read_records
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
-from templates import LICENCE, template_requests
+from templates import LICENCE, make_requests
 
 LLAMA = "Llama-3.1-8B-Instruct"
 
@@ -178,7 +178,7 @@ def read_recorded(data: Path) -> Iterator[Label]:
                 yield from read_record(record, source)
 
 
-def clusters_of(labels: pd.DataFrame, vectors: np.ndarray) -> np.ndarray:
+def cluster_questions(labels: pd.DataFrame, vectors: np.ndarray) -> np.ndarray:
     """Number the clusters of requests that ask nearly the same: same text, same template, or near embeddings.
 
     Args:
@@ -190,7 +190,7 @@ def clusters_of(labels: pd.DataFrame, vectors: np.ndarray) -> np.ndarray:
     """
     n = len(labels)
     # A graph of the rows, and behind them a node for each text and one for each template.
-    texts, _ = labels.question.map(_plain).factorize()
+    texts, _ = labels.question.map(_strip_punctuation).factorize()
     templated = np.flatnonzero(labels.source == "templates")
     sources, targets = [np.arange(n), templated], [n + texts, 2 * n + labels.template.to_numpy()[templated]]
     recorded = np.flatnonzero(labels.source != "templates")
@@ -220,16 +220,16 @@ def read_adarague(data: Path) -> Iterator[Label]:
 def read_practical(data: Path) -> Iterator[Label]:
     for record in read_records(data / "practical.dev.jsonl"):
         ships = not record["licence"].startswith("none")
-        yield _requested(record["question"], record["source"], record["licence"], ships, record["kind"])
+        yield _label_request(record["question"], record["source"], record["licence"], ships, record["kind"])
 
 
 def read_template_labels() -> Iterator[Label]:
-    for request in template_requests():
-        label = _requested(request.question, "templates", LICENCE, True, request.kind)
+    for request in make_requests():
+        label = _label_request(request.question, "templates", LICENCE, True, request.kind)
         yield replace(label, template=request.template)
 
 
-def _requested(question: str, source: str, licence: str, ships: bool, what: str) -> Label:
+def _label_request(question: str, source: str, licence: str, ships: bool, what: str) -> Label:
     known = {"common": _ALWAYS, "obscure": _NEVER}.get(what, math.nan)
     group = f"{source}:" if not math.isnan(known) else ""
     return Label(question.strip(), source, licence, ships, KIND_OF[what], what, known, "", group)
@@ -251,6 +251,6 @@ def read_record(record: dict, source: Source) -> Iterator[Label]:
     yield replace(label, known=float(known), llm=llm, group=f"{source.name}:{name}")
 
 
-def _plain(question: str) -> str:
+def _strip_punctuation(question: str) -> str:
     """Return the words alone, for comparison."""
     return " ".join(re.sub(r"[\W_]+", " ", question.casefold()).split())

@@ -15,7 +15,7 @@ from base import argument_parser, print_table, read_records
 from heads import key
 from labels import read_adarague, read_recorded
 from text_rows import FRAMES, GROUPS, KNOWLEDGE, TextRow
-from training_text import training_rows
+from training_text import make_training_rows
 
 from rgate_integrations import Request, load_gate
 from rgate_integrations.tuning.evaluation import auc
@@ -56,7 +56,7 @@ NEEDLESS_KINDS = ["common_knowledge", "no_knowledge"]
 TRANSLATIONS = Path(__file__).parent / "translations.jsonl"
 
 
-def decided(rows: list[TextRow]) -> pd.DataFrame:
+def decide_all(rows: list[TextRow]) -> pd.DataFrame:
     """Return whether each request needs passages, and whether it retrieves."""
     gate = load_gate(on_error="raise")
     outcomes = []
@@ -68,7 +68,7 @@ def decided(rows: list[TextRow]) -> pd.DataFrame:
     return pd.DataFrame(outcomes, columns=["source", "language", "part", "needs", "retrieve"])
 
 
-def shares(rows: pd.DataFrame) -> list[str]:
+def format_shares(rows: pd.DataFrame) -> list[str]:
     """Return the cells of a row of the table."""
     needy, needless = rows.retrieve[rows.needs], rows.retrieve[~rows.needs]
     retrieved = f"{needy.mean():.1%}" if len(needy) else ""
@@ -96,15 +96,24 @@ def print_facts(data: Path) -> None:
     for column in ("english", "question"):
         decisions = gate.decide_batch(rows[column].tolist())
         outcomes = pd.DataFrame(
-            {"p": [decision.p_known for decision in decisions], "skip": [not decision.retrieve for decision in decisions]}
+            {
+                "p": [decision.p_known for decision in decisions],
+                "skip": [not decision.retrieve for decision in decisions],
+            }
         )
-        kinds = [max(NEEDLESS_KINDS + FACT_KINDS, key=lambda kind: decision.signals[kind]) for decision in decisions]
+        kinds = [
+            max(NEEDLESS_KINDS + FACT_KINDS, key=lambda kind: decision.signals[kind])
+            for decision in decisions
+        ]
         kind_shares = [
-            f"{sum(kind in group for kind in kinds) / len(kinds):.1%}" for group in (FACT_KINDS, NEEDLESS_KINDS)
+            f"{sum(kind in group for kind in kinds) / len(kinds):.1%}"
+            for group in (FACT_KINDS, NEEDLESS_KINDS)
         ]
         title = {"english": "English", "question": "twelve others"}[column]
         skipped = [f"{outcomes.skip[chosen].mean():.1%}" for chosen in (known, ~known)]
-        table.append([title, f"{auc(outcomes.p.to_numpy(), known.astype(float)):.3f}", *skipped, *kind_shares])
+        table.append(
+            [title, f"{auc(outcomes.p.to_numpy(), known.astype(float)):.3f}", *skipped, *kind_shares]
+        )
     columns = [
         "asked in",
         "AUC",
@@ -122,20 +131,22 @@ def main() -> None:
     parser.add_argument("--facts", type=Path, metavar="FOLDER", help="also measure translated questions")
     parser.add_argument("--frames", action="store_true", help="also measure requests in frames")
     arguments = parser.parse_args()
-    rows = [row for row in training_rows() if row.part in (FRAMES, GROUPS) and row.kind != KNOWLEDGE]
-    singles = decided([row for row in rows if row.source == "languages"])
+    rows = [row for row in make_training_rows() if row.part in (FRAMES, GROUPS) and row.kind != KNOWLEDGE]
+    singles = decide_all([row for row in rows if row.source == "languages"])
     columns = ["retrieved of what needs it", "of", "skipped of the rest", "of"]
     table = []
     for part, title in ((FRAMES, LEARNED), (GROUPS, UNLEARNED)):
         for language, language_rows in singles[singles.part == part].groupby("language"):
-            table.append([NAMES[str(language)], title, *shares(language_rows)])
-        table.append(["all of these", title, *shares(singles[singles.part == part])])
+            table.append([NAMES[str(language)], title, *format_shares(language_rows)])
+        table.append(["all of these", title, *format_shares(singles[singles.part == part])])
     print_table(["language", "its other templates were", *columns], table)
     if arguments.facts:
         print_facts(arguments.facts)
     if arguments.frames:
-        framed = decided([row for row in rows if row.source != "languages"])
-        table = [[str(source), *shares(source_rows)] for source, source_rows in framed.groupby("source")]
+        framed = decide_all([row for row in rows if row.source != "languages"])
+        table = [
+            [str(source), *format_shares(source_rows)] for source, source_rows in framed.groupby("source")
+        ]
         print_table(["frames", *columns], table)
 
 

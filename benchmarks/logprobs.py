@@ -43,7 +43,7 @@ class Runs:
     question: Alone
 
 
-def features(logprobs: Iterable[list[float]], text: np.ndarray) -> np.ndarray:
+def build_features(logprobs: Iterable[list[float]], text: np.ndarray) -> np.ndarray:
     """Return the probe's logit, and sum, minimum and mean of the log-probabilities, shape (n, cuts, 4).
 
     Args:
@@ -114,7 +114,7 @@ def fit_head(features: np.ndarray, question: Alone, known: np.ndarray) -> Logpro
     A token that was less probable never speaks for knowledge: what would get a negative weight is left out.
 
     Args:
-        features: What `features` returned, shape (n, cuts, 4).
+        features: What `build_features` returned, shape (n, cuts, 4).
         question: What the question alone says.
         known: The labels, shape (n,).
     """
@@ -136,19 +136,19 @@ def fit_head(features: np.ndarray, question: Alone, known: np.ndarray) -> Logpro
     return LogprobHead(text, total, least, mean, bias=float(bias[0]))
 
 
-def judged(head: LogprobHead, features: np.ndarray) -> np.ndarray:
+def score_features(head: LogprobHead, features: np.ndarray) -> np.ndarray:
     """Return the log-odds of the gate for begun answers, shape (n, cuts)."""
     weights = np.array([head.text, head.total, head.least, head.mean])
     return features @ weights + head.bias
 
 
-def together(question: Alone, answer: np.ndarray) -> np.ndarray:
+def combine_log_odds(question: Alone, answer: np.ndarray) -> np.ndarray:
     """Return the log-odds of `AnswerGate`, which is the default for begun answers, shape (n, cuts)."""
     weight = WEIGHT * question.depends[:, None]
     return (1 - weight) * question.logits[:, None] + weight * answer
 
 
-def cross_validated_head(
+def cross_validate_head(
     features: np.ndarray, question: Alone, known: np.ndarray, fold: np.ndarray
 ) -> np.ndarray:
     """Return the gate's held-out log-odds, shape (n, cuts): each fold by a head that was fitted without it."""
@@ -156,7 +156,9 @@ def cross_validated_head(
     for number in np.unique(fold):
         held_out = fold == number
         head = fit_head(features[~held_out], question.part(~held_out), known[~held_out])
-        log_odds[held_out] = together(question.part(held_out), judged(head, features[held_out]))
+        log_odds[held_out] = combine_log_odds(
+            question.part(held_out), score_features(head, features[held_out])
+        )
     return log_odds
 
 
@@ -168,7 +170,7 @@ def show_knowledge(runs: Runs, feature_values: np.ndarray, default: np.ndarray) 
 
     Args:
         runs: The runs.
-        feature_values: What `features` returned.
+        feature_values: What `build_features` returned.
         default: The gate's log-odds, shape (n, cuts).
     """
     calls = runs.calls.assign(

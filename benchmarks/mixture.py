@@ -70,25 +70,25 @@ def read_mixture(data: Path | None, total: int = 600, seed: int = SEED) -> list[
         seed: Seed of choice and order.
     """
     if data is None:
-        return in_order(_requests(), {"common": 50, "task": 50}, total, seed)
+        return draw_in_order(_read_requests(), {"common": 50, "task": 50}, total, seed)
     kinds = {
-        "2wiki": _slimplm(data, "2wikimultihopqa", "2wiki"),
-        "musique": _slimplm(data, "musique", "musique"),
-        "hop": _first_hops(data),
-        "trivia": _slimplm(data, "trivia", "trivia"),
-        "nq": _nq(data),
-        **_requests(),
+        "2wiki": _read_slimplm(data, "2wikimultihopqa", "2wiki"),
+        "musique": _read_slimplm(data, "musique", "musique"),
+        "hop": _read_first_hops(data),
+        "trivia": _read_slimplm(data, "trivia", "trivia"),
+        "nq": _read_nq(data),
+        **_read_requests(),
     }
     trained_on = NearDuplicates(label.question for label in read_labels(data))
     for kind, questions in kinds.items():
         kinds[kind] = [question for question in questions if question.question not in trained_on]
     quota = total * SHARES["trivia"] // 100
     trivia = {question.id: question for question in kinds["trivia"]}
-    for question in _open_trivia(data):
+    for question in _read_open_trivia(data):
         if len(trivia) < quota and question.question not in trained_on:
             trivia[question.id] = question
     kinds["trivia"] = list(trivia.values())
-    return in_order(kinds, SHARES, total, seed)
+    return draw_in_order(kinds, SHARES, total, seed)
 
 
 def read_training(data: Path, total: int = 600, seed: int = SEED) -> list[Question]:
@@ -96,8 +96,8 @@ def read_training(data: Path, total: int = 600, seed: int = SEED) -> list[Questi
     kinds = {}
     for name in TRAINING_SHARES:
         records = read_answers(data, name)
-        kinds[name] = [_question(r["id"], name, r, "train", "adarague") for r in records]
-    return in_order(kinds, TRAINING_SHARES, total, seed)
+        kinds[name] = [_make_question(r["id"], name, r, "train", "adarague") for r in records]
+    return draw_in_order(kinds, TRAINING_SHARES, total, seed)
 
 
 def read_corpus(data: Path | None) -> list[Passage]:
@@ -112,14 +112,14 @@ class NearDuplicates:
     """Questions that are known, to find those with nearly the same words."""
 
     def __init__(self, questions: Iterable[str]) -> None:
-        self._words = list({_words(question) for question in questions})
+        self._words = list({_tokenize(question) for question in questions})
         self._rows: dict[str, list[int]] = defaultdict(list)
         for row, words in enumerate(self._words):
             for word in words:
                 self._rows[word].append(row)
 
     def __contains__(self, question: str) -> bool:
-        words = _words(question)
+        words = _tokenize(question)
         by_rarity = sorted(words, key=lambda word: len(self._rows.get(word, ())))
         # Sets that share three quarters of their words share one of any rarest third of them.
         for word in by_rarity[: 1 + int(len(words) * (1 - NEAR))]:
@@ -130,7 +130,7 @@ class NearDuplicates:
         return False
 
 
-def in_order(
+def draw_in_order(
     kinds: dict[str, list[Question]], shares: dict[str, int], total: int, seed: int
 ) -> list[Question]:
     """Choose by share, and spread every kind evenly."""
@@ -148,16 +148,16 @@ def in_order(
     return [question for _, question in positioned]
 
 
-def _slimplm(data: Path, dataset: str, kind: str) -> list[Question]:
+def _read_slimplm(data: Path, dataset: str, kind: str) -> list[Question]:
     questions = []
     for name in SLIMPLM:
         for record in read_records(data / f"{name}.jsonl"):
             if record["dataset"] == dataset and record["gold_answers"]:
-                questions.append(_question(record["id"], kind, record, "test", "slimplm"))
+                questions.append(_make_question(record["id"], kind, record, "test", "slimplm"))
     return questions
 
 
-def _first_hops(data: Path) -> list[Question]:
+def _read_first_hops(data: Path) -> list[Question]:
     """Return those parts of multi-hop questions that are whole questions: they name no other part as #1."""
     questions = {}
     for name in SLIMPLM[:2]:
@@ -166,7 +166,7 @@ def _first_hops(data: Path) -> list[Question]:
                 if "#" in hop["question"]:
                     continue
                 hop_record = {"question": _as_question(hop["question"]), "gold_answers": [hop["answer"]]}
-                questions[hop_record["question"]] = _question(
+                questions[hop_record["question"]] = _make_question(
                     f"{record['id']}.{number}", "hop", hop_record, "test", "slimplm"
                 )
     return list(questions.values())
@@ -198,7 +198,7 @@ _RELATIONS = {
 }
 
 
-def _open_trivia(data: Path) -> Iterator[Question]:
+def _read_open_trivia(data: Path) -> Iterator[Question]:
     """Give those that make sense without their options."""
     for record in read_records(data / "open_trivia.questions.jsonl.gz"):
         question, gold = record["question"], record["gold_answers"]
@@ -206,28 +206,30 @@ def _open_trivia(data: Path) -> Iterator[Question]:
         names_options = re.search(r"\b(these|this|following|not|all of|picture|quiz)\b", question.lower())
         is_short = len(gold) == 1 and len(gold[0]) > 2 and len(gold[0].split()) <= 3
         if is_open and not names_options and is_short and question.endswith("?") and len(question) < 150:
-            yield _question(record["id"], "trivia", record, "test", "open trivia")
+            yield _make_question(record["id"], "trivia", record, "test", "open trivia")
 
 
-def _nq(data: Path) -> list[Question]:
+def _read_nq(data: Path) -> list[Question]:
     questions = []
     for record in read_records(data / "nq_train_part.questions.jsonl.gz"):
         if all(len(answer.split()) <= 5 for answer in record["gold_answers"]):
-            questions.append(_question(record["id"], "nq", record, "test", "natural questions"))
+            questions.append(_make_question(record["id"], "nq", record, "test", "natural questions"))
     return questions
 
 
-def _requests() -> dict[str, list[Question]]:
+def _read_requests() -> dict[str, list[Question]]:
     by_kind: dict[str, list[Question]] = {"common": [], "task": []}
     for record in read_records(Path(__file__).parent / "requests.jsonl"):
-        by_kind[record["kind"]].append(_question(record["id"], record["kind"], record, "test", "written here"))
+        by_kind[record["kind"]].append(
+            _make_question(record["id"], record["kind"], record, "test", "written here")
+        )
     return by_kind
 
 
-def _question(name: str, kind: str, record: dict[str, Any], part: str, source: str) -> Question:
+def _make_question(name: str, kind: str, record: dict[str, Any], part: str, source: str) -> Question:
     gold = tuple(dict.fromkeys(record["gold_answers"]))
     return Question(f"{kind}:{name}", kind, record["question"].strip(), gold, part, source)
 
 
-def _words(question: str) -> frozenset[str]:
+def _tokenize(question: str) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", question.casefold()))

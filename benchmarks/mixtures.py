@@ -1,6 +1,6 @@
 """Requests as people write them: what is asked, with a greeting, a log, a mail, a table around it.
 
-`mixed` puts a request into a frame of ``templates/frames.txt``. Each piece of the result says what it is. Every frame
+`mix` puts a request into a frame of ``templates/frames.txt``. Each piece of the result says what it is. Every frame
 gets requests of every kind, so that it predicts nothing.
 """
 
@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from base import read_records
-from templates import FOLDER, filled, read_words
+from templates import FOLDER, fill, read_words
 
 GIVEN, COURTESY = "given", "task"
 """What a pasted block is; and of what kind words of courtesy are: they need nothing."""
@@ -64,18 +64,18 @@ class Mixture:
         pieces: What it is made of, in order.
         kind: The kind of what is asked.
         frame: Name of the frame.
-        place: Where the pasted text stands: before, after, around, or none.
+        position: Where the pasted text stands: before, after, around, or none.
     """
 
     text: str
     pieces: tuple[Piece, ...]
     kind: str
     frame: str
-    place: str
+    position: str
 
 
 @cache
-def frames() -> dict[str, list[str]]:
+def read_frames() -> dict[str, list[str]]:
     """Return the blocks of each frame."""
     by_frame: dict[str, list[str]] = {}
     blocks: list[str] = []
@@ -94,16 +94,16 @@ def frames() -> dict[str, list[str]]:
 
 def frame_names() -> list[str]:
     """Return the names of the frames."""
-    return [name for name in frames() if name not in AROUND]
+    return [name for name in read_frames() if name not in AROUND]
 
 
-def corpus_prose(data: Path, part: slice) -> list[str]:
+def read_prose(data: Path, part: slice) -> list[str]:
     """Return paragraphs of an encyclopaedia, cut to 1,200 characters: ``corpus.hotpot_2wiki.jsonl.gz`` (CC BY-SA)."""
     texts = [record["text"] for record in read_records(data / "corpus.hotpot_2wiki.jsonl.gz")[part]]
     return [text[:1_200] for text in texts if len(text) > 120]
 
 
-def pasted(frame: str, length: int, draw: random.Random, prose: Sequence[str] = ()) -> str:
+def draw_pasted(frame: str, length: int, draw: random.Random, prose: Sequence[str] = ()) -> str:
     """Return about ``length`` characters of what people paste.
 
     Args:
@@ -117,12 +117,18 @@ def pasted(frame: str, length: int, draw: random.Random, prose: Sequence[str] = 
         if frame == "prose" and prose and draw.random() < 0.8:
             blocks.append(draw.choice(prose))
         else:
-            blocks.append(_block(draw.choice(frames()[frame]), draw))
+            blocks.append(_fill_block(draw.choice(read_frames()[frame]), draw))
     return draw.choice(("\n", "\n\n")).join(blocks)
 
 
-def mixed(
-    request: str, kind: str, frame: str, position: str, length: int, draw: random.Random, prose: Sequence[str] = ()
+def mix(
+    request: str,
+    kind: str,
+    frame: str,
+    position: str,
+    length: int,
+    draw: random.Random,
+    prose: Sequence[str] = (),
 ) -> Mixture:
     """Put a request into a frame.
 
@@ -133,21 +139,21 @@ def mixed(
         position: ``before``, ``after``, ``around`` or ``none``: where the pasted text stands.
         length: Of the pasted text, in characters.
         draw: What is drawn from.
-        prose: See `pasted`.
+        prose: See `draw_pasted`.
     """
     if not request:
-        request, kind = _line("given", draw), COURTESY
+        request, kind = _draw_line("given", draw), COURTESY
     if draw.random() < 0.12:
-        request = _with_typos(request, draw)
+        request = _add_typos(request, draw)
     half = length // 2 if position == "around" else length
-    pieces = _courtesies("opening", draw)
+    pieces = _draw_courtesies("opening", draw)
     if position in ("before", "around"):
-        pieces += _given(frame, half, draw, prose)
-        pieces += _bridge(draw)
+        pieces += _draw_pasted_piece(frame, half, draw, prose)
+        pieces += _draw_bridge(draw)
     pieces.append(Piece(request, kind))
     if position in ("after", "around"):
-        pieces += _given(frame, half, draw, prose)
-    pieces += _courtesies("closing", draw)
+        pieces += _draw_pasted_piece(frame, half, draw, prose)
+    pieces += _draw_courtesies("closing", draw)
     text = pieces[0].text
     for piece, following in itertools.pairwise(pieces):
         together = GIVEN not in (piece.kind, following.kind) and piece.text[-1] in ".!?:,"
@@ -156,26 +162,26 @@ def mixed(
     return Mixture(text, tuple(pieces), kind, frame, position)
 
 
-def _courtesies(name: str, draw: random.Random) -> list[Piece]:
+def _draw_courtesies(name: str, draw: random.Random) -> list[Piece]:
     if draw.random() >= 0.45:
         return []
-    return [Piece(_line(name, draw), COURTESY) for _ in range(draw.choice((1, 1, 2)))]
+    return [Piece(_draw_line(name, draw), COURTESY) for _ in range(draw.choice((1, 1, 2)))]
 
 
-def _given(frame: str, length: int, draw: random.Random, prose: Sequence[str]) -> list[Piece]:
-    bridge = _bridge(draw)
-    return [*bridge, Piece(pasted(frame, length, draw, prose), GIVEN)]
+def _draw_pasted_piece(frame: str, length: int, draw: random.Random, prose: Sequence[str]) -> list[Piece]:
+    bridge = _draw_bridge(draw)
+    return [*bridge, Piece(draw_pasted(frame, length, draw, prose), GIVEN)]
 
 
-def _bridge(draw: random.Random) -> list[Piece]:
-    return [Piece(_line("bridge", draw), COURTESY)] if draw.random() < 0.35 else []
+def _draw_bridge(draw: random.Random) -> list[Piece]:
+    return [Piece(_draw_line("bridge", draw), COURTESY)] if draw.random() < 0.35 else []
 
 
-def _line(name: str, draw: random.Random) -> str:
-    return _block(draw.choice(frames()[name]), draw)
+def _draw_line(name: str, draw: random.Random) -> str:
+    return _fill_block(draw.choice(read_frames()[name]), draw)
 
 
-def _block(block: str, draw: random.Random) -> str:
+def _fill_block(block: str, draw: random.Random) -> str:
     digits = {
         "month": draw.choice(_MONTHS),
         "file": draw.choice(_FILES),
@@ -196,10 +202,10 @@ def _block(block: str, draw: random.Random) -> str:
     block = re.sub(
         r"\{ip\}", lambda _: f"10.{draw.randint(0, 9)}.{draw.randint(0, 255)}.{draw.randint(1, 254)}", block
     )
-    return "\n".join(filled(line, read_words(), draw, keep_spaces=True) for line in block.split("\n"))
+    return "\n".join(fill(line, read_words(), draw, keep_spaces=True) for line in block.split("\n"))
 
 
-def _with_typos(text: str, draw: random.Random) -> str:
+def _add_typos(text: str, draw: random.Random) -> str:
     words = text.split(" ")
     for i, word in enumerate(words):
         if len(word) > 3 and word.isalpha() and draw.random() < _TYPO:

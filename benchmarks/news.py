@@ -19,7 +19,7 @@ from base import SETS, argument_parser, checksum, print_table, read_answers
 from heads import CACHE, fact_states, key, read_question_states
 from labels import read_practical
 from sklearn.linear_model import LogisticRegression
-from templates import FOLDER, LICENCE, filled, read_lines, read_words, varied
+from templates import FOLDER, LICENCE, fill, read_lines, read_words, vary
 
 from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.tuning.evaluation import auc
@@ -38,14 +38,14 @@ def read_questions(data: Path) -> Iterator[tuple[str, str, str]]:
     for source in ("news", "settled"):
         for number, template in enumerate(read_lines(FOLDER / f"{source}.txt")):
             draw = random.Random(template)
-            texts = [varied(filled(template, read_words(), draw), draw) for _ in range(2 * EACH)]
+            texts = [vary(fill(template, read_words(), draw), draw) for _ in range(2 * EACH)]
             for text in list(dict.fromkeys(texts))[:EACH]:
                 yield text, source, f"{source} {number}"
     for name in SETS:
         for record in read_answers(data, name):
             # In as many styles as the templates, so that none of them looks like news.
             draw = random.Random(record["question"])
-            yield varied(record["question"].strip(), draw), "the six sets", name
+            yield vary(record["question"].strip(), draw), "the six sets", name
 
 
 def fit(states: np.ndarray, news: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
@@ -63,7 +63,7 @@ def fit(states: np.ndarray, news: np.ndarray, penalty: float) -> tuple[np.ndarra
     return weight, float(model.intercept_[0] - weight @ mean)
 
 
-def held_out(states: np.ndarray, news: np.ndarray, groups: np.ndarray, penalty: float) -> np.ndarray:
+def predict_held_out(states: np.ndarray, news: np.ndarray, groups: np.ndarray, penalty: float) -> np.ndarray:
     """Return logits of questions whose template or set was left out, shape (n,)."""
     names, group = np.unique(groups, return_inverse=True)
     fold = np.random.default_rng(0).integers(0, FOLDS, len(names))[group]
@@ -105,31 +105,34 @@ def main() -> None:
         }
     )
     for name, states in states_of.items():
-        of_learned, of_unseen = flat_states(learned.question, states), flat_states(unseen, states)
-        weight, bias = fitted(name, learned, of_learned, of_unseen)
+        of_learned, of_unseen = stack_states(learned.question, states), stack_states(unseen, states)
+        weight, bias = fit_news(name, learned, of_learned, of_unseen)
         heads = getattr(shipped, name)
         weight = weight.reshape(heads.known_weight.shape).astype(np.float32)
         shipped = replace(shipped, **{name: replace(heads, news_weight=weight, news_bias=bias)})
     save_gate(replace(shipped, provenance={**shipped.provenance, "data": data}), arguments.save)
 
 
-def fitted(
+def fit_news(
     name: str, learned: pd.DataFrame, states: np.ndarray, of_unseen: np.ndarray
 ) -> tuple[np.ndarray, float]:
     """Fit one model's weights, and say what they find; a question is about news where the sum is positive."""
     news = (learned.source == "news").to_numpy()
-    logits = held_out(states, news, learned.group.to_numpy(str), PENALTIES[name])
+    logits = predict_held_out(states, news, learned.group.to_numpy(str), PENALTIES[name])
     least = float(np.quantile(logits[news], 1 - MIN_RECALL))
     weight, bias = fit(states, news, PENALTIES[name])
     scores = {source: logits[rows] for source, rows in learned.groupby("source").indices.items()}
     scores["RealTimeQA"] = of_unseen @ weight + bias
-    rows = [[source, str(len(source_logits)), f"{np.mean(source_logits > least):.1%}"] for source, source_logits in scores.items()]
+    rows = [
+        [source, str(len(source_logits)), f"{np.mean(source_logits > least):.1%}"]
+        for source, source_logits in scores.items()
+    ]
     title = f"{name}: AUC, templates and sets held out: {auc(logits, news):.3f}"
     print_table(["", "questions", "taken for news"], rows, title)
     return weight, bias - least
 
 
-def flat_states(questions: pd.Series, states_by_key: dict[str, np.ndarray]) -> np.ndarray:
+def stack_states(questions: pd.Series, states_by_key: dict[str, np.ndarray]) -> np.ndarray:
     """Return the hidden states of questions, shape (n, features)."""
     states = np.stack([states_by_key[key(question)] for question in questions])
     return states.reshape(len(states), -1).astype(np.float32)

@@ -96,13 +96,13 @@ class Published:
         both = (simpleqa.notna() & verified.notna()).to_numpy()
         x, y = verified[both].to_numpy(), simpleqa[both].to_numpy()
         for name, figure in verified.dropna().items():
-            linked, error = _line(x, y, figure, LOGITS)
-            own = simpleqa[name]
-            figures = [linked] if math.isnan(own) else [linked, own]
+            linked, error = _fit_line(x, y, figure, LOGITS)
+            direct = simpleqa[name]
+            figures = [linked] if math.isnan(direct) else [linked, direct]
             self.figures.loc[name, "simpleqa"] = np.mean(figures)
             self.figures.loc[name, "link_error"] = error / len(figures)
 
-    def of(self, llm: str) -> pd.Series:
+    def get_figures(self, llm: str) -> pd.Series:
         """Return the figures of an LLM by the name that labels give it; NaN if there are none."""
         name = TABLE_NAMES.get(llm, llm)
         if name in self.figures.index:
@@ -111,33 +111,33 @@ class Published:
         figures["params_b"] = math.log2(SIZES.get(llm, math.nan))
         return figures
 
-    def ability(
+    def estimate(
         self, figures: pd.Series, measured: dict[str, float], without: str = ""
     ) -> tuple[float, float, str]:
         """Return mean and standard deviation of the ability that figures say, and the names of those figures."""
-        others = [llm for llm in measured if llm != without]
-        thetas = np.array([measured[llm] for llm in others])
-        table = pd.DataFrame([self.of(llm) for llm in others])
-        found = {}
+        compared = [llm for llm in measured if llm != without]
+        thetas = np.array([measured[llm] for llm in compared])
+        table = pd.DataFrame([self.get_figures(llm) for llm in compared])
+        estimates = {}
         for column in COLUMNS:
             both = table[column].notna().to_numpy()
             if both.sum() >= 3 and not math.isnan(figures[column]):
                 slope = SLOPES.get(column, LOGITS)
-                mean, sd = _line(table[column].to_numpy()[both], thetas[both], figures[column], slope)
-                found[column] = mean, math.hypot(sd, figures.link_error if column == "simpleqa" else 0.0)
+                mean, sd = _fit_line(table[column].to_numpy()[both], thetas[both], figures[column], slope)
+                estimates[column] = mean, math.hypot(sd, figures.link_error if column == "simpleqa" else 0.0)
         # What size says is said again, and better, by figures that were measured. Of LLMs that one party asked the
         # same questions the order counts, and MMLU is near its ceiling for most of them.
         if figures.link_error > 0:
-            found = {column: line for column, line in found.items() if column in RECALL}
-        elif len(found) > 1:
-            found.pop("params_b", None)
-        if not found:
+            estimates = {column: estimate for column, estimate in estimates.items() if column in RECALL}
+        elif len(estimates) > 1:
+            estimates.pop("params_b", None)
+        if not estimates:
             return 0.0, 1.0, ""
-        means, sds = np.array(list(found.values())).T
+        means, sds = np.array(list(estimates.values())).T
         precisions = 1 / sds**2
         # They err alike, so that two of them say less than two independent ones would.
-        sd = max(math.sqrt(2 / (1 + len(found)) * len(found) / precisions.sum()), LEAST_RESIDUAL)
-        names = ", ".join(found)
+        sd = max(math.sqrt(2 / (1 + len(estimates)) * len(estimates) / precisions.sum()), LEAST_RESIDUAL)
+        names = ", ".join(estimates)
         if figures.link_error > 0:
             names = names.replace("simpleqa", "simpleqa (verified)")
         return float(means @ precisions / precisions.sum()), sd, names
@@ -172,7 +172,7 @@ def _log_odds(percent: pd.Series) -> pd.Series:
     return np.log(share / (1 - share))
 
 
-def _line(x: np.ndarray, y: np.ndarray, at: float, slope: tuple[float, float]) -> tuple[float, float]:
+def _fit_line(x: np.ndarray, y: np.ndarray, at: float, slope: tuple[float, float]) -> tuple[float, float]:
     """Return what a line predicts at a point, and its leave-one-out error, which grows beyond the points."""
     mean, sd = slope
     design = np.stack([np.ones(len(x)), x - x.mean()], axis=1)
@@ -182,6 +182,6 @@ def _line(x: np.ndarray, y: np.ndarray, at: float, slope: tuple[float, float]) -
     leverage = np.einsum("ni,ij,nj->n", design, np.linalg.inv(gram), design)
     residuals = (rest - design @ coefficients) / (1 - leverage)
     error = max(math.sqrt(np.mean(residuals**2)), LEAST_RESIDUAL)
-    here = np.array([1.0, at - x.mean()])
-    spread = math.sqrt(1 + here @ np.linalg.solve(gram, here))
-    return float(here @ coefficients + mean * here[1]), error * spread
+    point = np.array([1.0, at - x.mean()])
+    spread = math.sqrt(1 + point @ np.linalg.solve(gram, point))
+    return float(point @ coefficients + mean * point[1]), error * spread

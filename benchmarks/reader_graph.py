@@ -43,7 +43,7 @@ MASKED = -1e30
 TESTED = ("What is the capital of France?", "What does our contract say about late delivery?")
 
 
-def shared_prefix(encoder: Any) -> list[int]:
+def find_shared_prefix(encoder: Any) -> list[int]:
     """Return the token ids with which the prompt begins whatever the question is."""
     some, other = (encoder.encode(ANSWER, {"question": text}).ids for text in ("a", "1"))
     return list(os.path.commonprefix([some, other]))  # noqa: RUF071  of tokens
@@ -51,7 +51,7 @@ def shared_prefix(encoder: Any) -> list[int]:
 
 def calibrate(model: Any, encoder: Any, questions: list[str]) -> dict[str, np.ndarray]:
     """Return the largest activation of each input of a linear map, shape (layers, inputs), by the map's name."""
-    prefix = len(shared_prefix(encoder))
+    prefix = len(find_shared_prefix(encoder))
     largest: dict[str, list[Any]] = {name: [0.0] * LAYERS for name in ("qkv", "out", "gate_up", "down")}
     hooks: list[Any] = []
 
@@ -75,7 +75,7 @@ def calibrate(model: Any, encoder: Any, questions: list[str]) -> dict[str, np.nd
     return {name: np.stack(values) for name, values in largest.items()}
 
 
-def smoothing(model: Any, largest: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def compute_smoothing(model: Any, largest: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return SmoothQuant's factors, shape (layers, inputs), by the map's name; those of a layer multiply to 1."""
     factors_by_map: dict[str, list[np.ndarray]] = {name: [] for name in largest}
     for number, layer in enumerate(model.model.layers[:LAYERS]):
@@ -129,7 +129,7 @@ class ReaderGraph:
         angles = b.node("Mul", positions, b.constant(frequencies, np.float32))
         self.turns = b.node("Cos", angles), b.node("Sin", angles)
         count = b.node("Squeeze", b.node("Shape", "ids"))
-        self.places = b.node("Unsqueeze", b.node("Range", zero, count, one), b.ints(0))
+        self.token_indices = b.node("Unsqueeze", b.node("Range", zero, count, one), b.ints(0))
 
         grouped = b.node("Mul", tokens, b.ints(GROUP))
         heads, last = b.ints(KV_HEADS), b.ints(HEAD_SIZE)
@@ -139,17 +139,17 @@ class ReaderGraph:
             "flat": b.node("Concat", rows, heads, grouped, last, axis=0),
             "flat scores": b.node("Concat", rows, heads, grouped, b.ints(-1), axis=0),
             "scores": b.node("Concat", rows, b.ints(KV_HEADS, GROUP), tokens, b.ints(-1), axis=0),
-            "found": b.node("Concat", b.node("Mul", rows, tokens), b.ints(HIDDEN), axis=0),
+            "attended": b.node("Concat", b.node("Mul", rows, tokens), b.ints(HIDDEN), axis=0),
             "expanded": b.node("Concat", rows, b.ints(1, 1, 1), axis=0),
         }
 
-    def rotated(self, part: str, heads: int) -> str:
+    def rotate(self, part: str, heads: int) -> str:
         """Turn queries or keys by the positions of their tokens, and put each text into a row."""
         b = self.builder
         turned = b.node(
             "RotaryEmbedding",
             b.node("Unsqueeze", part, b.ints(0)),
-            self.places,
+            self.token_indices,
             *self.turns,
             domain=MICROSOFT,
             num_heads=heads,
@@ -162,9 +162,9 @@ class ReaderGraph:
         b, shapes = self.builder, self.shapes
         widths = b.ints(HIDDEN, KV_HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE)
         parts = b.several("Split", 3, b.linear(normed, f"{number}.qkv"), widths, axis=-1)
-        queries = b.node("Reshape", self.rotated(parts[0], HEADS), shapes["queries"])
+        queries = b.node("Reshape", self.rotate(parts[0], HEADS), shapes["queries"])
         queries = b.node("Reshape", b.node("Transpose", queries, perm=[0, 2, 3, 1, 4]), shapes["flat"])
-        keys = b.node("Reshape", self.rotated(parts[1], KV_HEADS), shapes["keys"])
+        keys = b.node("Reshape", self.rotate(parts[1], KV_HEADS), shapes["keys"])
         values = b.node("Reshape", b.node("Gather", parts[2], "rows"), shapes["keys"])
         keys = b.node("Transpose", keys, perm=[0, 2, 3, 1])
         values = b.node("Transpose", values, perm=[0, 2, 1, 3])
@@ -182,7 +182,7 @@ class ReaderGraph:
         shares = b.node("Reshape", b.node("Exp", b.node("Sub", scores, highest)), shapes["flat scores"])
         sums = b.several("Split", 2, b.node("MatMul", shares, values), b.ints(HEAD_SIZE, 1), axis=-1)
         attended = b.node("Reshape", b.node("Div", *sums), shapes["scores"])
-        attended = b.node("Reshape", b.node("Transpose", attended, perm=[0, 3, 1, 2, 4]), shapes["found"])
+        attended = b.node("Reshape", b.node("Transpose", attended, perm=[0, 3, 1, 2, 4]), shapes["attended"])
         return b.linear(b.node("Gather", attended, "tokens"), f"{number}.out")
 
     def layer(self, number: int) -> None:
@@ -236,11 +236,11 @@ def main() -> None:
     for record in read_records(data / "practical.dev.jsonl"):
         if record["source"].startswith(("written", "clinc")):
             licensed.append(record["question"])
-    factors = smoothing(model, calibrate(model, encoder, licensed[::2][:300]))
+    factors = compute_smoothing(model, calibrate(model, encoder, licensed[::2][:300]))
     OUT.mkdir(exist_ok=True)
     np.savez_compressed(OUT / "smoothing.npz", **factors)
 
-    ids = shared_prefix(encoder)
+    ids = find_shared_prefix(encoder)
     cache = model.model(torch.tensor([ids]), use_cache=True).past_key_values
     prefix = []
     for number, layer in enumerate(cache.layers[:LAYERS]):

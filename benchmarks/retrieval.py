@@ -23,7 +23,7 @@ from rgate_integrations.index.retriever import Hit, passage_id
 Search = Callable[[list[str], int], list[list[Hit]]]
 
 
-def index_of(data: Path, embedder: str) -> PassageIndex:
+def open_index(data: Path, embedder: str) -> PassageIndex:
     """The corpus's index, built once and kept."""
     home = OUT / f"index-hotpot-2wiki-{embedder}"
     if not (home / FILE).is_file():
@@ -32,7 +32,7 @@ def index_of(data: Path, embedder: str) -> PassageIndex:
     return PassageIndex.load(home)
 
 
-def queries_for(questions: list[dict], answers: dict[str, str]) -> dict[str, list[list[str]]]:
+def plan_searches(questions: list[dict], answers: dict[str, str]) -> dict[str, list[list[str]]]:
     """The queries of each way to search, one list a question."""
     decisions, alone = [], []
     for question in questions:
@@ -46,17 +46,17 @@ def queries_for(questions: list[dict], answers: dict[str, str]) -> dict[str, lis
     return ways
 
 
-def recall(questions: list[dict], queries: list[list[str]], search: Search, k: int) -> float:
+def measure_recall(questions: list[dict], queries: list[list[str]], search: Search, k: int) -> float:
     """Mean share of a question's supporting passages among the first k, its queries fused by rank."""
     results = iter(search(list(chain.from_iterable(queries)), max(k, 10)))
     shares = []
     for question, question_queries in zip(questions, queries, strict=True):
         rankings = list(islice(results, len(question_queries)))
-        shares.append(share_found(question, fuse(rankings, key=passage_id, k=k)))
+        shares.append(measure_share(question, fuse(rankings, key=passage_id, k=k)))
     return float(np.mean(shares))
 
 
-def slimplm_chain(index: HybridIndex, question: str, queries: list[str], k: int = 10) -> list[Hit]:
+def search_slimplm(index: HybridIndex, question: str, queries: list[str], k: int = 10) -> list[Hit]:
     """SlimPLM's search (section 4.1): BM25 a query, dense rerank against the question, round-robin."""
     query_vector = index.dense.embed_queries([question])[0]
     rankings = []
@@ -70,7 +70,7 @@ def slimplm_chain(index: HybridIndex, question: str, queries: list[str], k: int 
     return list(chosen.values())
 
 
-def share_found(question: dict, hits: list[Hit]) -> float:
+def measure_share(question: dict, hits: list[Hit]) -> float:
     """Share of a question's supporting passages that are among the hits."""
     supporting = set(question["supporting_ids"])
     return len(supporting & {passage_id(hit) for hit in hits}) / len(supporting)
@@ -89,7 +89,7 @@ def main() -> None:
     answers = {}
     for name in ("hotpotqa", "2wikimultihopqa"):
         answers.update({record["id"]: record["closed_book_text"] for record in read_answers(data, name)})
-    dense = index_of(data, arguments.embedder)
+    dense = open_index(data, arguments.embedder)
     hybrid = HybridIndex(dense)
     sides: dict[str, Search] = {
         "BM25": BM25Index(dense).search,
@@ -97,15 +97,15 @@ def main() -> None:
         "hybrid": hybrid.search,
     }
     rows = []
-    for way, queries in queries_for(questions, answers).items():
+    for way, queries in plan_searches(questions, answers).items():
         number = f"{np.mean([len(question_queries) for question_queries in queries]):.1f}"
         for side, search in sides.items():
-            recalls = [f"{recall(questions, queries, search, k):.3f}" for k in (5, 10)]
+            recalls = [f"{measure_recall(questions, queries, search, k):.3f}" for k in (5, 10)]
             rows.append([way, side, *recalls, number])
         shares = []
         for question, question_queries in zip(questions, queries, strict=True):
-            hits = slimplm_chain(hybrid, question["question"], question_queries)
-            shares.append((share_found(question, hits[:5]), share_found(question, hits[:10])))
+            hits = search_slimplm(hybrid, question["question"], question_queries)
+            shares.append((measure_share(question, hits[:5]), measure_share(question, hits[:10])))
         recalls = [f"{share:.3f}" for share in np.mean(shares, axis=0)]
         rows.append([way, "SlimPLM's chain", *recalls, number])
     title = f"{len(questions)} questions, {len(dense)} passages, {arguments.embedder}"

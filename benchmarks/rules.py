@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from base import argument_parser, print_table, read_records
-from templates import FOLDER, read_lines, template_requests
+from templates import FOLDER, make_requests, read_lines
 
 from rgate_integrations.gates import rules
 from rgate_integrations.models.encoder_proxy import EncoderProxy
@@ -38,7 +38,7 @@ def read_rules() -> dict[str, tuple[list[str], list[str]]]:
     return by_rule
 
 
-def states_of(texts: list[str]) -> np.ndarray:
+def encode_texts(texts: list[str]) -> np.ndarray:
     """Return the states that rules compare, shape (texts, hidden size)."""
     encoder = EncoderProxy()
     parts = [rules.states_of(texts[i : i + BATCH], encoder) for i in range(0, len(texts), BATCH)]
@@ -47,9 +47,9 @@ def states_of(texts: list[str]) -> np.ndarray:
 
 def write_directions() -> None:
     """Make the directions in which template requests differ most."""
-    requests = [request.question for request in template_requests() if request.kind != "language"]
+    requests = [request.question for request in make_requests() if request.kind != "language"]
     random.Random(0).shuffle(requests)
-    states = states_of(requests[:REQUESTS])
+    states = encode_texts(requests[:REQUESTS])
     mean = states.mean(axis=0)
     variances, directions = np.linalg.eigh(np.cov((states - mean).T))
     scaled = directions[:, -DIRECTIONS:] / np.sqrt(variances[-DIRECTIONS:])
@@ -58,7 +58,7 @@ def write_directions() -> None:
     rules.known_directions.cache_clear()
 
 
-def measured(vectors: dict[str, np.ndarray], names: list[str], threshold: float | None = None) -> list[str]:
+def measure(vectors: dict[str, np.ndarray], names: list[str], threshold: float | None = None) -> list[str]:
     """Return a row of the table; without a threshold, the one at which 2 % of the others are caught.
 
     The second number of each pair is that of the worst rule.
@@ -92,9 +92,9 @@ def main() -> None:
     texts = {"others": [record["question"] for record in read_records(args.data / "practical.dev.jsonl")]}
     for name, (examples, same) in written.items():
         texts |= {f"{name} examples": examples, f"{name} same": same}
-    scaled = {name: rules.directions_of(states_of(rule_texts)) for name, rule_texts in texts.items()}
+    scaled = {name: rules.directions_of(encode_texts(rule_texts)) for name, rule_texts in texts.items()}
     names = list(written)
-    rows = [measured(scaled, names), measured(scaled, names, rules.ALIKE)]
+    rows = [measure(scaled, names), measure(scaled, names, rules.ALIKE)]
     print_table(["threshold", "caught (worst rule)", "others (worst rule)", "others, any rule"], rows)
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dialogues import dialogues
+from dialogues import make_dialogues
 from labels import KIND_OF, read_adarague, read_practical, read_template_labels
-from mixtures import COURTESY, GIVEN, Mixture, corpus_prose, mixed
-from templates import template_requests
+from mixtures import COURTESY, GIVEN, Mixture, mix, read_prose
+from templates import make_requests
 
 from rgate_integrations.runtime.segments import segments
 
@@ -76,14 +76,14 @@ class SegmentRow:
 
     Attributes:
         text: The request.
-        place: Which segment.
+        index: Which segment.
         kind: Name of its kind, see `heads.KINDS`.
         weight: How much it counts.
         history: What was said before it.
     """
 
     text: str
-    place: int
+    index: int
     kind: str
     weight: float
     history: str = ""
@@ -91,15 +91,15 @@ class SegmentRow:
     @property
     def name(self) -> str:
         """What its states are kept under."""
-        return _BETWEEN.join([self.text, self.history, str(self.place)])
+        return _BETWEEN.join([self.text, self.history, str(self.index)])
 
 
-def mixtures_to_train_on(data: Path) -> Iterator[Mixture]:
+def make_training_mixtures(data: Path) -> Iterator[Mixture]:
     """Yield requests in frames."""
     draw = random.Random(SEED)
-    prose = corpus_prose(data, slice(3_000, 8_000))
+    prose = read_prose(data, slice(3_000, 8_000))
     by_template: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for request in template_requests():
+    for request in make_requests():
         by_template[request.kind][request.template].append(request.question)
     recorded: dict[str, list[str]] = defaultdict(list)
     for label in read_practical(data):
@@ -119,14 +119,14 @@ def mixtures_to_train_on(data: Path) -> Iterator[Mixture]:
         frame = draw.choice(TRAINED_ON) if kind == "given" or draw.random() < 0.9 else "none"
         position = "none" if frame == "none" else draw.choice(("before", "after", "around"))
         length = int(math.exp(draw.uniform(math.log(SHORTEST), math.log(LONGEST))))
-        yield mixed(question, kind, frame, position, length, draw, prose)
+        yield mix(question, kind, frame, position, length, draw, prose)
 
 
-def rows_of(mixture: Mixture) -> Iterator[SegmentRow]:
+def label_segments(mixture: Mixture) -> Iterator[SegmentRow]:
     """Yield the segments of a request whose kind is known."""
-    kinds = _kinds_of_segments(mixture)
-    needy = kinds_with(mixture.kind, kinds) if mixture.kind in NEEDY else []
-    pasted = [index for index in kinds_with(GIVEN, kinds) if len(kinds[index]) == 1]
+    kinds = _match_kinds(mixture)
+    needy = find_segments(mixture.kind, kinds) if mixture.kind in NEEDY else []
+    pasted = [index for index in find_segments(GIVEN, kinds) if len(kinds[index]) == 1]
     draw = random.Random(len(mixture.text))
     drawn = draw.sample(pasted, min(MOST_GIVEN, len(pasted)))
     for index, segment_kinds in enumerate(kinds):
@@ -140,17 +140,17 @@ def rows_of(mixture: Mixture) -> Iterator[SegmentRow]:
         yield SegmentRow(mixture.text, index, KIND_OF[kind], weight)
 
 
-def kinds_with(kind: str, kinds: list[set[str]]) -> list[int]:
+def find_segments(kind: str, kinds: list[set[str]]) -> list[int]:
     """Return the segments that have a part of a kind."""
     return [index for index, segment_kinds in enumerate(kinds) if kind in segment_kinds]
 
 
-def pieces_of(question: str, kind: str) -> list[SegmentRow]:
+def label_whole(question: str, kind: str) -> list[SegmentRow]:
     """Return all segments of a request, each with the kind of the whole."""
     return [SegmentRow(question, index, kind, 0.5) for index in range(len(segments(question)))]
 
 
-def _kinds_of_segments(mixture: Mixture) -> list[set[str]]:
+def _match_kinds(mixture: Mixture) -> list[set[str]]:
     """Return the kinds of the pieces that each segment has a part of."""
     kinds: list[set[str]] = []
     ends, flat = [], ""
@@ -175,17 +175,17 @@ def _kinds_of_segments(mixture: Mixture) -> list[set[str]]:
 def read_segment_rows(data: Path) -> list[SegmentRow]:
     """Return all rows."""
     rows: list[SegmentRow] = []
-    for mixture in mixtures_to_train_on(data):
-        rows += rows_of(mixture)
-    for text in corpus_prose(data, slice(3_000, 8_000))[:PARAGRAPHS]:
-        rows += pieces_of(text[:LONGEST], KIND_OF[GIVEN])
+    for mixture in make_training_mixtures(data):
+        rows += label_segments(mixture)
+    for text in read_prose(data, slice(3_000, 8_000))[:PARAGRAPHS]:
+        rows += label_whole(text[:LONGEST], KIND_OF[GIVEN])
     for label in (*read_practical(data), *read_template_labels()):
         # What needs nothing as a whole needs nothing in any part.
         if label.ships and label.what == COURTESY:
-            pieces = pieces_of(label.question, label.kind)
+            pieces = label_whole(label.question, label.kind)
             rows += pieces if len(pieces) > 1 else []
     for seed in DIALOGUES:
-        for dialogue in dialogues(seed, part="train"):
+        for dialogue in make_dialogues(seed, part="train"):
             if len(segments(dialogue.message)) == 1:
                 history = "\n".join(dialogue.history)
                 rows.append(SegmentRow(dialogue.message, 0, KIND_OF[dialogue.kind], 1.0, history))

@@ -39,7 +39,7 @@ COMMAND = "from rgate_integrations.cli import main; main()"
 COLUMNS = ["", "clients", "decisions/s", "p50, ms", "p95, ms", "p99, ms", "refused"]
 
 
-async def timed(name: str, asks: Sequence[Ask], requests: int) -> list[str]:
+async def time_clients(name: str, asks: Sequence[Ask], requests: int) -> list[str]:
     """Let each client ask one question after the other; returns a row of the table."""
     numbers = iter(range(requests))
     milliseconds: list[float] = []
@@ -59,15 +59,17 @@ async def timed(name: str, asks: Sequence[Ask], requests: int) -> list[str]:
     return [name, str(len(asks)), *(f"{number:.0f}" for number in numbers_of)]
 
 
-async def in_process(gate: DecisionEngine, clients: int, requests: int) -> list[str]:
+async def ask_in_process(gate: DecisionEngine, clients: int, requests: int) -> list[str]:
     async def ask(text: str) -> bool:
         await gate.adecide(text)
         return True
 
-    return await timed("in process", [ask] * clients, requests)
+    return await time_clients("in process", [ask] * clients, requests)
 
 
-async def over_http(name: str, url: str, clients: int, requests: int, *, patient: bool = False) -> list[str]:
+async def ask_over_http(
+    name: str, url: str, clients: int, requests: int, *, patient: bool = False
+) -> list[str]:
     """Ask a server; each client has a connection, which is open before the first question is timed.
 
     Args:
@@ -95,11 +97,11 @@ async def over_http(name: str, url: str, clients: int, requests: int, *, patient
             await stack.enter_async_context(client)
             await client.get("/health")
             asks.append(asking(client))
-        return await timed(name, asks, requests)
+        return await time_clients(name, asks, requests)
 
 
 @contextmanager
-def serving(*options: str) -> Iterator[str]:
+def run_server(*options: str) -> Iterator[str]:
     """Run the command; gives its URL when it is ready."""
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, "serve", "--port", "0", *options], stderr=subprocess.PIPE, text=True
@@ -112,21 +114,21 @@ def serving(*options: str) -> Iterator[str]:
     process.kill()
 
 
-def decisions(clients: Sequence[int], requests: int) -> Iterator[list[str]]:
+def measure_decisions(clients: Sequence[int], requests: int) -> Iterator[list[str]]:
     """Yield the rows of the table."""
     gate = load_gate(on_error="raise")
     gate.decide("Who wrote Hamlet?")
     for count in clients:
-        yield asyncio.run(in_process(gate, count, requests))
-    with serving("--timeout", "600") as url:
+        yield asyncio.run(ask_in_process(gate, count, requests))
+    with run_server("--timeout", "600") as url:
         for count in clients:
-            yield asyncio.run(over_http("server", url, count, requests))
+            yield asyncio.run(ask_over_http("server", url, count, requests))
     for patient, name in ((True, "full, clients wait"), (False, "full, clients do not wait")):
-        with serving("--timeout", "600", "--queue", "16") as url:
-            yield asyncio.run(over_http(name, url, 64, requests, patient=patient))
+        with run_server("--timeout", "600", "--queue", "16") as url:
+            yield asyncio.run(ask_over_http(name, url, 64, requests, patient=patient))
 
 
-def listening(app: ASGIApp) -> str:
+def start_app(app: ASGIApp) -> str:
     """Run an application on a port of its own, in a thread; returns its URL."""
     server = make_server(app, "127.0.0.1", 0)
     threading.Thread(target=server.run, daemon=True).start()
@@ -139,11 +141,11 @@ async def stream(request: Request) -> StreamingResponse:
     return StreamingResponse(iter([b"data: {}\n\n"] * 3), media_type="text/event-stream")
 
 
-def gateway(requests: int) -> None:
+def measure_gateway(requests: int) -> None:
     """Print what the gateway adds to the first byte."""
-    upstream = listening(Starlette(routes=[Route("/v1/chat/completions", stream, methods=["POST"])]))
+    upstream = start_app(Starlette(routes=[Route("/v1/chat/completions", stream, methods=["POST"])]))
     service = DecisionService(load_gate("constant:never", on_error="raise"))
-    between = listening(make_app(service, Gateway(service, Upstream(upstream))))
+    between = start_app(make_app(service, Gateway(service, Upstream(upstream))))
     body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
     times = {"alone": [], "gateway": []}
     with httpx.Client(timeout=60, headers={"x-rgate": "off"}) as client:
@@ -168,10 +170,13 @@ def main() -> None:
     options = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     if options.url:
-        rows = [asyncio.run(over_http(options.url, options.url, count, options.requests)) for count in options.clients]
+        rows = [
+            asyncio.run(ask_over_http(options.url, options.url, count, options.requests))
+            for count in options.clients
+        ]
     else:
-        gateway(options.requests)
-        rows = list(decisions(options.clients, options.requests))
+        measure_gateway(options.requests)
+        rows = list(measure_decisions(options.clients, options.requests))
     print_table(COLUMNS, rows)
 
 

@@ -20,7 +20,7 @@ from rgate_integrations.models.download import corpus_path
 # Runs in the new process: what was imported or loaded before would not count.
 MEASURE = """
 import json, sys, time
-asked = json.load(sys.stdin)
+questions = json.load(sys.stdin)
 from rgate_integrations import load_gate
 
 def seconds(work):
@@ -31,7 +31,7 @@ def seconds(work):
 def first():
     global gate
     gate = load_gate(sys.argv[1], on_error="raise")
-    gate.decide(asked[0])
+    gate.decide(questions[0])
 
 def resident():
     with open("/proc/self/status") as file:
@@ -39,10 +39,10 @@ def resident():
 
 loaded = seconds(first)
 after_first = resident()
-singles = sorted(seconds(lambda: gate.decide(question)) for question in asked)
+singles = sorted(seconds(lambda: gate.decide(question)) for question in questions)
 after_singles = resident()
-batch = min(seconds(lambda: gate.decide_batch(asked[:64])) for _ in range(3))
-pasted = " ".join(asked[:64] * 2)
+batch = min(seconds(lambda: gate.decide_batch(questions[:64])) for _ in range(3))
+pasted = " ".join(questions[:64] * 2)
 long = min(seconds(lambda: gate.decide(pasted)) for _ in range(3))
 memory = [after_first, after_singles, resident()]
 print(json.dumps([loaded, 1e3 * singles[len(singles) // 2], 1e3 * long, 64 / batch, *memory]))
@@ -50,7 +50,7 @@ print(json.dumps([loaded, 1e3 * singles[len(singles) // 2], 1e3 * long, 64 / bat
 BATCH = 64
 
 
-def read_asked(data: Path | None) -> dict[str, list[str]]:
+def read_questions(data: Path | None) -> dict[str, list[str]]:
     """Return what is asked, by its name."""
     if data is None:
         passages = list(read_passages(corpus_path("encyclopedia-leads")))
@@ -70,7 +70,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     for gate in arguments.gates:
-        for name, questions in read_asked(arguments.data).items():
+        for name, questions in read_questions(arguments.data).items():
             command = [sys.executable, "-c", MEASURE, gate]
             process = subprocess.run(
                 command, input=json.dumps(questions), capture_output=True, text=True, check=True

@@ -62,7 +62,7 @@ class TemplateRequest:
     template: int
 
 
-def template_requests(seed: int = 0) -> list[TemplateRequest]:
+def make_requests(seed: int = 0) -> list[TemplateRequest]:
     """Return the requests of all templates, each once, in the order of the templates."""
     words = read_words()
     requests: dict[str, TemplateRequest] = {}
@@ -74,21 +74,21 @@ def template_requests(seed: int = 0) -> list[TemplateRequest]:
             # Twice as many tries as requests: many templates have fewer fillings than that.
             texts = set()
             for _ in range(2 * _EACH[kind]):
-                text = filled(template, words, draw)
-                texts.add(text if kind == "language" else varied(text, draw))
+                text = fill(template, words, draw)
+                texts.add(text if kind == "language" else vary(text, draw))
             for text in sorted(texts)[:: max(1, len(texts) // _EACH[kind])][: _EACH[kind]]:
                 requests.setdefault(text, TemplateRequest(text, kind, number))
             if kind in _RETRIEVED:
-                mixed = [_mixed(filled(template, words, draw), alone, words, draw) for _ in range(8)]
+                mixed = [_add_needless(fill(template, words, draw), alone, words, draw) for _ in range(8)]
                 for text in [candidate for candidate in mixed if len(candidate.split()) < _SHORT][:_MIXED]:
                     requests.setdefault(text, TemplateRequest(text, kind, number))
             number += 1
     return list(requests.values())
 
 
-def _mixed(text: str, alone: list[list[str]], words: dict[str, list[str]], draw: random.Random) -> str:
+def _add_needless(text: str, alone: list[list[str]], words: dict[str, list[str]], draw: random.Random) -> str:
     """Ask for something that needs no retrieval in the same breath: the whole still needs it."""
-    other = draw.choice(_LEADS) + filled(draw.choice(draw.choice(alone)), words, draw)
+    other = draw.choice(_LEADS) + fill(draw.choice(draw.choice(alone)), words, draw)
     first, second = (text, other) if draw.random() < 0.7 else (other, text)
     end = "" if first[-1] in ".?!" else draw.choice(("?", "."))
     return f"{first}{end} {second}"
@@ -110,7 +110,7 @@ def read_words() -> dict[str, list[str]]:
     return found
 
 
-def filled(
+def fill(
     template: str, words: dict[str, list[str]], draw: random.Random, *, keep_spaces: bool = False
 ) -> str:
     """Choose one of each alternative, from the inside out, then a word for each slot."""
@@ -120,7 +120,7 @@ def filled(
     return text if keep_spaces else " ".join(text.split())
 
 
-def varied(text: str, draw: random.Random) -> str:
+def vary(text: str, draw: random.Random) -> str:
     """Write as people do: some in lower case without punctuation, some with a remark that means nothing."""
     style = draw.random()
     if style < 0.35:

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from templates import FOLDER, filled
+from templates import FOLDER, fill
 from text_rows import (
     ASKED,
     FRAMES,
@@ -21,13 +21,13 @@ from text_rows import (
     Asks,
     Sections,
     TextRow,
-    ended,
-    language_sections,
-    languages,
-    part_of,
+    assign_part,
+    end_sentence,
+    list_languages,
+    read_language,
     read_sections,
     read_slots,
-    styled,
+    vary_style,
 )
 
 CONTENTS = {"private": "private", "fresh": "fresh", "particular": "particular", "none": "task"}
@@ -53,12 +53,12 @@ _T = TypeVar("_T")
 
 
 @cache
-def asks_of(part: str) -> Asks:
+def get_asks(part: str) -> Asks:
     """Return the requests of a part."""
     return Asks(part)
 
 
-def values_of_part(values: Sequence[_T], part: str) -> list[_T]:
+def select_part(values: Sequence[_T], part: str) -> list[_T]:
     """Return what a part has of values that are shared out: one of four is held out."""
     if len(values) < 4:
         return list(values)
@@ -77,7 +77,7 @@ def work_rows(seed: int) -> Iterator[TextRow]:
         if heading == "words" or name.split(" ")[0] in _LISTS:
             continue
         for number, template in enumerate(frames):
-            part = part_of(number, heading.endswith(" test"))
+            part = assign_part(number, heading.endswith(" test"))
             frame = f"work/{name}/{number}"
             draw = random.Random(f"{seed} {frame}")
             kinds = ASKED if name == "question" else CONTENTS
@@ -85,7 +85,7 @@ def work_rows(seed: int) -> Iterator[TextRow]:
                 # There are more kinds that need passages than that do not.
                 for _ in range(2 if kind in NEEDY else 5):
                     text, whole_kind = _task(template, kind, sections, slots, part, draw)
-                    text = styled(text, "en", draw)
+                    text = vary_style(text, "en", draw)
                     yield TextRow(text, whole_kind, "en", frame, f"task:{name}", part, ((text, whole_kind),))
     yield from _answer_rows(seed)
 
@@ -100,23 +100,23 @@ def _task(
 ) -> tuple[str, str]:
     """Fill a frame with content of a kind; returns the text and the kind of the whole."""
     if "{ask}" in template:
-        return filled(template, slots | {"ask": [asks_of(part).question(kind, draw)]}, draw), kind
+        return fill(template, slots | {"ask": [get_asks(part).question(kind, draw)]}, draw), kind
     content = {}
     for name in _LISTS:
-        content[name] = values_of_part(sections[f"{name} {kind}"], part)
-    return filled(template, slots | content, draw), CONTENTS[kind]
+        content[name] = select_part(sections[f"{name} {kind}"], part)
+    return fill(template, slots | content, draw), CONTENTS[kind]
 
 
 def _answer_rows(seed: int) -> Iterator[TextRow]:
     """Yield tasks in other languages around a question."""
-    for language in languages():
-        for number, template in enumerate(language_sections(language).get("answer", [])):
+    for language in list_languages():
+        for number, template in enumerate(read_language(language).get("answer", [])):
             part = GROUPS if language in HELD_OUT_LANGUAGES else (TRAIN, FRAMES)[number % 2]
             frame = f"work/answer-{language}/{number}"
             draw = random.Random(f"{seed} {frame}")
             for kind in ASKED:
                 for _ in range(2):
-                    question = asks_of(part).question(kind, draw, language)
+                    question = get_asks(part).question(kind, draw, language)
                     text = template.replace("{ask}", question)
                     yield TextRow(text, kind, language, frame, f"language:{language}", part, ((text, kind),))
 
@@ -142,7 +142,7 @@ class Topic:
 
 
 @cache
-def topics(part: str) -> list[Topic]:
+def read_topics(part: str) -> list[Topic]:
     """Return the topics of a part; text that does not train has held-out topics."""
     matching = []
     for heading, lines in read_sections(FOLDER / "paragraphs.txt").items():
@@ -160,22 +160,22 @@ def topics(part: str) -> list[Topic]:
 
 def paragraph_rows(seed: int, per_kind: int = 3) -> Iterator[TextRow]:
     """Yield paragraphs of 20 to 400 words twice: on one line, and with line breaks."""
-    for topic in (*topics(TRAIN), *topics(GROUPS)):
+    for topic in (*read_topics(TRAIN), *read_topics(GROUPS)):
         draw = random.Random(f"{seed} {topic.name}")
         for kind in (*topic.asks, "given"):
             for number in range(per_kind):
                 position = _PLACES[number % len(_PLACES)]
-                sentences = _paragraph(topic, kind, position, draw)
+                sentences = _make_paragraph(topic, kind, position, draw)
                 frame = f"paragraphs/{topic.name}/{kind}-{position}"
-                yield from _joined(sentences, kind, "en", frame, f"topic:{topic.name}", topic.part, draw)
+                yield from _join(sentences, kind, "en", frame, f"topic:{topic.name}", topic.part, draw)
     yield from _language_paragraphs(seed)
 
 
-def _paragraph(topic: Topic, kind: str, position: str, draw: random.Random) -> list[tuple[str, str]]:
+def _make_paragraph(topic: Topic, kind: str, position: str, draw: random.Random) -> list[tuple[str, str]]:
     """Return the sentences of a paragraph, each with its kind."""
     around = read_sections(FOLDER / "paragraphs.txt")
     length = _SHORTEST * (_LONGEST / _SHORTEST) ** draw.random()
-    others = [other for other in topics(topic.part) if other is not topic]
+    others = [other for other in read_topics(topic.part) if other is not topic]
     story = list(topic.story[draw.choice((0, 0, 1, 3)) :])
     for other in draw.sample(others, 2):
         story += other.story
@@ -184,7 +184,7 @@ def _paragraph(topic: Topic, kind: str, position: str, draw: random.Random) -> l
         chosen.append(story.pop(0))
     sentences = [(sentence, "given") for sentence in chosen]
     if kind != "given":
-        question = filled(draw.choice(topic.asks[kind]), {}, draw)
+        question = fill(draw.choice(topic.asks[kind]), {}, draw)
         at = {"beginning": 0, "middle": (len(chosen) + 1) // 2, "end": len(chosen)}[position]
         sentences.insert(at, (question, kind))
         if kind in NEEDY and draw.random() < 0.2:
@@ -195,11 +195,13 @@ def _paragraph(topic: Topic, kind: str, position: str, draw: random.Random) -> l
     if draw.random() < 0.25:
         sentences.append((draw.choice(around["closing"]), "thanks"))
     if draw.random() < 0.12:  # as speech is written down
-        sentences = [(re.sub(r"[,.?!;:]", "", text).lower(), sentence_kind) for text, sentence_kind in sentences]
+        sentences = [
+            (re.sub(r"[,.?!;:]", "", text).lower(), sentence_kind) for text, sentence_kind in sentences
+        ]
     return sentences
 
 
-def _joined(
+def _join(
     sentences: list[tuple[str, str]],
     kind: str,
     language: str,
@@ -222,8 +224,8 @@ def _joined(
 
 def _language_paragraphs(seed: int) -> Iterator[TextRow]:
     """Yield paragraphs in other languages."""
-    for language in languages():
-        story = language_sections(language).get("story")
+    for language in list_languages():
+        story = read_language(language).get("story")
         if not story:
             continue
         for part in (GROUPS,) if language in HELD_OUT_LANGUAGES else (TRAIN, FRAMES):
@@ -235,9 +237,11 @@ def _language_paragraphs(seed: int) -> Iterator[TextRow]:
                 sentences = [(text, "given") for text in available[start : start + draw.randint(2, 5)]]
                 if kind != "given":
                     at = {"beginning": 0, "middle": len(sentences) // 2, "end": len(sentences)}[position]
-                    sentences.insert(at, (ended(asks_of(part).draw(kind, draw, language), language), kind))
+                    sentences.insert(
+                        at, (end_sentence(get_asks(part).draw(kind, draw, language), language), kind)
+                    )
                 frame = f"paragraphs/{language}-{part}/{kind}-{position}"
-                yield from _joined(sentences, kind, language, frame, f"language:{language}", part, draw)
+                yield from _join(sentences, kind, language, frame, f"language:{language}", part, draw)
 
 
 # Turns
@@ -252,19 +256,19 @@ def turn_rows(seed: int) -> Iterator[TextRow]:
             continue
         name, kind = heading.removesuffix(" test").rsplit(" ", 1)
         for number, template in enumerate(templates):
-            part = part_of(number, heading.endswith(" test"))
+            part = assign_part(number, heading.endswith(" test"))
             frame = f"turns/{name}/{number}"
             draw = random.Random(f"{seed} {frame}")
             kinds = {"asked": ASKED, "needy": NEEDY}.get(kind, (kind,))
             for row_kind in [repeated for repeated in kinds for _ in range(18 // len(kinds))]:
-                asks = asks_of(part)
+                asks = get_asks(part)
                 if kind in ("asked", "needy"):
                     ask = asks.draw(row_kind, draw)
                 else:
                     ask = asks.question(draw.choice((*NEEDY, "common")), draw)
                 request = {"ask": [ask], "other": [asks.draw("task", draw)]}
-                words = {slot: values_of_part(values, part) for slot, values in slots.items()}
-                turns = [filled(turn, words | request, draw) for turn in template.split(" > ")]
+                words = {slot: select_part(values, part) for slot, values in slots.items()}
+                turns = [fill(turn, words | request, draw) for turn in template.split(" > ")]
                 yield _last_turn(turns, row_kind, "en", frame, f"turns:{name}", part)
     yield from _language_turns(seed)
 
@@ -278,8 +282,8 @@ def _last_turn(turns: list[str], kind: str, language: str, frame: str, group: st
 
 def _language_turns(seed: int) -> Iterator[TextRow]:
     """Yield retries, remarks and replies to offers in other languages."""
-    for language in languages():
-        sections = language_sections(language)
+    for language in list_languages():
+        sections = read_language(language)
         for name, before, kinds in _LANGUAGE_TURNS:
             if name not in sections or (before and before not in sections):
                 continue
@@ -288,11 +292,11 @@ def _language_turns(seed: int) -> Iterator[TextRow]:
                 draw = random.Random(f"{seed} {frame}")
                 wordings = sections[name][0].strip("()").split("|")
                 if part != GROUPS:
-                    wordings = values_of_part(wordings, part)
+                    wordings = select_part(wordings, part)
                 for kind in kinds * (2 if part == TRAIN else 1):
-                    turns = [f"U {asks_of(part).draw(kind, draw, language)}"]
+                    turns = [f"U {get_asks(part).draw(kind, draw, language)}"]
                     if before:
-                        turns.append(f"A {filled(sections[before][0], {}, draw)}")
+                        turns.append(f"A {fill(sections[before][0], {}, draw)}")
                     turns.append(f"U {draw.choice(wordings)}")
                     yield _last_turn(turns, kind, language, frame, f"language:{language}", part)
 
@@ -328,37 +332,37 @@ class Pasted:
 
     def question(self, kind: str = "") -> str:
         """Return a request."""
-        asks = asks_of(self.part)
+        asks = get_asks(self.part)
         language = self.language or asks.language(self.draw)
         return asks.draw(kind or self.any_kind(), self.draw, language)
 
-    def given(self, name: str) -> str:
+    def draw_block(self, name: str) -> str:
         """Return a block of what is given: code, diff, files, reply, result, schema or speech."""
-        return self.draw.choice(values_of_part(self._helpers[f"given {name}"], self.part))
+        return self.draw.choice(select_part(self._helpers[f"given {name}"], self.part))
 
     def text(self) -> str:
         """Return some sentences, often with a question among them."""
         if not self.language and self.draw.random() < _WRITTEN_OUT:
-            return self.given("text")
-        topic = self.draw.choice(topics(self.part))
+            return self.draw_block("text")
+        topic = self.draw.choice(read_topics(self.part))
         start = self.draw.randrange(len(topic.story) - 3)
         sentences = topic.story[start : start + self.draw.randint(3, 8)]
         if self.draw.random() < 0.6:
-            question = filled(self.draw.choice(topic.asks[self.draw.choice(list(topic.asks))]), {}, self.draw)
+            question = fill(self.draw.choice(topic.asks[self.draw.choice(list(topic.asks))]), {}, self.draw)
             sentences = [*sentences, question]
         return " ".join(sentences)
 
     def passages(self) -> str:
         """Return two or three passages with numbers."""
-        facts = self.draw.sample(facts_of(self.part), self.draw.randint(2, 3))
+        facts = self.draw.sample(read_facts(self.part), self.draw.randint(2, 3))
         return "\n".join(f"[{i}] {passage}" for i, (_, passage, _) in enumerate(facts, 1))
 
     def chat(self, last: str = "") -> str:
         """Return a conversation of one to four exchanges, with a further request at its end if one is named."""
         if not last and not self.language and self.draw.random() < _WRITTEN_OUT:
-            return self.given("chat")
+            return self.draw_block("chat")
         turns = []
-        asks = asks_of(self.part)
+        asks = get_asks(self.part)
         language = self.language or asks.language(self.draw)
         for _ in range(self.draw.randint(1, 3 if last else 4)):
             kind = self.any_kind()
@@ -368,7 +372,7 @@ class Pasted:
             turns.append(("user", last))
         if self.draw.random() < 0.1:
             return json.dumps([{"role": role, "content": text} for role, text in turns], ensure_ascii=False)
-        formats = values_of_part(self._helpers["chat formats"][0].split("\n"), self.part)
+        formats = select_part(self._helpers["chat formats"][0].split("\n"), self.part)
         user, assistant = self.draw.choice(formats).replace("\\n", "\n").split(" | ")
         space = "" if user.endswith("\n") else " "
         marks = {"user": user.strip(" ") + space, "assistant": assistant.strip(" ") + space}
@@ -376,17 +380,17 @@ class Pasted:
         return between.join(marks[role] + text for role, text in turns)
 
     def _reply(self, kind: str, language: str) -> str:
-        sections = {} if language == "en" else language_sections(language)
+        sections = {} if language == "en" else read_language(language)
         section = "more" if kind == "task" else self.draw.choice(("failed", "offer"))
         if section in sections:
-            return filled(sections[section][0], {}, self.draw)
-        return self.given("done" if kind == "task" else "reply")
+            return fill(sections[section][0], {}, self.draw)
+        return self.draw_block("done" if kind == "task" else "reply")
 
     def values(self, slots: Sequence[str]) -> dict[str, str]:
         """Return what stands for each slot of a prompt of `templates/helpers.txt`."""
-        pairs = values_of_part(self._helpers["given answered"][0].split("\n"), self.part)
+        pairs = select_part(self._helpers["given answered"][0].split("\n"), self.part)
         question, _, answer = self.draw.choice(pairs).partition(" >> ")
-        whole = self.draw.choice(topics(self.part)).story
+        whole = self.draw.choice(read_topics(self.part)).story
         start = self.draw.randrange(len(whole) - 3)
         values = {
             "asked": question,
@@ -399,7 +403,7 @@ class Pasted:
     def value(self, slot: str) -> str:
         """Return what stands for a slot alone."""
         if slot in ("code", "diff", "files", "result", "schema", "speech", "wish"):
-            return self.given(slot)
+            return self.draw_block(slot)
         if slot == "lang":
             words = self._helpers["words"][0].removeprefix("lang: ")
             return self.draw.choice(words.split(" | "))
@@ -411,10 +415,10 @@ class Pasted:
 
 
 @cache
-def facts_of(part: str) -> list[tuple[str, str, str]]:
+def read_facts(part: str) -> list[tuple[str, str, str]]:
     """Return kind, passage and a question that the passage answers; one of four is held out."""
     facts = []
-    for line in values_of_part(read_blocks(FOLDER / "wrapped.txt")["facts"][0].split("\n"), part):
+    for line in select_part(read_blocks(FOLDER / "wrapped.txt")["facts"][0].split("\n"), part):
         kind, _, fact = line.partition(": ")
         passage, _, question = fact.partition(" >> ")
         facts.append((kind, passage, question))
@@ -428,14 +432,16 @@ def helper_rows(seed: int, per_wording: int = 3) -> Iterator[TextRow]:
             continue
         name, _, language = heading.removesuffix(" test").partition(" / ")
         for number, wording in enumerate(wordings):
-            part = part_of(number, heading.endswith(" test"))
+            part = assign_part(number, heading.endswith(" test"))
             frame = f"helpers/{name}/{language}{number}"
             pasted = Pasted(part, random.Random(f"{seed} {frame}"), language)
             for _ in range(per_wording):
                 values = pasted.values(_SLOT.findall(wording))
-                pieces = _filled_pieces(wording, values, {})
+                pieces = _fill_pieces(wording, values, {})
                 text = "".join(piece for piece, _ in pieces)
-                yield TextRow(text, "task", language or "en", frame, f"helper:{name}", part, _seen(pieces))
+                yield TextRow(
+                    text, "task", language or "en", frame, f"helper:{name}", part, _drop_blank(pieces)
+                )
 
 
 def wrapped_rows(seed: int) -> Iterator[TextRow]:
@@ -445,7 +451,7 @@ def wrapped_rows(seed: int) -> Iterator[TextRow]:
             continue
         name, _, language = heading.removesuffix(" test").removesuffix("-more").partition(" / ")
         for number, wording in enumerate(wordings):
-            part = part_of(number, heading.endswith(" test"))
+            part = assign_part(number, heading.endswith(" test"))
             frame = f"wrapped/{heading.removesuffix(' test').replace(' / ', '-')}/{number}"
             pasted = Pasted(part, random.Random(f"{seed} {frame}"), language)
             cases = _context_cases(pasted) if name == "context" else _asked_cases(pasted)
@@ -455,9 +461,11 @@ def wrapped_rows(seed: int) -> Iterator[TextRow]:
                         slot: json.dumps(text, ensure_ascii=False)[1:-1] for slot, text in values.items()
                     }
                 asking = kind if kind in ASKED else "task"
-                pieces = _filled_pieces(wording, values, {"question": asking, "chat_open": asking})
+                pieces = _fill_pieces(wording, values, {"question": asking, "chat_open": asking})
                 text = "".join(piece for piece, _ in pieces)
-                yield TextRow(text, kind, language or "en", frame, f"wrapped:{name}", part, _seen(pieces))
+                yield TextRow(
+                    text, kind, language or "en", frame, f"wrapped:{name}", part, _drop_blank(pieces)
+                )
 
 
 def _asked_cases(pasted: Pasted) -> Iterator[tuple[str, dict[str, str]]]:
@@ -470,10 +478,10 @@ def _asked_cases(pasted: Pasted) -> Iterator[tuple[str, dict[str, str]]]:
 def _context_cases(pasted: Pasted) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield prompts whose context holds the answer, and as many whose context is empty or foreign."""
     blocks, draw = read_blocks(FOLDER / "wrapped.txt"), pasted.draw
-    facts = facts_of(pasted.part)
+    facts = read_facts(pasted.part)
     for kind, passage, question in draw.sample(facts, min(6, len(facts))):
         foreign = draw.sample(
-            values_of_part(blocks["off-topic"][0].split("\n"), pasted.part), draw.randint(1, 2)
+            select_part(blocks["off-topic"][0].split("\n"), pasted.part), draw.randint(1, 2)
         )
         if draw.random() < 0.4:
             foreign.append(pasted.text())
@@ -484,7 +492,7 @@ def _context_cases(pasted: Pasted) -> Iterator[tuple[str, dict[str, str]]]:
         yield kind, {"context": nothing if empty else "\n".join(foreign), "question": question}
 
 
-def _filled_pieces(wording: str, values: dict[str, str], kinds: dict[str, str]) -> Pieces:
+def _fill_pieces(wording: str, values: dict[str, str], kinds: dict[str, str]) -> Pieces:
     """Return the parts of a prompt: its own words, which are a task, and what is filled in."""
     pieces = []
     for number, part in enumerate(_SLOT.split(wording)):
@@ -492,7 +500,7 @@ def _filled_pieces(wording: str, values: dict[str, str], kinds: dict[str, str]) 
     return tuple(pieces)
 
 
-def _seen(pieces: Pieces) -> Pieces:
+def _drop_blank(pieces: Pieces) -> Pieces:
     """Leave out what is white space alone."""
     return tuple((text.strip(), kind) for text, kind in pieces if text.strip())
 

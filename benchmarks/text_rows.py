@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dialogues import FOLLOW_UPS, TEST_LINES
-from templates import FOLDER, filled, read_lines, read_words
+from templates import FOLDER, fill, read_lines, read_words
 
 LANGUAGES = FOLDER / "languages"
 FACTS = FOLDER / "facts"
@@ -113,20 +113,20 @@ def read_slots(sections: Sections) -> dict[str, list[str]]:
     return slots
 
 
-def part_of(number: int, group_held_out: bool) -> str:
+def assign_part(number: int, group_held_out: bool) -> str:
     """Return the part that the template of this number in its section belongs to."""
     if group_held_out:
         return GROUPS
     return FRAMES if number % EVERY == EVERY - 1 else TRAIN
 
 
-def language_part(language: str, number: int) -> str:
+def assign_language_part(language: str, number: int) -> str:
     """Return the part of a template of a language; each language holds out others, so that no meaning is missing."""
-    shift = languages().index(language)
-    return part_of(number + shift, language in HELD_OUT_LANGUAGES)
+    shift = list_languages().index(language)
+    return assign_part(number + shift, language in HELD_OUT_LANGUAGES)
 
 
-def unique(rows: Iterator[TextRow]) -> list[TextRow]:
+def drop_duplicates(rows: Iterator[TextRow]) -> list[TextRow]:
     """Return each text once; the one of the first template stays."""
     by_text: dict[tuple[str, tuple[str, ...]], TextRow] = {}
     for row in rows:
@@ -135,48 +135,48 @@ def unique(rows: Iterator[TextRow]) -> list[TextRow]:
 
 
 @cache
-def languages() -> list[str]:
+def list_languages() -> list[str]:
     """Return the codes of all languages that have a file."""
     return sorted(path.stem for path in LANGUAGES.glob("*.txt"))
 
 
-def language_sections(language: str) -> Sections:
+def read_language(language: str) -> Sections:
     """Return the templates of a language by kind."""
     return read_sections(LANGUAGES / f"{language}.txt")
 
 
 def language_rows(seed: int) -> Iterator[TextRow]:
     """Yield single requests in other languages."""
-    for language in languages():
-        sections = language_sections(language)
+    for language in list_languages():
+        sections = read_language(language)
         slots = read_slots(sections)
         for section in (*NEEDY, "common", "task", "thanks", "general"):
             kind = _GENERAL.get(section, section)
             for number, template in enumerate(sections.get(section, [])):
-                part = language_part(language, number)
+                part = assign_language_part(language, number)
                 frame = f"languages/{language}/{section}/{number}"
                 draw = random.Random(f"{seed} {frame}")
                 for _ in range(_EACH.get(kind, _EACH_OTHER)):
-                    request = styled(filled(template, slots, draw), language, draw)
+                    request = vary_style(fill(template, slots, draw), language, draw)
                     pieces: tuple[tuple[str, str], ...] = ((request, kind),)
                     if kind != "thanks" and draw.random() < _POLITE:
-                        pieces = _wrapped(request, kind, language, part, draw)
+                        pieces = _add_courtesies(request, kind, language, part, draw)
                     text = ("" if language in _UNSPACED else " ").join(piece for piece, _ in pieces)
                     yield TextRow(text, kind, language, frame, f"language:{language}", part, pieces)
 
 
-def _wrapped(
+def _add_courtesies(
     request: str, kind: str, language: str, part: str, draw: random.Random
 ) -> tuple[tuple[str, str], ...]:
     """Put courtesies around a request; every third of them is held out."""
-    wrappers = language_sections(language).get("polite", [])
+    wrappers = read_language(language).get("polite", [])
     if part != GROUPS:
         wrappers = [wrapper for i, wrapper in enumerate(wrappers) if (i % 3 == 2) == (part == FRAMES)]
     if not wrappers:
         return ((request, kind),)
     before, _, after = draw.choice(wrappers).partition("~")
     if after.strip() and draw.random() < 0.8:
-        request = ended(request, language)
+        request = end_sentence(request, language)
     pieces = ((before.strip(), "thanks"), (request, kind), (after.strip(), "thanks"))
     return tuple(piece for piece in pieces if piece[0])
 
@@ -191,12 +191,12 @@ def fact_rows(seed: int) -> Iterator[TextRow]:
         template = frame.get("frame") or frame["question"]
         number = numbers[f"{language}/{kind}"]
         numbers[f"{language}/{kind}"] += 1
-        part = part_of(number + spoken.index(language), language in HELD_OUT_LANGUAGES)
+        part = assign_part(number + spoken.index(language), language in HELD_OUT_LANGUAGES)
         name = f"facts/{language}/{kind}/{number}"
         draw = random.Random(f"{seed} {name}")
         for _ in range(_EACH_OTHER):
-            text = styled(
-                _with_filler(template, frame.get("needs", ()), fillers, language, draw), language, draw
+            text = vary_style(
+                _fill_slot(template, frame.get("needs", ()), fillers, language, draw), language, draw
             )
             yield TextRow(text, kind, language, name, f"language:{language}", part, ((text, kind),))
 
@@ -205,13 +205,17 @@ def _read_facts(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in read_lines(FACTS / f"{name}.jsonl")]
 
 
-def _with_filler(
+def _fill_slot(
     template: str, needs: Sequence[str], fillers: list[dict[str, Any]], language: str, draw: random.Random
 ) -> str:
     slot = re.search(r"\{(\w+)\}", template)
     if slot is None:
         return template
-    fitting = [candidate for candidate in fillers if candidate["slot"] == slot[1] and set(needs) <= set(candidate["tags"])]
+    fitting = [
+        candidate
+        for candidate in fillers
+        if candidate["slot"] == slot[1] and set(needs) <= set(candidate["tags"])
+    ]
     filler = draw.choice(fitting)
     return template.replace(slot[0], filler["scripts"].get(language, filler["value"]))
 
@@ -229,17 +233,17 @@ def field_rows(name: str, seed: int) -> Iterator[TextRow]:
         for number, template in enumerate(templates):
             frame = f"{name}/{field}/{number}"
             draw = random.Random(f"{seed} {frame}")
-            part = part_of(number, held_out)
+            part = assign_part(number, held_out)
             for _ in range(10):
-                text = filled(template, slots, draw)
+                text = fill(template, slots, draw)
                 if name == "howto":
-                    text = styled(text[0].upper() + text[1:], "en", draw)
+                    text = vary_style(text[0].upper() + text[1:], "en", draw)
                 elif kind == "thanks" and draw.random() < 0.5:
                     text = text[0].upper() + text[1:]
                 yield TextRow(text, kind, "en", frame, f"field:{field}", part, ((text, kind),))
 
 
-def styled(text: str, language: str, draw: random.Random) -> str:
+def vary_style(text: str, language: str, draw: random.Random) -> str:
     """Write as people do: some in lower case without punctuation, without accents, or with a slip of the finger."""
     style = draw.random()
     if style < 0.25:
@@ -247,20 +251,20 @@ def styled(text: str, language: str, draw: random.Random) -> str:
             text = text.replace("I", "ı").replace("İ", "i")
         return text.lower().strip(_ENDS + "¿¡ ")
     if style < 0.33 and language in _LATIN:
-        return without_accents(text, language, draw)
+        return remove_accents(text, language, draw)
     if style < 0.39 and language not in _NO_TYPOS:
-        return with_typo(text, draw)
+        return add_typo(text, draw)
     return text.upper() if style > 0.985 and language in (*_LATIN, "en", "ru") else text
 
 
-def ended(text: str, language: str) -> str:
+def end_sentence(text: str, language: str) -> str:
     """End a sentence that other text follows."""
     if text.rstrip(_QUOTES)[-1:] in _ENDS:
         return text
     return text + {"zh": "。", "ja": "。", "hi": "।"}.get(language, ".")
 
 
-def without_accents(text: str, language: str, draw: random.Random) -> str:
+def remove_accents(text: str, language: str, draw: random.Random) -> str:
     """Write as on a keyboard that lacks the accents."""
     if language == "de" and draw.random() < 0.6:
         for umlaut, plain in (("ä", "ae"), ("ö", "oe"), ("ü", "ue"), ("Ä", "Ae"), ("Ö", "Oe"), ("Ü", "Ue")):
@@ -269,7 +273,7 @@ def without_accents(text: str, language: str, draw: random.Random) -> str:
     return "".join(letter for letter in letters if not unicodedata.combining(letter))
 
 
-def with_typo(text: str, draw: random.Random) -> str:
+def add_typo(text: str, draw: random.Random) -> str:
     """Swap two letters inside a long word, or leave one out, or double it."""
     words = text.split(" ")
     long = [i for i, word in enumerate(words) if len(word) > 4 and word.isalpha() and max(word) < _CJK]
@@ -304,14 +308,14 @@ class Asks:
             self._templates["en", kind] = [line for line in lines if (line in tested) == (part != TRAIN)]
         for heading, howtos in read_sections(FOLDER / "howto.txt").items():
             if heading.removesuffix(" test").endswith("particular"):
-                parts = [part_of(i, heading.endswith(" test")) for i in range(len(howtos))]
+                parts = [assign_part(i, heading.endswith(" test")) for i in range(len(howtos))]
                 self._add("en", "particular", howtos, parts, part)
-        for language in languages():
-            sections = language_sections(language)
+        for language in list_languages():
+            sections = read_language(language)
             self._slots[language] = read_slots(sections)
             for kind in ASKED:
                 templates = sections.get(kind, [])
-                parts = [language_part(language, i) for i in range(len(templates))]
+                parts = [assign_language_part(language, i) for i in range(len(templates))]
                 self._add(language, kind, templates, parts, part)
         self.languages = [
             code for code in self._slots if code != "en" and self._templates.get((code, "private"))
@@ -324,7 +328,7 @@ class Asks:
 
     def draw(self, kind: str, draw: random.Random, language: str = "en") -> str:
         """Return a request of a kind, in careful spelling."""
-        text = filled(draw.choice(self._templates[language, kind]), self._slots[language], draw)
+        text = fill(draw.choice(self._templates[language, kind]), self._slots[language], draw)
         return text[0].upper() + text[1:] if language == "en" else text
 
     def question(self, kind: str, draw: random.Random, language: str = "en") -> str:

@@ -18,13 +18,13 @@ from pathlib import Path
 
 from base import argument_parser, print_table
 from text_frames import helper_rows, paragraph_rows, turn_rows, work_rows, wrapped_rows
-from text_rows import KINDS, PARTS, TextRow, fact_rows, field_rows, language_rows, unique
+from text_rows import KINDS, PARTS, TextRow, drop_duplicates, fact_rows, field_rows, language_rows
 
 
-def training_rows(seed: int = 0) -> list[TextRow]:
+def make_training_rows(seed: int = 0) -> list[TextRow]:
     """Return all rows, each text once."""
 
-    def each() -> Iterator[TextRow]:
+    def yield_all() -> Iterator[TextRow]:
         yield from language_rows(seed)
         yield from fact_rows(seed)
         yield from field_rows("howto", seed)
@@ -35,7 +35,7 @@ def training_rows(seed: int = 0) -> list[TextRow]:
         yield from helper_rows(seed)
         yield from wrapped_rows(seed)
 
-    return unique(each())
+    return drop_duplicates(yield_all())
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--sample", metavar="FILE", help="show 30 rows of a file, or of a language")
     parser.add_argument("--out", type=Path, help="write all rows to this JSONL file")
     options = parser.parse_args()
-    rows = training_rows(options.seed)
+    rows = make_training_rows(options.seed)
     if options.sample:
         _show([row for row in rows if options.sample in (row.source, row.language)], options.seed)
     elif options.out:

@@ -44,7 +44,7 @@ SOURCES = (
 
 
 @dataclass(frozen=True)
-class Recorded:
+class Recording:
     """The recorded answers of one LLM; one row a question."""
 
     llm: str
@@ -63,7 +63,7 @@ class Recorded:
         return tables
 
 
-def read(file: Path, llm: str) -> pd.DataFrame:
+def read_answers(file: Path, llm: str) -> pd.DataFrame:
     """Return labelled records of an LLM, a random part of them if there are many, each question once."""
     records = pd.DataFrame(read_records(file))
     # The NQ questions of one source are all answered rightly: nothing can be learned from them.
@@ -88,17 +88,17 @@ def read_questions(questions: list[str], cache: Path) -> tuple[Float64Array, Flo
     return logits(np.array([decision.p_known for decision in decisions])), states
 
 
-def recorded(data: Path, cache: Path, name: str, llm: str) -> Recorded:
+def read_recorded(data: Path, cache: Path, name: str, llm: str) -> Recording:
     """Return what is known of an LLM."""
-    records = read(data / name, llm)
+    records = read_answers(data / name, llm)
     prior, states = read_questions(records.question.tolist(), cache)
     known = records.closed_book_correct.to_numpy(bool)
     if "other_rag" not in records:
-        return Recorded(llm, prior, states, known)
-    return Recorded(llm, prior, states, known, records.other_rag.str["fid"].to_numpy(bool))
+        return Recording(llm, prior, states, known)
+    return Recording(llm, prior, states, known, records.other_rag.str["fid"].to_numpy(bool))
 
 
-def tune_once(data: Recorded, n: int, seed: int) -> dict[str, float] | None:
+def tune_once(data: Recording, n: int, seed: int) -> dict[str, float] | None:
     """Tune on ``n`` questions and measure on the rest; None if all ``n`` have one label."""
     order = np.random.default_rng(seed).permutation(len(data.known))
     fit, rest = order[:n], order[n:]
@@ -119,7 +119,7 @@ def tune_once(data: Recorded, n: int, seed: int) -> dict[str, float] | None:
     return figures
 
 
-def show(data: Sequence[Recorded], columns: Sequence[str]) -> None:
+def show(data: Sequence[Recording], columns: Sequence[str]) -> None:
     """Print a row for each LLM and number of questions: means over the draws."""
     rows = []
     for recording in data:
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True)
     arguments = parser.parse_args()
     data, cache = arguments.data, arguments.cache
-    recordings = [recorded(data, cache, name, llm) for name, llm in SOURCES]
+    recordings = [read_recorded(data, cache, name, llm) for name, llm in SOURCES]
     show(recordings, ("nothing", "shipped", "tuned", "guaranteed", "held", "skipped"))
 
 

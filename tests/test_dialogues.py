@@ -9,7 +9,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 dialogues = pytest.importorskip("dialogues")
 
-TRAIN, TEST = dialogues.dialogues(part="train"), dialogues.dialogues(part="test")
+TRAIN, TEST = dialogues.make_dialogues(part="train"), dialogues.make_dialogues(part="test")
 
 
 def test_frames_are_of_one_part_and_have_both_labels():
@@ -36,6 +36,6 @@ def test_a_follow_up_has_the_kind_of_what_was_before_and_a_question_of_its_own_h
         "private",
         "obscure",
     }
-    frames = {each.name: each for each in dialogues.frames()}
+    frames = {each.name: each for each in dialogues.read_frames()}
     thanks = [{before for before, _, _ in frames["thanks"].choices(kind)} for kind in ("task", "private")]
     assert thanks == [{"task", "private", "fresh"}] * 2

@@ -13,14 +13,14 @@ mixtures = pytest.importorskip("mixtures")
 
 @pytest.mark.parametrize("frame", mixtures.frame_names())
 def test_a_frame_has_blocks_enough_that_ask_for_nothing(frame):
-    blocks = mixtures.frames()[frame]
+    blocks = mixtures.read_frames()[frame]
     assert len(blocks) >= 6
     draw = random.Random(0)
     for line in "\n".join(blocks).splitlines():
         assert not re.search(
             r"\b(who|what|when|where|why|how|can|could|please)\b[^?]*\?", line, re.IGNORECASE
         )
-    texts = {mixtures.pasted(frame, 1, draw) for _ in range(60)}
+    texts = {mixtures.draw_pasted(frame, 1, draw) for _ in range(60)}
     assert len(texts) >= 30
     for text in texts:
         assert not re.search(r"\{[a-z_]+\}|\([^()\n]*[a-z]\|", text), text
@@ -29,7 +29,7 @@ def test_a_frame_has_blocks_enough_that_ask_for_nothing(frame):
 def test_pieces_of_a_request_are_in_order_and_cover_it():
     draw = random.Random(1)
     for frame in mixtures.frame_names():
-        mixture = mixtures.mixed("How old is Anna?", "private", frame, "around", 200, draw)
+        mixture = mixtures.mix("How old is Anna?", "private", frame, "around", 200, draw)
         assert sum(piece.kind == mixtures.GIVEN for piece in mixture.pieces) == 2
         begin = 0
         for piece in mixture.pieces:

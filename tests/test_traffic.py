@@ -58,7 +58,7 @@ def test_an_answer_of_the_help_desk_is_in_its_handbook():
 
 
 def test_no_request_is_a_training_text():
-    trained = {normalise(row.text) for row in training_text.training_rows()}
+    trained = {normalise(row.text) for row in training_text.make_training_rows()}
     same = [each.id for day in DAYS.values() for each in day if normalise(each.request.question) in trained]
     assert same == []
 

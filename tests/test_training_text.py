@@ -12,15 +12,15 @@ training_text = pytest.importorskip("training_text")
 text_rows = pytest.importorskip("text_rows")
 text_frames = pytest.importorskip("text_frames")
 
-ROWS = training_text.training_rows()
-LANGUAGES = text_rows.languages()
+ROWS = training_text.make_training_rows()
+LANGUAGES = text_rows.list_languages()
 WHOLE = [each for each in LANGUAGES if "latn" not in each and each != "mixed"]
 
 
 def test_the_same_seed_gives_the_same_rows_and_another_one_others():
-    again = training_text.training_rows()
+    again = training_text.make_training_rows()
     assert again == ROWS
-    other = training_text.training_rows(seed=1)
+    other = training_text.make_training_rows(seed=1)
     assert [row.text for row in other] != [row.text for row in ROWS]
     assert {row.frame for row in other} >= {row.frame for row in ROWS if row.source in ("work", "helpers")}
 
@@ -52,11 +52,11 @@ def test_a_frame_and_a_held_out_group_are_of_one_part():
 
 
 def test_every_fifth_template_of_a_section_is_held_out_another_one_in_each_language():
-    assert [text_rows.part_of(i, False) for i in range(6)] == ["train"] * 4 + ["frames", "train"]
-    assert text_rows.part_of(4, True) == "groups"
+    assert [text_rows.assign_part(i, False) for i in range(6)] == ["train"] * 4 + ["frames", "train"]
+    assert text_rows.assign_part(4, True) == "groups"
     held_out = {}
     for language in ("ar", "cs", "de"):
-        parts = [text_rows.language_part(language, i) for i in range(10)]
+        parts = [text_rows.assign_language_part(language, i) for i in range(10)]
         held_out[language] = [i for i, part in enumerate(parts) if part == "frames"]
         frames = {
             row.frame: row.part for row in ROWS if row.frame.startswith(f"languages/{language}/private/")
@@ -83,7 +83,7 @@ def test_no_template_line_stands_in_two_places():
 
 @pytest.mark.parametrize("language", WHOLE)
 def test_a_language_has_sixty_templates_of_all_kinds_and_eight_how_to_questions(language):
-    sections = text_rows.language_sections(language)
+    sections = text_rows.read_language(language)
     asked = ("private", "fresh", "obscure", "particular", "common", "general", "task", "thanks")
     assert sum(len(sections[name]) for name in asked) >= 60
     assert len(sections["particular"]) >= 8
@@ -173,9 +173,9 @@ def test_there_are_six_wordings_of_each_helper_and_all_need_nothing():
 
 
 def test_what_is_pasted_is_shared_out_between_the_parts():
-    assert text_frames.values_of_part("abcdefgh", "train") == list("abcefg")
-    assert text_frames.values_of_part("abcdefgh", "frames") == ["d", "h"]
-    assert text_frames.values_of_part("abc", "groups") == list("abc")
+    assert text_frames.select_part("abcdefgh", "train") == list("abcefg")
+    assert text_frames.select_part("abcdefgh", "frames") == ["d", "h"]
+    assert text_frames.select_part("abc", "groups") == list("abc")
     again = text_rows.read_slots(text_rows.read_sections(text_rows.FOLDER / "turns.txt"))["again"]
     held_out = again[3::4]
     for row in ROWS:
@@ -184,7 +184,7 @@ def test_what_is_pasted_is_shared_out_between_the_parts():
 
 
 def test_a_context_with_the_answer_needs_nothing_and_an_empty_one_needs_passages():
-    facts = [passage for part in ("train", "groups") for _, passage, _ in text_frames.facts_of(part)]
+    facts = [passage for part in ("train", "groups") for _, passage, _ in text_frames.read_facts(part)]
     assert len(facts) == len(set(facts)) >= 20
     for row in ROWS:
         if row.group == "wrapped:context":
@@ -193,13 +193,13 @@ def test_a_context_with_the_answer_needs_nothing_and_an_empty_one_needs_passages
 
 def test_courtesies_and_typos_as_people_write_them():
     draw = text_rows.random.Random(0)
-    assert text_rows.without_accents("¿Dónde está el niño?", "es", draw) == "Donde esta el nino?"
-    assert text_rows.without_accents("Łódź i Kraków", "pl", draw) == "Lodz i Krakow"
-    assert {text_rows.without_accents("Grüße", "de", draw) for _ in range(20)} == {"Gruesse", "Grusse"}
-    assert text_rows.with_typo("a b c", draw) == "a b c"
-    slip = text_rows.with_typo("weather", draw)
+    assert text_rows.remove_accents("¿Dónde está el niño?", "es", draw) == "Donde esta el nino?"
+    assert text_rows.remove_accents("Łódź i Kraków", "pl", draw) == "Lodz i Krakow"
+    assert {text_rows.remove_accents("Grüße", "de", draw) for _ in range(20)} == {"Gruesse", "Grusse"}
+    assert text_rows.add_typo("a b c", draw) == "a b c"
+    slip = text_rows.add_typo("weather", draw)
     assert slip != "weather"
     assert slip[0] == "w"
-    assert text_rows.ended("Que hora es", "es") == "Que hora es."
-    assert text_rows.ended("天气怎么样", "zh") == "天气怎么样。"
-    assert text_rows.ended("Why?", "en") == "Why?"
+    assert text_rows.end_sentence("Que hora es", "es") == "Que hora es."
+    assert text_rows.end_sentence("天气怎么样", "zh") == "天气怎么样。"
+    assert text_rows.end_sentence("Why?", "en") == "Why?"
