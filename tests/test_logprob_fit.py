@@ -20,7 +20,7 @@ def drawn(head, n):
     features = np.zeros((n, 4, 4))
     features[:] = (rng.normal(size=(n, 4)) * fits.SCALES - [0, 10, 3, 1])[:, None]
     question = fits.Alone(rng.normal(size=n) * 1.5, rng.uniform(0.5, 1, n))
-    logit = fits.together(question, fits.judged(head, features))[:, 0]
+    logit = fits.combine_log_odds(question, fits.score_features(head, features))[:, 0]
     return features, question, (rng.random(n) < 1 / (1 + np.exp(-logit))).astype(float)
 
 
@@ -40,7 +40,7 @@ def test_a_rarer_token_never_speaks_for_knowledge():
 def test_what_is_fitted_is_what_the_gate_computes():
     logprobs = [[-0.1, -0.5, -30.0], [-2.0] * 20, [-0.01]]
     words = np.array([[0.3, 0.4, 0.5, 0.6]] * 3)
-    found = fits.judged(HEAD, fits.features(logprobs, words))
+    found = fits.score_features(HEAD, fits.build_features(logprobs, words))
     for row, values in enumerate(logprobs):
         for place, cut in enumerate(fits.CUTS):
             assert found[row, place] == pytest.approx(HEAD.logit(words[row, place], values[:cut]))
