@@ -1,20 +1,18 @@
-"""LangChain's decision models: a gate as one, and one as a gate, with the names of 1.8 and of the main branch."""
+"""LangChain's decision models as gates, with the names of 1.8 and of the main branch."""
 
 import subprocess
 import sys
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage
 
-from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import GatedRetriever, RetrievalGate
-from tests.langchain_fakes import INVOKES, SINGLES, Judge, Search, each
+from tests.langchain_fakes import SINGLES, Search, each
 
 pytest.importorskip("langchain_core.decisions", reason="langchain-core >= 1.8")
 
 from langchain_core.decisions import BaseDecisionModel, ChoiceAnswer, ClassifierResponse, NoulAnswer
 
-from rgate_integrations.langchain.decisions import KNOWS, ROUTE, GateDecisionModel
+from rgate_integrations.langchain.decisions import KNOWS
 
 
 class Says(BaseDecisionModel):
@@ -34,23 +32,6 @@ class Says(BaseDecisionModel):
         if "CHOICE" in state:
             answer = ChoiceAnswer(type="choice", choice="a", probabilities={"a": 1.0}, confidence=1.0)
         return ClassifierResponse(model=self.model, answers={"known": answer})
-
-
-@each(INVOKES)
-def test_a_gate_is_a_decision_model(call):
-    model = GateDecisionModel(gate=Judge())
-
-    def ask(state):
-        answers = call(model, {"state": state, "questions": {"knows": KNOWS, "route": ROUTE}})
-        return answers.nouls["knows"].noul, answers.choices["route"].choice
-
-    assert ask("known?") == (0.8, "direct")
-    assert ask([HumanMessage("unknown?")]) == (0.2, "retrieve")
-    turns = [HumanMessage("Who wrote Hamlet?"), AIMessage("Shakespeare."), HumanMessage("And when?")]
-    assert ask("RAISE") == ask(turns) == (0.0, "retrieve")
-    bug = KNOWS.model_copy(update={"instructions": "A bug?"})
-    with pytest.raises(ConfigurationError, match="cannot answer the question 'bug'"):
-        call(model, {"state": "x?", "questions": {"bug": bug}})
 
 
 @each(SINGLES)
@@ -75,57 +56,38 @@ def test_what_it_cannot_answer_is_retrieved_for():
 # What langchain-core's main branch calls them; no release has these names yet.
 MAIN_BRANCH = """
 import asyncio, sys, types
-from typing import Any
-from langchain_core.runnables import RunnableSerializable
+from langchain_core.runnables import RunnableLambda
 from pydantic import BaseModel
 
 class Predicate(BaseModel):
     instructions: str
 
-class Choice(Predicate):
-    choices: dict[str | bool, str | None]
-
 class PredicateAnswer(BaseModel):
-    type: str
     probability: float
 
-class ChoiceAnswer(BaseModel):
-    type: str
-    choice: str
-    probabilities: dict[str, float]
-    confidence: float
-
 class DecisionResponse(BaseModel):
-    model: str
-    answers: dict[str, Any]
+    answers: dict[str, PredicateAnswer]
 
-class BaseDecisionModel(RunnableSerializable[Any, Any]):
-    model: str
-
-    def invoke(self, input, config=None, **options):
-        return self._decide(input)
-
-    async def ainvoke(self, input, config=None, **options):
-        return await self._adecide(input)
+class BaseDecisionModel(RunnableLambda):
+    model: str = "says"
 
 module = types.ModuleType("langchain_core.decisions")
-for each in (Predicate, Choice, PredicateAnswer, ChoiceAnswer, DecisionResponse, BaseDecisionModel):
+for each in (Predicate, BaseDecisionModel):
     setattr(module, each.__name__, each)
 sys.modules["langchain_core.decisions"] = module
 import langchain_core
 langchain_core.decisions = module
 
 from rgate_integrations.langchain import RetrievalGate
-from rgate_integrations.langchain.decisions import KNOWS, ROUTE, GateDecisionModel
-from tests.langchain_fakes import Judge
+from rgate_integrations.langchain.decisions import KNOWS
 
-model = GateDecisionModel(gate=Judge())
-request = {"input": "known?", "questions": {"knows": KNOWS, "route": ROUTE}}
-for found in (model.invoke(request), asyncio.run(model.ainvoke(request))):
-    assert found.answers["knows"].probability == 0.8, found
-    assert found.answers["route"].choice == "direct", found
-gate = RetrievalGate(model)
-assert [gate.invoke(each).retrieve for each in ("known?", "unknown?")] == [False, True]
+def answer(request):
+    assert request["questions"] == {"known": KNOWS}
+    return DecisionResponse(answers={"known": PredicateAnswer(probability=float(request["input"].split()[-1]))})
+
+gate = RetrievalGate(BaseDecisionModel(answer))
+for decisions in (gate.batch(["known 0.9", "unknown 0.1"]), asyncio.run(gate.abatch(["known 0.9", "unknown 0.1"]))):
+    assert [decision.retrieve for decision in decisions] == [False, True], decisions
 """
 
 

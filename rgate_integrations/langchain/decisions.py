@@ -1,23 +1,18 @@
-"""LangChain's decision models (``langchain_core.decisions``): a gate as a decision model, and the reverse.
+"""LangChain's decision models (``langchain_core.decisions``) as gates.
 
-Works with both versions of the API: `Noul`, ``_classify`` and ``state`` in langchain-core 1.8; `Predicate`,
-``_decide`` and ``input`` on its main branch.
+Works with both versions of the API: `Noul` and ``state`` in langchain-core 1.8; `Predicate` and ``input`` on its main
+branch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from pydantic import ConfigDict, Field, field_validator
 
 from rgate_integrations.decision import Decision, Request
 from rgate_integrations.engine.decider import Decider
-from rgate_integrations.engine.loading import resolve_gate
-from rgate_integrations.engine.own_gate import GateLike
-from rgate_integrations.errors import ConfigurationError, EvidenceError, MissingDependencyError
-from rgate_integrations.langchain.questions import parse_question
-from rgate_integrations.runtime.flow import Call, Flow, arun, run
+from rgate_integrations.errors import EvidenceError, MissingDependencyError
+from rgate_integrations.runtime.flow import Call, Flow
 
 try:
     from langchain_core import decisions as names
@@ -28,84 +23,13 @@ except ImportError as error:
     ) from error
 
 _QUESTION = "Does the LLM know the answer to this question?"
-_ROUTE = "Should this question be answered with retrieved passages or by the LLM alone?"
-_ARMS = {"retrieve": "The LLM does not know the answer.", "direct": "The LLM knows the answer."}
 
 if hasattr(names, "Predicate"):
     KNOWS = names.Predicate(instructions=_QUESTION)
-    ROUTE = names.Choice(instructions=_ROUTE, choices=_ARMS)
     _STATE = "input"
 else:
     KNOWS = names.Noul(instructions=_QUESTION)
-    ROUTE = names.Choice(instructions=_ROUTE, criteria=_ARMS)
     _STATE = "state"
-
-
-class GateDecisionModel(names.BaseDecisionModel):  # type: ignore[misc]  # Any to mypy
-    """Answers `KNOWS` with P(the LLM knows), and `ROUTE` with the gate's choice at its threshold.
-
-    The state is the user's question: a string, messages, or a mapping as for `RetrievalGate`. Any other typed
-    question is rejected. A gate that fails, or cannot read the turns before a follow-up, answers 0 and ``retrieve``.
-
-    Attributes:
-        gate: A `Gate`, an argument for `load_gate`, or None for the default gate.
-        model: The name in responses and traces.
-
-    Example:
-        >>> model = GateDecisionModel(gate="constant:never")
-        >>> model.invoke({"state": "who wrote hamlet?", "questions": {"route": ROUTE}}).choices["route"].choice
-        'direct'
-    """
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-    gate: Any = Field(default=None, validate_default=True)
-    model: str = "rgate"
-
-    @field_validator("gate", mode="before")
-    @classmethod
-    def _loaded(cls, gate: GateLike | str | None) -> Decider:
-        return resolve_gate(gate)
-
-    @property
-    def _provider(self) -> str:
-        return "rgate"
-
-    def _classify(self, state: Any, questions: dict[str, Any]) -> Any:
-        return run(self._answer_questions(state, questions))
-
-    async def _aclassify(self, state: Any, questions: dict[str, Any]) -> Any:
-        return await arun(self._answer_questions(state, questions))
-
-    def _decide(self, request: Mapping[str, Any]) -> Any:
-        return run(self._answer_questions(request[_STATE], request["questions"]))
-
-    async def _adecide(self, request: Mapping[str, Any]) -> Any:
-        return await arun(self._answer_questions(request[_STATE], request["questions"]))
-
-    def _answer_questions(self, state: Any, questions: Mapping[str, Any]) -> Flow[Any]:
-        for name, question in questions.items():
-            # A gate cannot answer free questions, and an answer to another one would be misleading.
-            if question not in (KNOWS, ROUTE):
-                raise ConfigurationError(
-                    f"A retrieval gate cannot answer the question {name!r}.",
-                    hint="Ask KNOWS or ROUTE of rgate_integrations.langchain.decisions.",
-                )
-        turn = parse_question(state)
-        (decision,) = yield from self.gate.flow([Request(turn.question, history=turn.lines)])
-        p = decision.effective_p_known
-        choice = "retrieve" if decision.retrieve else "direct"
-        probabilities = {"retrieve": 1 - p, "direct": p}
-        if hasattr(names, "PredicateAnswer"):
-            known = names.PredicateAnswer(type="predicate", probability=p)
-        else:
-            known = names.NoulAnswer(type="noul", noul=p)
-        route = names.ChoiceAnswer(
-            type="choice", choice=choice, probabilities=probabilities, confidence=probabilities[choice]
-        )
-        answers = {name: known if question == KNOWS else route for name, question in questions.items()}
-        response = getattr(names, "DecisionResponse", None) or names.ClassifierResponse
-        return response(model=self.model, answers=answers)
 
 
 class DecisionModelGate(Decider):
