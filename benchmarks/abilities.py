@@ -77,10 +77,10 @@ class Answers:
     def read(cls, data: Path, cache: Path) -> "Answers":
         """Read answers to at most `MOST_QUESTIONS` of a source, those that come first by their hash."""
         labels = pd.DataFrame(map(vars, [*read_adarague(data), *read_recorded(data)]))
-        sourced = labels[["source", "question"]].drop_duplicates()
-        sourced = sourced.sort_values("question", key=lambda questions: questions.map(key))
-        few = sourced.groupby("source").cumcount() < MOST_QUESTIONS
-        labels = labels.merge(sourced[few | sourced.source.isin(WHOLE)])
+        asked = labels[["source", "question"]].drop_duplicates()
+        asked = asked.sort_values("question", key=lambda questions: questions.map(key))
+        few = asked.groupby("source").cumcount() < MOST_QUESTIONS
+        labels = labels.merge(asked[few | asked.source.isin(WHOLE)])
         labels = labels[~labels.what.str.endswith("(low quality)")].reset_index(drop=True)
         states = read_question_states(labels.question.tolist(), cache)
         return cls(labels, np.stack([states[key(question)] for question in labels.question]))
@@ -108,7 +108,7 @@ class Answers:
         weight, bias = fit_known(examples, LAYERS, HeadsRecipe())
         return np.einsum("nlh,lh->n", self.states.astype(np.float32), weight) + bias
 
-    def find_linked(self) -> list[str]:
+    def linked(self) -> list[str]:
         """Return the LLMs whose labels say how they compare: those that answered more than the long tail."""
         labels = self.labels
         usual = ~labels.what.isin(LONG_TAIL) & ~labels.llm.str.endswith("(selected)")
@@ -134,55 +134,53 @@ def fit_abilities(
     columns = np.hstack([np.eye(len(llms))[llm] * sds[llm, None], np.eye(len(groups))[group] * GROUP_SD])
     nothing = np.zeros((len(llm), 0))
     offset = logits + means[llm]
-    coefficients, _ = logistic(
-        columns, nothing, answers.labels.known.to_numpy(), np.ones(len(llm)), 1.0, offset
-    )
-    thetas = means + coefficients[: len(llms)] * sds
-    p = 1 / (1 + np.exp(-(offset + columns @ coefficients)))
+    found, _ = logistic(columns, nothing, answers.labels.known.to_numpy(), np.ones(len(llm)), 1.0, offset)
+    thetas = means + found[: len(llms)] * sds
+    p = 1 / (1 + np.exp(-(offset + columns @ found)))
     information = np.bincount(llm, p * (1 - p))
     sets = answers.labels.groupby("llm").group.nunique()[llms].to_numpy()
-    label_variance = 1 / np.maximum(information, 1e-6) + GROUP_SD**2 / sets
-    total_sd = np.sqrt(1 / (1 / label_variance + 1 / sds**2))
-    return dict(zip(llms.tolist(), zip(thetas.tolist(), total_sd.tolist(), strict=True), strict=True))
+    of_labels = 1 / np.maximum(information, 1e-6) + GROUP_SD**2 / sets
+    total = np.sqrt(1 / (1 / of_labels + 1 / sds**2))
+    return dict(zip(llms.tolist(), zip(thetas.tolist(), total.tolist(), strict=True), strict=True))
 
 
 def fit_together(answers: Answers, published: Published) -> dict[str, tuple[float, float]]:
     """Fit head and abilities in turns; returns mean and standard deviation by LLM. Llama-3.1-8B-Instruct has 0."""
     thetas = dict.fromkeys(sorted(answers.labels.llm.unique()), 0.0)
-    links = answers.find_linked()
-    abilities: dict[str, tuple[float, float]] = {}
+    links = answers.linked()
+    found: dict[str, tuple[float, float]] = {}
     for _ in range(ROUNDS):
         logits = answers.fit(thetas)
         measured = {llm: thetas[llm] for llm in links}
         prior = {}
         for llm in thetas:
-            prior[llm] = published.estimate(published.get_figures(llm), measured, llm)[:2]
+            prior[llm] = published.ability(published.of(llm), measured, llm)[:2]
         prior[LLAMA] = (0.0, 0.2)
         fitted = fit_abilities(answers, logits, prior)
         for llm, (mean, sd) in fitted.items():
             thetas[llm] = mean - fitted[LLAMA][0]
-            abilities[llm] = (thetas[llm], sd)
-    return abilities
+            found[llm] = (thetas[llm], sd)
+    return found
 
 
 def build_table(answers: Answers, published: Published) -> dict[str, dict]:
     """Return ability, uncertainty and source of every LLM that there are labels or figures of."""
     abilities = fit_together(answers, published)
-    entries: dict[str, tuple[float, float, str]] = {}
+    found: dict[str, tuple[float, float, str]] = {}
     measured = {}
-    for llm in answers.find_linked():
+    for llm in answers.linked():
         mean, sd = abilities[llm]
         measured[llm] = mean
         sources = sorted(answers.labels.source[answers.labels.llm == llm].unique())
-        entries[table_name(llm)] = (mean, sd, f"recorded answers ({', '.join(sources)})")
+        found[table_name(llm)] = (mean, sd, f"recorded answers ({', '.join(sources)})")
     for name in published.figures.index:
-        mean, sd, columns = published.estimate(published.get_figures(name), measured)
-        if columns and name.lower() not in entries:
+        mean, sd, columns = published.ability(published.of(name), measured)
+        if columns and name.lower() not in found:
             urls = published.urls[name].replace(" ; ", ", ")
-            entries[name.lower()] = (mean, sd, f"published {columns}: {urls}")
+            found[name.lower()] = (mean, sd, f"published {columns}: {urls}")
     table = {}
-    for name in sorted(entries):
-        mean, sd, source = entries[name]
+    for name in sorted(found):
+        mean, sd, source = found[name]
         table[name] = {"theta": round(mean, 2), "sd": round(sd, 2), "source": source}
     return table
 
@@ -217,19 +215,19 @@ class Cell:
     Attributes:
         llm, what: The LLM, and the set.
         easiness: The logit of knowledge at ability 0, shape (n,).
-        questions: What was asked, as `QuestionFeatures` holds it.
+        questions: What was asked, as `Asked` holds it.
         right: Whether it answered rightly, shape (n,).
     """
 
     llm: str
     what: str
     easiness: np.ndarray
-    questions: "QuestionFeatures"
+    questions: "Asked"
     right: np.ndarray
 
 
 @dataclass(frozen=True)
-class QuestionFeatures:
+class Asked:
     """Questions as both models have read them.
 
     Attributes:
@@ -243,20 +241,20 @@ class QuestionFeatures:
     closer: np.ndarray
 
     @classmethod
-    def read(cls, questions: list[str], cache: Path, shipped: HeadsArtifact) -> "QuestionFeatures":
+    def read(cls, questions: list[str], cache: Path, shipped: HeadsArtifact) -> "Asked":
         """Read questions, or find what was kept of them."""
-        encoder_states = fact_states(cache)
-        encoder_states.fill((question, "") for question in questions)
-        reader_states = read_question_states(questions, cache)
+        kept = fact_states(cache)
+        kept.fill((question, "") for question in questions)
+        states = read_question_states(questions, cache)
         return cls(
             kinds_of(questions, shipped, cache),
-            np.stack([encoder_states.whole(question) for question in questions]),
-            np.stack([reader_states[key(question)] for question in questions]),
+            np.stack([kept.whole(question) for question in questions]),
+            np.stack([states[key(question)] for question in questions]),
         )
 
-    def part(self, chosen: np.ndarray) -> "QuestionFeatures":
+    def part(self, chosen: np.ndarray) -> "Asked":
         """Return some of the questions."""
-        return QuestionFeatures([self.kinds[i] for i in chosen], self.first[chosen], self.closer[chosen])
+        return Asked([self.kinds[i] for i in chosen], self.first[chosen], self.closer[chosen])
 
     def p_known(self, shipped: HeadsArtifact, theta: float, sd: float) -> np.ndarray:
         """Return P(an LLM of some ability knows the answer) of each, as the gate finds it."""
@@ -279,15 +277,13 @@ def read_cells(data: Path, cache: Path, shipped: HeadsArtifact) -> list[Cell]:
     labels["key"] = labels.question.map(key)
     drawn = labels.sort_values(["cell", "key"]).groupby("cell").head(MOST)
     drawn = drawn.reset_index(drop=True)
-    features = QuestionFeatures.read(drawn.question.tolist(), cache, shipped)
+    asked = Asked.read(drawn.question.tolist(), cache, shipped)
     cells = []
     for _, cell in drawn.groupby("cell"):
         if len(cell) >= LEAST:
-            cell_features = features.part(cell.index.to_numpy())
-            easiness = shipped.facts.known_logits(cell_features.closer, 0.0)
-            cells.append(
-                Cell(cell.llm.iloc[0], cell.what.iloc[0], easiness, cell_features, cell.known.to_numpy())
-            )
+            own = asked.part(cell.index.to_numpy())
+            easiness = shipped.facts.known_logits(own.closer, 0.0)
+            cells.append(Cell(cell.llm.iloc[0], cell.what.iloc[0], easiness, own, cell.known.to_numpy()))
     return cells
 
 
@@ -297,35 +293,35 @@ def measure(data: Path, cache: Path) -> None:
     facts = shipped.facts
     cells, published = read_cells(data, cache, shipped), Published(data / "strong")
     table = read_abilities()
-    measured_abilities = {
-        cell.llm: table[table_name(cell.llm)] for cell in cells if table_name(cell.llm) in table
-    }
+    known = {cell.llm: table[table_name(cell.llm)] for cell in cells if table_name(cell.llm) in table}
     rng = np.random.default_rng(0)
     rows = []
     for cell in cells:
-        size = 2 ** published.get_figures(cell.llm).params_b
+        size = 2 ** published.of(cell.llm).params_b
         strength = "small" if size < SMALL else "between" if size < STRONG else "strong"
         if cell.what in LONG_TAIL:
             strength = "long tail"
-        mean, sd, _ = published.estimate(published.get_figures(cell.llm), measured_abilities, cell.llm)
+        mean, sd, _ = published.ability(published.of(cell.llm), known, cell.llm)
         abilities = {"nobody": facts.default_ability, "its name": (mean, sd)}
-        other_cells = [other for other in cells if other.llm == cell.llm and other.what != cell.what]
-        if other_cells:
-            easiness = np.concatenate([other.easiness for other in other_cells])
-            right = np.concatenate([other.right for other in other_cells])
-            sample = rng.permutation(len(right))[:100]
+        others = [each for each in cells if each.llm == cell.llm and each.what != cell.what]
+        if others:
+            easiness = np.concatenate([each.easiness for each in others])
+            right = np.concatenate([each.right for each in others])
+            asked = rng.permutation(len(right))[:100]
             prior = Ability(cell.llm, mean, max(sd, 0.5), "")
-            estimate = estimate_ability(prior, easiness[sample], facts.ability_slope, right[sample])
-            abilities["100 answers"] = (estimate.theta, estimate.sd)
-        for basis, ability in abilities.items():
+            found = estimate_ability(prior, easiness[asked], facts.ability_slope, right[asked])
+            abilities["100 answers"] = (found.theta, found.sd)
+        for by, ability in abilities.items():
             p = cell.questions.p_known(shipped, *ability)
-            rows.append({"LLMs": strength, "known by": basis, **_figures(p, cell.right)})
+            rows.append({"LLMs": strength, "known by": by, **_figures(p, cell.right)})
     printed = []
-    for (strength, basis), group in pd.DataFrame(rows).groupby(["LLMs", "known by"]):
-        means = group.mean(numeric_only=True)
-        hits = means.hits / means.skipped
-        row = [strength, basis, f"{len(group)}", f"{means.right:.1%}", f"{means.off:.3f}"]
-        printed.append([*row, f"{means.ece:.3f}", f"{means.skipped:.1%}", f"{hits:.1%}", f"{means.auc:.3f}"])
+    for (strength, by), cells_of in pd.DataFrame(rows).groupby(["LLMs", "known by"]):
+        mean_of = cells_of.mean(numeric_only=True)
+        hits = mean_of.hits / mean_of.skipped
+        row = [strength, by, f"{len(cells_of)}", f"{mean_of.right:.1%}", f"{mean_of.off:.3f}"]
+        printed.append(
+            [*row, f"{mean_of.ece:.3f}", f"{mean_of.skipped:.1%}", f"{hits:.1%}", f"{mean_of.auc:.3f}"]
+        )
     columns = ["LLMs", "known by", "cells", "right alone", "|P - right|", "ECE", "skipped"]
     print_table([*columns, "of these right", "AUC"], printed)
     measure_practical(data, cache, shipped)
@@ -339,10 +335,10 @@ def measure_practical(data: Path, cache: Path, shipped: HeadsArtifact) -> None:
     rows = []
     for kind in GOALS:
         questions = labels.question[labels.what == kind].tolist()
-        features = QuestionFeatures.read(questions, cache, shipped)
+        asked = Asked.read(questions, cache, shipped)
         row = [kind, str(len(questions))]
         for theta in abilities:
-            p = features.p_known(shipped, theta, USUAL_SD)
+            p = asked.p_known(shipped, theta, USUAL_SD)
             row.append(f"{np.mean(p < THRESHOLD):.1%}")
         rows.append(row)
     print_table(["retrieved, by ability", "of", *(f"{theta:+.1f}" for theta in abilities)], rows)
