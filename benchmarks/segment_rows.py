@@ -69,7 +69,6 @@ TRAINED_ON = (
 )
 """The frames that train the shipped heads; the others only measure."""
 _NEEDIEST = ("private", "fresh", "obscure", "knowledge", "common", COURTESY, GIVEN)
-_BETWEEN = "\x1e"
 
 
 @dataclass(frozen=True)
