@@ -189,7 +189,8 @@ def write_page(table: dict[str, dict]) -> None:
     """Write the table into the documentation: a row a family, its ablest LLM first."""
     families: dict[str, list[tuple[float, str]]] = {}
     for name, line in table.items():
-        families.setdefault(re.split("[^a-z]", name)[0], []).append((-line["theta"], name))
+        lower_end = line["theta"] - line["sd"]
+        families.setdefault(re.split("[^a-z]", name)[0], []).append((-lower_end, name))
     rows = []
     for family, llms in families.items():
         listed = ", ".join(f"`{name}` {-theta:+.1f}" for theta, name in sorted(llms))
@@ -205,6 +206,7 @@ MEASURED_ONLY = (
 """Answers without a licence, of which nothing that ships is made."""
 LEAST, MOST = 100, 600  # answers of a cell
 USUAL_SD = 0.4  # of an ability in the table
+TOP = {"a twentieth": 0.05, "a tenth": 0.1, "a fifth": 0.2, "all": 1.0}
 STRONG, SMALL = 70.0, 14.0  # billions of parameters; large providers publish none, and count as strong
 
 
@@ -302,6 +304,7 @@ def measure(data: Path, cache: Path) -> None:
         if cell.what in LONG_TAIL:
             strength = "long tail"
         mean, sd, _ = published.ability(published.of(cell.llm), known, cell.llm)
+        mean -= sd  # gates decide by the lower end, as `rgate_integrations.gates.ability` does
         abilities = {"nobody": facts.default_ability, "its name": (mean, sd)}
         others = [each for each in cells if each.llm == cell.llm and each.what != cell.what]
         if others:
@@ -324,6 +327,9 @@ def measure(data: Path, cache: Path) -> None:
         )
     columns = ["LLMs", "known by", "cells", "right alone", "|P - right|", "ECE", "skipped"]
     print_table([*columns, "of these right", "AUC"], printed)
+    named = pd.DataFrame(rows).query("`known by` == 'its name'").groupby("LLMs").mean(numeric_only=True)
+    tops = [[strength, *(f"{named[column][strength]:.1%}" for column in TOP)] for strength in named.index]
+    print_table(["right of the questions with the highest P(known)", *TOP], tops)
     measure_practical(data, cache, shipped)
 
 
@@ -353,7 +359,7 @@ def _figures(p: np.ndarray, right: np.ndarray) -> dict[str, float]:
         "skipped": skipped.mean(),
         "hits": (skipped & (right > 0)).mean(),
         "auc": auc(p, right),
-    }
+    } | {name: right[p >= np.quantile(p, 1 - share)].mean() for name, share in TOP.items()}
 
 
 def main() -> None:

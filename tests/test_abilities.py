@@ -151,8 +151,10 @@ TABLE = {
 
 @pytest.fixture
 def table(monkeypatch):
-    """A table that the test knows."""
-    text = json.dumps({name: {"theta": theta, "sd": 0.3, "source": "test"} for name, theta in TABLE.items()})
+    """A table whose lines count with the abilities of `TABLE`: a deviation below the written ones."""
+    text = json.dumps(
+        {name: {"theta": theta + 0.3, "sd": 0.3, "source": "test"} for name, theta in TABLE.items()}
+    )
     whole = abilities.build_table(text)
     monkeypatch.setattr(abilities, "ability_table", lambda: whole)
 
@@ -199,14 +201,18 @@ def test_the_shipped_table_is_one():
     assert len(facts) >= 60
     assert all(set(each) == {"theta", "sd", "source"} for each in facts.values())
     assert all(abs(each["theta"]) < 6 and 0 < each["sd"] < 3 and each["source"] for each in facts.values())
-    assert theta("Llama-3.1-8B-Instruct") == pytest.approx(0.0, abs=0.05)
+    reference = facts["llama-3.1-8b-instruct"]
+    assert reference["theta"] == pytest.approx(0.0, abs=0.05)
+    assert theta("Llama-3.1-8B-Instruct") == reference["theta"] - reference["sd"], "its lower end"
     assert [name for name in facts if not parse_name(name).families] == []
 
 
 def test_the_documentation_has_every_line_of_the_table():
     page = (Path(__file__).parents[1] / "docs" / "reference" / "abilities.md").read_text(encoding="utf-8")
     listed = re.findall(r"`([^`]+)` ([+-][\d.]+)", page.partition("|---|---|\n")[2])
-    assert dict(listed) == {name: f"{facts['theta']:+.1f}" for name, facts in facts_of_the_table().items()}
+    assert dict(listed) == {
+        name: f"{facts['theta'] - facts['sd']:+.1f}" for name, facts in facts_of_the_table().items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -305,7 +311,7 @@ SUCCESSORS = {  # names without published figures, and their predecessors
     "qwen3.7-plus": "qwen3.6-plus",
     "qwen4-flash": "qwen3.6-flash",
     "deepseek-v5-pro": "deepseek-v4-pro",
-    "deepseek-r2": "deepseek-r1",
+    "deepseek-r2": "deepseek-r1-0528",
     "muse-spark-2_max": "muse-spark-1.2",
 }
 
@@ -357,7 +363,7 @@ def test_llms_of_this_year_are_known_by_a_figure_in_the_spellings_of_providers()
         for spelling in spellings:
             ability = resolve_ability(spelling)[0]
             assert ability.source.startswith("published"), spelling
-            assert ability.theta <= theta(name), spelling
+            assert ability.theta <= theta(name) + 0.02, spelling  # deepseek-r1 is a line of its own
 
 
 @pytest.mark.parametrize(
