@@ -15,11 +15,11 @@ from kind_rows import (
     NAMES,
     SMOOTHING,
     UNITS,
-    containing,
+    find_containing,
+    keep_words,
     labelled_requests,
-    layout_of_clean,
+    layout_single,
     make_head,
-    plain,
 )
 from rich.progress import track
 from segment_rows import make_training_mixtures
@@ -95,10 +95,10 @@ def read_examples(encoder: Encoder, data: Path, left_out: Collection[str] = ()) 
         left_out: Requests to leave out, along with every request that contains one.
     """
     clean, segments = labelled_requests(data)
-    plain_left_out, holding = {plain(text) for text in left_out}, containing(left_out, data)
+    plain_left_out, holding = {keep_words(text) for text in left_out}, find_containing(left_out, data)
     labels: dict[tuple[str, str, bool], list[tuple[int, str, float]]] = {}
     for label in clean:
-        if plain(label.question) not in plain_left_out:
+        if keep_words(label.question) not in plain_left_out:
             # One segment, however many sentences it has.
             labels.setdefault((label.question, "", True), []).append((0, label.kind, CLEAN * label.weight))
     for row in segments:
@@ -114,7 +114,7 @@ def read_examples(encoder: Encoder, data: Path, left_out: Collection[str] = ()) 
             parts = [(parts[0][0], parts[-1][1])]
         ids, (_, *ranges) = encoder.tokens(joined, parts)
         if len(ids) <= MAX_TOKENS:
-            layouts = layout_of_clean(text)[None] if is_one else layout(text)
+            layouts = layout_single(text)[None] if is_one else layout(text)
             indices = [index for index, _, _ in segment_labels]
             example = Example(
                 ids,

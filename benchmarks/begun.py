@@ -21,7 +21,7 @@ import pandas as pd
 from base import SETS
 from begun_states import CUTS, DEEP, LAYERS, Answers, read_states
 from head_fit import HeadExamples, HeadsRecipe, fit_known, fit_line
-from heads import CACHE, FOLDS, SEED, alone, ece, embed, fact_states, folds_of
+from heads import CACHE, FOLDS, SEED, assign_folds, ece, embed, fact_states, judge_alone
 from labels import LLAMA, cluster_questions, read_adarague
 from logprobs import (
     Runs,
@@ -138,7 +138,7 @@ def read_answers(data: Path, cache: Path) -> tuple[Answers, np.ndarray]:
     labels = pd.DataFrame(map(vars, read_adarague(data)))
     encoder_states = fact_states(cache)
     encoder_states.fill((question, "") for question in labels.question)
-    fold = folds_of(cluster_questions(labels, embed(labels, encoder_states)))
+    fold = assign_folds(cluster_questions(labels, embed(labels, encoder_states)))
     pairs = []
     for name in SETS:
         for record in base.read_answers(data, name):
@@ -174,7 +174,7 @@ def main() -> None:
     logits = cross_validate(answers, fold)
     slope, intercept = fit_line(logits, answers.known)
     words = slope * logits + intercept
-    both = combine_log_odds(alone(answers.questions, arguments.cache), words)
+    both = combine_log_odds(judge_alone(answers.questions, arguments.cache), words)
     show_sets({"words": words, "question and words": both}, answers)
     probe = fit_probe(answers, np.ones(len(fold), bool)).calibrate(slope, intercept)
     runs = read_runs(arguments.runs, arguments.data, arguments.cache)

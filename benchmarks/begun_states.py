@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from heads import Kept, key
+from heads import VectorCache, hash_question
 
 from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import download
@@ -42,11 +42,11 @@ class Answers:
 def read_states(cache: Path, pairs: list[tuple[str, str]]) -> np.ndarray:
     """Return the states of questions and answers; computes those that the cache lacks."""
     names = [" ".join(question.split()) + BETWEEN + text for question, text in pairs]
-    store = Kept(cache / "begun")
-    if any(key(name) not in store.vectors for name in names):
+    store = VectorCache(cache / "begun")
+    if any(hash_question(name) not in store.vectors for name in names):
         reader = shared_reader(download(READER))
         store.fill(names, lambda batch: _read(reader, batch), part=256)
-    return np.stack([store.vectors[key(name)] for name in names])
+    return np.stack([store.vectors[hash_question(name)] for name in names])
 
 
 def _read(reader: Reader, names: list[str]) -> np.ndarray:

@@ -61,12 +61,14 @@ def main() -> None:
     for path in arguments.data:
         figures += measure(path, arguments.limit, arguments.gates)
     rows = []
-    for name, of_sets in pd.DataFrame(figures).groupby("gate", sort=False):
+    for name, set_figures in pd.DataFrame(figures).groupby("gate", sort=False):
         settings = ", ".join(f"{option}={value}" for option, value in GATES[name][1].items())
-        aucs = [f"{value:.3f}" for value in (*of_sets.AUC, of_sets.AUC.mean())]
+        aucs = [f"{value:.3f}" for value in (*set_figures.AUC, set_figures.AUC.mean())]
         # The median over the sets: robust if the machine is busy for a while.
-        rows.append([name, settings, *aucs, f"{of_sets.calls.mean():.1f}", f"{of_sets.ms.median():.0f}"])
-    print_table(["gate", "settings", *of_sets.set, "mean", "model calls", "ms"], rows)
+        rows.append(
+            [name, settings, *aucs, f"{set_figures.calls.mean():.1f}", f"{set_figures.ms.median():.0f}"]
+        )
+    print_table(["gate", "settings", *set_figures.set, "mean", "model calls", "ms"], rows)
 
 
 if __name__ == "__main__":

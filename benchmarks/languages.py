@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 from base import argument_parser, print_table, read_records
-from heads import key
+from heads import hash_question
 from labels import read_adarague, read_recorded
 from text_rows import FRAMES, GROUPS, KNOWLEDGE, TextRow
 from training_text import make_training_rows
@@ -84,7 +84,7 @@ def read_translated(data: Path) -> pd.DataFrame:
         share_known.setdefault(
             record["question"].strip(), 0.0
         )  # its authors chose questions that no LLM knew
-    english = {key(question): question for question in share_known}
+    english = {hash_question(question): question for question in share_known}
     rows = pd.DataFrame(read_records(TRANSLATIONS))
     rows["english"] = rows.of.map(english)
     return rows.assign(known=rows.english.map(share_known))

@@ -12,7 +12,7 @@ import pandas as pd
 from base import print_table, read_records
 from begun_states import CUTS, read_states
 from head_fit import logistic
-from heads import Alone, alone
+from heads import QuestionScores, judge_alone
 
 from rgate_integrations.gates.answer import AnswerGate
 from rgate_integrations.gates.artifacts import LogprobHead
@@ -40,7 +40,7 @@ class Runs:
 
     calls: pd.DataFrame
     states: np.ndarray
-    question: Alone
+    question: QuestionScores
 
 
 def build_features(logprobs: Iterable[list[float]], text: np.ndarray) -> np.ndarray:
@@ -62,7 +62,7 @@ def read_runs(runs: Path, data: Path, cache: Path) -> Runs:
     """Read recorded calls with their log-probabilities, and the songs."""
     calls = pd.DataFrame([*_songs(data), *_calls(runs)])
     states = read_states(cache, list(zip(calls.question, calls.text, strict=True)))
-    return Runs(calls, states, alone(calls.question.tolist(), cache))
+    return Runs(calls, states, judge_alone(calls.question.tolist(), cache))
 
 
 def _songs(data: Path) -> Iterator[dict]:
@@ -108,7 +108,7 @@ def _calls(runs: Path) -> Iterator[dict]:
 # --- the head ------------------------------------------------------------------------------------------------
 
 
-def fit_head(features: np.ndarray, question: Alone, known: np.ndarray) -> LogprobHead:
+def fit_head(features: np.ndarray, question: QuestionScores, known: np.ndarray) -> LogprobHead:
     """Fit the head jointly with the question's log-odds, as `AnswerGate` weighs the two.
 
     A less probable token is never evidence of knowledge: a feature that would get a negative weight is dropped.
@@ -142,14 +142,14 @@ def score_features(head: LogprobHead, features: np.ndarray) -> np.ndarray:
     return features @ weights + head.bias
 
 
-def combine_log_odds(question: Alone, answer: np.ndarray) -> np.ndarray:
+def combine_log_odds(question: QuestionScores, answer: np.ndarray) -> np.ndarray:
     """Return the log-odds of `AnswerGate`, the default for partial answers, shape (n, cuts)."""
     weight = WEIGHT * question.depends[:, None]
     return (1 - weight) * question.logits[:, None] + weight * answer
 
 
 def cross_validate_head(
-    features: np.ndarray, question: Alone, known: np.ndarray, fold: np.ndarray
+    features: np.ndarray, question: QuestionScores, known: np.ndarray, fold: np.ndarray
 ) -> np.ndarray:
     """Return the gate's held-out log-odds, shape (n, cuts): a head fitted without the fold scores each fold."""
     log_odds = np.zeros(features.shape[:2])

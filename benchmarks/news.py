@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from base import SETS, argument_parser, checksum, print_table, read_answers
-from heads import CACHE, fact_states, key, read_question_states
+from heads import CACHE, fact_states, hash_question, read_question_states
 from labels import read_practical
 from sklearn.linear_model import LogisticRegression
 from templates import FOLDER, LICENCE, fill, read_lines, read_words, vary
@@ -88,7 +88,7 @@ def main() -> None:
     encoder_states.fill((question, "") for question in questions)
     states_of = {
         "facts": read_question_states(questions, arguments.cache),
-        "first_facts": {key(question): encoder_states.whole(question) for question in questions},
+        "first_facts": {hash_question(question): encoder_states.whole(question) for question in questions},
     }
     shipped: Any = read_gate(arguments.save)
     templates = learned.question[learned.source != "the six sets"]
@@ -133,7 +133,7 @@ def fit_news(
 
 def stack_states(questions: pd.Series, states_by_key: dict[str, np.ndarray]) -> np.ndarray:
     """Return the hidden states of questions, shape (n, features)."""
-    states = np.stack([states_by_key[key(question)] for question in questions])
+    states = np.stack([states_by_key[hash_question(question)] for question in questions])
     return states.reshape(len(states), -1).astype(np.float32)
 
 

@@ -102,7 +102,7 @@ class Published:
             self.figures.loc[name, "simpleqa"] = np.mean(figures)
             self.figures.loc[name, "link_error"] = error / len(figures)
 
-    def of(self, llm: str) -> pd.Series:
+    def get_figures(self, llm: str) -> pd.Series:
         """Return the figures of an LLM by its name in the labels; NaN for missing ones."""
         name = TABLE_NAMES.get(llm, llm)
         if name in self.figures.index:
@@ -111,13 +111,13 @@ class Published:
         figures["params_b"] = math.log2(SIZES.get(llm, math.nan))
         return figures
 
-    def ability(
+    def estimate(
         self, figures: pd.Series, measured: dict[str, float], without: str = ""
     ) -> tuple[float, float, str]:
         """Return mean and standard deviation of the ability that figures predict, and the names of these figures."""
         compared = [llm for llm in measured if llm != without]
         thetas = np.array([measured[llm] for llm in compared])
-        table = pd.DataFrame([self.of(llm) for llm in compared])
+        table = pd.DataFrame([self.get_figures(llm) for llm in compared])
         estimates = {}
         for column in COLUMNS:
             both = table[column].notna().to_numpy()

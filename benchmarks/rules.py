@@ -63,20 +63,20 @@ def measure(vectors: dict[str, np.ndarray], names: list[str], threshold: float |
 
     The second number of each pair is that of the worst rule.
     """
-    same, others = [], []
+    hits, false_hits = [], []
     for name in names:
         examples = vectors[f"{name} examples"].T
-        same.append((vectors[f"{name} same"] @ examples).max(axis=1))
-        others.append((vectors["others"] @ examples).max(axis=1))
+        hits.append((vectors[f"{name} same"] @ examples).max(axis=1))
+        false_hits.append((vectors["others"] @ examples).max(axis=1))
     if threshold is None:
-        threshold = float(np.quantile(others, 0.98))
+        threshold = float(np.quantile(false_hits, 0.98))
     # Every rule has the same number of paraphrases.
-    caught, wrong = np.array(same) >= threshold, np.array(others) >= threshold
+    caught, false = np.array(hits) >= threshold, np.array(false_hits) >= threshold
     return [
         f"{threshold:.2f}",
         f"{caught.mean():.1%} ({caught.mean(axis=1).min():.0%})",
-        f"{wrong.mean():.2%} ({wrong.mean(axis=1).max():.2%})",
-        f"{wrong.any(axis=0).mean():.1%}",
+        f"{false.mean():.2%} ({false.mean(axis=1).max():.2%})",
+        f"{false.any(axis=0).mean():.1%}",
     ]
 
 

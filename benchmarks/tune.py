@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from base import argument_parser, print_table, read_records
-from heads import Kept, key
+from heads import VectorCache, hash_question
 
 from rgate_integrations.engine.loading import load_gate
 from rgate_integrations.gates.probability import logits
@@ -82,8 +82,8 @@ def read_questions(questions: list[str], cache: Path) -> tuple[Float64Array, Flo
         results = read_states(gate.get_proxy(), ANSWER, [{"question": q} for q in batch], None, LAYERS)
         return np.stack([result.states for result in results])
 
-    vectors = Kept(cache / "states").fill(questions, compute)
-    states = np.stack([vectors[key(question)] for question in questions]).astype(np.float32)
+    vectors = VectorCache(cache / "states").fill(questions, compute)
+    states = np.stack([vectors[hash_question(question)] for question in questions]).astype(np.float32)
     decisions = gate.decide_batch(questions)
     return logits(np.array([decision.p_known for decision in decisions])), states
 
