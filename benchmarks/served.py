@@ -5,13 +5,15 @@
 asks the questions of `mixture`, each alone and with the five passages that a hybrid search finds, and writes what
 the server said to benchmarks/out/served/LLM.jsonl, one line a call. A stopped run continues. Those of the
 part ``train``, which gates were trained on, are asked alone: `begun.py` needs their log-probabilities. The questions
-go to questions.PART.jsonl beside it.
+go to questions.PART.jsonl beside it. With ``--publish``, the record goes to benchmarks/recorded/LLM.jsonl.gz, from
+where every checkout reads it: what the LLM said, without questions and passages, which have licences of their own.
 
 `RecordedChat` is a LangChain chat model that answers from the record, and asks the server only for what is not there.
 It counts the time that its calls take, so that any chain can be timed without paying for a prompt twice.
 """
 
 import contextlib
+import gzip
 import hashlib
 import json
 import sys
@@ -49,6 +51,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "cookbook"))
 from llama_server import gguf, serving
 
 TOKENS, K, WORDS = 48, 5, 90
+RECORDED = Path(__file__).parent / "recorded"
 
 
 class NotRecorded(Exception):
@@ -78,17 +81,21 @@ class Speed:
 
 
 class Record:
-    """Calls of one LLM, on disk.
+    """Calls of one LLM: those that are published, and those of this machine.
 
     Args:
-        path: The JSONL file.
+        path: The JSONL file of this machine.
         llm: Name of the model file, without its suffix.
     """
 
     def __init__(self, path: Path, llm: str) -> None:
         self.llm = llm
         self._log = JsonlLog(path)
-        self.calls: dict[str, dict[str, Any]] = {call["key"]: call for call in self._log.values()}
+        self._published = RECORDED / f"{llm}.jsonl.gz"
+        published = read_records(self._published) if self._published.exists() else []
+        self.calls: dict[str, dict[str, Any]] = {
+            call["key"]: call for call in [*published, *self._log.values()]
+        }
 
     def key(self, messages: list[dict[str, Any]], tokens: int) -> str:
         """Return what a call is kept under: it depends on all that the answer depends on."""
@@ -99,6 +106,13 @@ class Record:
         """Keep a call."""
         self._log.append([call])
         self.calls[call["key"]] = call
+
+    def publish(self) -> None:
+        """Write all calls into the repository, so that they need not be made again."""
+        self._published.parent.mkdir(exist_ok=True)
+        lines = [json.dumps(call, ensure_ascii=False) + "\n" for _, call in sorted(self.calls.items())]
+        # Without a time in the header, the same calls give the same file.
+        self._published.write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
 
 
 class RecordedChat(BaseChatModel):
@@ -176,7 +190,7 @@ def ask(url: str, llm: str, messages: Any, tokens: int) -> dict[str, Any]:
         "temperature": 0,
         "stream": True,
         "logprobs": True,
-        "top_logprobs": 5,
+        "top_logprobs": 1,
         "cache_prompt": False,  # so that every prompt is read in whole, whatever came before
         "timings_per_token": True,
     }
@@ -195,10 +209,12 @@ def ask(url: str, llm: str, messages: Any, tokens: int) -> dict[str, Any]:
                 written = (choice.get("logprobs") or {}).get("content") or []
                 text = choice["delta"].get("content") or ""
                 if text or written:
-                    chunks.append((text, written))
+                    tokens_of_chunk = [
+                        {name: each[name] for name in ("token", "logprob")} for each in written
+                    ]
+                    chunks.append((text, tokens_of_chunk))
     return {
-        "messages": messages,
-        "max_tokens": tokens,
+        "system": messages[0]["content"],
         "text": "".join(text for text, _ in chunks),
         "prompt_tokens": timings["prompt_n"] + timings.get("cache_n", 0),
         "completion_tokens": timings["predicted_n"],
@@ -260,7 +276,7 @@ def both_arms(record: Record, asked: list[Question]) -> list[Question]:
     """Return the questions that the record has with and without passages."""
     ids: dict[str, set[str]] = defaultdict(set)
     for call in record.calls.values():
-        ids[call["messages"][0]["content"]].add(call["meta"].get("id"))
+        ids[call["system"]].add(call["meta"].get("id"))
     both = ids[ANSWER.system] & ids[ANSWER_WITH_PASSAGES.system]
     return [question for question in asked if question.id in both]
 
@@ -290,6 +306,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT / "served", help="where the record is")
     parser.add_argument("--part", choices=("test", "train"), default="test")
     parser.add_argument("--limit", type=int, help="how many questions")
+    parser.add_argument("--publish", action="store_true", help="write the record into the repository")
     arguments = parser.parse_args()
     asked = questions(arguments.out, arguments.data, arguments.part)[: arguments.limit]
     record = Record(arguments.out / f"{arguments.llm}.jsonl", arguments.llm)
@@ -298,6 +315,8 @@ def main() -> None:
         retriever = IndexRetriever(index=open_index(arguments.data), k=K)
     with server(arguments.llm) as url:
         collect(RecordedChat(record=record, url=url), asked, retriever)
+    if arguments.publish:
+        record.publish()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python benchmarks/traffic.py                                  ways that need no LLM (minutes)
     python benchmarks/traffic.py --save FILE                      also keeps the figures, for `traffic_picture`
-    python benchmarks/traffic.py --llm http://127.0.0.1:8080 --model NAME [--limit 10]
+    python benchmarks/traffic.py --llm http://127.0.0.1:8080 --model NAME [--limit 10] [--no-answers]
 
 ``traffic/`` has 400 requests to each application; its README says how they are made and labelled. The docs
 assistant searches the docstrings of the installed package ``networkx``, the help desk ``traffic/handbook.jsonl``, and
@@ -10,9 +10,9 @@ the general assistant the corpus ``encyclopedia-leads`` (`rgate download encyclo
 
 *Avoided* is the share of requests skipped of those that need no passages, *missed* that of those that need them;
 intervals are Wilson's, of 95 %. What a way adds is the median CPU time of a decision, one request at a time. With
-``--llm``, an OpenAI-compatible server answers every request alone and with passages. Then ways that ask the LLM are
-measured too (time on the clock), and all ways by right answers, tokens and seconds; see `traffic_llm`.
-``OPENAI_API_KEY`` is sent if it is set.
+``--llm``, ways that ask the LLM of an OpenAI-compatible server are measured too (time on the clock). It also answers
+every request alone and with passages, unless ``--no-answers`` is given, and all ways are measured by right answers,
+tokens and seconds; see `traffic_llm`. ``OPENAI_API_KEY`` is sent if it is set.
 """
 
 import time
@@ -131,6 +131,7 @@ def main() -> None:
     parser.add_argument("--save", type=Path, metavar="FILE", help="keep the figures as JSON")
     parser.add_argument("--llm", metavar="URL", help="an OpenAI-compatible server, without /v1")
     parser.add_argument("--model", default="", help="name of the LLM on the server")
+    parser.add_argument("--no-answers", action="store_true", help="the LLM decides, and answers nothing")
     options = parser.parse_args()
     if options.llm and not options.model:
         parser.error("--llm needs --model")
@@ -145,7 +146,7 @@ def main() -> None:
             ways |= llm_ways(chat, title)
         chosen = choose_all(ways, requests)
         figures[application] = show(title, requests, chosen)
-        if options.llm:
+        if options.llm and not options.no_answers:
             show_answers(title, requests, chosen, answer_all(chat, passages, requests))
         days[application] = requests, chosen
     if len(days) > 1:
