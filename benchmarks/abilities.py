@@ -1,12 +1,12 @@
-"""The table of abilities that ships: how much LLMs know, by their recorded answers and by published figures.
+"""Fits the shipped table of abilities: how much LLMs know, by recorded answers and by published figures.
 
     python benchmarks/abilities.py --data FOLDER [--save | --measure]
 
-The folder holds ``adaptive_llama31_8b.*.dev.jsonl``, ``more/`` and ``strong/``. Abilities are fitted together with a
-knowledge head, on answers whose licence allows it; Llama-3.1-8B-Instruct has 0. LLMs without such answers are read
-off published figures by a regression. Hidden states are kept where `heads` keeps them.
+FOLDER contains ``adaptive_llama31_8b.*.dev.jsonl``, ``more/`` and ``strong/``. Abilities are fitted together with a
+knowledge head, on answers whose licence allows it; Llama-3.1-8B-Instruct has 0. A regression on published figures
+gives the abilities of LLMs without such answers. Hidden states share the cache of `heads`.
 
-With ``--measure``: how near the shipped gate comes to what LLMs know, by their recorded answers.
+``--measure`` compares the shipped gate's P(known) with the recorded answers of LLMs.
 """
 
 import json
@@ -25,10 +25,10 @@ from heads import (
     KNOWN_WEIGHTS,
     LAYERS,
     THRESHOLD,
+    estimate_p_known,
     fact_states,
-    key,
-    kinds_of,
-    p_known,
+    hash_question,
+    predict_kinds,
     read_question_states,
 )
 from labels import (
@@ -55,7 +55,7 @@ from rgate_integrations.tuning.evaluation import auc, expected_calibration_error
 WHOLE = ("adarague", "calib", "qa-eval")
 MOST_QUESTIONS = 1_000  # of every other source
 MOST_ANSWERS = 300  # of a source, set and LLM, in a fit
-GROUP_SD = 0.6  # of the level of a source and set: prompts and judges differ
+GROUP_SD = 0.6  # of a source and set's level, since prompts and judges differ
 ROUNDS = 3
 LONG_TAIL = ("simpleqa", "entity_questions")
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "abilities.md"
@@ -63,7 +63,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "abilities.md"
 
 @dataclass(frozen=True)
 class Answers:
-    """Closed-book answers of LLMs that may train what ships, one a row.
+    """Closed-book answers of LLMs whose licence permits shipping, one a row.
 
     Attributes:
         labels: The columns of `labels.Label`.
@@ -75,25 +75,25 @@ class Answers:
 
     @classmethod
     def read(cls, data: Path, cache: Path) -> "Answers":
-        """Read answers to at most `MOST_QUESTIONS` of a source, those that come first by their hash."""
+        """Read answers to at most `MOST_QUESTIONS` of a source, those with the lowest hashes."""
         labels = pd.DataFrame(map(vars, [*read_adarague(data), *read_recorded(data)]))
-        asked = labels[["source", "question"]].drop_duplicates()
-        asked = asked.sort_values("question", key=lambda questions: questions.map(key))
-        few = asked.groupby("source").cumcount() < MOST_QUESTIONS
-        labels = labels.merge(asked[few | asked.source.isin(WHOLE)])
+        sourced = labels[["source", "question"]].drop_duplicates()
+        sourced = sourced.sort_values("question", key=lambda questions: questions.map(hash_question))
+        few = sourced.groupby("source").cumcount() < MOST_QUESTIONS
+        labels = labels.merge(sourced[few | sourced.source.isin(WHOLE)])
         labels = labels[~labels.what.str.endswith("(low quality)")].reset_index(drop=True)
         states = read_question_states(labels.question.tolist(), cache)
-        return cls(labels, np.stack([states[key(question)] for question in labels.question]))
+        return cls(labels, np.stack([states[hash_question(question)] for question in labels.question]))
 
     def fit(self, abilities: dict[str, float]) -> np.ndarray:
-        """Fit a knowledge head, at most `MOST_ANSWERS` of a cell; returns its logits for ability 0, shape (n,)."""
+        """Fit a knowledge head on at most `MOST_ANSWERS` of a cell; returns its logits for ability 0, shape (n,)."""
         rng = np.random.default_rng(0)
         rows, weights = [], []
         cells = self.labels.group + "|" + self.labels.llm
         for _, cell in self.labels.groupby(cells):
             drawn = rng.permutation(cell.index)[:MOST_ANSWERS]
             rows.append(drawn)
-            # What was drawn stands for all.
+            # The drawn rows carry the weight of the whole cell.
             weight = KNOWN_WEIGHTS[cell.source.iloc[0]] * len(cell) / len(drawn)
             weights.append(np.full(len(drawn), weight))
         part = np.concatenate(rows)
@@ -108,8 +108,8 @@ class Answers:
         weight, bias = fit_known(examples, LAYERS, HeadsRecipe())
         return np.einsum("nlh,lh->n", self.states.astype(np.float32), weight) + bias
 
-    def linked(self) -> list[str]:
-        """Return the LLMs whose labels say how they compare: those that answered more than the long tail."""
+    def find_linked(self) -> list[str]:
+        """Return the LLMs whose labels are comparable: those with answers to more than the long tail."""
         labels = self.labels
         usual = ~labels.what.isin(LONG_TAIL) & ~labels.llm.str.endswith("(selected)")
         return sorted(labels.llm[usual].unique())
@@ -118,11 +118,11 @@ class Answers:
 def fit_abilities(
     answers: Answers, logits: np.ndarray, prior: dict[str, tuple[float, float]]
 ) -> dict[str, tuple[float, float]]:
-    """Fit abilities and the levels of sources and sets to answers, with a prior an LLM.
+    """Fit abilities and the levels of sources and sets, with a prior for each LLM.
 
     Args:
-        answers: The rows.
-        logits: What the knowledge head says for ability 0, shape (n,).
+        answers: The labelled answers.
+        logits: The knowledge head's logits for ability 0, shape (n,).
         prior: Mean and standard deviation by LLM.
 
     Returns:
@@ -134,59 +134,61 @@ def fit_abilities(
     columns = np.hstack([np.eye(len(llms))[llm] * sds[llm, None], np.eye(len(groups))[group] * GROUP_SD])
     nothing = np.zeros((len(llm), 0))
     offset = logits + means[llm]
-    found, _ = logistic(columns, nothing, answers.labels.known.to_numpy(), np.ones(len(llm)), 1.0, offset)
-    thetas = means + found[: len(llms)] * sds
-    p = 1 / (1 + np.exp(-(offset + columns @ found)))
+    coefficients, _ = logistic(
+        columns, nothing, answers.labels.known.to_numpy(), np.ones(len(llm)), 1.0, offset
+    )
+    thetas = means + coefficients[: len(llms)] * sds
+    p = 1 / (1 + np.exp(-(offset + columns @ coefficients)))
     information = np.bincount(llm, p * (1 - p))
     sets = answers.labels.groupby("llm").group.nunique()[llms].to_numpy()
-    of_labels = 1 / np.maximum(information, 1e-6) + GROUP_SD**2 / sets
-    total = np.sqrt(1 / (1 / of_labels + 1 / sds**2))
-    return dict(zip(llms.tolist(), zip(thetas.tolist(), total.tolist(), strict=True), strict=True))
+    label_variance = 1 / np.maximum(information, 1e-6) + GROUP_SD**2 / sets
+    total_sd = np.sqrt(1 / (1 / label_variance + 1 / sds**2))
+    return dict(zip(llms.tolist(), zip(thetas.tolist(), total_sd.tolist(), strict=True), strict=True))
 
 
 def fit_together(answers: Answers, published: Published) -> dict[str, tuple[float, float]]:
-    """Fit head and abilities in turns; returns mean and standard deviation by LLM. Llama-3.1-8B-Instruct has 0."""
+    """Fit head and abilities alternately; returns mean and standard deviation by LLM, 0 for Llama-3.1-8B-Instruct."""
     thetas = dict.fromkeys(sorted(answers.labels.llm.unique()), 0.0)
-    links = answers.linked()
-    found: dict[str, tuple[float, float]] = {}
+    links = answers.find_linked()
+    abilities: dict[str, tuple[float, float]] = {}
     for _ in range(ROUNDS):
         logits = answers.fit(thetas)
         measured = {llm: thetas[llm] for llm in links}
         prior = {}
         for llm in thetas:
-            prior[llm] = published.ability(published.of(llm), measured, llm)[:2]
+            prior[llm] = published.estimate(published.get_figures(llm), measured, llm)[:2]
         prior[LLAMA] = (0.0, 0.2)
         fitted = fit_abilities(answers, logits, prior)
         for llm, (mean, sd) in fitted.items():
             thetas[llm] = mean - fitted[LLAMA][0]
-            found[llm] = (thetas[llm], sd)
-    return found
+            abilities[llm] = (thetas[llm], sd)
+    return abilities
 
 
 def build_table(answers: Answers, published: Published) -> dict[str, dict]:
-    """Return ability, uncertainty and source of every LLM that there are labels or figures of."""
+    """Return ability, uncertainty and source of every LLM with labels or figures."""
     abilities = fit_together(answers, published)
-    found: dict[str, tuple[float, float, str]] = {}
+    entries: dict[str, tuple[float, float, str]] = {}
     measured = {}
-    for llm in answers.linked():
+    for llm in answers.find_linked():
         mean, sd = abilities[llm]
         measured[llm] = mean
         sources = sorted(answers.labels.source[answers.labels.llm == llm].unique())
-        found[table_name(llm)] = (mean, sd, f"recorded answers ({', '.join(sources)})")
+        entries[table_name(llm)] = (mean, sd, f"recorded answers ({', '.join(sources)})")
     for name in published.figures.index:
-        mean, sd, columns = published.ability(published.of(name), measured)
-        if columns and name.lower() not in found:
+        mean, sd, columns = published.estimate(published.get_figures(name), measured)
+        if columns and name.lower() not in entries:
             urls = published.urls[name].replace(" ; ", ", ")
-            found[name.lower()] = (mean, sd, f"published {columns}: {urls}")
+            entries[name.lower()] = (mean, sd, f"published {columns}: {urls}")
     table = {}
-    for name in sorted(found):
-        mean, sd, source = found[name]
+    for name in sorted(entries):
+        mean, sd, source = entries[name]
         table[name] = {"theta": round(mean, 2), "sd": round(sd, 2), "source": source}
     return table
 
 
 def write_page(table: dict[str, dict]) -> None:
-    """Write the table into the documentation: a row a family, its ablest LLM first."""
+    """Write the table into the docs: one row a family, its ablest LLM first."""
     families: dict[str, list[tuple[float, str]]] = {}
     for name, line in table.items():
         lower_end = line["theta"] - line["sd"]
@@ -203,11 +205,11 @@ MEASURED_ONLY = (
     Source("more/dba_multihop_ten_llms.jsonl.gz", "dba", "none"),
     Source("more/faclens_nq_eq.jsonl.gz", "faclens", "none"),
 )
-"""Answers without a licence, of which nothing that ships is made."""
+"""Answers without a licence; nothing that ships is made from them."""
 LEAST, MOST = 100, 600  # answers of a cell
 USUAL_SD = 0.4  # of an ability in the table
 TOP = {"a twentieth": 0.05, "a tenth": 0.1, "a fifth": 0.2, "all": 1.0}
-STRONG, SMALL = 70.0, 14.0  # billions of parameters; large providers publish none, and count as strong
+STRONG, SMALL = 70.0, 14.0  # billions of parameters; LLMs of unpublished size count as strong
 
 
 @dataclass(frozen=True)
@@ -215,27 +217,28 @@ class Cell:
     """One LLM's answers to one set of questions.
 
     Attributes:
-        llm, what: The LLM, and the set.
-        easiness: The logit of knowledge at ability 0, shape (n,).
-        questions: What was asked, as `Asked` holds it.
-        right: Whether it answered rightly, shape (n,).
+        llm: The LLM.
+        what: The set.
+        easiness: Logit of P(known) at ability 0, shape (n,).
+        questions: The questions' features.
+        right: Whether each answer is right, shape (n,).
     """
 
     llm: str
     what: str
     easiness: np.ndarray
-    questions: "Asked"
+    questions: "QuestionFeatures"
     right: np.ndarray
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Questions as both models have read them.
+class QuestionFeatures:
+    """What both models read from questions.
 
     Attributes:
         kinds: The probability of each kind for each segment of each question.
         first: The encoder's states, shape (n, layers, hidden size).
-        closer: The reader's.
+        closer: The reader's states, shape (n, layers, hidden size).
     """
 
     kinds: list[np.ndarray]
@@ -243,30 +246,30 @@ class Asked:
     closer: np.ndarray
 
     @classmethod
-    def read(cls, questions: list[str], cache: Path, shipped: HeadsArtifact) -> "Asked":
-        """Read questions, or find what was kept of them."""
-        kept = fact_states(cache)
-        kept.fill((question, "") for question in questions)
-        states = read_question_states(questions, cache)
+    def read(cls, questions: list[str], cache: Path, shipped: HeadsArtifact) -> "QuestionFeatures":
+        """Compute the features of questions, or take them from the cache."""
+        encoder_states = fact_states(cache)
+        encoder_states.fill((question, "") for question in questions)
+        reader_states = read_question_states(questions, cache)
         return cls(
-            kinds_of(questions, shipped, cache),
-            np.stack([kept.whole(question) for question in questions]),
-            np.stack([states[key(question)] for question in questions]),
+            predict_kinds(questions, shipped, cache),
+            np.stack([encoder_states.whole(question) for question in questions]),
+            np.stack([reader_states[hash_question(question)] for question in questions]),
         )
 
-    def part(self, chosen: np.ndarray) -> "Asked":
+    def part(self, chosen: np.ndarray) -> "QuestionFeatures":
         """Return some of the questions."""
-        return Asked([self.kinds[i] for i in chosen], self.first[chosen], self.closer[chosen])
+        return QuestionFeatures([self.kinds[i] for i in chosen], self.first[chosen], self.closer[chosen])
 
     def p_known(self, shipped: HeadsArtifact, theta: float, sd: float) -> np.ndarray:
-        """Return P(an LLM of some ability knows the answer) of each, as the gate finds it."""
+        """Return the gate's P(known) of each question for an LLM of some ability, shape (n,)."""
         first = shipped.first_facts.known_logits(self.first, theta, sd)
         closer = logits(shipped.facts.p_fact_known(self.closer, theta, sd))
-        return p_known(shipped.segments.kinds, self.kinds, first, closer)[0]
+        return estimate_p_known(shipped.segments.kinds, self.kinds, first, closer)[0]
 
 
 def read_cells(data: Path, cache: Path, shipped: HeadsArtifact) -> list[Cell]:
-    """Read the cells with at least `LEAST` answers; of those with more than `MOST`, some that are drawn."""
+    """Read the cells with at least `LEAST` answers; a cell has at most `MOST`, those with the lowest hashes."""
     records = [*read_adarague(data), *read_recorded(data)]
     for source in MEASURED_ONLY:
         for record in read_records(data / source.path):
@@ -276,55 +279,57 @@ def read_cells(data: Path, cache: Path, shipped: HeadsArtifact) -> list[Cell]:
     labels = labels[clear & ~labels.what.str.contains("low")]
     labels = labels.drop_duplicates(["llm", "what", "question"], keep="last")
     labels["cell"] = labels.groupby(["llm", "what"], sort=False).ngroup()
-    labels["key"] = labels.question.map(key)
+    labels["key"] = labels.question.map(hash_question)
     drawn = labels.sort_values(["cell", "key"]).groupby("cell").head(MOST)
     drawn = drawn.reset_index(drop=True)
-    asked = Asked.read(drawn.question.tolist(), cache, shipped)
+    features = QuestionFeatures.read(drawn.question.tolist(), cache, shipped)
     cells = []
     for _, cell in drawn.groupby("cell"):
         if len(cell) >= LEAST:
-            own = asked.part(cell.index.to_numpy())
-            easiness = shipped.facts.known_logits(own.closer, 0.0)
-            cells.append(Cell(cell.llm.iloc[0], cell.what.iloc[0], easiness, own, cell.known.to_numpy()))
+            cell_features = features.part(cell.index.to_numpy())
+            easiness = shipped.facts.known_logits(cell_features.closer, 0.0)
+            cells.append(
+                Cell(cell.llm.iloc[0], cell.what.iloc[0], easiness, cell_features, cell.known.to_numpy())
+            )
     return cells
 
 
 def measure(data: Path, cache: Path) -> None:
-    """Print, by strength of the LLM and by what is known of it, how near P(known) comes to its answers."""
+    """Print how well P(known) matches recorded answers, by the LLM's strength and by the source of its ability."""
     shipped: Any = read_gate(DEFAULT_GATE)
     facts = shipped.facts
     cells, published = read_cells(data, cache, shipped), Published(data / "strong")
     table = read_abilities()
-    known = {cell.llm: table[table_name(cell.llm)] for cell in cells if table_name(cell.llm) in table}
+    measured_abilities = {
+        cell.llm: table[table_name(cell.llm)] for cell in cells if table_name(cell.llm) in table
+    }
     rng = np.random.default_rng(0)
     rows = []
     for cell in cells:
-        size = 2 ** published.of(cell.llm).params_b
+        size = 2 ** published.get_figures(cell.llm).params_b
         strength = "small" if size < SMALL else "between" if size < STRONG else "strong"
         if cell.what in LONG_TAIL:
             strength = "long tail"
-        mean, sd, _ = published.ability(published.of(cell.llm), known, cell.llm)
+        mean, sd, _ = published.estimate(published.get_figures(cell.llm), measured_abilities, cell.llm)
         mean -= sd  # gates decide by the lower end, as `rgate_integrations.gates.ability` does
         abilities = {"nobody": facts.default_ability, "its name": (mean, sd)}
-        others = [each for each in cells if each.llm == cell.llm and each.what != cell.what]
-        if others:
-            easiness = np.concatenate([each.easiness for each in others])
-            right = np.concatenate([each.right for each in others])
-            asked = rng.permutation(len(right))[:100]
+        other_cells = [other for other in cells if other.llm == cell.llm and other.what != cell.what]
+        if other_cells:
+            easiness = np.concatenate([other.easiness for other in other_cells])
+            right = np.concatenate([other.right for other in other_cells])
+            sample = rng.permutation(len(right))[:100]
             prior = Ability(cell.llm, mean, max(sd, 0.5), "")
-            found = estimate_ability(prior, easiness[asked], facts.ability_slope, right[asked])
-            abilities["100 answers"] = (found.theta, found.sd)
-        for by, ability in abilities.items():
+            estimate = estimate_ability(prior, easiness[sample], facts.ability_slope, right[sample])
+            abilities["100 answers"] = (estimate.theta, estimate.sd)
+        for basis, ability in abilities.items():
             p = cell.questions.p_known(shipped, *ability)
-            rows.append({"LLMs": strength, "known by": by, **_figures(p, cell.right)})
+            rows.append({"LLMs": strength, "known by": basis, **_compute_figures(p, cell.right)})
     printed = []
-    for (strength, by), cells_of in pd.DataFrame(rows).groupby(["LLMs", "known by"]):
-        mean_of = cells_of.mean(numeric_only=True)
-        hits = mean_of.hits / mean_of.skipped
-        row = [strength, by, f"{len(cells_of)}", f"{mean_of.right:.1%}", f"{mean_of.off:.3f}"]
-        printed.append(
-            [*row, f"{mean_of.ece:.3f}", f"{mean_of.skipped:.1%}", f"{hits:.1%}", f"{mean_of.auc:.3f}"]
-        )
+    for (strength, basis), group in pd.DataFrame(rows).groupby(["LLMs", "known by"]):
+        means = group.mean(numeric_only=True)
+        hits = means.hits / means.skipped
+        row = [strength, basis, f"{len(group)}", f"{means.right:.1%}", f"{means.off:.3f}"]
+        printed.append([*row, f"{means.ece:.3f}", f"{means.skipped:.1%}", f"{hits:.1%}", f"{means.auc:.3f}"])
     columns = ["LLMs", "known by", "cells", "right alone", "|P - right|", "ECE", "skipped"]
     print_table([*columns, "of these right", "AUC"], printed)
     named = pd.DataFrame(rows).query("`known by` == 'its name'").groupby("LLMs").mean(numeric_only=True)
@@ -334,32 +339,32 @@ def measure(data: Path, cache: Path) -> None:
 
 
 def measure_practical(data: Path, cache: Path, shipped: HeadsArtifact) -> None:
-    """Print how much of each kind of practical requests is retrieved for, by the LLM's ability."""
+    """Print the share of each kind of practical requests that the gate retrieves for, by the LLM's ability."""
     labels = pd.DataFrame(map(vars, read_practical(data)))
     table = read_abilities()
     abilities = (min(table.values()), 0.0, 1.0, 2.0, max(table.values()))
     rows = []
     for kind in GOALS:
         questions = labels.question[labels.what == kind].tolist()
-        asked = Asked.read(questions, cache, shipped)
+        features = QuestionFeatures.read(questions, cache, shipped)
         row = [kind, str(len(questions))]
         for theta in abilities:
-            p = asked.p_known(shipped, theta, USUAL_SD)
+            p = features.p_known(shipped, theta, USUAL_SD)
             row.append(f"{np.mean(p < THRESHOLD):.1%}")
         rows.append(row)
     print_table(["retrieved, by ability", "of", *(f"{theta:+.1f}" for theta in abilities)], rows)
 
 
-def _figures(p: np.ndarray, right: np.ndarray) -> dict[str, float]:
+def _compute_figures(p: np.ndarray, correct: np.ndarray) -> dict[str, float]:
     skipped = p >= THRESHOLD
     return {
-        "right": right.mean(),
-        "off": abs(p.mean() - right.mean()),
-        "ece": expected_calibration_error(p, right),
+        "right": correct.mean(),
+        "off": abs(p.mean() - correct.mean()),
+        "ece": expected_calibration_error(p, correct),
         "skipped": skipped.mean(),
-        "hits": (skipped & (right > 0)).mean(),
-        "auc": auc(p, right),
-    } | {name: right[p >= np.quantile(p, 1 - share)].mean() for name, share in TOP.items()}
+        "hits": (skipped & (correct > 0)).mean(),
+        "auc": auc(p, correct),
+    } | {name: correct[p >= np.quantile(p, 1 - share)].mean() for name, share in TOP.items()}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Fits a head for kinds of segments together with the encoder's last layers, adapted for it; see `kinds`."""
+"""Fits a head for kinds of segments, and adapts the encoder's last layers to it; see `kinds`."""
 
 import random
 from collections.abc import Callable, Collection, Sequence
@@ -15,11 +15,11 @@ from kind_rows import (
     NAMES,
     SMOOTHING,
     UNITS,
-    containing,
+    find_containing,
+    keep_words,
     labelled_requests,
-    layout_of_clean,
+    layout_single,
     make_head,
-    plain,
 )
 from rich.progress import track
 from segment_rows import make_training_mixtures
@@ -36,8 +36,8 @@ BATCH_TOKENS = 2_600
 DECAYS = (0.01, 0.05)  # of the adapted layers, and of the head
 MAX_TOKENS = 510  # a longer request is read in windows
 BIASES = {"always": 0.0, "if_known": 0.5, "never": 0.65}
-"""Added to the logits of kinds: what may be private, fresh or obscure is rather retrieved for, and a fact that is
-taken for common knowledge is skipped for every LLM."""
+"""Added to the logits of kinds, since errors differ in cost: a private, fresh or obscure request should not be
+skipped, and a fact mistaken for common knowledge is skipped for every LLM."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Stage:
     """A part of the fit.
 
     Attributes:
-        epochs: How often each request is read.
-        others: The share of requests that is read of those that stand in no frame of `segment_rows`.
-        rates: Highest learning rates, of the adapted layers and of the head.
+        epochs: Passes over the requests.
+        others: The share that is used of the requests without a frame of `segment_rows`.
+        rates: Peak learning rates, of the adapted layers and of the head.
     """
 
     epochs: int
@@ -56,23 +56,23 @@ class Stage:
 
 
 STAGES = (Stage(3, 1.0, (4e-4, 1e-3)), Stage(1, 0.25, (1.5e-4, 3.75e-4)))
-"""After the first, requests in frames that never train had an AUC of 0.937; after both, 0.949."""
+"""On frames that never train, the AUC is 0.937 after the first stage and 0.949 after both."""
 MEASURED = (Stage(1, 1.0, (4e-4, 1e-3)),)
-"""What is measured on practical requests is fitted in a quarter of the time, so what ships should be no worse."""
+"""The fit that practical requests measure takes a quarter of the time; what ships should be at least as good."""
 
 
 @dataclass
 class Example:
-    """A request in tokens, with the segments whose kind is known.
+    """A request in tokens, with its labelled segments.
 
     Attributes:
-        ids: Its tokens.
-        ranges: Where each segment begins and ends, in tokens, shape (segments, 2).
+        ids: The tokens.
+        ranges: First token of each segment and the token after its last, shape (segments, 2).
         layout: Shape (segments, 11).
-        kinds: Number of the kind of each, shape (segments,).
-        weights: How much each counts, shape (segments,).
-        framed: Whether it stands in a frame of `segment_rows`.
-        pooled: Means of layer 6 over each, shape (segments, 384).
+        kinds: Index of each segment's kind, shape (segments,).
+        weights: How much each segment counts, shape (segments,).
+        framed: Whether the request has a frame of `segment_rows`.
+        pooled: Means of layer 6 over each segment, shape (segments, 384).
         below: The states after layer 8, shape (tokens, 384), float16.
     """
 
@@ -87,19 +87,19 @@ class Example:
 
 
 def read_examples(encoder: Encoder, data: Path, left_out: Collection[str] = ()) -> list[Example]:
-    """Return what trains, by length.
+    """Return the training examples, shortest first.
 
     Args:
-        encoder: It makes the tokens.
+        encoder: Tokenizes.
         data: Folder of the data.
-        left_out: Requests that do not train, nor any request that holds one of them.
+        left_out: Requests to leave out, along with every request that contains one.
     """
     clean, segments = labelled_requests(data)
-    plain_left_out, holding = {plain(text) for text in left_out}, containing(left_out, data)
+    plain_left_out, holding = {keep_words(text) for text in left_out}, find_containing(left_out, data)
     labels: dict[tuple[str, str, bool], list[tuple[int, str, float]]] = {}
     for label in clean:
-        if plain(label.question) not in plain_left_out:
-            # It is one segment, however many sentences it has.
+        if keep_words(label.question) not in plain_left_out:
+            # One segment, however many sentences it has.
             labels.setdefault((label.question, "", True), []).append((0, label.kind, CLEAN * label.weight))
     for row in segments:
         if row.text not in holding:
@@ -114,7 +114,7 @@ def read_examples(encoder: Encoder, data: Path, left_out: Collection[str] = ()) 
             parts = [(parts[0][0], parts[-1][1])]
         ids, (_, *ranges) = encoder.tokens(joined, parts)
         if len(ids) <= MAX_TOKENS:
-            layouts = layout_of_clean(text)[None] if is_one else layout(text)
+            layouts = layout_single(text)[None] if is_one else layout(text)
             indices = [index for index, _, _ in segment_labels]
             example = Example(
                 ids,
@@ -129,7 +129,7 @@ def read_examples(encoder: Encoder, data: Path, left_out: Collection[str] = ()) 
 
 
 def read_states(encoder: Encoder, examples: Sequence[Example]) -> None:
-    """Compute the states of the layers that stay."""
+    """Compute the states of the layers that the fit does not change."""
 
     def read(start: int) -> None:
         batch = examples[start : start + AT_ONCE]
@@ -143,7 +143,7 @@ def read_states(encoder: Encoder, examples: Sequence[Example]) -> None:
 
 
 def make_batches(examples: Sequence[Example]) -> list[list[Example]]:
-    """Return batches of texts of like length."""
+    """Return batches of similar length."""
     grouped: list[list[Example]] = [[]]
     for example in examples:
         if (len(grouped[-1]) + 1) * len(example.ids) > BATCH_TOKENS:
@@ -153,7 +153,7 @@ def make_batches(examples: Sequence[Example]) -> list[list[Example]]:
 
 
 def pool_inputs(layers: AdaptedLayers, batch: Sequence[Example]) -> torch.Tensor:
-    """Return what the head reads of each segment of a batch: the layers of `LAYERS` and the layout."""
+    """Return the head's inputs for each segment of a batch: the layers of `LAYERS` and the layout."""
     longest = max(len(example.ids) for example in batch)
     below = np.zeros((len(batch), longest, HIDDEN), np.float32)
     mask = torch.zeros(len(batch), 1, 1, longest, dtype=torch.bool)
@@ -178,7 +178,7 @@ def run_stage(
     parts: tuple[torch.nn.Module, torch.nn.Module],
     loss_of: Callable[[Sequence[Example]], torch.Tensor],
 ) -> None:
-    """Fit the layers and the head for some passes."""
+    """Fit the layers and the head for the epochs of one stage."""
     draw = random.Random(0)
     grouped = make_batches(
         [example for example in examples if example.framed or draw.random() < stage.others]

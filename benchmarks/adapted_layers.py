@@ -1,4 +1,4 @@
-"""The encoder's last four layers in torch, with low-rank matrices that are trained: LoRA, arXiv 2106.09685."""
+"""The encoder's last four layers in torch, with trainable low-rank matrices (LoRA, arXiv 2106.09685)."""
 
 import math
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ EPSILON = 1e-12
 
 
 class AdaptedMap(nn.Module):
-    """A fixed linear map, plus a product of two small matrices that are trained.
+    """A fixed linear map plus the product of two small trainable matrices.
 
     Args:
         weight: Shape (outputs, inputs).
@@ -49,8 +49,8 @@ class AdaptedLayer(nn.Module):
     """A layer of the encoder.
 
     Args:
-        stored: What `read_weights` returned.
-        name: The layer's name there.
+        stored: The weights, as `read_weights` returns them.
+        name: The layer's name in them.
     """
 
     def __init__(self, stored: Mapping[str, np.ndarray], name: str) -> None:
@@ -70,7 +70,7 @@ class AdaptedLayer(nn.Module):
 
         Args:
             states: Shape (texts, tokens, 384).
-            mask: Which tokens are there, shape (texts, 1, 1, tokens), bool.
+            mask: False for padding, shape (texts, 1, 1, tokens), bool.
         """
         *attention, out, inner, outer = self.maps
         shape = (*states.shape[:2], HEADS, HIDDEN // HEADS)
@@ -89,7 +89,7 @@ class AdaptedLayers(nn.Module):
     """Layers 9 to 12, adapted; the encoder numbers them 13 to 16.
 
     Args:
-        stored: What `read_weights` returned.
+        stored: The weights, as `read_weights` returns them.
     """
 
     def __init__(self, stored: Mapping[str, np.ndarray]) -> None:
@@ -98,7 +98,7 @@ class AdaptedLayers(nn.Module):
         self.layers = nn.ModuleList([AdaptedLayer(stored, name) for name in self.names])
 
     def forward(self, states: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
-        """Return the states after each layer, given those after layer 8; see `AdaptedLayer`."""
+        """Return the states after each layer, from those after layer 8; see `AdaptedLayer`."""
         outputs = []
         for layer in self.layers:
             states = layer(states, mask)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: their arguments, records, tables and intervals."""
+"""Arguments, records, tables and intervals that the benchmarks share."""
 
 import argparse
 import hashlib
@@ -28,12 +28,12 @@ def argument_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def checksum(questions: Iterable[str]) -> str:
-    """Return what a model card names a set of questions by."""
+    """Return the hash by which a model card identifies a set of questions."""
     return hashlib.sha256(json.dumps(sorted(questions)).encode()).hexdigest()
 
 
 def read_records(path: Path) -> list[Any]:
-    """Return the records of a JSONL file, also gzipped."""
+    """Return the records of a JSONL file, which may be gzipped."""
     return [record for _, record in read_jsonl(path)]
 
 
@@ -43,7 +43,7 @@ def read_answers(data: Path, name: str) -> list[Any]:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
-    """Print a table as the pages have it; the first column is of names."""
+    """Print a Markdown table, as in the docs; the first column holds names."""
     table = Table(title=title, title_justify="left", box=box.MARKDOWN)
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left")
@@ -53,7 +53,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
 
 
 def mean_interval(values: np.ndarray) -> tuple[float, float]:
-    """Return the 95 % interval of a mean, by bootstrap; of paired differences, that of the difference."""
+    """Return the 95 % bootstrap interval of a mean; for paired differences, pass the differences."""
     rng = np.random.default_rng(0)
     rows = rng.integers(0, len(values), (10_000, len(values)))
     low, high = np.percentile(values[rows].mean(axis=1), [2.5, 97.5])

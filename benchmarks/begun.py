@@ -1,15 +1,15 @@
-"""Trains the gate for begun answers, and measures it on questions that it has not seen.
+"""Trains the gate for partial answers, and measures it on questions that it has not seen.
 
     python benchmarks/begun.py --data FOLDER --runs FOLDER [--cache FOLDER] [--save FOLDER]
 
-One probe reads the question and the first 8, 16, 32 or 64 tokens of the LLM's answer alike: each recorded answer is
-cut to each of these lengths. All figures are held out by question cluster, also those of the ensemble with the gate
-for the question alone, which is the default for begun answers: run `heads.py` with the same cache first.
+One probe reads the question and the first 8, 16, 32 or 64 tokens of the LLM's answer: each recorded answer is cut to
+each of these lengths. All figures are held out by question cluster. That includes the ensemble with the gate for the
+question alone, the default for partial answers. Run `heads.py` with the same cache first.
 
-``--runs`` has recorded calls of small LLMs with token log-probabilities (``LLM.jsonl`` and ``questions.PART.jsonl``,
-see `served.py`): a small head that weighs them is fitted on the part ``train``, whose questions are the probe's own
-(so probes that were trained without the question's set score them), and measured on the other parts and, if the data
-folder has them, on the answers of six LLMs about songs.
+``--runs`` holds recorded calls of small LLMs with token log-probabilities (``LLM.jsonl`` and
+``questions.PART.jsonl``, see `served.py`). A small head that weighs them is fitted on the part ``train``. The probe
+learned from the same questions, so probes that were trained without the question's set score them. The head is
+measured on the other parts and, if the data folder has them, on the answers of six LLMs about songs.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ import pandas as pd
 from base import SETS
 from begun_states import CUTS, DEEP, LAYERS, Answers, read_states
 from head_fit import HeadExamples, HeadsRecipe, fit_known, fit_line
-from heads import CACHE, FOLDS, SEED, alone, ece, embed, fact_states, folds_of
+from heads import CACHE, FOLDS, SEED, assign_folds, ece, embed, fact_states, judge_alone
 from labels import LLAMA, cluster_questions, read_adarague
 from logprobs import (
     Runs,
@@ -42,7 +42,7 @@ from rgate_integrations.models.reader import FINGERPRINT
 from rgate_integrations.tuning.evaluation import auc
 
 SHARES = (*(1 / len(DEEP) for _ in DEEP), *(0.15 / len(DEEP) for _ in DEEP), 0.4)
-"""How much each layer's logit counts: chosen on the folds, where values nearby are as good."""
+"""How much each layer's logit counts. Chosen on the folds; nearby values are as good."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,22 @@ class Probe:
         return self.slope * raw + self.intercept
 
     def calibrate(self, slope: float, intercept: float) -> "Probe":
-        """Return it with its logits mapped by a line."""
+        """Return a probe whose logits are mapped by a line."""
         return replace(self, slope=slope * self.slope, intercept=slope * self.intercept + intercept)
 
 
 def fit_probe(answers: Answers, chosen: np.ndarray) -> Probe:
-    """Fit a probe on some answers, cut to all lengths; not calibrated."""
+    """Fit an uncalibrated probe on the chosen answers, cut to all lengths."""
     states = answers.states[chosen]
     cuts, n = len(CUTS), len(states) * len(CUTS)
     labels, sets = np.repeat(answers.known[chosen], cuts), np.repeat(answers.sets[chosen], cuts)
     rows = HeadExamples(states.reshape(n, *states.shape[2:]), labels, np.zeros(n), sets, np.full(n, 1 / cuts))
-    layers = [PooledLayer(i, "draft", "mean") for i in range(len(LAYERS))]  # one view, so alike
+    layers = [
+        PooledLayer(i, "draft", "mean") for i in range(len(LAYERS))
+    ]  # one view: all layers count the same
     weight, _ = fit_known(rows, layers, HeadsRecipe())
     probe = Probe(weight * len(LAYERS) * np.array(SHARES, np.float32)[:, None])
-    # The folds' probes have zeros of their own; the mean over what each was fitted on is one that they share.
+    # Each fold's probe has its own zero; centring on its training answers makes them comparable.
     return replace(probe, intercept=-float(probe(states).mean()))
 
 
@@ -96,16 +98,16 @@ def measure_aucs(logits: np.ndarray, answers: Answers) -> list[float]:
 def judge_runs(
     runs: Runs, probe: Probe, without: dict[str, Probe], fold_of: dict[str, int]
 ) -> tuple[LogprobHead, dict]:
-    """Fit the head for log-probabilities on the part ``train``; returns it, and what it was made of.
+    """Fit the head for log-probabilities on the part ``train``; returns it, and a summary of its training data.
 
-    The probe was trained on these questions, with another LLM's labels, so each is scored by a probe that has not
-    seen its whole set. By one that has seen the rest of the set, words seem to tell more than they do of questions
-    unlike those, and the head weighs them too much.
+    The probe was trained on these questions, with another LLM's labels. So a probe that has not seen a question's
+    set scores it. A probe that has seen the rest of the set would make words look more telling than they are for
+    unlike questions, and the head would weigh them too much.
 
     Args:
         runs: The runs.
         probe: Scores the other parts.
-        without: For each set the probe that was trained on the other sets.
+        without: For each set, the probe that was trained on the other sets.
         fold_of: The fold of each question of the part ``train``, for held-out figures.
     """
     text = probe(runs.states)
@@ -128,15 +130,15 @@ def judge_runs(
     }
 
 
-# --- all of it -----------------------------------------------------------------------------------------------
+# --- the command ---------------------------------------------------------------------------------------------
 
 
 def read_answers(data: Path, cache: Path) -> tuple[Answers, np.ndarray]:
-    """Return the six sets' answers, and the fold of each question."""
+    """Return the answers to the six sets, and the fold of each question."""
     labels = pd.DataFrame(map(vars, read_adarague(data)))
     encoder_states = fact_states(cache)
     encoder_states.fill((question, "") for question in labels.question)
-    fold = folds_of(cluster_questions(labels, embed(labels, encoder_states)))
+    fold = assign_folds(cluster_questions(labels, embed(labels, encoder_states)))
     pairs = []
     for name in SETS:
         for record in base.read_answers(data, name):
@@ -147,7 +149,7 @@ def read_answers(data: Path, cache: Path) -> tuple[Answers, np.ndarray]:
 
 
 def show_sets(ways: dict[str, np.ndarray], answers: Answers) -> None:
-    """Print the AUC of each set, and the calibration, of log-odds by way, shape (n, cuts) each."""
+    """Print each set's AUC and the calibration error, of log-odds by their name, shape (n, cuts) each."""
     rows = []
     for name, logits in ways.items():
         p = 1 / (1 + np.exp(-logits))
@@ -172,7 +174,7 @@ def main() -> None:
     logits = cross_validate(answers, fold)
     slope, intercept = fit_line(logits, answers.known)
     words = slope * logits + intercept
-    both = combine_log_odds(alone(answers.questions, arguments.cache), words)
+    both = combine_log_odds(judge_alone(answers.questions, arguments.cache), words)
     show_sets({"words": words, "question and words": both}, answers)
     probe = fit_probe(answers, np.ones(len(fold), bool)).calibrate(slope, intercept)
     runs = read_runs(arguments.runs, arguments.data, arguments.cache)
@@ -199,7 +201,7 @@ def main() -> None:
 
 
 def save(folder: Path, answers: Answers, probe: Probe, head: LogprobHead, metrics: dict, runs: dict) -> None:
-    """Save the gate, with what it was made of."""
+    """Save the gate with its provenance."""
     data = [
         {
             "name": "adarague",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from heads import Kept, key
+from heads import VectorCache, hash_question
 
 from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import download
@@ -18,18 +18,18 @@ LAYERS = (
     *(PooledLayer(n, "draft", "last") for n in DEEP),
     PooledLayer(18, "prompt", "last"),
 )
-BETWEEN = "\n\n"  # question and answer, in the name of what is kept
-AT_ONCE = 4  # answers that are read in one run
+BETWEEN = "\n\n"  # parts question and answer in the cache key
+AT_ONCE = 4  # answers in one forward pass
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Recorded answers; n of them.
+    """n recorded answers.
 
     Attributes:
         states: Shape (n, cuts, layers, hidden size).
-        known: Whether they are right, shape (n,).
-        sets: Data set, or LLM, of each.
+        known: Whether each is right, shape (n,).
+        sets: Data set or LLM of each, shape (n,).
         questions: The questions.
     """
 
@@ -40,17 +40,17 @@ class Answers:
 
 
 def read_states(cache: Path, pairs: list[tuple[str, str]]) -> np.ndarray:
-    """Return the states of questions and answers, computed where they are not kept yet."""
+    """Return the states of questions and answers; computes those that the cache lacks."""
     names = [" ".join(question.split()) + BETWEEN + text for question, text in pairs]
-    store = Kept(cache / "begun")
-    if any(key(name) not in store.vectors for name in names):
+    store = VectorCache(cache / "begun")
+    if any(hash_question(name) not in store.vectors for name in names):
         reader = shared_reader(download(READER))
         store.fill(names, lambda batch: _read(reader, batch), part=256)
-    return np.stack([store.vectors[key(name)] for name in names])
+    return np.stack([store.vectors[hash_question(name)] for name in names])
 
 
 def _read(reader: Reader, names: list[str]) -> np.ndarray:
-    """Read each answer once, and pool it as it was after each of the cuts: a shorter one is its beginning."""
+    """Read each answer once and pool it at each cut: the states of a prefix do not depend on what follows."""
     rows = []
     for name in names:
         question, _, text = name.partition(BETWEEN)

@@ -1,10 +1,10 @@
-"""What the default gate does for LLMs whose answers with and without passages are recorded, each judged by its name.
+"""Accuracy of the default gate, for LLMs whose answers with and without passages are recorded.
 
     python benchmarks/both_arms.py --data FOLDER
 
-The gate has learned from none of these answers, and questions near the six sets that it learns from are left out. It
-takes the recorded answer with passages where it retrieves, and the one without elsewhere. Intervals are paired, by
-bootstrap over questions.
+The gate gets each LLM's name. It has learned from none of these answers, and questions near its six training sets are
+left out. Where the gate retrieves, the recorded answer with passages counts; elsewhere the one without. Intervals are
+paired, by bootstrap over questions.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ FILES = (
 )
 FEWEST = 90  # questions of an LLM and a set
 SPELLED = {"ChatGPT-3.5": "gpt-3.5-turbo", "GPT-3 (text-davinci-002)": "text-davinci-002"}
-"""Names that recorded LLMs have in the table of abilities, where the records spell them otherwise."""
+"""LLMs that the records spell differently from the table of abilities."""
 
 
 def read_arms(data: Path) -> pd.DataFrame:
@@ -38,7 +38,7 @@ def read_arms(data: Path) -> pd.DataFrame:
 
 
 def gate_answers(rows: pd.DataFrame, llm: str) -> pd.DataFrame:
-    """Return the rows of one LLM with what the gate decides, and whether its answer is right."""
+    """Return the rows of one LLM, with the gate's decision and whether the answer that it picks is right."""
     gate = load_gate(llm_name=SPELLED.get(llm, llm.rpartition("/")[2]), on_error="raise")
     retrieve = np.array([decision.retrieve for decision in gate.decide_batch(list(rows.question))])
     return rows.assign(retrieve=retrieve, gated=np.where(retrieve, rows.passages, rows.alone))

@@ -1,6 +1,6 @@
-"""Conversations of our own writing: how often the last message is retrieved for, or skipped, that should be.
+"""How often the gate decides right about the last message of a conversation, on conversations written for this.
 
-python benchmarks/conversations.py [dev]
+python benchmarks/conversations.py [dev] [transcripts]
 """
 
 import sys
@@ -33,7 +33,7 @@ FORMATS = {
         "<|start_header_id|>assistant<|end_header_id|>\n\n",
     ),
 }
-"""How transcripts write a turn of the user and one of the assistant, what stands between turns, and at the end."""
+"""Transcript formats: a turn of the user, one of the assistant, the separator of turns, and the end."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Conversation:
     """A conversation whose last message is judged.
 
     Attributes:
-        needs_passages: Whether that message must be retrieved for.
-        kind: How it follows on what was before, such as ``retry``.
+        needs_passages: Whether answering that message takes passages.
+        kind: How it relates to the earlier turns, such as ``retry``.
         request: The message, with the turns before it.
     """
 
@@ -66,7 +66,7 @@ def read_conversations(part: str) -> list[Conversation]:
 
 
 def format_transcripts(conversations: list[Conversation]) -> list[Conversation]:
-    """Return conversations as texts, in all formats; without those whose turns all are the user's."""
+    """Return conversations as one text each, in all formats; leaves out those with turns of the user only."""
     transcripts = []
     for conversation in conversations:
         turns = [turn.split(": ", 1) for turn in conversation.request.history]
@@ -82,7 +82,7 @@ def format_transcripts(conversations: list[Conversation]) -> list[Conversation]:
 
 
 def main() -> None:
-    """Print the shares that are decided right, by kind, and what is decided wrong."""
+    """Print the shares of right decisions by kind; for the part dev also the wrong ones."""
     part = "dev" if "dev" in sys.argv else "test"
     conversations = read_conversations(part)
     if "transcripts" in sys.argv:
@@ -102,12 +102,12 @@ def main() -> None:
                 right["all"].append(decision.retrieve == needs)
         shares = [f"{kind} {sum(hits)}/{len(hits)}" for kind, hits in right.items()]
         print(f"{what}: {sum(right['all']) / len(right['all']):.1%} ({', '.join(shares)})")
-    if part == "dev":  # what is held out is not looked at
+    if part == "dev":  # the test part stays unread
         show(conversations, decisions)
 
 
 def show(conversations: list[Conversation], decisions: list[Decision]) -> None:
-    """Print what is decided wrong."""
+    """Print the wrong decisions."""
     for conversation, decision in zip(conversations, decisions, strict=True):
         if decision.retrieve != conversation.needs_passages:
             print(

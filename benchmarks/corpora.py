@@ -1,13 +1,13 @@
-"""What corpora cover: whether a question is about one, and about which; and what a gate that knows decides.
+"""What corpora cover: whether a question is about a corpus, and which; and how a gate with a corpus decides.
 
     python benchmarks/corpora.py --data FOLDER             prints the tables
     python benchmarks/corpora.py --data FOLDER --parts     fits SLOPE and MIDPOINT of the package alone
     python benchmarks/corpora.py --write                   makes background.npz, with which corpora are compared
 
-``FOLDER/domain`` has questions put to real RAG applications, with passages. A passage that answers a question is not
-in the profile that judges it: of a domain whose passages all answer one, each half judges the other. Questions of
-people about the library Ray are judged by the docstrings of the package ``ray``, read where it is installed.
-SLOPE and MIDPOINT are those that were fitted to the other domains. ``papers`` fits nothing.
+``FOLDER/domain`` has questions that users asked real RAG applications, with passages. A passage that answers a
+question is not in the profile that judges it. If all passages of a domain answer a question, each half judges the
+other. The docstrings of the installed package ``ray`` judge users' questions about Ray. Each domain is measured with
+the SLOPE and MIDPOINT that were fitted to the others. ``papers`` never trains.
 """
 
 import random
@@ -39,11 +39,11 @@ NEEDLESS = ("task", "common", "thanks")
 KINDS = (*NEEDLESS, "particular", "private", "fresh", "obscure")
 EACH, OTHERS, LEADS, ENGLISH, FOREIGN = 700, 2_500, 1_500, 400, 200
 FITS = ("health_plan", "medicine", "library_docs")
-"""The domains whose licences allow that they train."""
+"""The domains whose licences allow training."""
 
 
 def fit_constants(rows: Sequence[tuple[Judged, Judged]]) -> tuple[float, float]:
-    """Return SLOPE and MIDPOINT that separate own questions from others; all domains count the same."""
+    """Return the SLOPE and MIDPOINT that separate covered questions from others; all domains count the same."""
     z, labels, weights = [], [], []
     for covered, uncovered in rows:
         for judged, label in ((covered, 1), (uncovered, 0)):
@@ -56,7 +56,7 @@ def fit_constants(rows: Sequence[tuple[Judged, Judged]]) -> tuple[float, float]:
 
 
 def read_needless(data: Path) -> tuple[list[str], list[str]]:
-    """Return needless requests: of practical.dev, which trained the default gate, and of held-out frames."""
+    """Return needless requests: those of practical.dev, which trained the default gate, and of held-out frames."""
     practical = [
         record["question"] for record in read_records(data / "practical.dev.jsonl") if not record["retrieve"]
     ]
@@ -108,7 +108,7 @@ def show_domains(
     uncovered: dict[str, Judged],
     constants: dict[str, tuple[float, float]],
 ) -> None:
-    """Print how well P(covered) separates a domain's questions from others, with constants of other domains."""
+    """Print how well P(covered) separates a domain's questions from others, with constants fitted elsewhere."""
     rows = []
     for domain in domains:
         mine = covered[domain.name].logits(*constants[domain.name])
@@ -135,7 +135,7 @@ def show_gates(
     constants: dict[str, tuple[float, float]],
     needless: dict[str, list[str]],
 ) -> None:
-    """Print what the default gate retrieves for, without and with a profile."""
+    """Print the shares that the default gate retrieves and skips, without and with a profile."""
     rows = []
     for llm_name in ("", "gpt-4o"):
         alone = load_gate(llm_name=llm_name, on_error="raise")

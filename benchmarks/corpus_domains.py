@@ -1,4 +1,4 @@
-"""Corpora whose passages and questions are at hand: applications' domains and docstrings of installed packages."""
+"""Corpora with passages and questions: domains of applications, and docstrings of installed packages."""
 
 import ast
 import importlib.util
@@ -19,11 +19,11 @@ DOCSTRINGS, SEED = 1_000, 0
 
 @dataclass(frozen=True)
 class Domain:
-    """Questions of one application, and passages that its corpus has beside those that answer them.
+    """Questions of one application, and passages of its corpus that do not answer them.
 
     Attributes:
-        name: Its name.
-        halves: Passages and the questions that are judged by them.
+        name: Short name.
+        halves: Passages, and the questions that they judge.
     """
 
     name: str
@@ -31,17 +31,17 @@ class Domain:
 
     @property
     def questions(self) -> list[str]:
-        """All its questions."""
+        """The questions of all halves."""
         return [question for _, questions in self.halves for question in questions]
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What profiles of a domain say of questions.
+    """How near questions are to a corpus, by its profile.
 
     Attributes:
-        z: Of each question, see `SLOPE`.
-        named: Whether it has a name of the corpus.
+        z: Standardised nearness of each question; see `SLOPE` of the package.
+        named: Whether the question contains a name of the corpus.
     """
 
     z: np.ndarray
@@ -52,7 +52,7 @@ class Judged:
         return slope * (self.z - middle) + profile_module.NAME_LOGIT * self.named
 
     def decide(self) -> np.ndarray:
-        """Return whether the corpus covers each, by the constants that ship."""
+        """Return whether the corpus covers each question, by the shipped constants."""
         return self.logits(profile_module.SLOPE, profile_module.MIDPOINT) >= 0
 
 
@@ -81,7 +81,7 @@ def _judge_by(
 
 
 def read_docstrings(package: str) -> list[str]:
-    """Return the docstrings of an installed package, each behind the name of what it is about."""
+    """Return the docstrings of an installed package, each prefixed with the function's or class's name."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit(f"pip install {package}: its docstrings are a corpus.")

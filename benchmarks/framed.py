@@ -1,10 +1,10 @@
-"""What the default gate does with requests as people write them, in frames and conversations that it never saw.
+"""Decisions of the default gate on requests with pasted text and on follow-ups, in frames that it never saw.
 
     python benchmarks/framed.py --data FOLDER [--n 25] [--llm NAME]
 
-Requests of ``practical.dev.jsonl`` stand in frames of `mixtures` (files, articles, tables, mails ...), with 100 to
-2,000 characters pasted before, after or around them. Only frames are asked that were written after the shipped heads
-were fitted. Follow-ups are of `make_dialogues`, of forms that nothing trains on.
+Requests of ``practical.dev.jsonl`` are put into frames of `mixtures` (files, articles, tables, mails ...), with 100
+to 2,000 characters pasted before, after or around them. Frames that the shipped heads learned from are left out.
+Follow-ups come from the test part of `dialogues`.
 """
 
 import math
@@ -26,11 +26,11 @@ AT_ONCE = 16
 
 
 def frame_requests(data: Path, n: int) -> list[Mixture]:
-    """Return requests in frames, ``n`` a frame."""
+    """Return ``n`` requests for each frame."""
     draw = random.Random(7)
     questions: dict[str, list[str]] = defaultdict(list)
     for record in read_records(data / "practical.dev.jsonl"):
-        if record["source"] != "yizhongw/self-instruct":  # they bring texts of their own
+        if record["source"] != "yizhongw/self-instruct":  # these already contain pasted text
             questions[record["kind"]].append(record["question"])
     prose = read_prose(data, slice(3_000))
     mixtures = []

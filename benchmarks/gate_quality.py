@@ -1,9 +1,9 @@
-"""Quality of the shipped gates, as their stored cross-validation has it.
+"""Quality of the shipped gates, from the cross-validation that is stored with them.
 
     python benchmarks/gate_quality.py
 
 AUC of P(known) for closed_book_correct, cross-validated by question; the mean is over the sets. `heads.py` and
-`begun.py` measure and train anew.
+`begun.py` train and measure again.
 """
 
 from base import CONSOLE, SETS, argument_parser, print_table

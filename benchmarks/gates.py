@@ -1,8 +1,8 @@
-"""Gates on recorded runs: how well P(known) predicts that the LLM answered rightly, and what it costs.
+"""Gates on recorded runs: how well P(known) predicts whether the LLM's own answer is right, and what that costs.
 
     python benchmarks/gates.py --data FILE.jsonl ... [--limit 200] [--gates ik slimplm ...]
 
-The data files have one record a question with ``question`` and ``closed_book_correct``.
+Each line of a data file is a record with ``question`` and ``closed_book_correct``.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from base import argument_parser, print_table, read_records
 from rgate_integrations import Decision, load_gate
 from rgate_integrations.tuning.evaluation import auc
 
-# The shipped gates were trained on the questions of the page: their honest numbers are those of gate_quality.py.
+# The shipped gates are missing: they were trained on these questions. See gate_quality.py.
 GATES: dict[str, tuple[str, dict[str, Any]]] = {
     "ik (question)": ("ik", {"tokens": 0}),
     "ik": ("ik", {}),
@@ -31,7 +31,7 @@ PROXY, BATCH = "smollm2-135m-instruct", 32
 
 
 def measure(path: Path, limit: int, names: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield AUC, model calls and milliseconds a question of each gate on one set."""
+    """Yield each gate's AUC on one set, and its model calls and milliseconds a question."""
     records = read_records(path)[:limit]
     labels = [record["closed_book_correct"] for record in records]
     dataset = path.name.removeprefix("adaptive_llama31_8b.").partition(".")[0]
@@ -61,12 +61,14 @@ def main() -> None:
     for path in arguments.data:
         figures += measure(path, arguments.limit, arguments.gates)
     rows = []
-    for name, of_sets in pd.DataFrame(figures).groupby("gate", sort=False):
+    for name, set_figures in pd.DataFrame(figures).groupby("gate", sort=False):
         settings = ", ".join(f"{option}={value}" for option, value in GATES[name][1].items())
-        aucs = [f"{value:.3f}" for value in (*of_sets.AUC, of_sets.AUC.mean())]
-        # The median of the sets: a machine that is busy for a while must not decide.
-        rows.append([name, settings, *aucs, f"{of_sets.calls.mean():.1f}", f"{of_sets.ms.median():.0f}"])
-    print_table(["gate", "settings", *of_sets.set, "mean", "model calls", "ms"], rows)
+        aucs = [f"{value:.3f}" for value in (*set_figures.AUC, set_figures.AUC.mean())]
+        # The median over the sets: robust if the machine is busy for a while.
+        rows.append(
+            [name, settings, *aucs, f"{set_figures.calls.mean():.1f}", f"{set_figures.ms.median():.0f}"]
+        )
+    print_table(["gate", "settings", *set_figures.set, "mean", "model calls", "ms"], rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fits how hard a question is to know, on a model's states of it."""
+"""Fits heads that predict from a model's hidden states whether an LLM knows the answer to a question."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _TINY = 1e-6  # keeps a constant feature from dividing by zero
 
 @dataclass(frozen=True)
 class HeadExamples:
-    """Questions that LLMs tried to answer; one row for each question and LLM.
+    """Answers of LLMs, one row for each question and LLM.
 
     Attributes:
         states: Pooled hidden states, shape (n, layers, hidden size), any float type.
         known: P(the LLM answers rightly alone) in [0, 1], shape (n,).
-        abilities: That of the LLM of each label, in logits; see `rgate_integrations.gates.ability`.
-        groups: Rows of a group share what says nothing of question and LLM: the prompt, the judge, how a source chose
-            its questions.
+        abilities: Ability of each row's LLM, in logits, shape (n,); see `rgate_integrations.gates.ability`.
+        groups: Source and set of each row, shape (n,). Rows of a group share the prompt, the judge and how the
+            source chose its questions: effects that belong neither to the question nor to the LLM.
         weights: How much each row counts, shape (n,).
     """
 
@@ -51,11 +51,11 @@ class HeadsRecipe:
     """How heads are fitted.
 
     Attributes:
-        components: Principal components of a layer that are read.
+        components: How many principal components of a layer are used.
         penalty: Strength of the ridge penalty on their weights.
-        group_penalty: That on the level of a group: the higher it is, the more of what sets groups apart is put down
-            to their questions.
-        ability_sd: Standard deviation of the ability of an LLM that nothing is known of; its mean is the default's.
+        group_penalty: Strength of the penalty on the groups' levels. The higher it is, the more of the difference
+            between groups is attributed to their questions.
+        ability_sd: Standard deviation of the ability of an unknown LLM, whose mean is the default.
     """
 
     components: int = 128
@@ -67,17 +67,17 @@ class HeadsRecipe:
 def fit_facts(
     examples: HeadExamples, layers: Sequence[PooledLayer], base_model: str, recipe: HeadsRecipe
 ) -> FactHeads:
-    """Fit the heads. They are not calibrated: see `calibrate_heads`.
+    """Fit uncalibrated heads; see `calibrate_heads`.
 
     Each layer has a logistic regression of its own, on standardised principal components; their logits are averaged
     over the layers of a view (the same span and pooling), and then over the views. All of this is linear, so it
     folds into one weight vector a layer.
 
     Args:
-        examples: The rows.
-        layers: Which hidden states they hold.
-        base_model: The proxy whose states they are.
-        recipe: How to fit.
+        examples: The training rows.
+        layers: The layers of their hidden states.
+        base_model: The proxy that computed the states.
+        recipe: The settings of the fit.
     """
     weight, bias = fit_known(examples, layers, recipe)
     return FactHeads(
@@ -91,7 +91,7 @@ def fit_facts(
 
 
 def calibrate_heads(heads: FactHeads, slope: float, intercept: float) -> FactHeads:
-    """Return heads whose knowledge logits are mapped by a line."""
+    """Return heads whose logits of P(known) are mapped by a line."""
     return replace(
         heads,
         known_weight=(heads.known_weight * slope).astype(np.float32),
@@ -105,8 +105,8 @@ def fit_known(
 ) -> tuple[Float32Array, float]:
     """Fit the knowledge head alone; returns its weights, shape (layers, hidden size), and bias.
 
-    This is the one-parameter model of item response theory with difficulties that are linear in the states (De Boeck
-    and Wilson, "Explanatory Item Response Models", 2004); the abilities are given.
+    This is the one-parameter model of item response theory with fixed abilities and with difficulties that are linear
+    in the states (De Boeck and Wilson, "Explanatory Item Response Models", 2004).
     """
     weights, total = [], 0.0
     for layer, share in enumerate(_shares(layers)):
@@ -117,13 +117,13 @@ def fit_known(
 
 
 def _shares(layers: Sequence[PooledLayer]) -> list[float]:
-    """Return how much each layer's logit counts: views alike, and the layers of a view alike."""
+    """Return the weight of each layer's logit: the same for all views, and for all layers of a view."""
     views = Counter((span, pooling) for _, span, pooling in layers)
     return [1 / len(views) / views[span, pooling] for _, span, pooling in layers]
 
 
 class _Components:
-    """Standardised principal components of one layer's states, and the way back to weights on the states."""
+    """Standardised principal components of one layer's states; maps coefficients back to weights on the states."""
 
     def __init__(self, examples: HeadExamples, layer: int, components: int) -> None:
         states = examples.states[:, layer].astype(np.float32)
@@ -136,7 +136,7 @@ class _Components:
         self.values: Float64Array = (standard @ self.vectors).astype(np.float64)
 
     def unfold(self, coefficients: Float64Array) -> tuple[Float64Array, Float64Array]:
-        """Return weights on the states and what they add to the bias, for coefficients of shape (k, components)."""
+        """Return weights on the states and a shift of the bias, for coefficients of shape (k, components)."""
         weight = coefficients @ self.vectors.T / self.scale
         return weight, -(weight @ self.mean)
 
@@ -145,7 +145,7 @@ def _fit_known_layer(examples: HeadExamples, layer: int, recipe: HeadsRecipe) ->
     """Return weights, shape (hidden size,), and bias of one layer's knowledge head."""
     components = _Components(examples, layer, recipe.components)
     group_columns = (examples.groups[:, None] == np.unique(examples.groups)[None, :]).astype(float)
-    # A larger column needs a smaller coefficient: so that one penalty serves for both.
+    # Scaled so that one penalty serves for both: a larger column needs a smaller coefficient.
     group_columns *= np.sqrt(recipe.penalty / recipe.group_penalty)
     coefficients, bias = logistic(
         np.hstack([components.values, group_columns]),
@@ -171,7 +171,7 @@ def logistic(
 
     Args:
         features: Shape (n, d); their coefficients are penalised.
-        free: Shape (n, f); theirs are not.
+        free: Shape (n, f); their coefficients are not penalised.
         target: Probabilities, shape (n,).
         weights: How much each row counts, shape (n,).
         penalty: Half the weight of the squared norm of the coefficients.
@@ -190,7 +190,7 @@ def fit_line(logits: Float64Array, known: Float64Array) -> tuple[float, float]:
     """Fit the line that calibrates logits; returns slope and intercept.
 
     Args:
-        logits: Shape (n, m): m of each example, which count 1/m.
+        logits: Shape (n, m): m logits an example, each with the weight 1/m.
         known: The labels, shape (n,).
     """
     n, m = logits.size, logits.shape[1]

@@ -1,12 +1,12 @@
-"""Fits the heads that predict whether an LLM knows a fact, on states of both models, and measures them held out.
+"""Fits the heads that predict whether an LLM knows a fact, on states of both models, and cross-validates them.
 
     python benchmarks/heads.py --data FOLDER                    the six sets, cross-validated
     python benchmarks/heads.py --data FOLDER --save GATE        also fits on everything that ships, and saves it
 
-The folder holds ``practical.dev.jsonl``, ``adaptive_llama31_8b.*.dev.jsonl``, ``more/`` and ``strong/``. The six sets
-are judged as the gate does, by heads that were fitted without the question's cluster; the kinds are those of the gate
-(see `kinds`), which never learned what is known. Hidden states are kept under ``benchmarks/out/heads``, or
-``--cache FOLDER``: the first run takes a quarter of an hour.
+The folder contains ``practical.dev.jsonl``, ``adaptive_llama31_8b.*.dev.jsonl``, ``more/`` and ``strong/``. Fact
+heads that were fitted without the question's cluster judge the six sets, as the gate does. The kind heads are those
+of the gate (see `kinds`); they never learn from these labels. Hidden states are cached under
+``benchmarks/out/heads``, or ``--cache FOLDER``. The first run takes a quarter of an hour.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ from rgate_integrations.tuning.evaluation import auc
 CACHE = OUT / "heads"
 FOLDS, SEED = 5, 0
 MOST_ANSWERS = 5_000  # of a source
-THRESHOLD = 0.62  # more private and fresh requests are found than at 0.5, for somewhat more retrieval
+THRESHOLD = 0.62  # finds more private and fresh requests than 0.5, for somewhat more retrieval
 MARGIN: float = HeadsGate.model_fields["margin"].default
 LAYERS = (
     PooledLayer(14, "question", "mean"),
@@ -73,20 +73,20 @@ KNOWN_WEIGHTS = {
 """How much an answer of each source counts; the others only measure."""
 
 HELD_OUT = "held_out_sets.csv"
-"""What `main` keeps of the six sets for `alone`."""
+"""File in the cache with the held-out results on the six sets, for `judge_alone`."""
 
 Line: TypeAlias = tuple[float, float]
-"""Slope and intercept that map logits of knowing a fact."""
+"""Slope and intercept that calibrate the logits of P(a fact is known)."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Labels as the fit takes them: a row for each question and LLM that tried it.
+    """Training rows, one for each question and LLM that answered it.
 
     Attributes:
         labels: The columns of `labels.Label`, and ``cluster``: questions that ask nearly the same share a fold.
-        closer: With the reader's states.
-        first: With the encoder's.
+        closer: The examples with the reader's states.
+        first: The examples with the encoder's states.
     """
 
     labels: pd.DataFrame
@@ -94,8 +94,10 @@ class Rows:
     first: HeadExamples
 
     @classmethod
-    def of(cls, labels: pd.DataFrame, states: dict[str, np.ndarray], kept: EncoderStates) -> "Rows":
-        """Make rows of labels, and of the reader's states by `key` of the question and the encoder's."""
+    def from_labels(
+        cls, labels: pd.DataFrame, states: dict[str, np.ndarray], encoder_states: EncoderStates
+    ) -> "Rows":
+        """Combine labels with the reader's states, by `hash_question`, and with the encoder's."""
         weight = labels.source.map(KNOWN_WEIGHTS).fillna(0.0)
         weight[labels.what.str.endswith("(low quality)")] = 0.0
         rows = labels.assign(weight=weight)[(weight > 0) & labels.known.notna() & labels.ships]
@@ -105,7 +107,7 @@ class Rows:
             .head(MOST_ANSWERS)
             .sort_index()
         )
-        # What was drawn stands for all.
+        # The drawn rows carry the weight of the whole source.
         share = drawn.source.map(drawn.source.value_counts() / rows.source.value_counts())
         rows = drawn.assign(weight=drawn.weight / share)
         abilities = rows.llm.map(table_name).map(read_abilities()).fillna(0.0)
@@ -115,25 +117,25 @@ class Rows:
             rows.group.to_numpy(str),
             rows.weight.to_numpy(),
         )
-        closer = np.stack([states[key(question)] for question in rows.question])
-        first = np.stack([kept.whole(question) for question in rows.question])
+        closer = np.stack([states[hash_question(question)] for question in rows.question])
+        first = np.stack([encoder_states.whole(question) for question in rows.question])
         return cls(rows.reset_index(drop=True), HeadExamples(closer, *columns), HeadExamples(first, *columns))
 
     def fit(self, chosen: np.ndarray) -> tuple[FactHeads, FactHeads]:
-        """Fit the encoder's heads and the reader's on some rows."""
+        """Fit the encoder's heads and the reader's on the chosen rows."""
         return (
             fit_facts(self.first.rows(chosen), FIRST_LAYERS, ENCODER, HeadsRecipe()),
             fit_facts(self.closer.rows(chosen), LAYERS, DEFAULT_MODEL, HeadsRecipe()),
         )
 
 
-def key(question: str) -> str:
-    """Return what a question's hidden states are kept under."""
+def hash_question(question: str) -> str:
+    """Return the key of a question in the caches."""
     return hashlib.sha256(question.encode()).hexdigest()[:16]
 
 
-class Kept:
-    """Vectors of questions that are kept on disk, in parts, so that a run that was stopped goes on."""
+class VectorCache:
+    """Vectors of questions, cached on disk in parts, so that a stopped run resumes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -146,43 +148,45 @@ class Kept:
         self, questions: list[str], compute: Callable[[list[str]], Any], part: int = 1024
     ) -> dict[str, np.ndarray]:
         """Compute what is missing; returns all vectors by key."""
-        missing = list({key(q): q for q in questions if key(q) not in self.vectors}.values())
-        missing.sort(key=len)  # rows of like length share a batch
+        missing = list(
+            {hash_question(q): q for q in questions if hash_question(q) not in self.vectors}.values()
+        )
+        missing.sort(key=len)  # rows of similar length share a batch
         self.folder.mkdir(parents=True, exist_ok=True)
         for start in range(0, len(missing), part):
-            some = missing[start : start + part]
-            vectors = np.asarray(compute(some)).astype(np.float16)
-            keys = [key(q) for q in some]
+            batch = missing[start : start + part]
+            vectors = np.asarray(compute(batch)).astype(np.float16)
+            keys = [hash_question(q) for q in batch]
             np.savez(self.folder / f"{keys[0]}.npz", keys=np.array(keys), vectors=vectors)
             self.vectors.update(zip(keys, vectors, strict=True))
         return self.vectors
 
 
 def read_rows(data: Path, cache: Path) -> Rows:
-    """Read all labels and their states, computed where they are not kept in the cache yet."""
+    """Read all labels and their states; computes those that the cache lacks."""
     labels = pd.DataFrame(map(vars, read_labels(data)))
     labels = labels[labels.known.notna()].reset_index(drop=True)
     states = read_question_states(labels.question.tolist(), cache)
-    kept = fact_states(cache)
-    kept.fill((question, "") for question in labels.question)
-    # Many LLMs answered the same questions, and each question is clustered once.
-    asked = labels.groupby("question", sort=False, as_index=False).last()
-    clusters = pd.Series(cluster_questions(asked, embed(asked, kept)), index=asked.question)
+    encoder_states = fact_states(cache)
+    encoder_states.fill((question, "") for question in labels.question)
+    # Many LLMs answered the same questions; cluster each question once.
+    unique = labels.groupby("question", sort=False, as_index=False).last()
+    clusters = pd.Series(cluster_questions(unique, embed(unique, encoder_states)), index=unique.question)
     labels["cluster"] = labels.question.map(clusters)
-    return Rows.of(labels, states, kept)
+    return Rows.from_labels(labels, states, encoder_states)
 
 
 def fact_states(cache: Path) -> EncoderStates:
-    """Return the encoder's states that facts are judged and questions compared by."""
+    """Return the cache of the encoder's states that fact heads read and that questions are compared by."""
     return EncoderStates(cache / "encoder", OF_FACTS)
 
 
-def embed(labels: pd.DataFrame, kept: EncoderStates) -> np.ndarray:
+def embed(labels: pd.DataFrame, encoder_states: EncoderStates) -> np.ndarray:
     """Return the encoder's vector of each question, shape (n, 384), normalised; zeros for templates."""
     vectors = np.zeros((len(labels), 384), np.float32)
     for row, (question, source) in enumerate(zip(labels.question, labels.source, strict=True)):
         if source != "templates":
-            vector = kept.whole(question)[-1].astype(np.float32)
+            vector = encoder_states.whole(question)[-1].astype(np.float32)
             vectors[row] = vector / np.linalg.norm(vector)
     return vectors
 
@@ -190,176 +194,181 @@ def embed(labels: pd.DataFrame, kept: EncoderStates) -> np.ndarray:
 def read_question_states(
     questions: list[str], cache: Path, layers: Sequence[PooledLayer] = LAYERS, name: str = "states"
 ) -> dict[str, np.ndarray]:
-    """Return the hidden states of questions by `key`, computed where they are not kept in the cache yet."""
+    """Return the reader's states of questions by `hash_question`; computes those that the cache lacks."""
     reader = shared_reader(download(READER))
 
-    def read(some: list[str]) -> np.ndarray:
-        return np.stack([each.states for each in reader.hidden(some, None, layers)])
+    def read(batch: list[str]) -> np.ndarray:
+        return np.stack([row.states for row in reader.hidden(batch, None, layers)])
 
-    return Kept(cache / name).fill(questions, read)
+    return VectorCache(cache / name).fill(questions, read)
 
 
-def kinds_of(questions: Iterable[str], shipped: HeadsArtifact, cache: Path) -> list[np.ndarray]:
+def predict_kinds(questions: Iterable[str], shipped: HeadsArtifact, cache: Path) -> list[np.ndarray]:
     """Return the probability of each kind for each segment of each question, shape (segments, kinds)."""
     questions = list(questions)
-    kept = EncoderStates(cache / "encoder", OF_KINDS)
-    kept.fill((question, "") for question in questions)
-    found = []
+    encoder_states = EncoderStates(cache / "encoder", OF_KINDS)
+    encoder_states.fill((question, "") for question in questions)
+    probabilities = []
     for question in questions:
-        states = kept.segments(question)
-        found.append(shipped.kind_probabilities(states, layout(question), in_context=len(states) > 1))
-    return found
+        states = encoder_states.segments(question)
+        probabilities.append(shipped.kind_probabilities(states, layout(question), in_context=len(states) > 1))
+    return probabilities
 
 
-def p_known(
+def estimate_p_known(
     of_segments: Sequence[Kind], kinds: list[np.ndarray], first: np.ndarray, closer: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return P(known) of English questions, as the gate finds it, and which the reader reads, shape (n,) each.
+    """Return the gate's P(known) of English questions, and whether the reader reads each, shape (n,) each.
 
     Args:
         of_segments: The kinds.
-        kinds: The probability of each for each segment of each question.
+        kinds: The probability of each kind for each segment of each question.
         first: The encoder's logits that the fact is known, shape (n,).
-        closer: The reader's.
+        closer: The reader's logits, shape (n,).
     """
-    p, read = np.zeros(len(kinds)), np.zeros(len(kinds), bool)
-    for i, own in enumerate(kinds):
+    p, is_read = np.zeros(len(kinds)), np.zeros(len(kinds), bool)
+    for i, probabilities in enumerate(kinds):
         if_unknown, if_known = [
-            p_answered(of_segments, own, known).min()
+            p_answered(of_segments, probabilities, known).min()
             for known in (np.zeros(1), sigmoids(first[i : i + 1] + MARGIN))
         ]
-        read[i] = if_unknown < THRESHOLD <= if_known
-        logits = closer if read[i] else first
-        p[i] = p_answered(of_segments, own, sigmoids(logits[i : i + 1])).min()
-    return p, read
+        is_read[i] = if_unknown < THRESHOLD <= if_known
+        logits = closer if is_read[i] else first
+        p[i] = p_answered(of_segments, probabilities, sigmoids(logits[i : i + 1])).min()
+    return p, is_read
 
 
-def held_out_sets(rows: Rows, shipped: HeadsArtifact, cache: Path) -> tuple[pd.DataFrame, Line, Line]:
+def judge_sets(rows: Rows, shipped: HeadsArtifact, cache: Path) -> tuple[pd.DataFrame, Line, Line]:
     """Judge the six sets by heads that were fitted without the question's cluster.
 
     Returns:
-        What was found, and the lines that calibrate the encoder's heads and the reader's. Columns:
-        question, what: Those of the labels.
-        label: Whether it was answered rightly.
+        The results, and the lines that calibrate the encoder's heads and the reader's. Columns of the results:
+        question, what: From the labels.
+        label: Whether the LLM's answer is right.
         first, closer: Calibrated logits that the fact is known, by the encoder and by the reader.
         p, read: P(known), and whether the reader read the question.
-        always, if_known: The share of the kinds that are always answered, and of those that are if the fact is known.
+        always, if_known: Probability of the kinds that are always answered, and of those that need a known fact.
     """
     labels = rows.labels
-    fold = folds_of(labels.cluster.to_numpy())
+    fold = assign_folds(labels.cluster.to_numpy())
     tried = (labels.source == "adarague").to_numpy()
     logits = np.zeros((2, len(labels)))
     for number in range(FOLDS):
-        own = tried & (fold == number)
-        for found, heads, examples in zip(
+        mask = tried & (fold == number)
+        for row, heads, examples in zip(
             logits, rows.fit(fold != number), (rows.first, rows.closer), strict=True
         ):
-            found[own] = heads.known_logits(examples.states[own], 0.0)
-    held = labels.loc[tried, ["question", "what"]].assign(label=labels.known[tried])
-    lines = [fit_line(found[tried][:, None], held.label.to_numpy()) for found in logits]
-    first, closer = [
-        slope * found[tried] + shift for found, (slope, shift) in zip(logits, lines, strict=True)
-    ]
-    kinds = kinds_of(held.question, shipped, cache)
-    p, read = p_known(shipped.segments.kinds, kinds, first, closer)
-    shares = [shares_of(shipped.segments.kinds, own) for own in kinds]
-    held[["always", "if_known"]] = shares
-    return held.assign(first=first, closer=closer, p=p, read=read), *lines
+            row[mask] = heads.known_logits(examples.states[mask], 0.0)
+    results = labels.loc[tried, ["question", "what"]].assign(label=labels.known[tried])
+    lines = [fit_line(row[tried][:, None], results.label.to_numpy()) for row in logits]
+    first, closer = [slope * row[tried] + shift for row, (slope, shift) in zip(logits, lines, strict=True)]
+    kinds = predict_kinds(results.question, shipped, cache)
+    p, is_read = estimate_p_known(shipped.segments.kinds, kinds, first, closer)
+    shares = [sum_answerable(shipped.segments.kinds, segment_kinds) for segment_kinds in kinds]
+    results[["always", "if_known"]] = shares
+    return results.assign(first=first, closer=closer, p=p, read=is_read), *lines
 
 
-def shares_of(of_segments: Sequence[Kind], kinds: np.ndarray) -> tuple[float, float]:
-    """Return the share of the kinds that are always answered, and of those that are if the fact is known."""
+def sum_answerable(of_segments: Sequence[Kind], kinds: np.ndarray) -> tuple[float, float]:
+    """Return the probability of the kinds that are always answered, and of those answered if the fact is known."""
     mean = kinds.mean(axis=0)
     answerable = np.array([kind.answerable for kind in of_segments])
     return float(mean[answerable == "always"].sum()), float(mean[answerable == "if_known"].sum())
 
 
-def folds_of(clusters: np.ndarray) -> np.ndarray:
-    """Return the fold of each row: that of its cluster."""
+def assign_folds(clusters: np.ndarray) -> np.ndarray:
+    """Return the fold of each row; a cluster is never split."""
     return np.random.default_rng(SEED).integers(0, FOLDS, clusters.max() + 1)[clusters]
 
 
-def fit_english(kept: EncoderStates) -> tuple[np.ndarray, float, float]:
-    """Fit a classifier of English; returns weights, bias, and its accuracy on languages left out.
+def fit_english(encoder_states: EncoderStates) -> tuple[np.ndarray, float, float]:
+    """Fit a classifier of English; returns weights, bias, and the share of held-out foreign texts that it recognises.
 
-    Requests in several languages at once, and romanised ones, count as others.
+    Romanised requests and those in several languages at once count as foreign.
     """
     rows = [row for row in make_training_rows() if row.source == "languages"]
     english = [label.question for label in read_template_labels()]
     texts = [row.text for row in rows if row.part == TRAIN] + english
-    tested = [row.text for row in rows if row.part != TRAIN]
-    kept.fill((text, "") for text in texts + tested)
-    states = np.stack([kept.whole(text).ravel() for text in texts]).astype(np.float32)
+    held_out_texts = [row.text for row in rows if row.part != TRAIN]
+    encoder_states.fill((text, "") for text in texts + held_out_texts)
+    states = np.stack([encoder_states.whole(text).ravel() for text in texts]).astype(np.float32)
     model = LogisticRegression(C=1e-3, max_iter=1_000, class_weight="balanced")
     mean, scale = states.mean(axis=0), states.std(axis=0) + 1e-6
     model.fit((states - mean) / scale, np.arange(len(texts)) >= len(texts) - len(english))
     weight = model.coef_[0] / scale
     bias = float(model.intercept_[0] - weight @ mean)
-    others = np.stack([kept.whole(text).ravel() for text in tested]).astype(np.float32) @ weight + bias < 0
-    return weight.reshape(len(FIRST_LAYERS), -1).astype(np.float32), bias, float(others.mean())
+    is_foreign = (
+        np.stack([encoder_states.whole(text).ravel() for text in held_out_texts]).astype(np.float32) @ weight
+        + bias
+        < 0
+    )
+    return weight.reshape(len(FIRST_LAYERS), -1).astype(np.float32), bias, float(is_foreign.mean())
 
 
 @dataclass(frozen=True)
-class Alone:
-    """What the question alone says, of n questions.
+class QuestionScores:
+    """Scores of n questions without an answer.
 
     Attributes:
         logits: Log-odds of P(known), shape (n,).
-        depends: How much it depends on knowledge, in [0, 1], shape (n,); see `HeadsGate.depends_on_knowledge`.
+        depends: How much P(known) depends on the LLM's knowledge, in [0, 1], shape (n,); see
+            `HeadsGate.depends_on_knowledge`.
     """
 
     logits: np.ndarray
     depends: np.ndarray
 
-    def part(self, chosen: np.ndarray) -> "Alone":
+    def part(self, chosen: np.ndarray) -> "QuestionScores":
         """Return some of the questions."""
-        return Alone(self.logits[chosen], self.depends[chosen])
+        return QuestionScores(self.logits[chosen], self.depends[chosen])
 
 
-def alone(questions: list[str], cache: Path) -> Alone:
-    """Return what the question alone says where the reader reads every question.
+def judge_alone(questions: list[str], cache: Path) -> QuestionScores:
+    """Return the scores of questions without an answer, with the reader reading every question.
 
-    Questions of the six sets are held out, as `main` kept them; the others are judged by the shipped heads.
+    Questions of the six sets get the held-out scores that `main` saved; the shipped heads judge the others.
     """
     shipped: Any = read_gate(DEFAULT_GATE)
     of_segments = shipped.segments.kinds
-    held = (
+    held_out = (
         pd.read_csv(cache / HELD_OUT, keep_default_na=False).drop_duplicates("question").set_index("question")
     )
-    others = [each for each in dict.fromkeys(questions) if each not in held.index]
-    states = read_question_states(others, cache)
-    closer = held.closer.to_dict()
-    for question in others:
-        known = shipped.facts.known_logits(states[key(question)][None], *shipped.facts.default_ability)
+    unseen = [question for question in dict.fromkeys(questions) if question not in held_out.index]
+    states = read_question_states(unseen, cache)
+    closer = held_out.closer.to_dict()
+    for question in unseen:
+        known = shipped.facts.known_logits(
+            states[hash_question(question)][None], *shipped.facts.default_ability
+        )
         closer[question] = float(known[0])
     p, depends = [], []
-    for question, kinds in zip(questions, kinds_of(questions, shipped, cache), strict=True):
+    for question, kinds in zip(questions, predict_kinds(questions, shipped, cache), strict=True):
         p.append(p_answered(of_segments, kinds, sigmoids(np.array([closer[question]]))).min())
-        always, if_known = shares_of(of_segments, kinds)
+        always, if_known = sum_answerable(of_segments, kinds)
         depends.append(if_known / (if_known + always))
     clipped = np.clip(p, 1e-6, 1 - 1e-6)
-    return Alone(np.log(clipped / (1 - clipped)), np.array(depends))
+    return QuestionScores(np.log(clipped / (1 - clipped)), np.array(depends))
 
 
-def measured(held: pd.DataFrame) -> dict:
+def compute_figures(results: pd.DataFrame) -> dict:
     """Return the figures of the six sets as JSON values."""
-    by_set = held.groupby("what")
-    aucs = {name: auc(own.p, own.label) for name, own in by_set}
+    by_set = results.groupby("what")
+    aucs = {name: auc(rows.p, rows.label) for name, rows in by_set}
     return {
         "auc": aucs,
         "auc_mean": float(np.mean(list(aucs.values()))),
-        "auc_pooled": auc(held.p, held.label),
-        "retrieved_sets": {name: float((own.p < THRESHOLD).mean()) for name, own in by_set},
-        "ece": {name: _ece(own) for name, own in by_set} | {"sets": _ece(held)},
+        "auc_pooled": auc(results.p, results.label),
+        "retrieved_sets": {name: float((rows.p < THRESHOLD).mean()) for name, rows in by_set},
+        "ece": {name: _compute_ece(rows) for name, rows in by_set} | {"sets": _compute_ece(results)},
     }
 
 
-def _ece(held: pd.DataFrame) -> float:
-    return ece(held.p.to_numpy(), held.label.to_numpy())
+def _compute_ece(results: pd.DataFrame) -> float:
+    return ece(results.p.to_numpy(), results.label.to_numpy())
 
 
 def ece(p: np.ndarray, label: np.ndarray, bins: int = 10) -> float:
-    """Return the expected calibration error of probabilities, in bins of like size."""
+    """Return the expected calibration error of probabilities, in bins of equal size."""
     order = np.argsort(p)
     gaps = 0.0
     for part in np.array_split(order, bins):
@@ -369,7 +378,7 @@ def ece(p: np.ndarray, label: np.ndarray, bins: int = 10) -> float:
 
 
 def show_metrics(metrics: dict, title: str) -> None:
-    """Print what `measured` returned, and what `kinds` measured."""
+    """Print the figures of `compute_figures` here and in `kinds`."""
     rows, errors = [], metrics["ece"]
     for kind, goal in GOALS.items():
         sign = "≤" if kind in SKIPS else "≥"
@@ -395,15 +404,15 @@ def _set_rows(metrics: dict) -> list[list[str]]:
 def train(
     rows: Rows, shipped: HeadsArtifact, lines: Sequence[Line], metrics: dict, cache: Path
 ) -> HeadsArtifact:
-    """Fit on every row, calibrate, and say all that is known about the data."""
+    """Fit on every row, calibrate, and record the provenance."""
     first, closer = [
         calibrate_heads(heads, *line)
         for heads, line in zip(rows.fit(np.ones(len(rows.labels), bool)), lines, strict=True)
     ]
     weight, bias, accuracy = fit_english(fact_states(cache))
     CONSOLE.print(f"other languages, templates held out, that are recognised: {accuracy:.1%}")
-    known = dict(shipped.provenance["metrics"])
-    known |= metrics | {"ece": known["ece"] | metrics["ece"]}
+    all_metrics = dict(shipped.provenance["metrics"])
+    all_metrics |= metrics | {"ece": all_metrics["ece"] | metrics["ece"]}
     kinds_recipe = shipped.provenance["recipe"].partition("; kinds")
     provenance = shipped.provenance | {
         "label": "kind of request; answered rightly without retrieval",
@@ -411,11 +420,11 @@ def train(
         "folds": FOLDS,
         "recipe": f"python benchmarks/heads.py: {HeadsRecipe()}; weights {KNOWN_WEIGHTS}"
         + "".join(kinds_recipe[1:]),
-        "data": [*_sources(rows.labels), *_other_data(rows.labels, shipped)],
-        "metrics": known,
+        "data": [*_describe_sources(rows.labels), *_select_other_data(rows.labels, shipped)],
+        "metrics": all_metrics,
         "licence": "Apache-2.0",
     }
-    # Of news they say what `news` finds afterwards.
+    # These heads have no news weights yet; run `news` afterwards.
     return replace(
         shipped,
         first_facts=first,
@@ -428,27 +437,29 @@ def train(
     )
 
 
-def _sources(labels: pd.DataFrame) -> list[dict[str, Any]]:
+def _describe_sources(labels: pd.DataFrame) -> list[dict[str, Any]]:
     data = []
-    for (source, licence), own in labels.groupby(["source", "licence"], sort=False):
-        questions = own.question.unique()
+    for (source, licence), rows in labels.groupby(["source", "licence"], sort=False):
+        questions = rows.question.unique()
         data.append(
             {
                 "name": source,
                 "licence": licence,
                 "sha256": checksum(questions),
                 "n": len(questions),
-                "known": float(own.known.mean()),
-                "llms": sorted(own.llm[own.llm != ""].unique()),
+                "known": float(rows.known.mean()),
+                "llms": sorted(rows.llm[rows.llm != ""].unique()),
             }
         )
     return data
 
 
-def _other_data(labels: pd.DataFrame, shipped: HeadsArtifact) -> list[dict[str, Any]]:
-    """Return what the other heads of the gate have learned from."""
-    own = set(zip(labels.source, labels.licence, strict=True))
-    return [each for each in shipped.provenance["data"] if (each["name"], each["licence"]) not in own]
+def _select_other_data(labels: pd.DataFrame, shipped: HeadsArtifact) -> list[dict[str, Any]]:
+    """Return the data that the gate's other heads learned from."""
+    from_labels = set(zip(labels.source, labels.licence, strict=True))
+    return [
+        entry for entry in shipped.provenance["data"] if (entry["name"], entry["licence"]) not in from_labels
+    ]
 
 
 def main() -> None:
@@ -460,15 +471,15 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = read_rows(arguments.data, arguments.cache)
     shipped: Any = read_gate(arguments.save or DEFAULT_GATE)
-    held, *lines = held_out_sets(rows, shipped, arguments.cache)
-    held.to_csv(arguments.cache / HELD_OUT, index=False)
-    metrics = measured(held)
+    results, *lines = judge_sets(rows, shipped, arguments.cache)
+    results.to_csv(arguments.cache / HELD_OUT, index=False)
+    metrics = compute_figures(results)
     print_table(["", "AUC", "retrieved", "", "ECE"], _set_rows(metrics), f"held out, threshold {THRESHOLD}")
-    agreed = (held.p >= THRESHOLD) == (
-        held.always + held.if_known * sigmoids(held.closer.to_numpy()) >= THRESHOLD
+    agreed = (results.p >= THRESHOLD) == (
+        results.always + results.if_known * sigmoids(results.closer.to_numpy()) >= THRESHOLD
     )
     CONSOLE.print(
-        f"read by the reader: {held.read.mean():.1%}; decided as if it read all: {agreed.mean():.1%}"
+        f"read by the reader: {results.read.mean():.1%}; decided as if it read all: {agreed.mean():.1%}"
     )
     if arguments.save is not None:
         save_gate(train(rows, shipped, lines, metrics, arguments.cache), arguments.save)

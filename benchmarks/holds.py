@@ -1,11 +1,11 @@
-"""Do the passages hold the answer? Fits the model of P(helps) that ships, on searches with known answers.
+"""Do the passages contain the answer? Fits the shipped model of P(helps), on searches with known answers.
 
     python benchmarks/holds.py --data DIR [--save rgate_integrations/weights/look-first]
 
-No LLM has a part in it. DIR holds the recorded questions adaptive_llama31_8b.*.dev.jsonl, practical.dev.jsonl, and
-the corpora hotpot_2wiki, slimplm and retrievalqa with their questions. The passages of a search hold the answer if a
-gold answer occurs in them, on word boundaries; questions with answers such as "yes" are left out. Corpora and
-questions of SlimPLM and RetrievalQA only measure.
+No LLM is involved. DIR contains the recorded questions adaptive_llama31_8b.*.dev.jsonl, practical.dev.jsonl, and the
+corpora hotpot_2wiki, slimplm and retrievalqa with their questions. Passages contain the answer if a gold answer
+occurs in them, on word boundaries; questions with answers such as "yes" are left out. SlimPLM and RetrievalQA only
+measure.
 """
 
 import math
@@ -34,23 +34,23 @@ from rgate_integrations.runtime.text import contains_answer
 from rgate_integrations.tuning.evaluation import auc
 
 MULTIHOP = ("hotpotqa", "2wikimultihopqa")
-# Small corpora: the contexts of ten questions; four of them and four others are asked.
+# Small corpora: the contexts of ten questions. Four of these questions and four others search it.
 SMALL, AT_ONCE, ASKED = 150, 10, 4
 TEMPLATED = 500
 TEMPLATES = ("What is {}?", "Who is {}?", "What is {} known for?", "Tell me about {}.", "When did {} begin?")
 SEED, FOLDS, STRENGTH = 0, 5, 0.3
-REQUESTS = 0.3  # weight of a practical request, of which there are many
+REQUESTS = 0.3  # weight of a practical request; there are many
 READING, DISTRACTION = 0.7, 0.2
-"""Until they are fitted to an LLM's own runs."""
+"""Defaults, until they are fitted to an LLM's own runs."""
 
 
 Search: TypeAlias = dict[str, Any]
-"""What a search found: the ``question``, its ``gold`` answers, its ``kind`` (the question set, or practical), the
-``corpus`` (``unseen: …`` only measures), and the ``passages``, best first."""
+"""A search: the ``question``, its ``gold`` answers, its ``kind`` (the question set, practical or template), the
+``corpus`` (``unseen: …`` only measures), and the ``passages`` that were found, best first."""
 
 
 def holds_answer(search: Search) -> bool | None:
-    """Return whether the passages hold the answer; None if that is unknown."""
+    """Return whether the passages contain the answer; None if that cannot be told."""
     if search["kind"] == "practical":
         return False
     if search["kind"] == "template":
@@ -66,7 +66,7 @@ def holds_answer(search: Search) -> bool | None:
 
 
 def read_corpora(data: Path) -> dict[str, list[Passage]]:
-    """Read all corpora, by name, but for empty passages."""
+    """Return the passages of each corpus, by its name; drops empty ones."""
     paths = {"leads": corpus_path("encyclopedia-leads")}
     for name in ("hotpot_2wiki", "slimplm", "retrievalqa"):
         paths[name] = data / f"corpus.{name}.jsonl.gz"
@@ -80,7 +80,7 @@ def read_corpora(data: Path) -> dict[str, list[Passage]]:
 
 
 def search_all(data: Path) -> Iterator[Search]:
-    """Search everything."""
+    """Search every corpus with its questions."""
     corpora = read_corpora(data)
     questions = []
     for name in SETS:
@@ -112,7 +112,7 @@ def search_all(data: Path) -> Iterator[Search]:
 
 
 def make_template_questions(corpora: dict[str, list[Passage]]) -> Iterator[dict]:
-    """Give short questions about the titles of passages: a large corpus has them, the leads have few of them."""
+    """Yield short questions about titles of passages: the large corpus contains all of them, the leads a few."""
     rng = np.random.default_rng(SEED)
     titles = sorted({passage.title for passage in corpora["hotpot_2wiki"] if passage.title})
     for title in rng.choice(titles, TEMPLATED, replace=False):
@@ -121,7 +121,7 @@ def make_template_questions(corpora: dict[str, list[Passage]]) -> Iterator[dict]
 
 
 def search(records: Iterable[dict], index: BM25Index, corpus: str) -> Iterator[Search]:
-    """Search for the questions of some records."""
+    """Yield the search of each record's question."""
     for record in records:
         (hits,) = index.search([record["question"]], READ)
         yield {
@@ -135,11 +135,11 @@ def search(records: Iterable[dict], index: BM25Index, corpus: str) -> Iterator[S
 
 @dataclass(frozen=True)
 class Rows:
-    """Searches whose label is known.
+    """Labelled searches, one a row.
 
     Attributes:
-        table: Of each its ``kind`` and ``corpus``, whether the passages hold the answer (``holds``), its ``weight``,
-            and its ``fold``, the same for the same question whatever was searched. What is ``unseen`` only measures.
+        table: ``kind`` and ``corpus``; whether the passages contain the answer (``holds``); ``weight``; ``fold``,
+            which depends on the question alone; and ``unseen``, true for rows that only measure.
         features: Shape (n, features).
     """
 
@@ -148,7 +148,7 @@ class Rows:
 
     @classmethod
     def from_searches(cls, searches: Iterable[Search]) -> "Rows":
-        """Make rows of searches."""
+        """Label searches and compute their features; drops those without a label."""
         rows, features = [], []
         for record in searches:
             holds = holds_answer(record)
@@ -163,7 +163,7 @@ class Rows:
         return cls(table.assign(unseen=table.corpus.str.startswith("unseen")), np.array(features))
 
     def fit(self, chosen: pd.Series) -> PassageUtilityModel:
-        """Fit on some rows: a logistic regression of standardised features."""
+        """Fit a logistic regression on the standardised features of the chosen rows."""
         features, table = self.features[chosen], self.table[chosen]
         mean, scale = features.mean(axis=0), features.std(axis=0)
         fitted = LogisticRegression(C=STRENGTH, max_iter=1_000)
@@ -178,7 +178,7 @@ class Rows:
         )
 
     def predict_held_out(self) -> np.ndarray:
-        """Return P(holds) of every row: by question, and by all that trains for what only measures."""
+        """Return held-out P(holds), shape (n,): cross-validated by question; unseen rows by the fit on all others."""
         unseen, fold = self.table.unseen, self.table.fold
         p_contains_answer = self.fit(~unseen).p_contains_answer(self.features)
         for number in range(FOLDS):
@@ -189,7 +189,7 @@ class Rows:
 
 
 def show(rows: Rows) -> dict[str, float]:
-    """Print how well the labels are separated; returns the AUC of each corpus and set."""
+    """Print the AUC and calibration; returns the AUC of each corpus and question set."""
     table = rows.table.assign(p=rows.predict_held_out())
     aucs, printed = {}, []
     for corpus, searches in table.groupby("corpus", sort=False):

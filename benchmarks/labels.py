@@ -1,13 +1,13 @@
-"""Labelled requests from many sources for the heads of the default gate: who labelled what, under which licence.
+"""Labelled requests for the heads of the default gate, from many sources, each with its licence.
 
 ``read_labels`` reads ``practical.dev.jsonl``, ``adaptive_llama31_8b.*.dev.jsonl`` and the files under ``more/`` and
-``strong/``, and adds the requests of `templates`. Every row says what it is good for:
+``strong/``, and adds the requests of `templates`. In every row:
 
-- ``kind`` is empty where a source says nothing about the kind of request;
-- ``known`` is NaN if it was not tried; it is k of n where an LLM was asked n times;
+- ``kind`` is empty if the source does not label the kind of request;
+- ``known`` is NaN if no LLM answered the question, and k/n if an LLM answered n times;
 - ``group`` names source and data set, since prompts and judges differ;
-- ``llm`` ends with ``(selected)`` where the source chose the share of right answers: such rows rank questions, and
-  say nothing of how much the LLM knows.
+- ``llm`` ends with ``(selected)`` if the source chose the share of right answers: such rows rank questions, but do
+  not show how much the LLM knows.
 """
 
 import json
@@ -34,8 +34,8 @@ class Source:
     Attributes:
         path: Below the folder of data.
         name: Short name.
-        licence: As its repository states it: one that lets weights ship that are trained on it.
-        soft: Whether answers were sampled, and the share of right ones counts.
+        licence: As its repository states it; it permits shipping weights that are trained on the data.
+        soft: Whether several answers were sampled, so that the label is the share of right ones.
         selected: Whether the source chose the share of right answers.
     """
 
@@ -53,7 +53,7 @@ RECORDED = (
     Source("more/simpleqa_czech.jsonl.gz", "simpleqa", "MIT"),
     Source("more/halueval_hotpot_llama31.jsonl.gz", "halueval", "MIT"),
     Source("strong/calib_nq_tqa_sciq_wikiqa.jsonl.gz", "calib", "MIT"),
-    # BoolQ is half right by chance, TruthfulQA asks about misconceptions, and RealTimeQA about news: not in here.
+    # Left out: BoolQ (half right by chance), TruthfulQA (misconceptions), RealTimeQA (news).
 )
 
 _SET_NAMES = {
@@ -89,30 +89,30 @@ KIND_OF = {
     "knowledge": "knowledge",
     "given": "given",
 }
-"""The name of a kind in the heads, by that in data and templates."""
+"""The heads' names of the kinds, by the names in data and templates."""
 _NEVER, _ALWAYS = 0.02, 0.98
-"""P(known) of what no LLM of this size knows, and of what all know."""
+"""P(known) of what no LLM of this size knows, and of what all of them know."""
 
 NEAR = 0.955
-"""Cosine of the encoder from which on two questions count as one."""
+"""Two questions count as the same from this cosine of their encoder vectors."""
 
 
 @dataclass(frozen=True)
 class Label:
-    """One request, and what one source says about it.
+    """One request with the labels of one source.
 
     Attributes:
         question: The request.
         source: Short name of the source.
         licence: As the source states it.
-        ships: Whether weights that are trained on it may ship.
+        ships: Whether weights that are trained on the row may ship.
         kind: Name of the kind, or empty.
         what: The finer kind of `practical.dev.jsonl` (task, common, obscure, private, fresh), the data set, or empty.
         known: P(the LLM answers rightly alone), or NaN.
-        llm: The LLM of that label; empty if it holds for every LLM.
+        llm: The LLM that ``known`` is about; empty if it holds for every LLM.
         group: See the module.
         weight: How much the row counts.
-        template: The number of the template that it is made of; -1 if none.
+        template: Index of its template; -1 without one.
     """
 
     question: str
@@ -148,12 +148,12 @@ TABLE_NAMES = {
     "gpt-4t": "gpt-4-turbo-2024-04-09",
     "gpt-5.1": "gpt-5.1-2025-11-13",
 }
-"""LLMs that are spelled in other ways in the tables of ``strong/``."""
+"""LLMs that the tables of ``strong/`` spell differently."""
 TABLE = Path(__file__).parents[1] / "rgate_integrations" / "weights" / "abilities.json"
 
 
 def table_name(llm: str) -> str:
-    """Return the name that an LLM has in the table of abilities, by the name that labels give it."""
+    """Return an LLM's name in the table of abilities, from its name in the labels."""
     return TABLE_NAMES.get(llm, llm.lower())
 
 
@@ -163,14 +163,14 @@ def read_abilities() -> dict[str, float]:
 
 
 def read_labels(data: Path) -> list[Label]:
-    """Read all sources: those that may ship, and practical requests of others, to test on."""
+    """Read all sources that may ship, and other practical requests to test on."""
     return [*read_adarague(data), *read_practical(data), *read_template_labels(), *read_recorded(data)]
 
 
 def read_recorded(data: Path) -> Iterator[Label]:
-    """Read the recorded closed-book answers of many LLMs that may train what ships.
+    """Read the recorded closed-book answers of many LLMs whose licence permits shipping.
 
-    What is near a question of the six sets is left out, and so are the rows of NQ in WACK, which are all right.
+    Leaves out questions that are close to one of the six sets, and the NQ rows of WACK, which are all right.
     """
     for source in RECORDED:
         for record in read_records(data / source.path):
@@ -179,17 +179,17 @@ def read_recorded(data: Path) -> Iterator[Label]:
 
 
 def cluster_questions(labels: pd.DataFrame, vectors: np.ndarray) -> np.ndarray:
-    """Number the clusters of requests that ask nearly the same: same text, same template, or near embeddings.
+    """Cluster requests that ask nearly the same: same text, same template, or close vectors.
 
     Args:
         labels: The rows, with the columns of `Label`.
-        vectors: The encoder's of each row's question, shape (n, d), normalised; not read of templates.
+        vectors: The encoder's vector of each row's question, shape (n, d), normalised; unused for templates.
 
     Returns:
         The cluster of each row, shape (n,).
     """
     n = len(labels)
-    # A graph of the rows, and behind them a node for each text and one for each template.
+    # Nodes of the graph: the rows, then the texts, then the templates.
     texts, _ = labels.question.map(_strip_punctuation).factorize()
     templated = np.flatnonzero(labels.source == "templates")
     sources, targets = [np.arange(n), templated], [n + texts, 2 * n + labels.template.to_numpy()[templated]]
@@ -207,7 +207,7 @@ def cluster_questions(labels: pd.DataFrame, vectors: np.ndarray) -> np.ndarray:
 
 
 def read_adarague(data: Path) -> Iterator[Label]:
-    """Read the six sets: questions, and whether an 8B LLM answered them rightly without retrieval."""
+    """Read the six sets: questions, and whether an 8B LLM's answer without retrieval is right."""
     for name in SETS:
         for record in read_answers(data, name):
             known = float(record["closed_book_correct"])
@@ -236,7 +236,7 @@ def _label_request(question: str, source: str, licence: str, ships: bool, what: 
 
 
 def read_record(record: dict, source: Source) -> Iterator[Label]:
-    """Read one recorded answer, if it was judged."""
+    """Yield the label of a recorded answer, if it was judged."""
     soft = record["closed_book_soft"] if source.soft else None
     known = record["closed_book_correct"] if soft is None else soft
     if known is None or (source.name == "wack" and soft is None):

@@ -1,18 +1,18 @@
-"""What the default gate does with requests in other languages, made of templates that its heads did not learn from.
+"""Decisions of the default gate on requests in other languages, from templates that its heads did not learn from.
 
     python benchmarks/languages.py [--frames] [--facts FOLDER]
 
-Of each language a fifth of the templates is held out, and of six languages all of them (see `text_rows`). With
-``--frames`` also requests in other frames that are held out: work, paragraphs, conversations, prompts of programs.
-With ``--facts`` also 300 questions of the folder of data that an LLM was asked in English, each translated into one
-of twelve languages (`translations.jsonl`; every line names its licence): does the gate predict what it knows as well?
+A fifth of each language's templates is held out, and all templates of some languages (see `text_rows`). ``--frames``
+adds requests in other held-out frames: work, paragraphs, conversations, prompts of programs. ``--facts`` adds 300
+questions that LLMs answered in English, each translated into one of twelve languages (`translations.jsonl`; every
+line names its licence). It shows whether the gate predicts in other languages as well what an LLM knows.
 """
 
 from pathlib import Path
 
 import pandas as pd
 from base import argument_parser, print_table, read_records
-from heads import key
+from heads import hash_question
 from labels import read_adarague, read_recorded
 from text_rows import FRAMES, GROUPS, KNOWLEDGE, TextRow
 from training_text import make_training_rows
@@ -57,7 +57,7 @@ TRANSLATIONS = Path(__file__).parent / "translations.jsonl"
 
 
 def decide_all(rows: list[TextRow]) -> pd.DataFrame:
-    """Return whether each request needs passages, and whether it retrieves."""
+    """Return whether each request needs passages, and whether the gate retrieves for it."""
     gate = load_gate(on_error="raise")
     outcomes = []
     for start in range(0, len(rows), AT_ONCE):
@@ -76,20 +76,22 @@ def format_shares(rows: pd.DataFrame) -> list[str]:
 
 
 def read_translated(data: Path) -> pd.DataFrame:
-    """Return translations, with what they translate and the share of LLMs that knew it alone."""
+    """Return translations with the English question and the share of LLMs that answered it rightly alone."""
     labels = pd.DataFrame(map(vars, read_recorded(data)))
     labelled = pd.concat([pd.DataFrame(map(vars, read_adarague(data))), labels[labels.source == "simpleqa"]])
     share_known = labelled.groupby("question").known.mean().to_dict()
     for record in read_records(data / "retrievalqa.jsonl"):
-        share_known.setdefault(record["question"].strip(), 0.0)  # chosen since no LLM knew them
-    english = {key(question): question for question in share_known}
+        share_known.setdefault(
+            record["question"].strip(), 0.0
+        )  # its authors chose questions that no LLM knew
+    english = {hash_question(question): question for question in share_known}
     rows = pd.DataFrame(read_records(TRANSLATIONS))
     rows["english"] = rows.of.map(english)
     return rows.assign(known=rows.english.map(share_known))
 
 
 def print_facts(data: Path) -> None:
-    """Print how well the gate predicts what an LLM knows, of English questions and of their translations."""
+    """Print how well the gate predicts what an LLM knows, from English questions and from their translations."""
     rows = read_translated(data)
     known = (rows.known >= 0.5).to_numpy()
     gate, table = load_gate(on_error="raise"), []

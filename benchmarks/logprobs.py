@@ -1,6 +1,6 @@
-"""Log-probabilities beside words: runs of LLMs that tell them, and the head that weighs them, for `begun`.
+"""Runs of LLMs with token log-probabilities, and the head that weighs these with the words, for `begun`.
 
-The runs are those of `served`: LLM.jsonl, with questions.train.jsonl and questions.test.jsonl.
+`served` records the runs: LLM.jsonl, with questions.train.jsonl and questions.test.jsonl.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ import pandas as pd
 from base import print_table, read_records
 from begun_states import CUTS, read_states
 from head_fit import logistic
-from heads import Alone, alone
+from heads import QuestionScores, judge_alone
 
 from rgate_integrations.gates.answer import AnswerGate
 from rgate_integrations.gates.artifacts import LogprobHead
@@ -23,31 +23,31 @@ from rgate_integrations.tuning.evaluation import auc
 PENALTY = 1.0
 WEIGHT = float(AnswerGate.model_fields["weight"].default)
 LEAST, SCALES = -20.0, (1.0, 8.0, 1.0, 0.3)
-"""The lowest log-probability that counts; and about how far the probe's logit, sum, minimum and mean are spread."""
+"""The lowest log-probability that counts; typical spreads of the probe's logit, and of sum, minimum and mean."""
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Answers of LLMs with their log-probabilities, n of them, and what was said of them without.
+    """n answers of LLMs with log-probabilities, and the evidence of the other models.
 
     Attributes:
-        calls: A row an answer: its ``question``, its ``text``, the ``llm``, the ``part`` (train, test or songs), the
+        calls: One row an answer: its ``question``, ``text`` and ``llm``, the ``part`` (train, test or songs), the
             ``kind`` of the question or its data set, whether the answer is right (``known``), and the ``logprobs`` of
             its tokens.
         states: Hidden states, shape (n, cuts, layers, hidden size).
-        question: What the question alone says, by heads that have not seen it.
+        question: P(known) from the question alone, by heads that have not seen it.
     """
 
     calls: pd.DataFrame
     states: np.ndarray
-    question: Alone
+    question: QuestionScores
 
 
 def build_features(logprobs: Iterable[list[float]], text: np.ndarray) -> np.ndarray:
     """Return the probe's logit, and sum, minimum and mean of the log-probabilities, shape (n, cuts, 4).
 
     Args:
-        logprobs: Those of the tokens of each answer.
+        logprobs: Log-probabilities of each answer's tokens.
         text: The probe's logit, shape (n, cuts).
     """
     table = np.zeros((*text.shape, 4))
@@ -62,11 +62,11 @@ def read_runs(runs: Path, data: Path, cache: Path) -> Runs:
     """Read recorded calls with their log-probabilities, and the songs."""
     calls = pd.DataFrame([*_songs(data), *_calls(runs)])
     states = read_states(cache, list(zip(calls.question, calls.text, strict=True)))
-    return Runs(calls, states, alone(calls.question.tolist(), cache))
+    return Runs(calls, states, judge_alone(calls.question.tolist(), cache))
 
 
 def _songs(data: Path) -> Iterator[dict]:
-    """Read the answers of six LLMs about songs, which have no licence and train nothing."""
+    """Yield the answers of six LLMs about songs; they have no licence and only measure."""
     path = data / "songs_six_llms.dev.jsonl.gz"
     for record in read_records(path) if path.exists() else ():
         for llm, answer in record["answers"].items():
@@ -108,14 +108,14 @@ def _calls(runs: Path) -> Iterator[dict]:
 # --- the head ------------------------------------------------------------------------------------------------
 
 
-def fit_head(features: np.ndarray, question: Alone, known: np.ndarray) -> LogprobHead:
-    """Fit the head so that it is right together with the question, as `AnswerGate` weighs the two.
+def fit_head(features: np.ndarray, question: QuestionScores, known: np.ndarray) -> LogprobHead:
+    """Fit the head jointly with the question's log-odds, as `AnswerGate` weighs the two.
 
-    A token that was less probable never speaks for knowledge: what would get a negative weight is left out.
+    A less probable token is never evidence of knowledge: a feature that would get a negative weight is dropped.
 
     Args:
-        features: What `build_features` returned, shape (n, cuts, 4).
-        question: What the question alone says.
+        features: Shape (n, cuts, 4); see `build_features`.
+        question: P(known) from the question alone.
         known: The labels, shape (n,).
     """
     n, cuts, _ = features.shape
@@ -137,21 +137,21 @@ def fit_head(features: np.ndarray, question: Alone, known: np.ndarray) -> Logpro
 
 
 def score_features(head: LogprobHead, features: np.ndarray) -> np.ndarray:
-    """Return the log-odds of the gate for begun answers, shape (n, cuts)."""
+    """Return the log-odds of the gate for partial answers, shape (n, cuts)."""
     weights = np.array([head.text, head.total, head.least, head.mean])
     return features @ weights + head.bias
 
 
-def combine_log_odds(question: Alone, answer: np.ndarray) -> np.ndarray:
-    """Return the log-odds of `AnswerGate`, which is the default for begun answers, shape (n, cuts)."""
+def combine_log_odds(question: QuestionScores, answer: np.ndarray) -> np.ndarray:
+    """Return the log-odds of `AnswerGate`, the default for partial answers, shape (n, cuts)."""
     weight = WEIGHT * question.depends[:, None]
     return (1 - weight) * question.logits[:, None] + weight * answer
 
 
 def cross_validate_head(
-    features: np.ndarray, question: Alone, known: np.ndarray, fold: np.ndarray
+    features: np.ndarray, question: QuestionScores, known: np.ndarray, fold: np.ndarray
 ) -> np.ndarray:
-    """Return the gate's held-out log-odds, shape (n, cuts): each fold by a head that was fitted without it."""
+    """Return the gate's held-out log-odds, shape (n, cuts): a head fitted without the fold scores each fold."""
     log_odds = np.zeros(features.shape[:2])
     for number in np.unique(fold):
         held_out = fold == number
@@ -162,15 +162,15 @@ def cross_validate_head(
     return log_odds
 
 
-# --- what it brings ------------------------------------------------------------------------------------------
+# --- figures -------------------------------------------------------------------------------------------------
 
 
 def show_knowledge(runs: Runs, feature_values: np.ndarray, default: np.ndarray) -> None:
-    """Print, for each LLM against its own correctness, how well each evidence and the default gate rank.
+    """Print for each LLM how well each kind of evidence and the default gate rank its answers.
 
     Args:
         runs: The runs.
-        feature_values: What `build_features` returned.
+        feature_values: Shape (n, cuts, 4); see `build_features`.
         default: The gate's log-odds, shape (n, cuts).
     """
     calls = runs.calls.assign(

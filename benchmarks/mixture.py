@@ -1,4 +1,4 @@
-"""Questions as an application gets them, that no shipped gate was trained on, and the passages to answer them from.
+"""A mixture of questions that no shipped gate was trained on, and the passages that answer them.
 
 ``read_mixture`` reads the question sets of a folder (see its README for sources and licences):
 
@@ -15,9 +15,9 @@ task            10 %        needs no knowledge, from the same; one in three has 
 ==============  ==========  =====================================================================================
 
 A question is left out if a shipped gate was trained on it, or on one with nearly the same words. The order is
-seeded and every kind is spread evenly over it, so that any beginning of it is a fair sample of the whole.
+seeded and spreads every kind evenly, so that any prefix of it is a fair sample of the whole.
 
-``read_training`` gives questions that gates *were* trained on, for those who train: never for the test.
+``read_training`` returns questions that gates *were* trained on. They are for training, never for the test.
 """
 
 import re
@@ -47,9 +47,9 @@ class Question:
     Attributes:
         id: Unique.
         kind: See the module.
-        question: The question.
-        gold_answers: Any of them is right; empty if several answers are right.
-        part: ``"test"``, or ``"train"`` for what gates were trained on.
+        question: The text.
+        gold_answers: Any of them is right; empty if there is no short right answer.
+        part: ``"test"``, or ``"train"`` if gates were trained on it.
         source: The question set.
     """
 
@@ -65,8 +65,8 @@ def read_mixture(data: Path | None, total: int = 600, seed: int = SEED) -> list[
     """Return the test questions in their order.
 
     Args:
-        data: The folder with the question sets; without it, only what is written beside this file.
-        total: How many, at most: a kind that has fewer than its share gives all it has.
+        data: The folder with the question sets; None for the requests beside this file alone.
+        total: Maximum number of questions. A kind with fewer than its share contributes all of them.
         seed: Seed of choice and order.
     """
     if data is None:
@@ -92,7 +92,7 @@ def read_mixture(data: Path | None, total: int = 600, seed: int = SEED) -> list[
 
 
 def read_training(data: Path, total: int = 600, seed: int = SEED) -> list[Question]:
-    """Return questions with recorded answers of an 8B LLM, which the shipped gates were trained on, in order."""
+    """Return questions with recorded answers of an 8B LLM, in order; the shipped gates were trained on them."""
     kinds = {}
     for name in TRAINING_SHARES:
         records = read_answers(data, name)
@@ -101,7 +101,7 @@ def read_training(data: Path, total: int = 600, seed: int = SEED) -> list[Questi
 
 
 def read_corpus(data: Path | None) -> list[Passage]:
-    """Return all passages: two corpora of the folder, if there is one, and the leads that `rgate download` brings."""
+    """Return all passages: the encyclopaedia leads and, with a folder, its two corpora."""
     paths = [corpus_path("encyclopedia-leads")]
     if data is not None:
         paths = [data / "corpus.hotpot_2wiki.jsonl.gz", data / "corpus.slimplm.jsonl.gz", *paths]
@@ -109,7 +109,7 @@ def read_corpus(data: Path | None) -> list[Passage]:
 
 
 class NearDuplicates:
-    """Questions that are known, to find those with nearly the same words."""
+    """An index of questions; contains a question if one of them has nearly the same words."""
 
     def __init__(self, questions: Iterable[str]) -> None:
         self._words = list({_tokenize(question) for question in questions})
@@ -121,7 +121,7 @@ class NearDuplicates:
     def __contains__(self, question: str) -> bool:
         words = _tokenize(question)
         by_rarity = sorted(words, key=lambda word: len(self._rows.get(word, ())))
-        # Sets that share three quarters of their words share one of any rarest third of them.
+        # A near duplicate lacks at most a quarter of the words, so it has one of any quarter of them plus one.
         for word in by_rarity[: 1 + int(len(words) * (1 - NEAR))]:
             for row in self._rows.get(word, ()):
                 other = self._words[row]
@@ -133,7 +133,7 @@ class NearDuplicates:
 def draw_in_order(
     kinds: dict[str, list[Question]], shares: dict[str, int], total: int, seed: int
 ) -> list[Question]:
-    """Choose by share, and spread every kind evenly."""
+    """Draw each kind by its share, and spread every kind evenly over the order."""
     rng = np.random.default_rng(seed)
     positioned = []
     for kind, share in shares.items():
@@ -142,7 +142,7 @@ def draw_in_order(
         chosen = [unique[row] for row in rng.permutation(len(unique))[:quota]]
         shift = rng.random()
         for number, question in enumerate(chosen):
-            # Places are by the share asked for, so that a kind that runs out does not change the beginning.
+            # Positions follow the requested share, so that a kind that runs out does not change the prefix.
             positioned.append(((number + shift) / quota, question))
     positioned.sort(key=lambda pair: pair[0])
     return [question for _, question in positioned]
@@ -158,7 +158,7 @@ def _read_slimplm(data: Path, dataset: str, kind: str) -> list[Question]:
 
 
 def _read_first_hops(data: Path) -> list[Question]:
-    """Return those parts of multi-hop questions that are whole questions: they name no other part as #1."""
+    """Return the hops of multi-hop questions that stand alone, without a reference such as #1."""
     questions = {}
     for name in SLIMPLM[:2]:
         for record in read_records(data / f"{name}.jsonl"):
@@ -173,7 +173,7 @@ def _read_first_hops(data: Path) -> list[Question]:
 
 
 def _as_question(hop: str) -> str:
-    """Write a relation, such as ``Green >> performer``, as a question."""
+    """Turn a relation, such as ``Green >> performer``, into a question."""
     if ">>" not in hop:
         return hop
     subject, relation = map(str.strip, hop.split(">>"))
@@ -199,7 +199,7 @@ _RELATIONS = {
 
 
 def _read_open_trivia(data: Path) -> Iterator[Question]:
-    """Give those that make sense without their options."""
+    """Yield the questions that make sense without their multiple-choice options."""
     for record in read_records(data / "open_trivia.questions.jsonl.gz"):
         question, gold = record["question"], record["gold_answers"]
         is_open = re.match(r"(who|what|where|when|in (what|which)|how many)\b", question.lower())

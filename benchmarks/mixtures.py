@@ -1,7 +1,7 @@
-"""Requests as people write them: what is asked, with a greeting, a log, a mail, a table around it.
+"""Requests with pasted text and courtesies around them: a greeting, a log, a mail, a table.
 
-`mix` puts a request into a frame of ``templates/frames.txt``. Each piece of the result says what it is. Every frame
-gets requests of every kind, so that it predicts nothing.
+`mix` puts a request into a frame of ``templates/frames.txt``. Each piece of the result is labelled with its kind.
+Every frame gets requests of every kind, so that the frame predicts nothing.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from base import read_records
 from templates import FOLDER, fill, read_words
 
 GIVEN, COURTESY = "given", "task"
-"""What a pasted block is; and of what kind words of courtesy are: they need nothing."""
+"""The kinds of pasted text and of courtesies, which need no passages."""
 AROUND = ("opening", "closing", "bridge", "given")
 _MONTHS = ("01", "03", "05", "06", "09", "10", "11", "12")
 _FILES = (
@@ -44,7 +44,7 @@ _NAMES = (
     "render",
     "checkout",
 )
-_TYPO = 0.08  # of the words, if there are typos
+_TYPO = 0.08  # of the words, in a request with typos
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class Mixture:
     """A request in a frame.
 
     Attributes:
-        text: What is sent.
-        pieces: What it is made of, in order.
-        kind: The kind of what is asked.
+        text: The whole message.
+        pieces: Its parts, in order.
+        kind: The kind of the request.
         frame: Name of the frame.
-        position: Where the pasted text stands: before, after, around, or none.
+        position: Of the pasted text: before, after, around, or none.
     """
 
     text: str
@@ -98,19 +98,19 @@ def frame_names() -> list[str]:
 
 
 def read_prose(data: Path, part: slice) -> list[str]:
-    """Return paragraphs of an encyclopaedia, cut to 1,200 characters: ``corpus.hotpot_2wiki.jsonl.gz`` (CC BY-SA)."""
+    """Return paragraphs of ``corpus.hotpot_2wiki.jsonl.gz`` (Wikipedia, CC BY-SA), cut to 1,200 characters."""
     texts = [record["text"] for record in read_records(data / "corpus.hotpot_2wiki.jsonl.gz")[part]]
     return [text[:1_200] for text in texts if len(text) > 120]
 
 
 def draw_pasted(frame: str, length: int, draw: random.Random, prose: Sequence[str] = ()) -> str:
-    """Return about ``length`` characters of what people paste.
+    """Return about ``length`` characters of text as people paste it.
 
     Args:
         frame: Name of a frame.
         length: In characters; at least one block.
-        draw: What is drawn from.
-        prose: Paragraphs, some of which are used for the frame ``prose``.
+        draw: Source of randomness.
+        prose: Paragraphs that the frame ``prose`` draws from, besides its own.
     """
     blocks: list[str] = []
     while not blocks or sum(map(len, blocks)) < length:
@@ -133,12 +133,12 @@ def mix(
     """Put a request into a frame.
 
     Args:
-        request: The request; empty for an instruction on what is pasted.
+        request: The request; empty for an instruction about the pasted text.
         kind: Its kind.
-        frame: The frame.
-        position: ``before``, ``after``, ``around`` or ``none``: where the pasted text stands.
+        frame: Name of the frame.
+        position: Of the pasted text: ``before``, ``after``, ``around`` or ``none``.
         length: Of the pasted text, in characters.
-        draw: What is drawn from.
+        draw: Source of randomness.
         prose: See `draw_pasted`.
     """
     if not request:

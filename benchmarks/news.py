@@ -1,10 +1,9 @@
-"""Fits classifiers of questions about news, dated or not, in a saved gate: on the reader and on the encoder.
+"""Fits classifiers of questions about news, dated or not, into a saved gate: on the reader and on the encoder.
 
     python benchmarks/news.py --data FOLDER --save GATE
 
-It learns from templates of undated news, against templates of facts that do not change and the questions
-of the six sets. What must be exceeded is chosen by templates that were left out whole. The news of RealTimeQA, which
-have no licence, are only measured.
+They learn to tell templates of undated news from templates of settled facts and from the questions of the six sets.
+Held-out templates set the threshold. The news of RealTimeQA have no licence and only measure.
 """
 
 import random
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from base import SETS, argument_parser, checksum, print_table, read_answers
-from heads import CACHE, fact_states, key, read_question_states
+from heads import CACHE, fact_states, hash_question, read_question_states
 from labels import read_practical
 from sklearn.linear_model import LogisticRegression
 from templates import FOLDER, LICENCE, fill, read_lines, read_words, vary
@@ -26,15 +25,15 @@ from rgate_integrations.tuning.evaluation import auc
 
 NAME = "templates of news and of settled facts"
 PENALTIES = {"facts": 1e6, "first_facts": 1e3}
-"""Of the reader's heads, where 1e5 to 1e7 make no difference, and of the encoder's."""
+"""Ridge penalties for the reader's head, where 1e5 to 1e7 make no difference, and for the encoder's."""
 EACH = 26  # questions a template
 FOLDS = 5
 MIN_RECALL = 0.98
-"""The share of news that must be found. What is not is still retrieved for where P(known) is low."""
+"""Share of news that the threshold must find. The gate still retrieves for missed news if P(known) is low."""
 
 
 def read_questions(data: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield questions to learn from: each with its source, and a group that folds keep together."""
+    """Yield training questions, each with its source and its group; a fold never splits a group."""
     for source in ("news", "settled"):
         for number, template in enumerate(read_lines(FOLDER / f"{source}.txt")):
             draw = random.Random(template)
@@ -43,7 +42,7 @@ def read_questions(data: Path) -> Iterator[tuple[str, str, str]]:
                 yield text, source, f"{source} {number}"
     for name in SETS:
         for record in read_answers(data, name):
-            # In as many styles as the templates, so that none of them looks like news.
+            # In the same styles as the templates, so that no style looks like news.
             draw = random.Random(record["question"])
             yield vary(record["question"].strip(), draw), "the six sets", name
 
@@ -64,7 +63,7 @@ def fit(states: np.ndarray, news: np.ndarray, penalty: float) -> tuple[np.ndarra
 
 
 def predict_held_out(states: np.ndarray, news: np.ndarray, groups: np.ndarray, penalty: float) -> np.ndarray:
-    """Return logits of questions whose template or set was left out, shape (n,)."""
+    """Return held-out logits, shape (n,): each question's template or set is left out of its fit."""
     names, group = np.unique(groups, return_inverse=True)
     fold = np.random.default_rng(0).integers(0, FOLDS, len(names))[group]
     logits = np.zeros(len(news))
@@ -89,7 +88,7 @@ def main() -> None:
     encoder_states.fill((question, "") for question in questions)
     states_of = {
         "facts": read_question_states(questions, arguments.cache),
-        "first_facts": {key(question): encoder_states.whole(question) for question in questions},
+        "first_facts": {hash_question(question): encoder_states.whole(question) for question in questions},
     }
     shipped: Any = read_gate(arguments.save)
     templates = learned.question[learned.source != "the six sets"]
@@ -116,7 +115,7 @@ def main() -> None:
 def fit_news(
     name: str, learned: pd.DataFrame, states: np.ndarray, of_unseen: np.ndarray
 ) -> tuple[np.ndarray, float]:
-    """Fit one model's weights, and say what they find; a question is about news where the sum is positive."""
+    """Fit one model's weights and bias, and print what they find; a positive logit means news."""
     news = (learned.source == "news").to_numpy()
     logits = predict_held_out(states, news, learned.group.to_numpy(str), PENALTIES[name])
     least = float(np.quantile(logits[news], 1 - MIN_RECALL))
@@ -134,7 +133,7 @@ def fit_news(
 
 def stack_states(questions: pd.Series, states_by_key: dict[str, np.ndarray]) -> np.ndarray:
     """Return the hidden states of questions, shape (n, features)."""
-    states = np.stack([states_by_key[key(question)] for question in questions])
+    states = np.stack([states_by_key[hash_question(question)] for question in questions])
     return states.reshape(len(states), -1).astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Builds ONNX graphs that hold no weights: they point to where these lie in another file."""
+"""Builds ONNX graphs without weights: they refer to offsets in another file."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ class GraphBuilder:
         self.constants: list[Any] = []
 
     def weight(self, name: str, shape: Any, dtype: int, file: str, offset: int, length: int) -> str:
-        """Point to a weight in a file; returns its name."""
+        """Refer to a weight in a file; returns its name."""
         tensor = TensorProto(name=name, dims=shape, data_type=dtype)
         tensor.data_location = TensorProto.EXTERNAL
         for key, value in (("location", file), ("offset", offset), ("length", length)):
@@ -48,11 +48,11 @@ class GraphBuilder:
 
 
 class Int8Builder(GraphBuilder):
-    """Points to int8 weights in one file, each on pages of its own.
+    """Refers to int8 weights in one file; each weight begins on a new page.
 
     Args:
         weights: The arrays by name, in the order of the file.
-        file: Its name.
+        file: Name of the file.
     """
 
     def __init__(self, weights: dict[str, np.ndarray], file: str) -> None:
@@ -65,7 +65,7 @@ class Int8Builder(GraphBuilder):
             self.weight(name, array.shape, dtype, file, offset, array.nbytes)
 
     def linear(self, states: str, name: str) -> str:
-        """Multiply int8 activations by int8 weights. Each token has a scale of its own: none changes another."""
+        """Multiply int8 activations by int8 weights; per-token scales make results independent of the batch."""
         largest = self.node("ReduceMax", self.node("Abs", states), self.ints(-1), keepdims=1)
         scale = self.node("Mul", largest, self.constant(1 / 127, np.float32))
         middle, one = self.constant(128, np.uint8), self.constant(1, np.float32)

@@ -1,4 +1,4 @@
-"""Published figures of LLMs, and what they say of ability: lines to the abilities that recorded answers gave."""
+"""Estimates abilities from published figures of LLMs, by regression on abilities from recorded answers."""
 
 import math
 from pathlib import Path
@@ -11,13 +11,13 @@ from rgate_integrations.gates.llm_names import parse_name
 
 LEAST_RESIDUAL = 0.4
 RECALL, PROXIES = ("simpleqa", "triviaqa", "nq"), ("mmlu", "params_b")
-"""What measures the knowledge of facts, and what goes along with it."""
+"""Benchmarks of factual knowledge, and figures that correlate with it."""
 COLUMNS = (*RECALL, *PROXIES)
 LOGITS = (1.0, 0.25)
-"""What a line's slope is drawn to, and how far it may be from it: the log-odds of an accuracy grow as the ability
-does in the one-parameter model."""
+"""Prior mean and standard deviation of a line's slope. In the one-parameter model the log-odds of an accuracy grow by
+one for each logit of ability."""
 SLOPES = {"params_b": (0.33, 0.1)}
-"""That of the logarithm of parameters: about one logit for ten times as many."""
+"""The same for the base-2 logarithm of the parameters: about one logit for ten times as many."""
 SIZES = {
     "Llama-2-7B-chat": 7.0,
     "Meta-Llama-3.1-8B": 8.0,
@@ -56,23 +56,23 @@ EPOCH_NAMES = {
     "o4-mini-2025-04-16": "o4-mini",
     "qwen2.5-72b": "qwen2.5-72b (base)",
 }
-"""LLMs of Epoch's tables by their names here; base models stand for chat models with recorded answers."""
+"""Epoch's names of LLMs, mapped to the names here; a base model stands for a chat model with recorded answers."""
 
 
 class Published:
-    """Published figures of LLMs, and what they say of ability.
+    """Published figures of LLMs, and the abilities that they predict.
 
-    Accuracies are taken as log-odds, and numbers of parameters as logarithms, so that lines fit. Each figure has a
-    line of its own, from the LLMs that have both it and labels; they are combined by how well they predict an LLM
-    that was left out. SimpleQA Verified is put on SimpleQA's scale first, by a line through the LLMs that have both.
+    Accuracies become log-odds and numbers of parameters become logarithms, so that lines fit. Each figure has its own
+    line, fitted to the LLMs with both that figure and labels. The lines are weighted by their leave-one-out errors.
+    SimpleQA Verified is first mapped to SimpleQA's scale, by a line through the LLMs that have both.
     """
 
     def __init__(self, folder: Path) -> None:
         table = pd.read_csv(folder / "abilities.csv", index_col="llm")
-        # SimpleQA Verified and TriviaQA's part from Wikipedia are other sets.
+        # SimpleQA Verified and the Wikipedia part of TriviaQA are different sets.
         table.loc[table.notes.str.contains("Verified|contamination", na=False), "simpleqa"] = math.nan
         table.loc[table.notes.str.contains("TriviaQA-Wiki", na=False), "triviaqa"] = math.nan
-        # Of GPT-5 SimpleQA is known by its thinking, which is not another LLM.
+        # GPT-5's SimpleQA figure is published for its thinking mode, which is the same LLM.
         table.loc["gpt-5-2025-08-07", "simpleqa"] = table.simpleqa["gpt-5-thinking"]
         table = table.drop(index="gpt-5-thinking")
         verified, triviaqa = read_verified(folder), read_triviaqa(folder)
@@ -91,7 +91,7 @@ class Published:
         self._link(_log_odds(verified).reindex(table.index))
 
     def _link(self, verified: pd.Series) -> None:
-        """Put SimpleQA Verified on SimpleQA's scale; of an LLM that has both, take the mean."""
+        """Map SimpleQA Verified to SimpleQA's scale; an LLM with both gets their mean."""
         simpleqa = self.figures.simpleqa.copy()
         both = (simpleqa.notna() & verified.notna()).to_numpy()
         x, y = verified[both].to_numpy(), simpleqa[both].to_numpy()
@@ -102,8 +102,8 @@ class Published:
             self.figures.loc[name, "simpleqa"] = np.mean(figures)
             self.figures.loc[name, "link_error"] = error / len(figures)
 
-    def of(self, llm: str) -> pd.Series:
-        """Return the figures of an LLM by the name that labels give it; NaN if there are none."""
+    def get_figures(self, llm: str) -> pd.Series:
+        """Return the figures of an LLM by its name in the labels; NaN for missing ones."""
         name = TABLE_NAMES.get(llm, llm)
         if name in self.figures.index:
             return self.figures.loc[name]
@@ -111,13 +111,13 @@ class Published:
         figures["params_b"] = math.log2(SIZES.get(llm, math.nan))
         return figures
 
-    def ability(
+    def estimate(
         self, figures: pd.Series, measured: dict[str, float], without: str = ""
     ) -> tuple[float, float, str]:
-        """Return mean and standard deviation of the ability that figures say, and the names of those figures."""
+        """Return mean and standard deviation of the ability that figures predict, and the names of these figures."""
         compared = [llm for llm in measured if llm != without]
         thetas = np.array([measured[llm] for llm in compared])
-        table = pd.DataFrame([self.of(llm) for llm in compared])
+        table = pd.DataFrame([self.get_figures(llm) for llm in compared])
         estimates = {}
         for column in COLUMNS:
             both = table[column].notna().to_numpy()
@@ -125,8 +125,8 @@ class Published:
                 slope = SLOPES.get(column, LOGITS)
                 mean, sd = _fit_line(table[column].to_numpy()[both], thetas[both], figures[column], slope)
                 estimates[column] = mean, math.hypot(sd, figures.link_error if column == "simpleqa" else 0.0)
-        # What size says is said again, and better, by figures that were measured. Of LLMs that one party asked the
-        # same questions the order counts, and MMLU is near its ceiling for most of them.
+        # Measured figures say more than size. One party asked all LLMs the questions of SimpleQA Verified, so with it
+        # only recall counts: MMLU is near its ceiling for most of these LLMs.
         if figures.link_error > 0:
             estimates = {column: estimate for column, estimate in estimates.items() if column in RECALL}
         elif len(estimates) > 1:
@@ -135,7 +135,7 @@ class Published:
             return 0.0, 1.0, ""
         means, sds = np.array(list(estimates.values())).T
         precisions = 1 / sds**2
-        # They err alike, so that two of them say less than two independent ones would.
+        # Their errors correlate, so two figures say less than two independent ones.
         sd = max(math.sqrt(2 / (1 + len(estimates)) * len(estimates) / precisions.sum()), LEAST_RESIDUAL)
         names = ", ".join(estimates)
         if figures.link_error > 0:
@@ -144,14 +144,14 @@ class Published:
 
 
 def read_verified(folder: Path) -> pd.Series:
-    """Return SimpleQA Verified in percent by LLM: of several efforts that which says least."""
+    """Return SimpleQA Verified in percent by LLM: the lowest score over its reasoning efforts."""
     runs = pd.read_csv(folder / "simpleqa_verified_epoch.csv")
     names = runs.llm.str.split("_").str[0].replace(EPOCH_NAMES)
     return runs.groupby(names).simpleqa_verified.min()
 
 
 def read_triviaqa(folder: Path) -> pd.Series:
-    """Return TriviaQA in percent by LLM: the median of what sources say, with five examples if a source has them."""
+    """Return TriviaQA in percent by LLM: the median over sources, five-shot if any source is."""
     runs = pd.read_csv(folder / "triviaqa_epoch.csv")
     names = runs.llm.str.strip().replace(EPOCH_NAMES)
     five = (runs.shots == "5").groupby(names).transform("any")
@@ -160,7 +160,7 @@ def read_triviaqa(folder: Path) -> pd.Series:
 
 
 def _drop_base(table: pd.DataFrame) -> pd.DataFrame:
-    """Drop base models of which there is a chat model: names rarely tell them apart, and chat models answer."""
+    """Drop base models that have a chat model: names rarely distinguish them, and chat models are what answers."""
     names = {llm: parse_name(llm) for llm in table.index}
     bases = [llm for llm in names if "base" in llm]
     chat = {name.words for llm, name in names.items() if llm not in bases}
@@ -173,7 +173,7 @@ def _log_odds(percent: pd.Series) -> pd.Series:
 
 
 def _fit_line(x: np.ndarray, y: np.ndarray, at: float, slope: tuple[float, float]) -> tuple[float, float]:
-    """Return what a line predicts at a point, and its leave-one-out error, which grows beyond the points."""
+    """Return a line's prediction at a point and its error: leave-one-out, and larger outside the data."""
     mean, sd = slope
     design = np.stack([np.ones(len(x)), x - x.mean()], axis=1)
     gram = design.T @ design + np.diag([0.0, (LEAST_RESIDUAL / sd) ** 2])

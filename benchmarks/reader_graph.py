@@ -1,9 +1,10 @@
-"""Makes what the reader's weights are combined with: the graph, with the prompt's prefix in it, and the smoothing.
+"""Builds the reader's ONNX graph, which contains the prompt's prefix, and its smoothing factors.
 
     python benchmarks/reader_graph.py --data FOLDER
 
-Writes rgate_integrations/weights/reader. Needs torch, onnx, and `rgate download smollm2-135m-instruct`. The folder
-holds ``practical.dev.jsonl``; of it the largest activations of 300 short requests are looked at, and nothing else.
+Writes rgate_integrations/weights/reader. Needs torch, onnx, and `rgate download smollm2-135m-instruct`. FOLDER
+contains ``practical.dev.jsonl``: the smoothing uses the largest activations of 300 of its short requests, and nothing
+else.
 """
 
 import json
@@ -36,7 +37,7 @@ from rgate_integrations.models.reader_file import (
 from rgate_integrations.prompts import ANSWER
 
 OUT = Path(__file__).parent.parent / "rgate_integrations" / "weights" / "reader"
-ALPHA = 0.6  # by 512 questions: P(known) moves by 0.011 in the mean against float32 (0: 0.018, 0.5: 0.012)
+ALPHA = 0.6  # on 512 questions P(known) differs from float32 by 0.011 on average (0: 0.018, 0.5: 0.012)
 GROUP = HEADS // KV_HEADS
 HIDDEN = HEADS * HEAD_SIZE
 MASKED = -1e30
@@ -44,13 +45,13 @@ TESTED = ("What is the capital of France?", "What does our contract say about la
 
 
 def find_shared_prefix(encoder: Any) -> list[int]:
-    """Return the token ids with which the prompt begins whatever the question is."""
+    """Return the token ids that every prompt begins with."""
     some, other = (encoder.encode(ANSWER, {"question": text}).ids for text in ("a", "1"))
     return list(os.path.commonprefix([some, other]))  # noqa: RUF071  of tokens
 
 
 def calibrate(model: Any, encoder: Any, questions: list[str]) -> dict[str, np.ndarray]:
-    """Return the largest activation of each input of a linear map, shape (layers, inputs), by the map's name."""
+    """Return the largest activation of each input of the linear maps, shape (layers, inputs), by the map's name."""
     prefix = len(find_shared_prefix(encoder))
     largest: dict[str, list[Any]] = {name: [0.0] * LAYERS for name in ("qkv", "out", "gate_up", "down")}
     hooks: list[Any] = []
@@ -76,7 +77,7 @@ def calibrate(model: Any, encoder: Any, questions: list[str]) -> dict[str, np.nd
 
 
 def compute_smoothing(model: Any, largest: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return SmoothQuant's factors, shape (layers, inputs), by the map's name; those of a layer multiply to 1."""
+    """Return SmoothQuant's factors, shape (layers, inputs), by the map's name; a layer's geometric mean is 1."""
     factors_by_map: dict[str, list[np.ndarray]] = {name: [] for name in largest}
     for number, layer in enumerate(model.model.layers[:LAYERS]):
         attention, feed_forward = layer.self_attn, layer.mlp
@@ -98,12 +99,12 @@ def compute_smoothing(model: Any, largest: dict[str, np.ndarray]) -> dict[str, n
 
 
 class ReaderGraph:
-    """Tokens in, the states that go into each layer of `STATES` out.
+    """A graph with tokens in and the input states of each layer of `STATES` out.
 
-    Rows are the tokens of all texts, one text after the other; only attention looks at one text a row.
+    Rows are the tokens of all texts, one text after the other; only attention reshapes to one text a row.
 
     Args:
-        weights: What the file of weights holds.
+        weights: The tensors of the weights file, by name.
         prefix: Keys and values of the prompt's prefix, each of shape (heads, tokens, head size), by layer.
     """
 
@@ -144,7 +145,7 @@ class ReaderGraph:
         }
 
     def rotate(self, part: str, heads: int) -> str:
-        """Turn queries or keys by the positions of their tokens, and put each text into a row."""
+        """Apply rotary embeddings to queries or keys, and put each text into a row."""
         b = self.builder
         turned = b.node(
             "RotaryEmbedding",
@@ -158,7 +159,7 @@ class ReaderGraph:
         return b.node("Gather", b.node("Squeeze", turned, b.ints(0)), "rows")
 
     def attention(self, number: int, normed: str) -> str:
-        """Add the attention of a layer, which sees the prefix, too; returns what goes on from it."""
+        """Add a layer's attention, which also sees the prefix; returns its output projection."""
         b, shapes = self.builder, self.shapes
         widths = b.ints(HIDDEN, KV_HEADS * HEAD_SIZE, KV_HEADS * HEAD_SIZE)
         parts = b.several("Split", 3, b.linear(normed, f"{number}.qkv"), widths, axis=-1)
@@ -168,8 +169,8 @@ class ReaderGraph:
         values = b.node("Reshape", b.node("Gather", parts[2], "rows"), shapes["keys"])
         keys = b.node("Transpose", keys, perm=[0, 2, 3, 1])
         values = b.node("Transpose", values, perm=[0, 2, 1, 3])
-        # A column of ones beside the values sums the weights up, in the order of the columns: so those behind the
-        # end of a shorter text, whose weights are 0, change nothing, bit by bit.
+        # A column of ones beside the values sums the weights, in column order. The padding of a shorter text has the
+        # weights 0, so it changes no bit of the result.
         values = b.node("Pad", values, b.ints(0, 0, 0, 0, 0, 0, 0, 1), b.constant(1, np.float32))
         old_keys, old_values = self.prefix[number]
         old_values = np.concatenate([old_values, np.ones_like(old_values[..., :1])], axis=-1)

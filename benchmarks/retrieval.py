@@ -1,8 +1,8 @@
-"""What to retrieve: recall of supporting passages for the question, the claims of an answer, and both.
+"""Recall of supporting passages when searching for the question, for the claims of an answer, and for both.
 
     python benchmarks/retrieval.py --data DIR [--limit 200] [--embedder multilingual-e5-small]
 
-DIR holds hotpot_2wiki.train.jsonl (questions with supporting_ids), corpus.hotpot_2wiki.jsonl.gz, the recorded
+DIR contains hotpot_2wiki.train.jsonl (questions with supporting_ids), corpus.hotpot_2wiki.jsonl.gz, the recorded
 answers adaptive_llama31_8b.{hotpotqa,2wikimultihopqa}.dev.jsonl, and claims_gpt4.jsonl (annotated claims).
 """
 
@@ -24,7 +24,7 @@ Search = Callable[[list[str], int], list[list[Hit]]]
 
 
 def open_index(data: Path, embedder: str) -> PassageIndex:
-    """The corpus's index, built once and kept."""
+    """Return the corpus's index; builds it once and saves it."""
     home = OUT / f"index-hotpot-2wiki-{embedder}"
     if not (home / FILE).is_file():
         passages = list(read_passages(data / "corpus.hotpot_2wiki.jsonl.gz"))
@@ -33,7 +33,7 @@ def open_index(data: Path, embedder: str) -> PassageIndex:
 
 
 def plan_searches(questions: list[dict], answers: dict[str, str]) -> dict[str, list[list[str]]]:
-    """The queries of each way to search, one list a question."""
+    """Return the queries of each way to search, one list a question."""
     decisions, alone = [], []
     for question in questions:
         draft = Draft(text=answers.get(question["id"], ""), source="recorded")
@@ -47,7 +47,7 @@ def plan_searches(questions: list[dict], answers: dict[str, str]) -> dict[str, l
 
 
 def measure_recall(questions: list[dict], queries: list[list[str]], search: Search, k: int) -> float:
-    """Mean share of a question's supporting passages among the first k, its queries fused by rank."""
+    """Return the mean share of supporting passages among the first k, with a question's queries fused by rank."""
     results = iter(search(list(chain.from_iterable(queries)), max(k, 10)))
     shares = []
     for question, question_queries in zip(questions, queries, strict=True):
@@ -57,7 +57,7 @@ def measure_recall(questions: list[dict], queries: list[list[str]], search: Sear
 
 
 def search_slimplm(index: HybridIndex, question: str, queries: list[str], k: int = 10) -> list[Hit]:
-    """SlimPLM's search (section 4.1): BM25 a query, dense rerank against the question, round-robin."""
+    """Search as SlimPLM does (section 4.1): BM25 for each query, dense reranking by the question, round-robin."""
     query_vector = index.dense.embed_queries([question])[0]
     rankings = []
     for hits in index.bm25.search(queries, k):
@@ -71,7 +71,7 @@ def search_slimplm(index: HybridIndex, question: str, queries: list[str], k: int
 
 
 def measure_share(question: dict, hits: list[Hit]) -> float:
-    """Share of a question's supporting passages that are among the hits."""
+    """Return the share of a question's supporting passages among the hits."""
     supporting = set(question["supporting_ids"])
     return len(supporting & {passage_id(hit) for hit in hits}) / len(supporting)
 
@@ -84,7 +84,7 @@ def main() -> None:
     arguments = parser.parse_args()
     data, limit = arguments.data, arguments.limit
     questions = list(filter(itemgetter("supporting_ids"), read_records(data / "hotpot_2wiki.train.jsonl")))
-    # Both sets lie one after the other.
+    # The file has one set after the other: take every n-th question.
     questions = questions[:: max(1, len(questions) // limit)][:limit]
     answers = {}
     for name in ("hotpotqa", "2wikimultihopqa"):

@@ -1,10 +1,10 @@
-"""Rules by example: how many requests that say the same they catch, and how many others.
+"""Rules by example: how many paraphrases of the examples they catch, and how many other requests.
 
     python benchmarks/rules.py --data FOLDER            prints the table
-    python benchmarks/rules.py --data FOLDER --write    first makes the directions that the package compares
+    python benchmarks/rules.py --data FOLDER --write    first computes the directions that the package compares
 
-``templates/rules.txt`` has ten rules of five examples, each with twenty requests that say the same in other words.
-The others are ``practical.dev.jsonl`` of the folder. The directions are made of template requests alone.
+``templates/rules.txt`` has ten rules of five examples, each with twenty paraphrases. The other requests are
+``practical.dev.jsonl`` of the folder. The directions are computed from template requests alone.
 """
 
 import random
@@ -19,12 +19,12 @@ from rgate_integrations.models.encoder_proxy import EncoderProxy
 
 OUT = Path(rules.__file__).parents[1] / "weights" / "rules" / "likeness.npz"
 DIRECTIONS = 192
-REQUESTS = 3_000  # of the templates, of which the directions are made
+REQUESTS = 3_000  # template requests that the directions are computed from
 BATCH = 64
 
 
 def read_rules() -> dict[str, tuple[list[str], list[str]]]:
-    """Return the examples of each rule, and what says the same."""
+    """Return the examples and the paraphrases of each rule."""
     by_rule: dict[str, tuple[list[str], list[str]]] = {}
     part = 0
     for line in read_lines(FOLDER / "rules.txt"):
@@ -46,7 +46,7 @@ def encode_texts(texts: list[str]) -> np.ndarray:
 
 
 def write_directions() -> None:
-    """Make the directions in which template requests differ most."""
+    """Compute and save the directions in which template requests differ most."""
     requests = [request.question for request in make_requests() if request.kind != "language"]
     random.Random(0).shuffle(requests)
     states = encode_texts(requests[:REQUESTS])
@@ -63,20 +63,20 @@ def measure(vectors: dict[str, np.ndarray], names: list[str], threshold: float |
 
     The second number of each pair is that of the worst rule.
     """
-    same, others = [], []
+    hits, false_hits = [], []
     for name in names:
         examples = vectors[f"{name} examples"].T
-        same.append((vectors[f"{name} same"] @ examples).max(axis=1))
-        others.append((vectors["others"] @ examples).max(axis=1))
+        hits.append((vectors[f"{name} same"] @ examples).max(axis=1))
+        false_hits.append((vectors["others"] @ examples).max(axis=1))
     if threshold is None:
-        threshold = float(np.quantile(others, 0.98))
-    # Every rule has as many requests that say the same.
-    caught, wrong = np.array(same) >= threshold, np.array(others) >= threshold
+        threshold = float(np.quantile(false_hits, 0.98))
+    # Every rule has the same number of paraphrases.
+    caught, false = np.array(hits) >= threshold, np.array(false_hits) >= threshold
     return [
         f"{threshold:.2f}",
         f"{caught.mean():.1%} ({caught.mean(axis=1).min():.0%})",
-        f"{wrong.mean():.2%} ({wrong.mean(axis=1).max():.2%})",
-        f"{wrong.any(axis=0).mean():.1%}",
+        f"{false.mean():.2%} ({false.mean(axis=1).max():.2%})",
+        f"{false.any(axis=0).mean():.1%}",
     ]
 
 

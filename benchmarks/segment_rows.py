@@ -1,7 +1,7 @@
-"""What the kinds are trained on besides clean requests: segments of requests in frames, and of conversations.
+"""Training rows of the kind heads besides clean requests: segments of requests in frames, and of conversations.
 
-A request in a frame (`mixtures`) has a label for each of its segments, since each piece of it says what it is. So the
-kinds learn what is asked, and that pasted text and courtesies need nothing, in frames that tell nothing.
+Each piece of a request in a frame (`mixtures`) has a kind, so each segment gets a label. The heads learn that pasted
+text and courtesies need no passages. The frames themselves predict nothing.
 """
 
 import math
@@ -29,9 +29,11 @@ SHARES = {
     "given": 0.06,
     "knowledge": 0.08,
 }
-FROM_SOURCES = 0.3  # of the requests, where a source has any of the kind; the others are from templates
+FROM_SOURCES = (
+    0.3  # share of requests from recorded sources, if these have the kind; the others are from templates
+)
 SHORTEST, LONGEST = 40, 500  # characters that are pasted
-MOST_GIVEN = 5  # segments of pasted text that are taken of one request
+MOST_GIVEN = 5  # segments of pasted text from one request
 NEEDY = ("private", "fresh", "obscure")
 TRAINED_ON = (
     "log",
@@ -65,9 +67,8 @@ TRAINED_ON = (
     "geography",
     "yaml",
 )
-"""The frames that the shipped heads were fitted on; the others only measure."""
+"""The frames that train the shipped heads; the others only measure."""
 _NEEDIEST = ("private", "fresh", "obscure", "knowledge", "common", COURTESY, GIVEN)
-_BETWEEN = "\x1e"
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,10 @@ class SegmentRow:
 
     Attributes:
         text: The request.
-        index: Which segment.
-        kind: Name of its kind, see `heads.KINDS`.
-        weight: How much it counts.
-        history: What was said before it.
+        index: Index of the segment.
+        kind: Name of its kind; see `kind_rows.KINDS`.
+        weight: How much the row counts.
+        history: The earlier turns.
     """
 
     text: str
@@ -87,11 +88,6 @@ class SegmentRow:
     kind: str
     weight: float
     history: str = ""
-
-    @property
-    def name(self) -> str:
-        """What its states are kept under."""
-        return _BETWEEN.join([self.text, self.history, str(self.index)])
 
 
 def make_training_mixtures(data: Path) -> Iterator[Mixture]:
@@ -103,7 +99,7 @@ def make_training_mixtures(data: Path) -> Iterator[Mixture]:
         by_template[request.kind][request.template].append(request.question)
     recorded: dict[str, list[str]] = defaultdict(list)
     for label in read_practical(data):
-        # Self-Instruct's bring texts of their own.
+        # Requests of Self-Instruct already contain pasted text.
         if label.ships and label.source != "yizhongw/self-instruct":
             recorded[label.what].append(label.question)
     for label in read_adarague(data):
@@ -123,7 +119,7 @@ def make_training_mixtures(data: Path) -> Iterator[Mixture]:
 
 
 def label_segments(mixture: Mixture) -> Iterator[SegmentRow]:
-    """Yield the segments of a request whose kind is known."""
+    """Yield the segments of a request that have a certain kind."""
     kinds = _match_kinds(mixture)
     needy = find_segments(mixture.kind, kinds) if mixture.kind in NEEDY else []
     pasted = [index for index in find_segments(GIVEN, kinds) if len(kinds[index]) == 1]
@@ -133,7 +129,7 @@ def label_segments(mixture: Mixture) -> Iterator[SegmentRow]:
         if not segment_kinds:
             continue
         kind = min(segment_kinds, key=_NEEDIEST.index)
-        # Of a needy request of several sentences it is not known which of them need it.
+        # If a request that needs passages spans several segments, it is unclear which of them need the passages.
         if (kind in NEEDY and len(needy) > 1) or (kind == GIVEN and index not in drawn):
             continue
         weight = 0.5 if kind in (GIVEN, COURTESY) else 1.0
@@ -141,17 +137,17 @@ def label_segments(mixture: Mixture) -> Iterator[SegmentRow]:
 
 
 def find_segments(kind: str, kinds: list[set[str]]) -> list[int]:
-    """Return the segments that have a part of a kind."""
+    """Return the indices of the segments that contain a piece of a kind."""
     return [index for index, segment_kinds in enumerate(kinds) if kind in segment_kinds]
 
 
 def label_whole(question: str, kind: str) -> list[SegmentRow]:
-    """Return all segments of a request, each with the kind of the whole."""
+    """Return all segments of a request, each labelled with the kind of the whole request."""
     return [SegmentRow(question, index, kind, 0.5) for index in range(len(segments(question)))]
 
 
 def _match_kinds(mixture: Mixture) -> list[set[str]]:
-    """Return the kinds of the pieces that each segment has a part of."""
+    """Return for each segment the kinds of the pieces that it overlaps."""
     kinds: list[set[str]] = []
     ends, flat = [], ""
     for segment in segments(mixture.text):
@@ -180,7 +176,7 @@ def read_segment_rows(data: Path) -> list[SegmentRow]:
     for text in read_prose(data, slice(3_000, 8_000))[:PARAGRAPHS]:
         rows += label_whole(text[:LONGEST], KIND_OF[GIVEN])
     for label in (*read_practical(data), *read_template_labels()):
-        # What needs nothing as a whole needs nothing in any part.
+        # If the whole needs no passages, no part of it does.
         if label.ships and label.what == COURTESY:
             pieces = label_whole(label.question, label.kind)
             rows += pieces if len(pieces) > 1 else []

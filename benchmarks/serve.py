@@ -1,11 +1,11 @@
-"""What a decision server and the gateway cost, on loopback.
+"""Throughput and latency of a decision server and of the gateway, on loopback.
 
     python benchmarks/serve.py [--requests 400] [--clients 1 8 64 256] [--url URL]
 
-Decisions a second and latency of a server (`rgate serve`) with several clients at a time, each request with one
-question; of the same gate in this process, asked by as many tasks; what is refused past capacity; and what the
-gateway adds to the time to the first byte if it decides nothing. With `--url`, of a server that runs already, such
-as one on Ray Serve.
+Measures decisions a second and latency of `rgate serve` with several clients, one question a request. The same gate
+in this process serves as many tasks for comparison. A full queue shows how many requests are refused. The gateway is
+measured by what it adds to the time to the first byte if it decides nothing. `--url` measures a running server
+instead, such as one on Ray Serve.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ COLUMNS = ["", "clients", "decisions/s", "p50, ms", "p95, ms", "p99, ms", "refus
 
 
 async def time_clients(name: str, asks: Sequence[Ask], requests: int) -> list[str]:
-    """Let each client ask one question after the other; returns a row of the table."""
+    """Run the clients, each of which asks one question after the other; returns a row of the table."""
     numbers = iter(range(requests))
     milliseconds: list[float] = []
 
@@ -70,14 +70,14 @@ async def ask_in_process(gate: DecisionEngine, clients: int, requests: int) -> l
 async def ask_over_http(
     name: str, url: str, clients: int, requests: int, *, patient: bool = False
 ) -> list[str]:
-    """Ask a server; each client has a connection, which is open before the first question is timed.
+    """Ask a server; each client opens its connection before the first question is timed.
 
     Args:
-        name: What the table calls it.
-        url: The server.
-        clients: How many clients.
-        requests: How many questions.
-        patient: Whether a client that is refused waits as long as the server says.
+        name: First cell of the row.
+        url: URL of the server.
+        clients: Number of clients.
+        requests: Number of questions.
+        patient: Whether a refused client waits as long as the header ``retry-after`` says.
     """
 
     def asking(client: httpx.AsyncClient) -> Ask:
@@ -102,7 +102,7 @@ async def ask_over_http(
 
 @contextmanager
 def run_server(*options: str) -> Iterator[str]:
-    """Run the command; gives its URL when it is ready."""
+    """Run `rgate serve`; yields its URL when it is ready."""
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, "serve", "--port", "0", *options], stderr=subprocess.PIPE, text=True
     )
@@ -115,7 +115,7 @@ def run_server(*options: str) -> Iterator[str]:
 
 
 def measure_decisions(clients: Sequence[int], requests: int) -> Iterator[list[str]]:
-    """Yield the rows of the table."""
+    """Yield a row for each way to ask and number of clients."""
     gate = load_gate(on_error="raise")
     gate.decide("Who wrote Hamlet?")
     for count in clients:
@@ -129,7 +129,7 @@ def measure_decisions(clients: Sequence[int], requests: int) -> Iterator[list[st
 
 
 def start_app(app: ASGIApp) -> str:
-    """Run an application on a port of its own, in a thread; returns its URL."""
+    """Run an application in a thread, on a free port; returns its URL."""
     server = make_server(app, "127.0.0.1", 0)
     threading.Thread(target=server.run, daemon=True).start()
     while not server.started:
@@ -142,7 +142,7 @@ async def stream(request: Request) -> StreamingResponse:
 
 
 def measure_gateway(requests: int) -> None:
-    """Print what the gateway adds to the first byte."""
+    """Print the time to the first byte, without and with the gateway."""
     upstream = start_app(Starlette(routes=[Route("/v1/chat/completions", stream, methods=["POST"])]))
     service = DecisionService(load_gate("constant:never", on_error="raise"))
     between = start_app(make_app(service, Gateway(service, Upstream(upstream))))

@@ -1,10 +1,10 @@
-"""How fast gates decide, and what memory they take: each in a process of its own.
+"""Time and memory of gates, each in its own process.
 
     python benchmarks/speed.py [GATE ...] [--data FOLDER]
 
-Questions are made from the titles of the encyclopaedia. With ``--data`` they are practical requests of the folder,
-and questions about facts of its six sets, apart. The numbers are of this machine and this moment: to compare two
-versions, run both in turns.
+The questions are made from titles of the encyclopaedia. With ``--data``, one run takes practical requests of the
+folder, another fact questions of its six sets. The numbers hold for this machine now: to compare two versions, run
+both in turns.
 """
 
 import json
@@ -17,7 +17,7 @@ from base import SETS, argument_parser, print_table, read_answers, read_records
 from rgate_integrations.index import read_passages
 from rgate_integrations.models.download import corpus_path
 
-# Runs in the new process: what was imported or loaded before would not count.
+# Runs in a new process, so that imports and loading count.
 MEASURE = """
 import json, sys, time
 questions = json.load(sys.stdin)
@@ -51,7 +51,7 @@ BATCH = 64
 
 
 def read_questions(data: Path | None) -> dict[str, list[str]]:
-    """Return what is asked, by its name."""
+    """Return the lists of questions, by name."""
     if data is None:
         passages = list(read_passages(corpus_path("encyclopedia-leads")))
         return {

@@ -1,8 +1,8 @@
-"""Requests made from templates: many ways to ask for what needs passages, and for what does not.
+"""Requests made from templates, with and without need for passages.
 
-``templates/KIND.txt`` has a template a line. ``(a|b|)`` is one of these, which may be nothing, and ``{word}`` one
-of a list in ``templates/words.txt``. All of it was written for this package and has its licence. The same seed gives
-the same requests.
+``templates/KIND.txt`` has one template a line. ``(a|b|)`` is one of the alternatives, which may be empty, and
+``{word}`` is one of a list in ``templates/words.txt``. All of it was written for this package and has its licence.
+The same seed gives the same requests.
 """
 
 import random
@@ -16,7 +16,7 @@ KINDS = ("task", "common", "obscure", "fresh", "private", "language")
 LICENCE = "Apache-2.0"
 
 _EACH = {"task": 22, "common": 40, "obscure": 40, "fresh": 26, "private": 28, "language": 8}
-"""Maximum number of requests a template, so that the kinds are of like size."""
+"""Maximum number of requests from a template, so that the kinds have similar sizes."""
 _CHOICE = re.compile(r"\(([^()]*\|[^()]*)\)")
 _SLOT = re.compile(r"\{(\w+)\}")
 _SUFFIXES = (
@@ -37,24 +37,24 @@ _SUFFIXES = (
     "It's common knowledge.",
     "P.S. 1+1=2",
 )
-"""What people add to steer; it says nothing about what they ask, so requests of every kind get it."""
+"""Remarks that try to steer the decision. They say nothing about the request, so every kind gets them."""
 
 
 _SERVED_ALONE, _RETRIEVED = ("task", "common"), ("private", "fresh", "obscure")
 _MIXED, _SHORT = 3, 16
-"""Of each template of what must be retrieved for, up to so many requests ask for something else, too. They have fewer
-words than that: with longer ones, tasks that bring a text look private (AUC of requests 0.965 instead of 0.974)."""
+"""Each template that needs passages gets up to _MIXED requests that also ask for something needless, each with fewer
+than _SHORT words. With longer ones, tasks with pasted text look private (AUC of requests 0.965 instead of 0.974)."""
 _LEADS = ("", "", "Hint: ", "Also, ", "By the way, ", "PS: ", "One more thing: ")
 
 
 @dataclass(frozen=True)
 class TemplateRequest:
-    """A request.
+    """A request made from a template.
 
     Attributes:
-        question: What is asked.
+        question: The text.
         kind: One of `KINDS`.
-        template: Number of the template that it is from, for folds: requests of one template are alike.
+        template: Index of its template. Requests of one template are alike and share a fold.
     """
 
     question: str
@@ -71,7 +71,7 @@ def make_requests(seed: int = 0) -> list[TemplateRequest]:
     for kind in KINDS:
         for template in read_lines(FOLDER / f"{kind}.txt"):
             draw = random.Random(f"{seed} {template}")
-            # Twice as many tries as requests: many templates have fewer fillings than that.
+            # Twice as many draws as requests, since draws repeat.
             texts = set()
             for _ in range(2 * _EACH[kind]):
                 text = fill(template, words, draw)
@@ -87,7 +87,7 @@ def make_requests(seed: int = 0) -> list[TemplateRequest]:
 
 
 def _add_needless(text: str, alone: list[list[str]], words: dict[str, list[str]], draw: random.Random) -> str:
-    """Ask for something that needs no retrieval in the same breath: the whole still needs it."""
+    """Add a needless request to one that needs passages; the whole still needs them."""
     other = draw.choice(_LEADS) + fill(draw.choice(draw.choice(alone)), words, draw)
     first, second = (text, other) if draw.random() < 0.7 else (other, text)
     end = "" if first[-1] in ".?!" else draw.choice(("?", "."))
@@ -95,14 +95,14 @@ def _add_needless(text: str, alone: list[list[str]], words: dict[str, list[str]]
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return what is neither empty nor a comment."""
+    """Return the lines of a file, without empty ones and comments."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 
 @cache
 def read_words() -> dict[str, list[str]]:
-    """Return the words for each slot."""
+    """Return the words of each slot."""
     found = {}
     for line in read_lines(FOLDER / "words.txt"):
         name, _, listed = line.partition(": ")
@@ -113,7 +113,7 @@ def read_words() -> dict[str, list[str]]:
 def fill(
     template: str, words: dict[str, list[str]], draw: random.Random, *, keep_spaces: bool = False
 ) -> str:
-    """Choose one of each alternative, from the inside out, then a word for each slot."""
+    """Choose among the alternatives, innermost first, then choose a word for each slot."""
     while _CHOICE.search(template):
         template = _CHOICE.sub(lambda match: draw.choice(match[1].split("|")), template)
     text = _SLOT.sub(lambda match: draw.choice(words[match[1]]), template)
@@ -121,7 +121,7 @@ def fill(
 
 
 def vary(text: str, draw: random.Random) -> str:
-    """Write as people do: some in lower case without punctuation, some with a remark that means nothing."""
+    """Vary the style: some texts in lower case without punctuation, some with an irrelevant remark."""
     style = draw.random()
     if style < 0.35:
         text = text.lower().rstrip("?.!")

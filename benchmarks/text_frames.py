@@ -31,11 +31,11 @@ from text_rows import (
 )
 
 CONTENTS = {"private": "private", "fresh": "fresh", "particular": "particular", "none": "task"}
-"""What a task rests on, and the kind that the whole has."""
+"""What a task depends on, and the kind of the whole."""
 _LISTS = ("topic", "event", "facts", "pair", "content")
 _SLOT = re.compile(r"\{([a-z_]+)\}")
 _WRITTEN_OUT = 0.3
-"""The share of pasted texts and conversations that are written out, not put together."""
+"""The share of pasted texts and conversations that come whole from the templates, instead of being composed."""
 _PLACES = ("beginning", "middle", "end")
 _SHORTEST, _LONGEST = 20, 400  # words of a paragraph
 _BREAKS = ("\n", "\n\n", "\r\n")
@@ -54,12 +54,12 @@ _T = TypeVar("_T")
 
 @cache
 def get_asks(part: str) -> Asks:
-    """Return the requests of a part."""
+    """Return the cached `Asks` of a part."""
     return Asks(part)
 
 
 def select_part(values: Sequence[_T], part: str) -> list[_T]:
-    """Return what a part has of values that are shared out: one of four is held out."""
+    """Return a part's share of some values: one of four is held out from training."""
     if len(values) < 4:
         return list(values)
     return [value for number, value in enumerate(values) if (number % 4 == 3) == (part != TRAIN)]
@@ -69,7 +69,7 @@ def select_part(values: Sequence[_T], part: str) -> list[_T]:
 
 
 def work_rows(seed: int) -> Iterator[TextRow]:
-    """Yield tasks that rest on something private, fresh or particular, or on nothing; the frame predicts nothing."""
+    """Yield tasks that depend on something private, fresh or particular, or on nothing; frames predict nothing."""
     sections = read_sections(FOLDER / "work.txt")
     slots = read_slots(sections)
     for heading, frames in sections.items():
@@ -82,7 +82,7 @@ def work_rows(seed: int) -> Iterator[TextRow]:
             draw = random.Random(f"{seed} {frame}")
             kinds = ASKED if name == "question" else CONTENTS
             for kind in kinds:
-                # There are more kinds that need passages than that do not.
+                # Fewer rows of needy kinds: there are more of these kinds.
                 for _ in range(2 if kind in NEEDY else 5):
                     text, whole_kind = _task(template, kind, sections, slots, part, draw)
                     text = vary_style(text, "en", draw)
@@ -98,7 +98,7 @@ def _task(
     part: str,
     draw: random.Random,
 ) -> tuple[str, str]:
-    """Fill a frame with content of a kind; returns the text and the kind of the whole."""
+    """Fill a frame with content of a kind; returns the text and the kind of the whole text."""
     if "{ask}" in template:
         return fill(template, slots | {"ask": [get_asks(part).question(kind, draw)]}, draw), kind
     content = {}
@@ -126,13 +126,13 @@ def _answer_rows(seed: int) -> Iterator[TextRow]:
 
 @dataclass(frozen=True)
 class Topic:
-    """What a paragraph is about.
+    """The topic of a paragraph.
 
     Attributes:
-        name: Its heading.
+        name: The heading.
         part: "train" or "groups".
-        story: Sentences in which nothing is asked.
-        asks: What may be asked, by kind.
+        story: Sentences that ask nothing.
+        asks: Requests that fit the topic, by kind.
     """
 
     name: str
@@ -143,7 +143,7 @@ class Topic:
 
 @cache
 def read_topics(part: str) -> list[Topic]:
-    """Return the topics of a part; text that does not train has held-out topics."""
+    """Return the topics of a part; other parts than train share the held-out topics."""
     matching = []
     for heading, lines in read_sections(FOLDER / "paragraphs.txt").items():
         topic = Topic(heading.removesuffix(" test"), GROUPS if heading.endswith(" test") else TRAIN)
@@ -248,7 +248,7 @@ def _language_paragraphs(seed: int) -> Iterator[TextRow]:
 
 
 def turn_rows(seed: int) -> Iterator[TextRow]:
-    """Yield messages that are to be judged with the turns before them."""
+    """Yield messages whose meaning depends on the turns before them."""
     sections = read_sections(FOLDER / "turns.txt")
     slots = read_slots(sections)
     for heading, templates in sections.items():
@@ -306,7 +306,7 @@ def _language_turns(seed: int) -> Iterator[TextRow]:
 
 @cache
 def read_blocks(path: Path) -> Sections:
-    """Return the blocks of each section: ``[[name]]`` begins one, a line ``%`` parts the blocks."""
+    """Return the blocks of each section: ``[[name]]`` begins a section, a line ``%`` separates blocks."""
     sections: Sections = {}
     for section in path.read_text(encoding="utf-8").split("\n[[")[1:]:
         name, _, text = section.partition("]]\n")
@@ -316,7 +316,7 @@ def read_blocks(path: Path) -> Sections:
 
 @dataclass(frozen=True)
 class Pasted:
-    """What programs paste into prompts, drawn from what may be seen in a part."""
+    """Draws what programs paste into prompts, from the values of one part."""
 
     part: str
     draw: random.Random
@@ -327,21 +327,21 @@ class Pasted:
         return read_blocks(FOLDER / "helpers.txt")
 
     def any_kind(self) -> str:
-        """Return a kind; two of three need passages when they are asked outright."""
+        """Draw a kind; two of three would need passages outside the prompt."""
         return self.draw.choice(NEEDY if self.draw.random() < 0.65 else ("common", "task"))
 
     def question(self, kind: str = "") -> str:
-        """Return a request."""
+        """Draw a request of a kind."""
         asks = get_asks(self.part)
         language = self.language or asks.language(self.draw)
         return asks.draw(kind or self.any_kind(), self.draw, language)
 
     def draw_block(self, name: str) -> str:
-        """Return a block of what is given: code, diff, files, reply, result, schema or speech."""
+        """Draw a block of pasted text: code, diff, files, reply, result, schema or speech."""
         return self.draw.choice(select_part(self._helpers[f"given {name}"], self.part))
 
     def text(self) -> str:
-        """Return some sentences, often with a question among them."""
+        """Draw some sentences, often followed by a question."""
         if not self.language and self.draw.random() < _WRITTEN_OUT:
             return self.draw_block("text")
         topic = self.draw.choice(read_topics(self.part))
@@ -353,12 +353,12 @@ class Pasted:
         return " ".join(sentences)
 
     def passages(self) -> str:
-        """Return two or three passages with numbers."""
+        """Draw two or three numbered passages."""
         facts = self.draw.sample(read_facts(self.part), self.draw.randint(2, 3))
         return "\n".join(f"[{i}] {passage}" for i, (_, passage, _) in enumerate(facts, 1))
 
     def chat(self, last: str = "") -> str:
-        """Return a conversation of one to four exchanges, with a further request at its end if one is named."""
+        """Compose a conversation of one to four exchanges; ``last`` is an unanswered request at its end."""
         if not last and not self.language and self.draw.random() < _WRITTEN_OUT:
             return self.draw_block("chat")
         turns = []
@@ -387,7 +387,7 @@ class Pasted:
         return self.draw_block("done" if kind == "task" else "reply")
 
     def values(self, slots: Sequence[str]) -> dict[str, str]:
-        """Return what stands for each slot of a prompt of `templates/helpers.txt`."""
+        """Return a value for each slot of a prompt of `templates/helpers.txt`."""
         pairs = select_part(self._helpers["given answered"][0].split("\n"), self.part)
         question, _, answer = self.draw.choice(pairs).partition(" >> ")
         whole = self.draw.choice(read_topics(self.part)).story
@@ -401,7 +401,7 @@ class Pasted:
         return {slot: values[slot] if slot in values else self.value(slot) for slot in slots}
 
     def value(self, slot: str) -> str:
-        """Return what stands for a slot alone."""
+        """Draw a value for one slot."""
         if slot in ("code", "diff", "files", "result", "schema", "speech", "wish"):
             return self.draw_block(slot)
         if slot == "lang":
@@ -426,7 +426,7 @@ def read_facts(part: str) -> list[tuple[str, str, str]]:
 
 
 def helper_rows(seed: int, per_wording: int = 3) -> Iterator[TextRow]:
-    """Yield helper prompts: instructions on given text, which need nothing."""
+    """Yield helper prompts: instructions about text in the prompt, which need no passages."""
     for heading, wordings in read_blocks(FOLDER / "helpers.txt").items():
         if heading in ("words", "chat formats") or heading.startswith("given "):
             continue
@@ -445,7 +445,7 @@ def helper_rows(seed: int, per_wording: int = 3) -> Iterator[TextRow]:
 
 
 def wrapped_rows(seed: int) -> Iterator[TextRow]:
-    """Yield prompts around a question: with context or without, as a transcript, or plainly wrapped."""
+    """Yield prompts around a question: with or without context, as a transcript, or simply wrapped."""
     for heading, wordings in read_blocks(FOLDER / "wrapped.txt").items():
         if heading in ("words", "facts", "off-topic"):
             continue
@@ -469,14 +469,14 @@ def wrapped_rows(seed: int) -> Iterator[TextRow]:
 
 
 def _asked_cases(pasted: Pasted) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the kind and the values of prompts that ask something, each kind as often."""
+    """Yield kind and values of prompts with a request; all kinds are equally frequent."""
     for kind in ASKED * 3:
         question = pasted.question(kind)
         yield kind, {"question": question, "chat": pasted.chat(), "chat_open": pasted.chat(question)}
 
 
 def _context_cases(pasted: Pasted) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield prompts whose context holds the answer, and as many whose context is empty or foreign."""
+    """Yield kind and values of prompts whose context has the answer, and as many with an empty or foreign context."""
     blocks, draw = read_blocks(FOLDER / "wrapped.txt"), pasted.draw
     facts = read_facts(pasted.part)
     for kind, passage, question in draw.sample(facts, min(6, len(facts))):
@@ -493,7 +493,7 @@ def _context_cases(pasted: Pasted) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _fill_pieces(wording: str, values: dict[str, str], kinds: dict[str, str]) -> Pieces:
-    """Return the parts of a prompt: its own words, which are a task, and what is filled in."""
+    """Return the pieces of a prompt: its own words, which are a task, and the filled slots."""
     pieces = []
     for number, part in enumerate(_SLOT.split(wording)):
         pieces.append((values[part], kinds.get(part, "given")) if number % 2 else (part, "task"))
@@ -501,7 +501,7 @@ def _fill_pieces(wording: str, values: dict[str, str], kinds: dict[str, str]) ->
 
 
 def _drop_blank(pieces: Pieces) -> Pieces:
-    """Leave out what is white space alone."""
+    """Strip the pieces and drop blank ones."""
     return tuple((text.strip(), kind) for text, kind in pieces if text.strip())
 
 

@@ -1,7 +1,7 @@
-"""Labelled rows made from template files, and those of single requests: languages, facts, how-to questions, keywords.
+"""Labelled rows made from template files, here of single requests: languages, facts, how-to questions, keywords.
 
-Templates are as in `templates`: ``(a|b)`` is one of these and ``{word}`` one of a list, here of the section
-``[words]`` of the same file. Every row says which template it is from and whether that one is held out.
+Templates are as in `templates`: ``(a|b)`` is one of the alternatives and ``{word}`` is one of a list, here of the
+section ``[words]`` of the same file. Every row names its template and says whether the template is held out.
 """
 
 import json
@@ -21,17 +21,17 @@ from templates import FOLDER, fill, read_lines, read_words
 LANGUAGES = FOLDER / "languages"
 FACTS = FOLDER / "facts"
 HELD_OUT_LANGUAGES = ("ko", "uk", "fi", "vi", "id", "fa", "ru-latn")
-"""All that is in these languages is held out."""
+"""Languages that are held out entirely."""
 NEEDY = ("private", "fresh", "obscure", "particular")
 NEEDLESS = ("common", "task", "thanks", "given")
 KNOWLEDGE = "knowledge"
 KINDS = (*NEEDY, *NEEDLESS, KNOWLEDGE)
 ASKED = (*NEEDY, "common", "task")
-"""Kinds of requests that frames are put around."""
+"""Kinds of requests that are put into frames."""
 TRAIN, FRAMES, GROUPS = "train", "frames", "groups"
 PARTS = (TRAIN, FRAMES, GROUPS)
 EVERY = 5
-"""One template of so many in a section is held out."""
+"""One of EVERY templates in a section is held out."""
 
 _EACH = {"thanks": 10}
 _EACH_OTHER = 5
@@ -54,16 +54,16 @@ class TextRow:
     """One labelled text.
 
     Attributes:
-        text: What is judged: a request, or the last message of a conversation.
+        text: The text to judge: a request, or the last message of a conversation.
         kind: One of `KINDS`. "particular" is what only one product's or field's sources say, "obscure" a fact that no
-            LLM knows, "knowledge" one that some know; "given" is text in which nothing is asked.
+            LLM knows, "knowledge" one that some know; "given" is text that asks nothing.
         language: ISO code; "-latn" if romanised, "mixed" for several at once.
-        frame: ``file/section/number`` of the template that it is made of.
+        frame: ``file/section/number`` of its template.
         group: What may be held out as a whole: a language, a field, a topic, a kind of helper, a frame of turns.
         part: "train", "frames" (the template is held out) or "groups" (the whole group is).
-        pieces: The text's parts in order, each with its kind; they say which part asks.
-        history: What was said before, as ``user: …`` and ``assistant: …``.
-        pair: Rows that differ in white space alone share it; empty for others.
+        pieces: The text's parts in order, each with its kind.
+        history: The earlier turns, as ``user: …`` and ``assistant: …``.
+        pair: The same for rows that differ only in white space; empty for others.
     """
 
     text: str
@@ -78,12 +78,12 @@ class TextRow:
 
     @property
     def needs_passages(self) -> bool:
-        """Whether passages must be retrieved for it."""
+        """Whether it needs passages."""
         return self.kind in NEEDY
 
     @property
     def source(self) -> str:
-        """Name of the file that its template is in."""
+        """Name of its template's file."""
         return self.frame.split("/")[0]
 
 
@@ -92,7 +92,7 @@ Sections = dict[str, list[str]]
 
 @cache
 def read_sections(path: Path) -> Sections:
-    """Return the lines of each section; a heading that comes again goes on."""
+    """Return the lines of each section; a repeated heading continues its section."""
     sections: Sections = defaultdict(list)
     name = ""
     for line in read_lines(path):
@@ -105,7 +105,7 @@ def read_sections(path: Path) -> Sections:
 
 
 def read_slots(sections: Sections) -> dict[str, list[str]]:
-    """Return the words for each slot of a file."""
+    """Return the words of each slot of a file."""
     slots = {}
     for line in sections.get("words", []):
         name, _, words = line.partition(": ")
@@ -114,20 +114,20 @@ def read_slots(sections: Sections) -> dict[str, list[str]]:
 
 
 def assign_part(number: int, group_held_out: bool) -> str:
-    """Return the part that the template of this number in its section belongs to."""
+    """Return the part of a template, by its index in its section."""
     if group_held_out:
         return GROUPS
     return FRAMES if number % EVERY == EVERY - 1 else TRAIN
 
 
 def assign_language_part(language: str, number: int) -> str:
-    """Return the part of a template of a language; each language holds out others, so that no meaning is missing."""
+    """Return the part of a language's template; languages hold out different indices, so no meaning is missing."""
     shift = list_languages().index(language)
     return assign_part(number + shift, language in HELD_OUT_LANGUAGES)
 
 
 def drop_duplicates(rows: Iterator[TextRow]) -> list[TextRow]:
-    """Return each text once; the one of the first template stays."""
+    """Return each text once, from the first template that makes it."""
     by_text: dict[tuple[str, tuple[str, ...]], TextRow] = {}
     for row in rows:
         by_text.setdefault((row.text, row.history), row)
@@ -168,7 +168,7 @@ def language_rows(seed: int) -> Iterator[TextRow]:
 def _add_courtesies(
     request: str, kind: str, language: str, part: str, draw: random.Random
 ) -> tuple[tuple[str, str], ...]:
-    """Put courtesies around a request; every third of them is held out."""
+    """Put courtesies around a request; every third courtesy is held out."""
     wrappers = read_language(language).get("polite", [])
     if part != GROUPS:
         wrappers = [wrapper for i, wrapper in enumerate(wrappers) if (i % 3 == 2) == (part == FRAMES)]
@@ -182,7 +182,7 @@ def _add_courtesies(
 
 
 def fact_rows(seed: int) -> Iterator[TextRow]:
-    """Yield questions about facts in other languages than English: what some LLMs know, none, or all."""
+    """Yield fact questions in other languages than English, which some, no or all LLMs can answer."""
     frames, fillers = _read_facts("frames"), _read_facts("fillers")
     spoken = sorted({frame["language"] for frame in frames})
     numbers: dict[str, int] = defaultdict(int)
@@ -221,7 +221,7 @@ def _fill_slot(
 
 
 def field_rows(name: str, seed: int) -> Iterator[TextRow]:
-    """Yield the rows of a file whose headings are ``field kind`` or ``field kind test``: howto, keywords."""
+    """Yield the rows of ``howto`` or ``keywords``, whose headings are ``field kind`` or ``field kind test``."""
     sections = read_sections(FOLDER / f"{name}.txt")
     slots = read_slots(sections)
     for heading, templates in sections.items():
@@ -244,7 +244,7 @@ def field_rows(name: str, seed: int) -> Iterator[TextRow]:
 
 
 def vary_style(text: str, language: str, draw: random.Random) -> str:
-    """Write as people do: some in lower case without punctuation, without accents, or with a slip of the finger."""
+    """Vary the style: some texts in lower case without punctuation, some without accents, some with a typo."""
     style = draw.random()
     if style < 0.25:
         if language == "tr":
@@ -258,14 +258,14 @@ def vary_style(text: str, language: str, draw: random.Random) -> str:
 
 
 def end_sentence(text: str, language: str) -> str:
-    """End a sentence that other text follows."""
+    """Add a full stop if the text has no final punctuation."""
     if text.rstrip(_QUOTES)[-1:] in _ENDS:
         return text
     return text + {"zh": "。", "ja": "。", "hi": "।"}.get(language, ".")
 
 
 def remove_accents(text: str, language: str, draw: random.Random) -> str:
-    """Write as on a keyboard that lacks the accents."""
+    """Remove accents, as on a keyboard without them; German umlauts often become two letters."""
     if language == "de" and draw.random() < 0.6:
         for umlaut, plain in (("ä", "ae"), ("ö", "oe"), ("ü", "ue"), ("Ä", "Ae"), ("Ö", "Oe"), ("Ü", "Ue")):
             text = text.replace(umlaut, plain)
@@ -274,7 +274,7 @@ def remove_accents(text: str, language: str, draw: random.Random) -> str:
 
 
 def add_typo(text: str, draw: random.Random) -> str:
-    """Swap two letters inside a long word, or leave one out, or double it."""
+    """Swap, drop or double a letter inside a long word."""
     words = text.split(" ")
     long = [i for i, word in enumerate(words) if len(word) > 4 and word.isalpha() and max(word) < _CJK]
     if not long:
@@ -293,10 +293,10 @@ def add_typo(text: str, draw: random.Random) -> str:
 
 
 class Asks:
-    """Requests of a part, by kind and language, for frames to be put around them.
+    """Draws requests of a part, by kind and language, for frames.
 
-    English ones are those of `templates.KINDS`, every third line of which is kept for what is held out, and the
-    how-to questions; the others are those of their language.
+    English requests come from the templates of `templates.KINDS`, of which every third is held out, and from the
+    how-to questions. Requests in other languages come from their language's file.
     """
 
     def __init__(self, part: str) -> None:
@@ -327,12 +327,12 @@ class Asks:
                 self._templates[language, kind].append(template)
 
     def draw(self, kind: str, draw: random.Random, language: str = "en") -> str:
-        """Return a request of a kind, in careful spelling."""
+        """Draw a request of a kind, spelled carefully."""
         text = fill(draw.choice(self._templates[language, kind]), self._slots[language], draw)
         return text[0].upper() + text[1:] if language == "en" else text
 
     def question(self, kind: str, draw: random.Random, language: str = "en") -> str:
-        """Return a request of a kind that ends with a question mark, as far as there are some."""
+        """Draw a request of a kind that ends with a question mark; after 40 draws, any request."""
         for _ in range(40):
             text = self.draw(kind, draw, language)
             if text.endswith(("?", "？", "؟")):
@@ -340,7 +340,7 @@ class Asks:
         return text
 
     def language(self, draw: random.Random, english: float = 0.7) -> str:
-        """Return English at that rate, else another language that all kinds are there for."""
+        """Draw English with probability ``english``, else another language that has all kinds."""
         if draw.random() < english:
             return "en"
         full = [code for code in self.languages if all(self._templates.get((code, kind)) for kind in ASKED)]

@@ -1,4 +1,4 @@
-"""Prints what the training text is made of, or writes it: labelled rows in many languages and in many frames.
+"""Counts, shows or writes the training text: labelled rows in many languages and in many frames.
 
     python benchmarks/training_text.py                       counts by file, part and kind, and by language
     python benchmarks/training_text.py --sample turns        30 rows of a file of templates

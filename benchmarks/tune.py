@@ -1,10 +1,10 @@
-"""Does tuning help? Recorded answers of other LLMs: from nothing, shipped, and tuned, on a few questions of each.
+"""Does tuning help? Compares fits from nothing, the shipped gate and the tuned one, on recorded answers of LLMs.
 
     python benchmarks/tune.py --data ../shared/data --cache DIR
 
-For 100, 300 and 1,000 questions of an LLM, drawn anew for each seed, and measured on the rest: the AUC of P(known) of
-a gate that is fitted to them alone, of the shipped one, and of the shipped one corrected by them; and how often the
-guarantee of `MaxLoss` is given, and how often it holds.
+Each seed draws 100, 300 or 1,000 questions of an LLM and measures on the rest. The table has the AUC of P(known) for
+a gate that is fitted to the drawn questions alone, for the shipped one, and for the shipped one corrected by them.
+It also has how often `MaxLoss` gives its guarantee, and how often the guarantee holds.
 
 ``--cache`` keeps hidden states between runs.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from base import argument_parser, print_table, read_records
-from heads import Kept, key
+from heads import VectorCache, hash_question
 
 from rgate_integrations.engine.loading import load_gate
 from rgate_integrations.gates.probability import logits
@@ -54,7 +54,7 @@ class Recording:
     rag: BoolArray | None = None
 
     def tables(self, fit: Any, seed: int) -> dict[str, Table]:
-        """Return what is fitted from nothing, and to the shipped gate."""
+        """Return the tables to fit: without a prior (``nothing``), and with the shipped gate's (``tuned``)."""
         components = Basis.fit(self.states[fit], seed)(self.states)
         tables = {}
         for name, prior in (("nothing", np.zeros_like(self.prior)), ("tuned", self.prior)):
@@ -64,9 +64,9 @@ class Recording:
 
 
 def read_answers(file: Path, llm: str) -> pd.DataFrame:
-    """Return labelled records of an LLM, a random part of them if there are many, each question once."""
+    """Return labelled records of an LLM, each question once; at most `MOST`, drawn at random."""
     records = pd.DataFrame(read_records(file))
-    # The NQ questions of one source are all answered rightly: nothing can be learned from them.
+    # All NQ answers of this source are right, so they teach nothing.
     usable = records.closed_book_correct.notna() & ~records.id.str.startswith("wack.nq")
     records = records[usable & (records.llm == llm)]
     records = records.assign(question=records.question.str.strip()).drop_duplicates("question")
@@ -82,14 +82,14 @@ def read_questions(questions: list[str], cache: Path) -> tuple[Float64Array, Flo
         results = read_states(gate.get_proxy(), ANSWER, [{"question": q} for q in batch], None, LAYERS)
         return np.stack([result.states for result in results])
 
-    vectors = Kept(cache / "states").fill(questions, compute)
-    states = np.stack([vectors[key(question)] for question in questions]).astype(np.float32)
+    vectors = VectorCache(cache / "states").fill(questions, compute)
+    states = np.stack([vectors[hash_question(question)] for question in questions]).astype(np.float32)
     decisions = gate.decide_batch(questions)
     return logits(np.array([decision.p_known for decision in decisions])), states
 
 
 def read_recorded(data: Path, cache: Path, name: str, llm: str) -> Recording:
-    """Return what is known of an LLM."""
+    """Return an LLM's recorded answers, with the shipped gate's logits and the reader's states."""
     records = read_answers(data / name, llm)
     prior, states = read_questions(records.question.tolist(), cache)
     known = records.closed_book_correct.to_numpy(bool)

@@ -19,7 +19,7 @@ def drawn(head, n):
     rng = np.random.default_rng(0)
     features = np.zeros((n, 4, 4))
     features[:] = (rng.normal(size=(n, 4)) * fits.SCALES - [0, 10, 3, 1])[:, None]
-    question = fits.Alone(rng.normal(size=n) * 1.5, rng.uniform(0.5, 1, n))
+    question = fits.QuestionScores(rng.normal(size=n) * 1.5, rng.uniform(0.5, 1, n))
     logit = fits.combine_log_odds(question, fits.score_features(head, features))[:, 0]
     return features, question, (rng.random(n) < 1 / (1 + np.exp(-logit))).astype(float)
 
