@@ -21,7 +21,7 @@ from rgate_integrations.runtime.segments import layout
 
 KINDS = (
     Kind("no_knowledge", "always", "needs no knowledge from outside"),
-    Kind("common_knowledge", "always", "asks for what every LLM knows"),
+    Kind("common_knowledge", "always", "asks for common knowledge"),
     Kind("knowledge", "if_known", "asks about a fact"),
     Kind("obscure_knowledge", "never", "asks about something hardly anybody knows"),
     Kind("private", "never", "asks about documents, data or a conversation that the LLM has not seen"),

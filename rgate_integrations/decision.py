@@ -182,7 +182,7 @@ class Draft(Frozen):
 
 
 class Failure(Frozen):
-    """The error because of which a gate could not judge a question, so that the decision retrieves."""
+    """Why a gate could not judge a question; the decision then retrieves."""
 
     type: Text
     message: Text

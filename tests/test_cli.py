@@ -141,7 +141,7 @@ def test_doctor_says_what_is_missing_and_the_command_that_brings_it(cache):
     assert found["torch"][0].startswith("2.")
     assert str(cache) in found["cache"][0]
     assert not cache.exists()
-    assert rgate("ask", "who?").exception.hint == "rgate download qwen2.5-coder-0.5b-instruct"
+    assert rgate("ask", "who?").exception.hint == "Run `rgate download qwen2.5-coder-0.5b-instruct`."
 
 
 def test_doctor_says_what_first_use_would_fetch(cache, online):

@@ -138,7 +138,7 @@ def test_offline_nothing_is_fetched_and_a_warning_says_so_once(
     assert error.message == (
         f"The model 'all-minilm-l6-v2' is not downloaded yet, and {name}={value} forbids downloads."
     )
-    assert error.hint == "rgate download all-minilm-l6-v2"
+    assert error.hint == "Run `rgate download all-minilm-l6-v2`."
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("rgate_integrations", logging.WARNING)
     assert f"{name}={value} forbids downloads" in record.getMessage()
@@ -158,7 +158,7 @@ def test_a_variable_that_says_no_forbids_nothing(fetcher, monkeypatch, value):
 def test_a_missing_corpus_is_no_missing_model(fetcher, monkeypatch):
     monkeypatch.setenv("RGATE_OFFLINE", "1")
     error = fails(partial(corpus_path, "encyclopedia-leads"), DownloadError)
-    assert error.hint == "rgate download encyclopedia-leads"
+    assert error.hint == "Run `rgate download encyclopedia-leads`."
 
 
 def test_a_server_never_fetches_while_a_client_waits(fetcher, caplog):
@@ -166,7 +166,7 @@ def test_a_server_never_fetches_while_a_client_waits(fetcher, caplog):
     decision = load_gate().decide("What is the capital of France?")
     assert (decision.retrieve, decision.error.type, fetcher.asked) == (True, "ModelLoadError", [])
     assert "a server downloads nothing while its clients wait" in decision.error.message
-    assert decision.error.hint == f"rgate download {ENCODER}"
+    assert decision.error.hint == f"Run `rgate download {ENCODER}`."
     assert f"Run: rgate download {ENCODER}" in caplog.text
 
 
@@ -183,8 +183,8 @@ def test_the_decision_server_is_one_and_its_log_says_what_to_download(fetcher, c
     assert (decision["retrieve"], decision["error"]["type"]) == (True, "ModelLoadError")
     assert fetcher.asked == []
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    warming = [line for line in warned if line.startswith("The gate does not decide yet")]
-    assert warming[0].endswith(f"Hint: rgate download {ENCODER}")
+    warming = [line for line in warned if line.startswith("The gate is not ready yet")]
+    assert warming[0].endswith(f"Hint: Run `rgate download {ENCODER}`.")
     assert sum(line.endswith(f"Run: rgate download {ENCODER}") for line in warned) == 1
 
 

@@ -152,7 +152,7 @@ def test_a_name_that_is_given_goes_before_one_that_is_found(folder):
         ("", "", ""),
         ("phi-4", "the chat model", "phi-4 (named by the chat model; ability"),
         ("phi-4", "", "phi-4 (as given; ability"),
-        ("my-assistant", "", "an LLM of which nothing is known but its name, my-assistant"),
+        ("my-assistant", "", "my-assistant, about which nothing is known"),
     ],
 )
 def test_a_decision_says_whose_knowledge_was_judged_and_how_it_is_known(folder, name, name_source, said):

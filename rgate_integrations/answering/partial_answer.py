@@ -198,7 +198,7 @@ class BufferedAnswer(ABC):
                     self._uses_fallback = True
                     continue
                 if self._uses_fallback and not self.chunks:
-                    # The LLM refused not the log-probabilities but the question, perhaps because it is too long.
+                    # The LLM did not refuse the log-probabilities but the question, perhaps because it is too long.
                     self.set_logprobs(wanted=True)
                 self.error = error
                 return

@@ -122,7 +122,7 @@ class RoutedCall(ABC, Generic[_Input]):
 
     @abstractmethod
     def begin(self, item: _Input) -> BufferedAnswer:
-        """Let the direct arm start an answer, which will be judged."""
+        """Start the direct arm's answer, which the gate will judge."""
 
     @abstractmethod
     def search(self, inputs: Sequence[_Input]) -> Step:
@@ -328,7 +328,7 @@ class RoutedCall(ABC, Generic[_Input]):
         try:
             return self.read_passages(item)
         except Exception as error:  # a retriever may return anything, and the arm may still be able to use it
-            _log.warning("What was found cannot be judged: %s", type(error).__name__)
+            _log.warning("The passages could not be judged: %s", type(error).__name__)
             return []
 
 

@@ -57,8 +57,8 @@ def decide(
     """Decide for each question whether to retrieve, and say why. The exit code is 1 if one could not be judged.
 
     A line of standard input may also be a JSON object with "question" and, for gates that use them, "draft",
-    "popularity" and "history", a list of turns; then every line after it must be one. Any other line is an
-    error, and the rest go on.
+    "popularity" and "history", a list of turns. After the first such line, every line must be one; any other
+    line is reported as an error, and the rest are judged.
     """
     from rgate_integrations.engine.loading import load_gate
     from rgate_integrations.gates.rules import Rules

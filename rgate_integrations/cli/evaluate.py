@@ -69,7 +69,7 @@ def collect(
     thinking_tokens: ThinkingTokens = 2048,
     extra_body: ExtraBody = "{}",
 ) -> None:
-    """Make paired data: your LLM's answers with and without retrieval. Run again, it resumes."""
+    """Make paired data: your LLM's answers with and without retrieval. Run it again to resume."""
     from rgate_integrations.tuning import collect as run
     from rgate_integrations.tuning.questions import read_questions
 

@@ -58,7 +58,7 @@ def request_options(think: Literal["off", "low", "as-is"], extra_body: str, toke
         body = json.loads(extra_body)
     except ValueError:
         raise ConfigurationError(
-            f"Invalid JSON in --extra-body: {extra_body!r}", hint='{"top_p": 0.9}'
+            f"Invalid JSON in --extra-body: {extra_body!r}", hint='Pass a JSON object such as {"top_p": 0.9}.'
         ) from None
     return RequestOptions(think, tokens, body)
 
@@ -77,7 +77,10 @@ def open_llm(llm: str, model: str | None, concurrency: int, options: RequestOpti
             )
         return _open(model, llm, KEY, concurrency, options)
     if options.facts and not _PROVIDER.fullmatch(llm):
-        raise ConfigurationError("A local model accepts neither --think nor --extra-body.", hint="--llm URL")
+        raise ConfigurationError(
+            "A local model accepts neither --think nor --extra-body.",
+            hint="Omit them, or pass the URL of a server as --llm.",
+        )
     return _open(llm, "", KEY, concurrency, options)
 
 

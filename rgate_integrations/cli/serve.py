@@ -161,7 +161,9 @@ def _open_retriever(indexes: Sequence[str], name: str | None) -> Retriever | dic
         corpus, equals, folder = option.partition("=")
         folders[corpus if equals else ""] = folder if equals else option
     if len(folders) < len(indexes) or (len(folders) > 1 and "" in folders):
-        raise ConfigurationError("Several indexes need different names.", hint="--index NAME=FOLDER")
+        raise ConfigurationError(
+            "Several indexes need different names.", hint="Name each: --index NAME=FOLDER."
+        )
     opened: dict[str, Retriever] = {corpus: open_index(Path(folder)) for corpus, folder in folders.items()}
     if opened:
         return opened.get("", opened)

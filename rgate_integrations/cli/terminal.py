@@ -60,10 +60,12 @@ DraftOf = Annotated[
     ),
 ]
 MaxLossOption = Annotated[
-    float | None, typer.Option("--max-loss", help="Most accuracy to lose against always retrieving: 0.02.")
+    float | None,
+    typer.Option("--max-loss", help="Maximum loss of accuracy against always retrieving, such as 0.02."),
 ]
 BudgetOption = Annotated[
-    float | None, typer.Option("--budget", help="Instead, the largest share of questions to retrieve for.")
+    float | None,
+    typer.Option("--budget", help="Instead of --max-loss: maximum share of questions to retrieve for."),
 ]
 
 

@@ -192,10 +192,10 @@ def train(
     from rgate_integrations.tuning.training import TrainingOptions
 
     if system is not None and gate != "probe":
-        raise ConfigurationError("Only a probe can be trained with --system.", hint="--gate probe")
+        raise ConfigurationError("Only a probe can be trained with --system.", hint="Add --gate probe.")
     if self_label and (gate == "rewriter" or draft == "recorded"):
         raise ConfigurationError(
-            "--self-label cannot be combined with the rewriter or recorded drafts.", hint="--draft proxy"
+            "--self-label cannot be combined with the rewriter or recorded drafts.", hint="Use --draft proxy."
         )
     options = TrainingOptions(
         draft=draft,
@@ -276,7 +276,7 @@ def ability(
     thinking_tokens: ThinkingTokens = 2048,
     extra_body: ExtraBody = "{}",
 ) -> None:
-    """Ask your LLM 100 short questions, and measure how much it knows. Run again, it resumes."""
+    """Ask your LLM 100 short questions, and measure how much it knows. Run it again to resume."""
     from rgate_integrations.tuning.ability import measure_ability
     from rgate_integrations.tuning.arms import ModelArm
 

@@ -39,8 +39,8 @@ def profile_index(index: Any, name: str) -> CorpusProfile:
 def missing_passages(what: str) -> ConfigurationError:
     """Return the error for an object whose passages cannot be read."""
     return ConfigurationError(
-        f"corpus=True needs the passages, which {what} does not provide.",
-        hint="corpus=CorpusProfile.from_retriever(retriever)",
+        f"corpus=True must read the passages of one index, which {what} does not provide.",
+        hint="Make the profile yourself: corpus=CorpusProfile.from_retriever(retriever).",
     )
 
 

@@ -32,7 +32,7 @@ MAX_PASSAGES = 1_500
 NEIGHBOURS = 5
 """A question's nearness to a corpus is its mean cosine to this many nearest passages."""
 SLOPE, MIDPOINT, NAME_LOGIT = 9.3, 0.59, 6.0
-"""The logit of P(covered) is ``SLOPE * (z - MIDPOINT)``, plus ``NAME_LOGIT`` if the question names something of it.
+"""Logit of P(covered): ``SLOPE * (z - MIDPOINT)``, plus ``NAME_LOGIT`` if the question has one of the corpus's names.
 
 z is 0 for a question as near as unrelated requests, and 1 for one as near as sentences of the corpus itself.
 Fitted by ``benchmarks/corpora.py``."""
@@ -42,7 +42,8 @@ _MAX_SENTENCES, _MIN_SENTENCE, _MAX_SENTENCE = 200, 20, 200
 """Number of sentences that measure how near a corpus is to its own content, and their minimum length."""
 _PRIOR_MARGIN, _PRIOR_SENTENCES = 0.22, 10
 """The usual margin, and the number of sentences that it counts as, because a few sentences measure it poorly."""
-# Limits, because with unrelated passages everything would be covered, and with near duplicates nothing.
+# The margin is clipped: otherwise a corpus of unrelated passages would cover everything, and one of near
+# duplicates nothing.
 _MIN_MARGIN, _MAX_MARGIN = 0.12, 0.4
 _MIN_COMMON = 0.2
 """Minimum length of a specific corpus's mean vector: an encyclopaedia has 0.05, four unlike corpora in one 0.4."""

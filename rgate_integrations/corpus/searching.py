@@ -1,4 +1,4 @@
-"""Samples passages from anything that searches, with a bounded number of searches."""
+"""Samples a corpus's passages through its retriever, with a bounded number of searches."""
 
 from __future__ import annotations
 
@@ -115,7 +115,8 @@ def _search_in_time(search: Search, query: str, deadline: float) -> list[str] | 
         raise found
     if isinstance(found, Exception):
         raise ProfileError(
-            f"A search for a profile failed with {type(found).__name__}.", hint="See the error's cause."
+            f"The retriever failed with {type(found).__name__} during profiling.",
+            hint="See the error's cause.",
         ) from found
     return found
 

@@ -25,7 +25,7 @@ _ORDINAL = re.compile(r"\d+(?:st|nd|rd|th|s|%|[a-z])?", re.IGNORECASE)
 # Natural logs of a word's share of all text.
 _RARE = -13.0  # below this, the encoder's tokens only give a guess, so all words count as equally rare
 _UNKNOWN = -15.0  # below this, a word is several tokens, so it is not a common word such as "French"
-_COMMON = -10.5  # above this, a word is too common to tell anything
+_COMMON = -10.5  # above this, a word is too common to be informative
 _MIN_EXCESS = 1.5  # natural log of how many times more frequent than in other text a telling word must be
 _REFERENCE_WORDS = 20
 """Number of most common words of a corpus that show how much of the encoder's text is in its language."""

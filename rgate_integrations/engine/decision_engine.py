@@ -193,7 +193,7 @@ class DecisionEngine(Decider):
         """Queue the requests, and wait for their decisions."""
         if _JUDGING.get() is self:
             raise ConfigurationError(
-                "The gate's own drafter has called the gate, so it would wait for itself.",
+                "llm= contains the gate itself, so each decision would wait for another one.",
                 hint="Give llm= the model that answers, not a chain that contains the gate.",
             )
         limits = [self.timeout if request.timeout is None else request.timeout for request in requests]

@@ -53,7 +53,7 @@ class Ability:
         llm: Its name.
         theta: Ability in logits; 0 is that of Llama-3.1-8B-Instruct, and more is better.
         sd: Standard deviation of ``theta``.
-        source: Where the value comes from, as a phrase that follows "by".
+        source: Where the value comes from, as a phrase, such as "guessed from 7 billion parameters".
     """
 
     llm: str
@@ -79,13 +79,12 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
     The first of these that applies is used:
 
     1. a folder made by ``rgate ability``: the measured ability;
-    2. the table, by the words of the name (see `rgate_integrations.gates.llm_names`), if need be without those that
-    say
-       how long the LLM thinks: the line with the same date, or else the least able of those with these words;
+    2. the table, by the words of the name (see `rgate_integrations.gates.llm_names`), if need be without the words
+       for how long the LLM thinks: the line with the same date, or else the least able LLM with these words;
     3. a family of the table. With a size: the ability of this family at that size, of the same version if possible.
        Without one: that of the latest predecessor of the same tier, such as ``opus``; or else of the least able LLM
-       of the version, or of the family. A guess never raises ability. Of a name with two families, such as a
-       distilled LLM's, the less able counts;
+       of the version, or of the family. A guess never raises ability. If a name has two families, such as a
+       distilled LLM's, the less able one counts;
     4. a size alone, which can only lower the ability;
     5. the default.
 
@@ -160,8 +159,8 @@ def build_table(text: str) -> tuple[AbilityEntry, ...]:
     entries = []
     for name, facts in parse_json(text).items():
         ability = Ability(name, **facts)
-        # Names rather overrate LLMs. At the lower end, 76 % of what is skipped for strong ones is right, not 72 %
-        # (benchmarks/abilities.py).
+        # Names tend to overrate LLMs. With one standard deviation less, strong ones are right on 76 % of what is
+        # skipped, not 72 % (benchmarks/abilities.py).
         entries.append(AbilityEntry(parse_name(name), replace(ability, theta=ability.theta - ability.sd)))
     # "phi-4-14b" is looked up like any name with a size, so the table needs it in addition to "phi-4".
     for sized, usual in sizes_left_out():
@@ -180,7 +179,7 @@ def _least_able(entries: Sequence[AbilityEntry]) -> Ability:
 
 
 def _same_llm(model: ModelName) -> list[AbilityEntry]:
-    """Return the lines of an LLM by all words of its name, or else without those that say how long it thinks."""
+    """Return the lines of an LLM by all words of its name, or else without the words for how long it thinks."""
     table = ability_table()
     for words in (model.words, model.without_effort, model.without_any_effort):
         exact = [entry for entry in table if entry.name.words == words]

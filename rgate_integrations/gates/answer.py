@@ -59,7 +59,10 @@ class AnswerGate(Gate):
         """Read ``answer:QUESTION,ANSWER``; each is a name or a folder."""
         question, _, answer = argument.partition(",")
         if not question or not answer:
-            raise ConfigurationError(f"{argument!r} does not name two gates.", hint="answer:QUESTION,ANSWER")
+            raise ConfigurationError(
+                f"{argument!r} does not name two gates.",
+                hint="Separate them with a comma, for example answer:default,default-answer.",
+            )
         return {"question": question, "answer": answer}
 
     @model_validator(mode="before")

@@ -128,7 +128,7 @@ class ProbeArtifact(SavedGate):
     Attributes:
         weight: Shape (layers, hidden size), float32.
         bias: Added to the sum of ``weight * states``; the result is a logit.
-        layers: The hidden states to read: (layer, span, pooling) each.
+        layers: The hidden states to read, as (layer, span, pooling).
         tokens: Number of draft tokens to read; 0 for the question alone.
         source: Who writes the draft.
         slope: Slope of the logit's Platt calibration.
@@ -162,7 +162,7 @@ class TunedArtifact(SavedGate):
         bias: Added to the logit.
         weight: Weights of the hidden states of the question, shape (layers, hidden size), float32.
         head: Weights of the log-probability features of a partial answer, float32; empty for the question alone.
-        layers: The hidden states to read: (layer, span, pooling) each.
+        layers: The hidden states to read, as (layer, span, pooling).
         tokens: Number of tokens of the partial answer to read; 0 for the question alone.
     """
 
@@ -208,11 +208,11 @@ class Kind:
 class KindHead:
     """Classifies a segment of a request, a sentence or a line, by the states of the encoder.
 
-    It has one hidden layer: K logits are ``output · relu(hidden · x + hidden_bias) + bias``, where x are the states
-    and the layout of a segment.
+    It has one hidden layer: the K logits are ``output · relu(hidden · x + hidden_bias) + bias``, where x joins the
+    segment's L states of size H and its layout.
 
     Attributes:
-        layers: The hidden states of the segment to read: (layer, ``"question"``, pooling) each.
+        layers: The hidden states of the segment to read, as (layer, ``"question"``, pooling).
         kinds: The K kinds, with their biases.
         hidden: Shape (units, L * H + 11), float32.
         hidden_bias: Shape (units,), float32.
@@ -236,7 +236,7 @@ class KindHead:
 
     @property
     def states_shape(self) -> tuple[int, int]:
-        """The shape of a segment's states, (L, H)."""
+        """The shape of a segment's states: (layers, hidden size)."""
         return len(self.layers), (self.hidden.shape[1] - LAYOUT) // len(self.layers)
 
     def logits(self, states: AnyStates, layout: AnyStates) -> Float64Array:
@@ -263,7 +263,7 @@ class FactHeads:
 
     Attributes:
         base_model: The proxy whose states are read.
-        layers: The hidden states to read: (layer, span, pooling) each; drafts are not read.
+        layers: The hidden states to read, as (layer, span, pooling); drafts are not read.
         known_weight: Weights of the logit that an LLM of ability 0 knows the fact, shape (L, H), float32.
         known_bias: Added to the logit.
         ability_slope: Added to the logit for each unit of the LLM's ability.
@@ -328,10 +328,10 @@ class HeadsArtifact(SavedGate):
 
     Attributes:
         segments: Classifies a segment by the states of `base_model`, which reads any language.
-        in_context: The same for segments beside others or behind earlier turns, by layers that were adapted for
-            that. Their logits are the means of those of both heads.
-        first_facts: Whether a fact is known, by the states of the same model.
-        facts: The same by the states of a second model, which is better but needs another pass and only reads
+        in_context: Classifies a segment that has neighbours or earlier turns, from layers adapted to that. Its logits
+            are averaged with those of `segments`.
+        first_facts: Estimates from the states of `base_model` whether a fact is known.
+        facts: Estimates the same from a second model, which is better but needs another pass and only reads
             English.
         english_weight: Shape (L, H), float32: a question is English if the sum of this times the first model's
             states, over the layers of `first_facts`, and `english_bias` is positive.

@@ -18,9 +18,9 @@ from rgate_integrations.gates.heads import HeadsGate
 COVERED = 0.5
 """Minimum P(covered) of a request that is about a corpus."""
 GIVEN_TEXT = 0.4
-"""P(given) from which a segment is text to work on: front ends paste chats about the corpus into their prompts."""
+"""A segment with at least this P(given) is text to work on: front ends paste chats about the corpus into prompts."""
 NOTHING_ASKED = 0.85
-"""Probability of small talk, a task or pasted text from which on a segment asks nothing of a corpus."""
+"""A segment asks nothing of a corpus if P(small talk, a task or pasted text) is at least this."""
 _REASON_WORDS = 3  # words in a reason
 
 Profile = Annotated[
@@ -100,7 +100,7 @@ class CorpusGate(Gate):
         if len(set(self.corpora)) < len(self.corpora):
             raise ConfigurationError(
                 f"The names of corpora must differ, not {', '.join(self.corpora)}.",
-                hint='corpus={"docs": a, "hr": b}',
+                hint='Name them yourself: corpus={"docs": a, "hr": b}.',
             )
         return self
 
@@ -124,7 +124,7 @@ class CorpusGate(Gate):
         return self.around(self.inner.for_llm(name, name_source))
 
     def answer_gate(self) -> Gate | None:
-        """Return this gate around the one that judges begun answers."""
+        """Return this gate around the inner gate's gate for partial answers."""
         inner = self.inner.answer_gate()
         return None if inner is None else self.around(inner)
 

@@ -26,7 +26,7 @@ from rgate_integrations.runtime.segments import QUESTION_MARKS
 _log = logging.getLogger("rgate_integrations")
 _warn_once = lru_cache(maxsize=256)(_log.warning)  # bounded, because clients of a server may send any name
 _MAX_SHOWN = 80  # characters of a segment in a reason
-# Among more questions the heads do not find the one that needs a search, so such a request retrieves.
+# In a request with more questions, the heads may miss the one that needs a search, so it retrieves.
 _MAX_QUESTIONS = 8
 # "known" is only a signal if knowing the fact changes P(known) by this much; otherwise the request asks for none.
 _MIN_INFLUENCE = 0.1
@@ -206,7 +206,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     @property
     def _judged_llm(self) -> str:
         if self.ability is None:
-            return f"an LLM of which nothing is known but its name, {self.llm_name}" if self.llm_name else ""
+            return f"{self.llm_name}, about which nothing is known" if self.llm_name else ""
         source = "as given" if self.llm_name_source in USER_SOURCES else f"named by {self.llm_name_source}"
         ability = f"ability {self.ability.theta:+.1f} ± {self.ability.sd:.1f}"
         return f"{self.ability.llm} ({source}; {ability}: {self.ability.source})"
@@ -225,7 +225,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 
     def _explain(self, p: float, shares: Float64Array, known: Float64Array, is_news: bool) -> str:
         """Describe the kind of request that contributed most to the decision."""
-        # Of a request that retrieves, the kind that adds most to P(not answered); otherwise to P(answered).
+        # If the request retrieves, the kind that adds most to P(not answered); otherwise the one that adds most to
+        # P(answered).
         kinds = self.trained.segments.kinds
         answered = np.concatenate([kind.share_answered(known) for kind in kinds])
         top = int(np.argmax(shares * (1 - answered if p < self.threshold else answered)))
@@ -234,7 +235,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         llm = self.ability.llm if self.ability else "the LLM"
         reason = f"{kinds[top].about} that {llm} knows with probability {known[0]:.2f}"
         if is_news and self._ability[0] > 0:
-            reason += ": it may be news, of which a more capable LLM knows no more"
+            reason += ": it may be news, about which a more capable LLM knows no more"
         return f"{reason}."
 
 

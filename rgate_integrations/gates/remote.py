@@ -53,11 +53,11 @@ class RemoteGate(NamedLLMGate):
     request_seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
 
     def answer_gate(self) -> Gate:
-        """Return this gate: the server has both."""
+        """Return this gate: the server also judges partial answers."""
         return self
 
     def question_gate(self) -> Gate:
-        """Return this gate: the server has both."""
+        """Return this gate: the server also judges the question alone."""
         return self
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:

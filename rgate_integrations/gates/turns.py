@@ -3,7 +3,7 @@
 A transcript that ends in an open question is a conversation. Consecutive user turns are one request. A reply is read
 together with the question or offer that it answers, a retry with the question that it repeats. A remark about the
 answer, such as thanks, is read alone. Retries, remarks and polite questions that offer nothing in particular are
-recognised in any language by the most similar of a few examples, as with rules.
+recognised in any language by their similarity to a few examples, as with rules.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from rgate_integrations.runtime.segments import QUESTION_MARKS, count_words, seg
 from rgate_integrations.runtime.transcripts import split_transcript
 
 _USER, _ASSISTANT = "user: ", "assistant: "
-# Cosine at and above which a message counts as similar to an example; chosen by benchmarks/conversations.py.
+# Minimum cosine of a message that is similar to an example; chosen by benchmarks/conversations.py.
 _MIN_COSINE = 0.55
-_MAX_WORDS = 12  # characters of a message to compare; longer messages say what they want
+_MAX_WORDS = 12  # maximum words of a message to compare; longer messages say what they want
 _MAX_TURNS = 8  # number of user turns to search for the question that a retry repeats
 _SHORT = 5  # maximum words of a question that may be a reply, such as "Why not?"
 RETRY, REMARK, OPEN, OTHER = "retry", "remark", "open", "other"
@@ -222,14 +222,14 @@ _EXAMPLES = {
         "نعم من فضلك",
     ),
 }
-"""What users say about an answer, and what answers end with. The other kinds look similar but mean something else."""
+"""Example messages by kind. `OPEN` has the general offers that answers end with, `OTHER` has look-alikes."""
 
 
 def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> list[Request | Exception]:
     """Return each request with the turns that it refers to, or the error if it cannot be resolved.
 
     Args:
-        gate: The gate, which reads turns. Retries and remarks are only detected if it reads the encoder.
+        gate: A gate that reads turns. Retries and remarks are only detected if it reads the encoder.
         requests: The requests.
         sources: The sources of evidence, which include the encoder.
     """
@@ -246,7 +246,7 @@ def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> 
 
 
 def _read_transcript(request: Request) -> Request:
-    """If a text holds a conversation, return its last message, with the turns before it as history."""
+    """If a text is a transcript, return its last message, with the turns before it as history."""
     turns = None if request.history else split_transcript(request.question)
     if turns is None:
         return request

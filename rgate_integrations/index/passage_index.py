@@ -258,7 +258,7 @@ class PassageIndex:
         if not state.passages:
             return [[] for _ in vectors]
         wanted = normalise_vectors(check_vectors(vectors, len(vectors), state.buffer.shape[1]))
-        # FAISS fills up with row -1 if k exceeds the number of vectors.
+        # FAISS pads the results with row -1 if k exceeds the number of vectors.
         k = min(k, len(state.passages))
         nearest = self._faiss.knn(wanted, state.vectors, k, metric=self._faiss.METRIC_INNER_PRODUCT)
         results = []
@@ -347,7 +347,7 @@ def _read(path: Path) -> tuple[str, str, _State]:
         vectors = file.get_tensor("vectors")
         saved = file.get_tensor("passages").tobytes()
     if facts.pop("checksum") != checksum(facts, saved, vectors):
-        raise ValueError("it was changed after it was saved")
+        raise ValueError("its checksum does not match, so it was changed after it was saved")
     passages = []
     for name, title, text, metadata in _SAVED_PASSAGES.validate_json(saved, strict=True):
         passages.append(Passage(name, text, title, metadata))

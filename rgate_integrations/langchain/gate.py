@@ -255,7 +255,9 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 retrieve=searched, direct=direct, condensed_key=condensed_key, **looks
             )
         if condensed_key is not None and self.condense is None:
-            raise ConfigurationError("condensed_key= needs condense=.", hint="RetrievalGate(condense=…)")
+            raise ConfigurationError(
+                "condensed_key= needs condense=.", hint="Pass it to RetrievalGate(condense=…)."
+            )
         arm: Runnable[Any, Any] = coerce_to_runnable(direct)  # type: ignore[arg-type]  # a mapping is one
         strategy = Strategy.from_options(
             self.gate,

@@ -26,18 +26,17 @@ from rgate_integrations.langchain.filters import Filter, as_predicate
 
 Scored: TypeAlias = list[tuple[Document, float]]
 
-_GROWTH = 4  # factor for the number of hits to ask for, while too few of them pass a filter
+_GROWTH = 4  # factor by which to increase the number of hits while too few of them pass a filter
 
 
 class FaissVectorStore(VectorStore):
     """A vector store on FAISS: exact search, upserts by id, metadata filters, MMR, atomic saves.
 
     ``FaissVectorStore(embedding=e)`` is an empty store. Any number of threads and tasks may read and write. A write
-    is
-    atomic: if it raises, nothing has changed. Async methods run in a thread.
+    is atomic: if it raises, nothing has changed. Async methods run in a thread.
 
     Scores are cosines; their relevance is ``(cosine + 1) / 2``. Metadata must be JSON: text, numbers, booleans, None,
-    lists, and dicts with text as keys. Blank texts are stored like any other. Every search takes ``filter=``, see
+    lists, and dicts with text as keys. Blank texts are stored like any other. Every search takes ``filter=``; see
     `as_predicate`.
 
     Args:
@@ -197,8 +196,8 @@ class FaissVectorStore(VectorStore):
         filter: Filter | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """Return ``k`` of the ``fetch_k`` nearest documents, see `max_marginal_relevance_search`."""
-        # A snapshot (it copies no vectors): other threads may delete a document between the search and the lookup.
+        """Return ``k`` of the ``fetch_k`` nearest documents; see `max_marginal_relevance_search`."""
+        # Use a snapshot (which copies no vectors), because other threads may delete a document before its lookup.
         index = copy(self.index)
         nearest = _without_scores(_search(index, [embedding], max(fetch_k, k), filter))
         vectors = list(index.vectors(str(document.id) for document in nearest))
@@ -220,15 +219,15 @@ class FaissVectorStore(VectorStore):
         """Load a store that `save_local` wrote.
 
         Raises:
-            IndexNotFoundError: The folder holds no store.
-            IndexCorruptError: Its file is truncated or changed, or holds something else.
+            IndexNotFoundError: The folder contains no store.
+            IndexCorruptError: Its file is truncated, was changed, or contains something else.
             IndexMismatchError: The store was made with other embeddings.
         """
         embedder = as_embedder(embeddings)
         try:
             return cls(embeddings, index=PassageIndex.load(folder_path, embedder))
         except (IndexNotFoundError, IndexCorruptError, IndexMismatchError) as error:
-            # The index's own hint names a command, which is no help here.
+            # The index's own hint names a command, which does not help here.
             raise type(error)(
                 error.message, hint="Save a store with these embeddings again: save_local(…)."
             ) from error
@@ -242,8 +241,8 @@ def _search(index: PassageIndex, vector: Any, k: int, filter: Filter | None) -> 
         (hits,) = index.search_vectors(vector, count)
         scored = [(_document(hit.passage), hit.score) for hit in hits]
         scored = [(document, score) for document, score in scored if passes(document)]
-        # FAISS cannot filter by metadata, so we search for more until enough pass. Fewer hits than asked for mean
-        # that all were searched; the index's size would not tell, because other threads may write meanwhile.
+        # FAISS cannot filter by metadata, so we search for more until enough pass. Fewer hits than requested means
+        # that there are no more. The index's size is not a reliable sign, because other threads may be writing.
         if len(scored) >= k or len(hits) < count:
             return scored[:k]
         count *= _GROWTH

@@ -151,7 +151,7 @@ _ENCODER = Entry(
     disk_megabytes=90,
     licence="MIT",
     purpose="the encoder: questions and passages in a hundred languages, in int8",
-    # In float32 there, and rounded to the same four bits when it is made.
+    # In float32 on the Hub; `make_encoder` rounds it to the same four bits as the wheel's.
     hub=HubFiles(
         "intfloat/multilingual-e5-small",
         "614241f622f53c4eeff9890bdc4f31cfecc418b3",

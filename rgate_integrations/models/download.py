@@ -190,7 +190,7 @@ def _write_manifest(item: Entry, folder: Path) -> None:
 
 
 def _revision(item: Entry) -> str:
-    """Return what a folder depends on besides its downloaded files: the encoder's has layers that ship here."""
+    """Return what a folder depends on besides its downloads: for the encoder, a hash of the shipped adapter."""
     return adapter_digest() if item.kind == "encoder" else ""
 
 
@@ -204,7 +204,7 @@ def _write_passages(source: Path, target: Path) -> None:
 
 
 def corpus_path(name: str) -> Path:
-    """Return the JSONL file of a corpus in the cache, ``{"id", "title", "text"}`` a line.
+    """Return the JSONL file of a corpus in the cache, with ``{"id", "title", "text"}`` on each line.
 
     Raises:
         UnknownNameError: The catalogue has no corpus of that name.

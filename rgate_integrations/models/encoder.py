@@ -35,37 +35,37 @@ ENCODER = "multilingual-e5-small"
 FINGERPRINT = "1571fc9827503943"
 """The first digits of the SHA-256 of the 4-bit weights."""
 STATES = (8, 10, 12)
-"""The layers that are pooled by default. The last gives the sentence vector."""
+"""The layers to pool by default. The last gives the sentence vector."""
 ALL_LAYERS = LAYERS + BRANCH_LAYERS
-"""Layers 13 to 16 are layers 9 to 12 once more, adapted to tell what a request asks; they, too, follow layer 8."""
+"""Number of layers. Layers 13 to 16 are copies of 9 to 12 that also follow layer 8, adapted to classify requests."""
 STAGES = (BRANCH, LAYERS, ALL_LAYERS)
-"""The last layers of the graphs. The others begin with the states of the first, and run only for layers of theirs."""
+"""Last layer of each graph. The later graphs start from the first's output, and only run if needed."""
 MAX_TOKENS = 3_072
-"""Of a longer text the beginning is read."""
+"""Maximum number of tokens of a text; the rest is ignored."""
 
 Prefix: TypeAlias = Literal["query: ", "passage: "]
 Range: TypeAlias = tuple[int, int]
-"""Begin and end."""
+"""Start and end of a range of characters or tokens, as in a slice."""
 
-_BEGIN, _END = 0, 2  # tokens around each text
-_SURROGATE = re.compile("[\ud800-\udfff]")  # halves of a character, which UTF-8 cannot write
-# A text over 512 tokens is read in windows that share so many; a token counts in the window where it is further
-# inside.
+_BEGIN, _END = 0, 2  # ids of the tokens around each text
+_SURROGATE = re.compile("[\ud800-\udfff]")  # halves of a character, which UTF-8 cannot encode
+# A text of more than 512 tokens is read in windows, which overlap by this many. A token counts in the window where it
+# is further from the edge.
 _OVERLAP = 128
 _BATCH_TOKENS = 128  # larger batches leave the caches of a core, and are slower
 
 
 def graph_file(stage: int) -> str:
-    """Return the name of the graph that ends with a layer of `STAGES`."""
+    """Return the file name of the graph whose last layer is ``stage``; see `STAGES`."""
     return f"graph_{stage}.onnx"
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """The states of a text.
+    """The pooled states of a text.
 
     Attributes:
-        whole: Means over all tokens, shape (layers, 384).
+        whole: Means over the whole text, shape (layers, 384).
         parts: Means over each part, shape (parts, layers, 384).
         tokens: Length of the text, in tokens.
     """
@@ -76,20 +76,20 @@ class Encoded:
 
     @property
     def vector(self) -> Float32Array:
-        """The last layer's mean at length 1, shape (384,): e5's sentence vector, if that layer is the twelfth."""
+        """The mean of the last layer, normalised, shape (384,): e5's sentence vector if that is layer 12."""
         last: Float32Array = self.whole[-1] / np.linalg.norm(self.whole[-1])
         return last
 
 
 class Tokens(NamedTuple):
-    """A text, or a window of one, in tokens, and the ranges to be pooled: the first is the whole text."""
+    """The token ids of a text or of a window of it, and the ranges to pool: the first is the whole text."""
 
     ids: list[int]
     ranges: list[Range]
 
 
 class Encoder(OnnxModel):
-    """multilingual-e5-small, from a folder that `encoder_file.make_encoder` wrote."""
+    """multilingual-e5-small, loaded from a folder that `encoder_file.make_encoder` wrote."""
 
     title = "The encoder"
     entry = ENCODER
@@ -99,7 +99,7 @@ class Encoder(OnnxModel):
         from sentencepiece import SentencePieceProcessor
 
         self._tokens = SentencePieceProcessor(model_file=str(folder / TOKENS))
-        # Mapped, not read: of its 54 MB only the rows of tokens that occur are needed.
+        # Memory-mapped: only the rows of tokens that occur are read, of 54 MB.
         self._table = np.memmap(folder / WEIGHTS, np.uint8, "r", shape=TABLE)
         self._sessions = {}
         for stage in STAGES:
@@ -109,11 +109,11 @@ class Encoder(OnnxModel):
         return self.encode([text], layers=(*STATES, ALL_LAYERS))[0].whole
 
     def vectors(self, texts: Sequence[str], prefix: Prefix) -> Float32Array:
-        """Return e5's sentence vectors, shape (texts, 384), of length 1.
+        """Return e5's sentence vectors, normalised, shape (texts, 384).
 
         Args:
             texts: The texts.
-            prefix: ``"query: "`` for what is searched for, ``"passage: "`` for what is searched; e5 reads both.
+            prefix: ``"query: "`` for queries, ``"passage: "`` for passages; e5 was trained with these prefixes.
         """
         vectors = [encoded.vector for encoded in self.encode(texts, layers=(LAYERS,), prefix=prefix)]
         return np.array(vectors, np.float32).reshape(-1, HIDDEN)
@@ -126,13 +126,13 @@ class Encoder(OnnxModel):
         layers: Sequence[int] = STATES,
         prefix: Prefix = "query: ",
     ) -> list[Encoded]:
-        """Read texts, each once.
+        """Return the pooled states of texts. Each text is read once, in windows if it is long.
 
         Args:
-            texts: The texts; what is longer than 3,072 tokens is cut.
-            parts: For each text, ranges of characters, ascending and disjoint, that are pooled separately. A part
-                without tokens of its own, such as white space, gets its neighbour's.
-            layers: The layers that are pooled, from 1 to 16; see `ALL_LAYERS`. Others are not computed.
+            texts: The texts; each is truncated to 3,072 tokens.
+            parts: For each text, ranges of characters to pool separately, ascending and disjoint. A part without
+                tokens of its own, such as white space, gets a neighbouring token.
+            layers: The layers to pool, from 1 to 16; see `ALL_LAYERS`.
             prefix: What the texts are; see `vectors`.
         """
         pairs = zip(texts, parts or [()] * len(texts), strict=True)
@@ -151,7 +151,7 @@ class Encoder(OnnxModel):
         return results
 
     def ids(self, text: str) -> list[int]:
-        """Return the tokens of a text, without those around it; nothing in it is a control token."""
+        """Return the token ids of a text, without prefix and end token. No part of it becomes a control token."""
         ids: list[int] = self._tokens.encode(_SURROGATE.sub("\ufffd", text))
         return ids
 
@@ -160,28 +160,28 @@ class Encoder(OnnxModel):
         return float(sum(map(self._tokens.get_score, self.ids(word))))
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` cut to a number of tokens, or None if it is not longer."""
+        """Return ``text`` truncated to a number of tokens, or None if it is not longer."""
         _, ends = self._tokenize(text)
         return text[: ends[tokens - 1]] if len(ends) > tokens else None
 
     def keep_end(self, text: str, tokens: int) -> str:
-        """Return the last tokens of a text, or all of it if it has no more."""
+        """Return the end of a text, at most a number of tokens."""
         _, ends = self._tokenize(text)
         return text[ends[-tokens - 1] :] if len(ends) > tokens else text
 
     def _tokenize(self, text: str) -> tuple[list[int], list[int]]:
-        """Return the tokens of a text, and where each ends, in characters."""
+        """Return the token ids of a text, and the end of each token in characters."""
         mapping = self._tokens.encode(_SURROGATE.sub("\ufffd", text), return_type="offset_mapping")
         return mapping["ids"], [end for _, end in mapping["offsets"]]
 
     def tokens(self, text: str, parts: Sequence[Range] = (), *, prefix: Prefix = "query: ") -> Tokens:
-        """Return a text in tokens as the model reads it, with those around it; arguments as for `encode`."""
+        """Return a text as the model reads it, with prefix and end token; the arguments are those of `encode`."""
         before = self._tokens_before(prefix)
         tokens, ends = self._tokenize(text) if parts else (self.ids(text), [])
         ids, ends = [*before, *tokens[:MAX_TOKENS], _END], ends[:MAX_TOKENS]
         ranges = [(0, len(ids))]
         for begin, end in parts:
-            # A token may begin with the white space before it, so its end decides where it belongs.
+            # A token may start with the white space before a part, so its end decides to which part it belongs.
             first = min(bisect_right(ends, begin), max(len(ends) - 1, 0))
             last = max(bisect_right(ends, end), first + 1)
             ranges.append((len(before) + first, len(before) + last))
@@ -191,7 +191,7 @@ class Encoder(OnnxModel):
         return [_BEGIN, *self._tokens.encode(prefix)]
 
     def _sums(self, windows: Sequence[Tokens], layers: Sequence[int]) -> list[Float32Array]:
-        """Return for each window the sums of the states of its ranges, shape (ranges, layers, 384)."""
+        """Return the sums of states over each window's ranges, each of shape (ranges, layers, 384)."""
         results = []
         by_window = self.states([window.ids for window in windows], layers)
         for window, states in zip(windows, by_window, strict=True):
@@ -203,12 +203,12 @@ class Encoder(OnnxModel):
         return results
 
     def states(self, texts: Sequence[Sequence[int]], layers: Sequence[int]) -> list[Float32Array]:
-        """Return for each text of at most 512 tokens the states of each of them, (layers, tokens, 384). One run."""
+        """Return the states of each text of at most 512 tokens, shape (layers, tokens, 384), from a single run."""
         lengths = np.array(list(map(len, texts)))
         ends = lengths.cumsum()
         columns = np.arange(lengths.max())
-        # Tokens lie one after the other, without padding; only attention sees a row a text, as `rows` says. Behind
-        # the end of a text stands the number of an extra row of the graph, at which nothing looks.
+        # Texts are concatenated without padding. Only attention needs a row per text: `rows` has the index of each
+        # token, and after the end of a text the index of a dummy token, which attention ignores.
         inside = columns < lengths[:, None]
         rows = np.where(inside, (ends - lengths)[:, None] + columns, ends[-1])
         shape = {"rows": rows.astype(np.int64), "tokens": np.flatnonzero(inside).astype(np.int64)}
@@ -232,19 +232,18 @@ class Encoder(OnnxModel):
 
 
 def _windows(row: Tokens, before: int) -> Iterable[Tokens]:
-    """Yield the windows that a text is read in, one up to 512 tokens; each token counts in one of them.
+    """Yield the windows in which a text is read: one for up to 512 tokens. Each token counts in one window only.
 
     Args:
         row: The text.
-        before: How many tokens stand before it, in every window.
+        before: Number of tokens before the text, which every window repeats.
     """
     room = POSITIONS - before - 1
     content = row.ids[before:-1]
     starts = range(0, max(len(content) - _OVERLAP, 1), room - _OVERLAP)
     for start in starts:
         ids = [*row.ids[:before], *content[start : start + room], _END]
-        # The first window counts from its beginning, the last up to its end; others meet in the middle of their
-        # overlap.
+        # Neighbouring windows are cut in the middle of their overlap.
         begin = 0 if start == 0 else start + before + _OVERLAP // 2
         end = len(row.ids) if start == starts[-1] else start + before + room - _OVERLAP // 2
         ranges = [(max(first, begin) - start, min(last, end) - start) for first, last in row.ranges]
@@ -252,10 +251,10 @@ def _windows(row: Tokens, before: int) -> Iterable[Tokens]:
 
 
 def join_segments(lines: Sequence[Sequence[str]]) -> tuple[str, list[Range]]:
-    """Return the text of segments by line, and the range of each: what `Encoder.encode` takes.
+    """Return the text that segments make up, and the range of each, as `Encoder.encode` takes them.
 
     Args:
-        lines: See `rgate_integrations.runtime.segments.split_lines`.
+        lines: The segments of each line; see `rgate_integrations.runtime.segments.split_lines`.
     """
     text, ranges = "", []
     for line in lines:
@@ -267,5 +266,5 @@ def join_segments(lines: Sequence[Sequence[str]]) -> tuple[str, list[Range]]:
 
 
 def shared_encoder(folder: Path) -> Encoder:
-    """Return the process-wide encoder of a folder."""
+    """Return the encoder of a folder; all callers in the process share it."""
     return load_shared(Encoder, folder)

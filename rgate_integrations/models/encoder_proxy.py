@@ -1,4 +1,4 @@
-"""The encoder as a proxy: what the shipped heads read of a request, in any language."""
+"""The encoder as a proxy, from which the shipped heads read requests in any language."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.arrays import Float32Array
 from rgate_integrations.runtime.segments import Segmented
 
-_MAX_HISTORY = 768  # tokens of the earlier turns; of longer ones the end is read
+_MAX_HISTORY = 768  # tokens of the earlier turns; of a longer history, only the end is read
 
 
 class EncoderProxy(HasStates):
-    """multilingual-e5-small as far as gates read it: `Encoder`, loaded on first use.
+    """multilingual-e5-small for gates: an `Encoder` that is loaded on first use.
 
-    It reads requests by themselves, without a prompt, and no partial answers. It neither writes nor scores.
+    It reads requests without a prompt, and no partial answers. It cannot write or score text.
 
     Attributes:
-        max_batch_size: How many requests share a pass.
+        max_batch_size: Maximum number of requests per pass.
     """
 
     name = ENCODER
@@ -43,7 +43,7 @@ class EncoderProxy(HasStates):
 
     @property
     def fingerprint(self) -> str:
-        """That of the weights, and that of the adapted layers."""
+        """Identifies the weights and the adapted layers."""
         return f"{FINGERPRINT}-{adapter_digest()}"
 
     @property
@@ -66,11 +66,11 @@ class EncoderProxy(HasStates):
         """Pool hidden states of questions; see `HasStates.hidden`.
 
         Raises:
-            EvidenceError: There are drafts, which it does not read, or other states than means over the question.
+            EvidenceError: There are drafts, or ``layers`` has something other than means over the question.
         """
         if drafts is not None:
             raise EvidenceError(
-                f"{ENCODER} reads questions, and no partial answers.",
+                f"{ENCODER} reads questions but no partial answers.",
                 hint="Use a gate for partial answers, such as answer, or proxy='smollm2-135m-instruct'.",
             )
         numbers = _check_layers(layers)
@@ -96,9 +96,10 @@ class EncoderProxy(HasStates):
         return results
 
     def join(self, text: Segmented) -> tuple[str, list[Range]]:
-        """Return a request behind its history as one text, and the range of each segment in it.
+        """Return the history and the request as one text, and the range of each segment of the request.
 
-        With a history, the first range is that of the whole request: the history counts only through attention.
+        With a history, the first range is the whole request: the history is not pooled, and only contributes through
+        attention.
         """
         history = self.encoder.keep_end(text.history, _MAX_HISTORY)
         request, ranges = join_segments(text.lines)
@@ -106,25 +107,25 @@ class EncoderProxy(HasStates):
         return history + request, [(len(history) + begin, len(history) + end) for begin, end in every]
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` cut to a number of tokens, or None if it is not longer."""
+        """Return ``text`` truncated to a number of tokens, or None if it is not longer."""
         return self.encoder.truncate(text, tokens)
 
 
 def _check_layers(layers: Sequence[PooledLayer]) -> list[int]:
-    """Return the numbers of the layers that are pooled, ascending.
+    """Return the numbers of the layers to pool, ascending.
 
     Raises:
-        EvidenceError: Something else than means over a question is requested.
+        EvidenceError: A layer does not exist, or something other than a mean over the question is requested.
     """
     for layer, span, pooling in layers:
         if not 0 < layer <= ALL_LAYERS or (span, pooling) != ("question", "mean"):
             raise EvidenceError(
-                f"{ENCODER} gives the mean over a question of layers 1 to {ALL_LAYERS}, not {(layer, span, pooling)}."
+                f"{ENCODER} only gives question means of layers 1 to {ALL_LAYERS}, not {(layer, span, pooling)}."
             )
     return layer_numbers(layers)
 
 
 def _select(pooled: Float32Array, layers: Sequence[PooledLayer], numbers: Sequence[int]) -> Float32Array:
-    """Return the requested layers, in their order, of pooled states whose next to last axis is the layer."""
+    """Return the requested layers, in their order, from pooled states, shape (..., layers, 384)."""
     selected: Float32Array = pooled[..., [numbers.index(layer) for layer, _, _ in layers], :]
     return selected

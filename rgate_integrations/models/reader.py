@@ -170,7 +170,7 @@ class Reader(OnnxModel, TextEncoder):
         history = self.ids(self.plain(text.history))[-_MAX_HISTORY:]
         lines, parts = [], []
         for line in text.lines:
-            # Clean segment by segment, so that removing a control token does not shift the next segment's begin.
+            # Clean segment by segment, so that removing a control token does not shift the next segment.
             plain = [" ".join(self.plain(segment).split()) for segment in line]
             parts += plain
             lines.append(" ".join(plain))

@@ -42,28 +42,27 @@ class ServedProxy(LanguageModel):
     temperature and similar fields are left out. The answer is the text after the model's thoughts, and is empty if
     these were cut off. An adapter is named as on the server (vLLM: ``--lora-modules``).
 
-    ``score`` starts the assistant's turn with the targets' common prefix, and requests one token with the top 20. The
-    targets are compared by their first token after the prefix. A target outside the top 20 gets an upper bound of its
-    probability: the lowest of the 20, or the probability that all 20 leave over, whichever is smaller. If no target
-        is
-    among them, for example because the model thinks first, scoring fails.
+    ``score`` starts the assistant's turn with the targets' common prefix, and requests one token with the 20 most
+    probable alternatives. The targets are compared by their first token after the prefix. A target outside the top 20
+    gets an upper bound: the lowest probability of the 20, or what remains of 1 after all 20, whichever is smaller. If
+    no target is among the 20, for example because the model thinks first, scoring fails.
 
     Args:
-        url: The server's base, such as ``http://localhost:8000/v1``. A login in it (``http://user:password@host``,
+        url: Base URL, such as ``http://localhost:8000/v1``. A login in it (``http://user:password@host``,
             percent-encoded) is sent as basic authentication.
         model: Name of the model on the server.
-        api_key: Sent as a bearer token, stripped; the environment's ``OPENAI_API_KEY`` is never read.
-        timeout: Deadline of one request and its whole answer, in seconds.
+        api_key: Sent as a bearer token, without surrounding white space; ``OPENAI_API_KEY`` is never read.
+        timeout: Maximum seconds for one request and its whole answer.
         retries: Maximum number of retries, with back-off, after 408, 429, 5xx or a lost connection.
-        max_concurrency: Maximum number of requests at a time; the server batches concurrent ones.
+        max_concurrency: Maximum number of concurrent requests, which the server batches.
         options: Additional fields of the application's requests, and how long the model may think.
 
     Raises:
         ConfigurationError: The URL or the key is invalid, both a key and a login were given, or a number is out of
             range.
 
-    Key and login never appear in an error, log or ``repr``, even if a server's answer quotes them. But a pickle of
-    the proxy contains them, because workers need them, so protect it like the key.
+    Key and login never appear in an error, log or ``repr``, even if a server's answer quotes them. A pickle of the
+    proxy does contain them, because workers need them: protect it like the key.
 
     Example:
         >>> from rgate_integrations import load_gate
@@ -224,9 +223,9 @@ class ServedProxy(LanguageModel):
         """Send requests concurrently; the server batches them.
 
         Raises:
-            ServerError: All requests failed; do not repeat them one by one. This is the first error, which may also
-                be an `EvidenceError`.
-            EvidenceError: Some requests failed; repeat them one by one.
+            ServerError: All requests failed: do not repeat them one by one. This is the first request's error, so it
+                may also be an `EvidenceError`.
+            EvidenceError: Some requests failed: repeat them one by one.
         """
         outcomes = run_requests(self._ask_all(requests, needs_logprobs))
         completions = [outcome for outcome in outcomes if isinstance(outcome, tuple)]
@@ -296,9 +295,8 @@ class ServedProxy(LanguageModel):
                 name = self.habits.find_refused(error.message, sent)
                 if name:
                     named.append(name)
-                elif (
-                    "logprobs" in sent
-                ):  # perhaps the cause, but not recorded, because the refusal does not mention it
+                elif "logprobs" in sent:
+                    # Perhaps the cause, but not recorded, because the refusal does not mention it.
                     name = "logprobs"
                 if not name or (name == "logprobs" and needs_logprobs):
                     raise
@@ -322,7 +320,7 @@ class ServedProxy(LanguageModel):
         trouble, pause = "", 0.0
         for attempt in range(retries + 1):
             await asyncio.sleep(pause)
-            # A random length, so that callers that failed at the same time do not all retry at the same time.
+            # Random, so that callers that failed together do not retry together.
             pause = min(0.5 * 2**attempt, 8.0) * random.uniform(0.5, 1.0)  # noqa: S311  not for cryptography
             try:
                 answer = await request(client, "POST", self.url + path, seconds=self.timeout, body=body)

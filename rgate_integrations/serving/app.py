@@ -145,7 +145,7 @@ class DecisionRoutes:
             self.is_ready = decision.error is None
             if decision.error is not None:
                 hint = f" Hint: {redact(decision.error.hint)}" if decision.error.hint else ""
-                _log.warning("The gate does not decide yet: %s%s", redact(decision.error.message), hint)
+                _log.warning("The gate is not ready yet: %s%s", redact(decision.error.message), hint)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _MAX_PAUSE)
 

@@ -42,7 +42,7 @@ STOP_AFTER = 10
 
 # One cut-off answer may be chance; a few in a row mean that every further call would be paid for in vain.
 STOP_IF_CUT_OFF = 3
-"""Number of answers cut off before they started after which the run stops, if that kind of arm has never answered."""
+"""The run stops after this many answers cut off before they started, if that kind of arm has never answered."""
 
 _Job: TypeAlias = tuple[int, ArmName, list[Question]]
 _Outcome: TypeAlias = tuple[Draft | Exception, float]

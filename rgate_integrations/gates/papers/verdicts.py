@@ -87,7 +87,7 @@ IK_DRAFT = PromptTemplate(
 
 
 class IKGate(VerdictGate):
-    """IK score (Déjean 2025, "Let your LLM generate a few tokens", sections 3.2 and 4.3).
+    """IK score (Déjean 2024, "Let your LLM generate a few tokens", sections 3.2 and 4.3).
 
     The softmax is taken over the Yes and No logits only. The paper trains the answering LLM with a LoRA
     adapter to make this call; without an adapter the score is zero-shot.
@@ -99,7 +99,7 @@ class IKGate(VerdictGate):
     """
 
     info: ClassVar[GateInfo] = GateInfo(
-        "ik", "IK score (Déjean 2025)", "question + first draft tokens", "optional", "draft + judgment"
+        "ik", "IK score (Déjean 2024)", "question + first draft tokens", "optional", "draft + judgment"
     )
 
     tokens: int = Field(default=32, ge=0, le=128)
