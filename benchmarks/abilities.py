@@ -258,7 +258,7 @@ class QuestionFeatures:
         )
 
     def part(self, chosen: np.ndarray) -> "QuestionFeatures":
-        """Return some of the questions."""
+        """Return the features of the chosen questions, by index."""
         return QuestionFeatures([self.kinds[i] for i in chosen], self.first[chosen], self.closer[chosen])
 
     def p_known(self, shipped: HeadsArtifact, theta: float, sd: float) -> np.ndarray:
@@ -368,10 +368,9 @@ def _compute_figures(p: np.ndarray, correct: np.ndarray) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run."""
     parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--cache", type=Path, default=CACHE, help="where hidden states are kept")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of cached hidden states")
     parser.add_argument("--save", action="store_true", help="write the table that ships")
     parser.add_argument("--measure", action="store_true", help="measure the shipped gate, and fit nothing")
     arguments = parser.parse_args()

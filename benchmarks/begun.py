@@ -163,11 +163,10 @@ def show_sets(ways: dict[str, np.ndarray], answers: Answers) -> None:
 
 
 def main() -> None:
-    """Run."""
     parser = base.argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--runs", type=Path, required=True, help="recorded calls with log-probabilities")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="where hidden states are kept")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of cached hidden states")
     parser.add_argument("--save", type=Path)
     arguments = parser.parse_args()
     answers, fold = read_answers(arguments.data, arguments.cache)

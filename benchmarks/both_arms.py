@@ -45,7 +45,6 @@ def gate_answers(rows: pd.DataFrame, llm: str) -> pd.DataFrame:
 
 
 def main() -> None:
-    """Run."""
     parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     rows = read_arms(parser.parse_args().data)

@@ -166,7 +166,7 @@ def show_gates(
 
 
 def _judge_halves(profiles: Sequence[CorpusProfile], questions: Sequence[Sequence[str]]) -> Judged:
-    parts = [judge(*half) for half in zip(profiles, questions, strict=True)]
+    parts = [judge(*pair) for pair in zip(profiles, questions, strict=True)]
     return Judged(np.concatenate([part.z for part in parts]), np.concatenate([part.named for part in parts]))
 
 

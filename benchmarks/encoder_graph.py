@@ -105,7 +105,7 @@ class EncoderGraph:
         return b.node("LayerNormalization", states, f"{name}.weight", f"{name}.bias", axis=-1, **EPSILON)
 
     def layer(self, number: int) -> None:
-        """Add a layer."""
+        """Add attention and feed-forward of a layer."""
         b = self.builder
         self.states = self.normalise(self.attention(number), f"{number}.norm_1", f"{number}.out.bias")
         inner = b.node(
@@ -138,7 +138,6 @@ class EncoderGraph:
 
 
 def main() -> None:
-    """Run."""
     parser = argument_parser(__doc__)
     parser.add_argument("--source", type=Path, required=True)
     source = parser.parse_args().source

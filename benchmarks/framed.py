@@ -47,7 +47,6 @@ def frame_requests(data: Path, n: int) -> list[Mixture]:
 
 
 def main() -> None:
-    """Run."""
     parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--n", type=int, default=25, help="requests a frame")

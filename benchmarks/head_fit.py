@@ -37,7 +37,7 @@ class HeadExamples:
     weights: Float64Array
 
     def rows(self, chosen: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> HeadExamples:
-        """Return some rows, by a mask or by positions."""
+        """Return the chosen rows, by a mask or by indices."""
         return HeadExamples(*(column[chosen] for column in self.columns))
 
     @property

@@ -147,7 +147,7 @@ class VectorCache:
     def fill(
         self, questions: list[str], compute: Callable[[list[str]], Any], part: int = 1024
     ) -> dict[str, np.ndarray]:
-        """Compute what is missing; returns all vectors by key."""
+        """Compute the vectors that the cache lacks; returns all vectors by key."""
         missing = list(
             {hash_question(q): q for q in questions if hash_question(q) not in self.vectors}.values()
         )
@@ -319,7 +319,7 @@ class QuestionScores:
     depends: np.ndarray
 
     def part(self, chosen: np.ndarray) -> "QuestionScores":
-        """Return some of the questions."""
+        """Return the scores of the chosen questions, by a mask or by indices."""
         return QuestionScores(self.logits[chosen], self.depends[chosen])
 
 
@@ -463,10 +463,9 @@ def _select_other_data(labels: pd.DataFrame, shipped: HeadsArtifact) -> list[dic
 
 
 def main() -> None:
-    """Run."""
     parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--cache", type=Path, default=CACHE, help="where hidden states are kept")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of cached hidden states")
     parser.add_argument("--save", type=Path)
     arguments = parser.parse_args()
     rows = read_rows(arguments.data, arguments.cache)

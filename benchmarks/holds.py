@@ -206,7 +206,6 @@ def show(rows: Rows) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run."""
     parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--save", type=Path)

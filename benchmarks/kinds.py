@@ -91,7 +91,7 @@ class Rows:
     texts: np.ndarray
 
     def without(self, texts: set[str]) -> "Rows":
-        """Return the rows of other requests."""
+        """Return the rows whose request is not one of the texts."""
         mask = np.array([text not in texts for text in self.texts])
         return Rows(*(column[mask] for column in vars(self).values()))
 
@@ -136,7 +136,7 @@ def draw_rows(rows: Rows, seed: int) -> Rows:
 
 
 def fit(rows: Rows, seed: int = 0) -> KindHead:
-    """Fit the head; the same rows and seed give the same one."""
+    """Fit the head on the original encoder; deterministic for the same rows and seed."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # as fast as more, and no thread waits for another on a busy machine
     rows = draw_rows(rows, seed)
@@ -184,7 +184,7 @@ class TrialProxy(EncoderProxy):
 
     @property
     def encoder(self) -> Encoder:
-        """The encoder."""
+        """The encoder of this trial."""
         return self._encoder
 
 
@@ -237,11 +237,10 @@ def fit_all(
 
 
 def main() -> None:
-    """Run."""
     parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--source", type=Path, required=True)
-    parser.add_argument("--cache", type=Path, default=OUT / "encoder", help="where states are kept")
+    parser.add_argument("--cache", type=Path, default=OUT / "encoder", help="folder of cached states")
     parser.add_argument("--save", type=Path, help="folder of a saved gate")
     arguments = parser.parse_args()
     practical = [label.question for label in read_practical(arguments.data)]

@@ -252,5 +252,5 @@ def read_record(record: dict, source: Source) -> Iterator[Label]:
 
 
 def _strip_punctuation(question: str) -> str:
-    """Return the words alone, for comparison."""
+    """Return the words in lower case, to compare texts."""
     return " ".join(re.sub(r"[\W_]+", " ", question.casefold()).split())

@@ -128,7 +128,6 @@ def print_facts(data: Path) -> None:
 
 
 def main() -> None:
-    """Run."""
     parser = argument_parser(__doc__)
     parser.add_argument("--facts", type=Path, metavar="FOLDER", help="also measure translated questions")
     parser.add_argument("--frames", action="store_true", help="also measure requests in frames")

@@ -93,7 +93,7 @@ def read_frames() -> dict[str, list[str]]:
 
 
 def list_frames() -> list[str]:
-    """Return the names of the frames."""
+    """Return the names of the frames, without the courtesies' sections."""
     return [name for name in read_frames() if name not in AROUND]
 
 

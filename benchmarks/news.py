@@ -74,10 +74,9 @@ def predict_held_out(states: np.ndarray, news: np.ndarray, groups: np.ndarray, p
 
 
 def main() -> None:
-    """Run."""
     parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--cache", type=Path, default=CACHE, help="where hidden states are kept")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of cached hidden states")
     parser.add_argument("--save", type=Path, required=True, help="folder of a saved gate")
     arguments = parser.parse_args()
     learned = pd.DataFrame(read_questions(arguments.data), columns=["question", "source", "group"])

@@ -187,7 +187,7 @@ class ReaderGraph:
         return b.linear(b.node("Gather", attended, "tokens"), f"{number}.out")
 
     def layer(self, number: int) -> None:
-        """Add a layer."""
+        """Add attention and feed-forward of a layer."""
         b, norm = self.builder, {"epsilon": 1e-5}
         normed = b.node(
             "SimplifiedLayerNormalization", self.states, f"{number}.norm_1", axis=-1, stash_type=1, **norm

@@ -81,7 +81,6 @@ def measure(vectors: dict[str, np.ndarray], names: list[str], threshold: float |
 
 
 def main() -> None:
-    """Run."""
     parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--write", action="store_true")

@@ -91,7 +91,7 @@ class SegmentRow:
 
 
 def make_training_mixtures(data: Path) -> Iterator[Mixture]:
-    """Yield requests in frames."""
+    """Yield the requests in frames that train; the draws are seeded."""
     draw = random.Random(SEED)
     prose = read_prose(data, slice(3_000, 8_000))
     by_template: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
@@ -169,7 +169,7 @@ def _match_kinds(mixture: Mixture) -> list[set[str]]:
 
 
 def read_segment_rows(data: Path) -> list[SegmentRow]:
-    """Return all rows."""
+    """Return the rows from requests in frames, paragraphs, tasks and dialogues."""
     rows: list[SegmentRow] = []
     for mixture in make_training_mixtures(data):
         rows += label_segments(mixture)

@@ -60,13 +60,13 @@ class NotRecorded(Exception):
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast an LLM is, in tokens a second."""
+    """Speed of an LLM, in tokens a second."""
 
     read: float
     written: float
 
     def seconds(self, prompt: int, written: int) -> float:
-        """Return how long a call takes up to a token."""
+        """Return the time of a call that has written so many tokens."""
         return prompt / self.read + written / self.written
 
     @classmethod
@@ -103,7 +103,7 @@ class Record:
         return hashlib.sha256(about.encode()).hexdigest()[:24]
 
     def add(self, call: dict[str, Any]) -> None:
-        """Keep a call."""
+        """Append a call to the record."""
         self._log.append([call])
         self.calls[call["key"]] = call
 
@@ -303,7 +303,7 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--llm", default="qwen2.5-coder-0.5b-instruct")
     parser.add_argument("--data", type=Path, required=True, help="folder with the question sets")
-    parser.add_argument("--out", type=Path, default=OUT / "served", help="where the record is")
+    parser.add_argument("--out", type=Path, default=OUT / "served", help="folder of the record")
     parser.add_argument("--part", choices=("test", "train"), default="test")
     parser.add_argument("--limit", type=int, help="how many questions")
     parser.add_argument("--publish", action="store_true", help="write the record into the repository")

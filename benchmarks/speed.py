@@ -63,7 +63,6 @@ def read_questions(data: Path | None) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    """Run."""
     parser = argument_parser(__doc__)
     parser.add_argument("gates", nargs="*", metavar="GATE", default=["default"])
     parser.add_argument("--data", type=Path, help="folder of practical requests and of the six sets")

@@ -107,7 +107,7 @@ def _make_task(
 
 
 def _make_answer_rows(seed: int) -> Iterator[TextRow]:
-    """Yield tasks in other languages around a question."""
+    """Yield tasks in other languages that contain a question."""
     for language in list_languages():
         for number, template in enumerate(read_language(language).get("answer", [])):
             part = GROUPS if language in HELD_OUT_LANGUAGES else (TRAIN, FRAMES)[number % 2]

@@ -75,7 +75,7 @@ class Layout:
         return self.left + column * (self.width + self.left), self.above + row * self._row
 
     def legend(self, number: int, panels: int) -> tuple[int, int]:
-        """Return where an entry of the legend begins."""
+        """Return the left end of an entry's baseline in the legend."""
         row, column = divmod(number, self.entries)
         top = -(-panels // self.columns) * self._row + 14
         return 20 + column * (self.size(panels)[0] // self.entries), top + row * self.line
@@ -110,7 +110,7 @@ class WayFigures:
 
     @classmethod
     def from_choices(cls, requests: Sequence[LabelledRequest], choices: Sequence[Choice]) -> "WayFigures":
-        """Count what was chosen for a day's requests."""
+        """Count the decisions about a day's requests."""
         return cls(
             avoided=count_skipped(requests, choices, needs_passages=False),
             missed=count_skipped(requests, choices, needs_passages=True),
@@ -148,7 +148,7 @@ def save_figures(days: Mapping[str, Day], file: Path) -> None:
 
 
 def read_figures(file: Path) -> dict[str, Day]:
-    """Return what `save_figures` wrote."""
+    """Read the figures of each application, as `save_figures` writes them."""
     days = json.loads(file.read_text(encoding="utf-8"))
     return {
         application: {

@@ -121,7 +121,7 @@ def count_skipped(
 
 
 def share_cell(skipped: int, n: int) -> str:
-    """Return a share with its interval, as tables have it."""
+    """Return a share and its interval in percent, for a table."""
     if not n:
         return ""
     low, high = wilson(skipped, n)

@@ -134,7 +134,7 @@ def show(data: Sequence[Recording], columns: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Print the tables."""
+    """Print the table of all sources."""
     parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--cache", type=Path, required=True)

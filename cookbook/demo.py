@@ -1,7 +1,7 @@
 """The demo: six questions go through a gated LangChain chain, and through the same chain that always retrieves.
 
-Run it with `make demo`. The LLM is Qwen2.5-Coder-0.5B on llama.cpp, its quantised file as it is. The passages are
-10,033 leads of encyclopaedia articles.
+Run it with `make demo`. The LLM is Qwen2.5-Coder-0.5B on llama.cpp, in its quantised file. The passages are 10,033
+leads of encyclopaedia articles.
 """
 
 import re
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from demo_search import WordsThenMeaning
+from demo_search import RerankedBM25
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.output_parsers import StrOutputParser
@@ -28,8 +28,7 @@ from rgate_integrations.models.download import cache_dir, corpus_path
 
 LLM = "qwen2.5-coder-0.5b-instruct"
 
-# Each with what a right answer contains. The first four are common knowledge. The others were chosen by reading the
-# corpus, which answers them.
+# Each question with what a right answer contains. The first four are common knowledge. The corpus answers the others.
 RIGHT = {
     "What is the capital of France?": "Paris",
     "Who wrote Romeo and Juliet?": "Shakespeare",
@@ -44,12 +43,12 @@ QUESTIONS = list(RIGHT)
 # --- the application, and the one line that gates it -----------------------------------------------------------
 
 
-def build_chains(llm: ServedChat, search: WordsThenMeaning) -> tuple[Runnable, Runnable]:
+def build_chains(llm: ServedChat, search: RerankedBM25) -> tuple[Runnable, Runnable]:
     """Return an ordinary RAG chain, and the gated one."""
     retriever = IndexRetriever(index=search, k=2)
     with_passages = ChatPromptTemplate.from_template("{context}\n\nAnswer in one sentence: {question}")
     alone = ChatPromptTemplate.from_template("Answer in one sentence: {question}")
-    inputs = {"context": retriever | joined, "question": RunnablePassthrough()}
+    inputs = {"context": retriever | join_documents, "question": RunnablePassthrough()}
 
     rag_chain = inputs | with_passages | llm | StrOutputParser()
     llm_chain = alone | llm | StrOutputParser()
@@ -57,20 +56,20 @@ def build_chains(llm: ServedChat, search: WordsThenMeaning) -> tuple[Runnable, R
     return rag_chain, gated
 
 
-def joined(documents: list[Document]) -> str:
+def join_documents(documents: list[Document]) -> str:
     return "\n\n".join(document.page_content for document in documents)
 
 
 # --- asking and counting ---------------------------------------------------------------------------------------
 
 
-class Shown(BaseCallbackHandler):
-    """Prints each decision when it is made, before the answer."""
+class DecisionPrinter(BaseCallbackHandler):
+    """Prints each decision before its answer, and counts the retrievals."""
 
     retrieved = 0
 
     def on_custom_event(self, name: str, data: Any, **context: Any) -> None:
-        """Take the gate's event, and no other."""
+        """Print the gate's event; ignore all others."""
         if name != "retrieval_gate":
             return
         self.retrieved += data["retrieve"]
@@ -82,15 +81,17 @@ class Shown(BaseCallbackHandler):
 
 
 @dataclass
-class Spent:
-    """What one way of answering has cost so far."""
+class Costs:
+    """Time, tokens and right answers of one way to answer, so far."""
 
     seconds: float = 0.0
     read: int = 0
     written: int = 0
     right: int = 0
 
-    def ask(self, chain: Runnable, llm: ServedChat, question: str, shown: Shown | None = None) -> None:
+    def ask(
+        self, chain: Runnable, llm: ServedChat, question: str, shown: DecisionPrinter | None = None
+    ) -> None:
         """Answer a question, and print the answer as it is written if the decision is ``shown``."""
         llm.calls.clear()
         answer = ""
@@ -119,20 +120,20 @@ def main() -> None:
             compare(ServedChat(url=url), loading.result())
 
 
-def load() -> WordsThenMeaning:
+def load() -> RerankedBM25:
     """Load the gate's model and the search's, both of which load when they are first used."""
     load_gate().decide("Is this a question?")
     passages = list(read_passages(corpus_path("encyclopedia-leads")))
-    search = WordsThenMeaning(passages, SentenceEmbedder(), cache_dir() / "demo-vectors-e5.safetensors")
+    search = RerankedBM25(passages, SentenceEmbedder(), cache_dir() / "demo-vectors-e5.safetensors")
     search.search(["Is this a question?"])
     return search
 
 
-def compare(llm: ServedChat, search: WordsThenMeaning) -> None:
-    """Ask every question both ways. The ways take turns, with different questions: neither finds the other's warm."""
+def compare(llm: ServedChat, search: RerankedBM25) -> None:
+    """Ask every question both ways, in turns and with different questions: neither warms the other's cache."""
     rag_chain, gated_chain = build_chains(llm, search)
     llm.invoke("Hello.")
-    always, gated, shown = Spent(), Spent(), Shown()
+    always, gated, shown = Costs(), Costs(), DecisionPrinter()
     shifted = QUESTIONS[3:] + QUESTIONS[:3]
     for question, other in zip(QUESTIONS, shifted, strict=True):
         say(f"\n{question}")
@@ -142,8 +143,8 @@ def compare(llm: ServedChat, search: WordsThenMeaning) -> None:
     report(always, gated, shown.retrieved)
 
 
-def report(always: Spent, gated: Spent, retrieved: int) -> None:
-    """Print what both ways have cost."""
+def report(always: Costs, gated: Costs, retrieved: int) -> None:
+    """Print the table of both ways."""
     count = len(QUESTIONS)
     table = Table(
         title=f"{count} questions, measured just now", title_justify="left", box=None, padding=(0, 2)
@@ -158,15 +159,16 @@ def report(always: Spent, gated: Spent, retrieved: int) -> None:
     say()
     Console(width=88).print(table)
     say(
-        f"\nGated: {change(gated.seconds, always.seconds)} time; the LLM read {change(gated.read, always.read)}."
+        f"\nGated: {format_change(gated.seconds, always.seconds)} time;"
+        f" the LLM read {format_change(gated.read, always.read)}."
         "\nFour of these six questions are common knowledge; with fewer of them, a gate saves less."
         "\nThe times are those of this machine now. The passages' vectors were made before, as in any index."
         "\nSix questions say nothing about quality: docs/benchmarks has thousands."
     )
 
 
-def change(now: float, before: float) -> str:
-    """Say by how much less, or more, something is."""
+def format_change(now: float, before: float) -> str:
+    """Return the relative change, such as ``25% less``."""
     less = 1 - now / before
     return f"{less:.0%} less" if less >= 0 else f"{-less:.0%} more"
 

@@ -1,4 +1,4 @@
-"""Search for the demo: BM25 finds, the embedder reorders. No index has to be built first."""
+"""Search for the demo: BM25 retrieves and an embedder reranks. It needs no index beforehand."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,16 +12,16 @@ from rgate_integrations.index.retriever import Hit
 from rgate_integrations.runtime.files import write_atomically
 
 
-class WordsThenMeaning:
-    """BM25's best passages, in the order of their similarity to the question.
+class RerankedBM25:
+    """BM25's best passages, reranked by their similarity to the question.
 
-    A passage is embedded when BM25 first finds it. Its vector is kept in a file, for the next time.
+    A passage is embedded when BM25 first finds it. A file keeps its vector for the next run.
 
     Args:
-        passages: What is searched.
+        passages: The corpus.
         embedder: Embeds questions and passages.
-        kept: The file of the vectors.
-        pool: How many passages of BM25 are reordered.
+        file: Where the vectors are saved.
+        pool: How many passages of BM25 are reranked.
     """
 
     def __init__(
@@ -29,12 +29,12 @@ class WordsThenMeaning:
     ) -> None:
         self._bm25 = BM25Index(passages)
         self._embedder = embedder
-        self._kept = file
+        self._file = file
         self._pool = pool
         self._vectors = dict(load(file.read_bytes())) if file.exists() else {}
 
     def embed_candidates(self, question: str) -> None:
-        """Embed what BM25 finds for a question, so that the search itself need not."""
+        """Embed the passages that BM25 finds for a question, ahead of the search."""
         (hits,) = self._bm25.search([question], self._pool)
         new = [hit.passage for hit in hits if hit.passage.id not in self._vectors]
         if not new:
@@ -42,7 +42,7 @@ class WordsThenMeaning:
         vectors = self._embedder.embed([passage.searchable for passage in new])
         for passage, vector in zip(new, vectors, strict=True):
             self._vectors[passage.id] = vector
-        write_atomically(self._kept, save(self._vectors))
+        write_atomically(self._file, save(self._vectors))
 
     def search(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
         """Return for each query its ``k`` best passages, best first, with their cosine similarity."""

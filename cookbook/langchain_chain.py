@@ -1,4 +1,4 @@
-"""Gate an existing LangChain RAG chain: the chain stays as it is, the gate decides who gets it."""
+"""Gate an existing LangChain RAG chain: the chain does not change, and the gate decides which questions reach it."""
 
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
@@ -12,7 +12,7 @@ from rgate_integrations.prompts import PromptTemplate
 PLAIN = PromptTemplate(name="plain", version=1, user="{text}")
 
 
-def local_llm(llm: LanguageModel) -> Runnable:
+def wrap_llm(llm: LanguageModel) -> Runnable:
     """Wrap the demo's local model as a runnable; use your own chat model here."""
 
     def complete(prompts: list[str]) -> list[str]:
@@ -22,7 +22,7 @@ def local_llm(llm: LanguageModel) -> Runnable:
 
 
 def build_chain(gate: DecisionEngine, index: PassageIndex, model: LanguageModel) -> Runnable:
-    llm = local_llm(model)
+    llm = wrap_llm(model)
     retriever = IndexRetriever(index=index, k=2)
 
     # An ordinary RAG chain, and the same LLM without retrieval.

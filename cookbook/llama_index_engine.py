@@ -17,7 +17,7 @@ from rgate_integrations.llama_index import GatedQueryEngine
 from rgate_integrations.models.local import shared_proxy
 from rgate_integrations.prompts import PromptTemplate
 
-TOKENS = 48  # an answer has at most so many
+TOKENS = 48  # maximum length of an answer
 PLAIN = PromptTemplate(name="plain", version=1, user="{text}")
 TEXTS = [
     "Aarno Maliniemi was a Finnish historian. He was born in Oulu in 1892.",

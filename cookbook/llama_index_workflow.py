@@ -47,7 +47,7 @@ class GatedWorkflow(Workflow):
 
     @step
     async def decide(self, ctx: Context, ev: StartEvent) -> Known | Unknown:
-        """Ask the gate; what is unknown is searched by the claims of the draft."""
+        """Ask the gate; plan the queries of an unknown question."""
         decision = await self.gate.adecide(ev.question)
         await ctx.store.set("decision", decision.model_dump(mode="json"))
         if not decision.retrieve:
@@ -57,7 +57,7 @@ class GatedWorkflow(Workflow):
 
     @step
     async def retrieve(self, ev: Unknown) -> Found:
-        """Search all queries side by side and fuse what they find."""
+        """Search for all queries concurrently and fuse the rankings."""
         rankings = await asyncio.gather(*(self.retriever.aretrieve(q.text) for q in ev.plan.queries))
         return Found(question=ev.question, nodes=fuse(rankings, key=lambda n: n.node.node_id, k=2))
 

@@ -1,6 +1,6 @@
 """A llama.cpp server on loopback (`pip install xllamacpp`), and a LangChain chat model that streams from it.
 
-The server uses the quantised model file as it is. Any other OpenAI-compatible server would do in its place.
+The server reads the quantised model file directly. Any other OpenAI-compatible server works too.
 """
 
 import contextlib
@@ -36,21 +36,23 @@ sys.stdin.read()
 
 
 def gguf(name: str) -> Path:
-    """Return the quantised file of a model of the catalogue; `rgate download` keeps it converted."""
+    """Download the quantised file of a model of the catalogue; returns its path."""
     return download_gguf(name)
 
 
 @contextlib.contextmanager
 def serving(model: Path, *, slots: int = 4, context: int = 8192, threads: int = 0) -> Iterator[str]:
-    """Run a server; gives its URL.
+    """Run a server; yields its URL.
 
     Args:
         model: The model file.
-        slots: How many requests it works on at a time.
+        slots: Maximum number of concurrent requests.
         context: Tokens of context, shared by all slots.
         threads: How many threads compute; 0 for as many as there are cores.
     """
-    slot_folder = f"{tempfile.gettempdir()}/"  # nothing is saved, but without a folder no slot can be erased
+    slot_folder = (
+        f"{tempfile.gettempdir()}/"  # nothing is saved, but the server erases slots only with a folder
+    )
     command = [sys.executable, "-c", SERVE, str(model), str(slots), str(context), slot_folder, str(threads)]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -66,13 +68,13 @@ def serving(model: Path, *, slots: int = 4, context: int = 8192, threads: int = 
 
 
 class ServedChat(BaseChatModel):
-    """A model on a llama.cpp server. It streams, and tells log-probabilities if it is asked for them.
+    """A streaming chat model on a llama.cpp server, with log-probabilities on request.
 
     Attributes:
         url: The server's URL.
         tokens: Maximum number of tokens of an answer.
-        logprobs: Whether to ask for log-probabilities always.
-        calls: What the server counted for each call: ``prompt`` and ``written`` tokens so far, and whether it is
+        logprobs: Whether every call asks for log-probabilities.
+        calls: The server's counts for each call: ``prompt`` and ``written`` tokens so far, and whether the answer is
             ``whole``.
     """
 
@@ -95,7 +97,7 @@ class ServedChat(BaseChatModel):
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
         if self._client is None:
-            # The server closes a kept connection when it likes, perhaps just when it is used again.
+            # The server closes idle connections at any time, perhaps just when one is used again.
             self._client = httpx.Client(timeout=600, headers={"Connection": "close"})
         call = self._start_call()
         with self._client.stream(
@@ -141,14 +143,14 @@ class ServedChat(BaseChatModel):
 
 
 def _chunk(line: str, call: dict[str, Any]) -> Iterator[ChatGenerationChunk]:
-    """Read one line of a server's stream, and note what it counted."""
+    """Parse one line of a server's stream, and record its counts."""
     if not line.startswith("data: {"):
         return
     data = json.loads(line.removeprefix("data: "))
     timings = data.get("timings")
     usage = None
     if timings:
-        if not call["prompt"]:  # said once, with the first token: LangChain adds up what the chunks say
+        if not call["prompt"]:  # once, with the first token: LangChain adds up the usage of chunks
             prompt_tokens = timings["prompt_n"] + timings.get("cache_n", 0)
             usage = {"input_tokens": prompt_tokens, "output_tokens": 0, "total_tokens": prompt_tokens}
         call["prompt"] = timings["prompt_n"] + timings.get("cache_n", 0)

@@ -1,4 +1,4 @@
-"""The small local models, as LangChain and LlamaIndex know models. Use your own in their place."""
+"""The small local models as LangChain models. Use your own instead."""
 
 from typing import Any
 

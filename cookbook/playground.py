@@ -1,4 +1,4 @@
-"""A page on this machine that shows what a gate does: the decision, the passages, and both answers.
+"""A local web page that shows a gate's decision, the passages, and both answers.
 
 pip install "rgate-integrations[faiss,local]" "gradio>=6"
 rgate download smollm2-135m-reader smollm2-135m-instruct multilingual-e5-small encyclopedia-leads
@@ -28,7 +28,7 @@ EXAMPLES = [
 
 
 def verdict(decision: Decision | None, threshold: float) -> dict[str, float] | None:
-    """Return P(known), under the name of the way that the question goes."""
+    """Return P(known), labelled with the decision."""
     if decision is None:
         return None
     way = "retrieve" if decision.p_known < threshold else "answer directly"
@@ -48,7 +48,7 @@ def build(gate: DecisionEngine, llm: LanguageModel, index: Retriever) -> gradio.
         decision = gate.decide(question)
         (hits,) = index.search([question], 3)
         passages = [[hit.passage.title, hit.passage.text, round(hit.score, 2)] for hit in hits]
-        # The question alone, and with what was found.
+        # The question alone, and with the passages.
         alone, informed = write_answers(llm, [question] * 2, [[], [hit.passage for hit in hits]])
         return decision, verdict(decision, threshold), decision.reason, alone.text, informed.text, passages
 

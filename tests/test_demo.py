@@ -15,7 +15,7 @@ from rgate_integrations.index import Passage
 sys.path.insert(0, str(Path(__file__).parents[1] / "cookbook"))
 
 import demo
-from demo_search import WordsThenMeaning
+from demo_search import RerankedBM25
 
 PASSAGES = [
     Passage("1", "A river in Siberia, a river, a river.", title="Ob"),
@@ -41,13 +41,13 @@ class ByTitle:
 
 def test_what_words_find_is_put_in_order_by_meaning_and_embedded_once(tmp_path):
     embedder = ByTitle()
-    search = WordsThenMeaning(PASSAGES, embedder, tmp_path / "kept")
+    search = RerankedBM25(PASSAGES, embedder, tmp_path / "kept")
     (hits, nothing) = search.search(["Is the Lena a river?", "zzz"], k=5)
     assert [(hit.passage.title, round(hit.score, 6)) for hit in hits] == [("Lena", 1), ("Ob", 0.6)]
     assert nothing == []
     assert not any("Bread" in text for text in embedder.embedded)
     later = ByTitle()
-    WordsThenMeaning(PASSAGES, later, tmp_path / "kept").search(["river"])
+    RerankedBM25(PASSAGES, later, tmp_path / "kept").search(["river"])
     assert later.embedded == ["river"]
 
 
@@ -61,7 +61,7 @@ def test_the_demo_shows_each_decision_before_its_answer_and_counts(smollm2, tmp_
             return super()._generate(*arguments, **options)
 
     llm = Answers(messages=itertools.repeat(AIMessage("It is Paris.")))
-    demo.compare(llm, WordsThenMeaning(PASSAGES, ByTitle(), tmp_path / "kept"))
+    demo.compare(llm, RerankedBM25(PASSAGES, ByTitle(), tmp_path / "kept"))
     shown = capsys.readouterr().out
     at = [shown.index(text) for text in (demo.QUESTIONS[0], "skip retrieval: ", "  It is Paris.")]
     assert at == sorted(at)
