@@ -1,15 +1,15 @@
-"""What a gate saves, end to end: every way to answer as a chain, with an LLM that costs something.
+"""What a gate saves end to end: every way to answer, as a chain with a real LLM.
 
     python benchmarks/end_to_end.py --limit 40                                  (make bench)
     python benchmarks/end_to_end.py --data DIR --llm qwen2.5-coder-1.5b-instruct --limit 400 [--recorded]
 
-DIR holds the question sets and corpora that `mixture` names; without it the questions are those of
-``requests.jsonl``, and the encyclopaedia leads are searched. The LLM runs on a llama.cpp server. Every call is made
-once and kept (see `served`), so a run that was stopped goes on, and one with ``--recorded`` asks nothing: it takes
-the questions that are in the record.
+DIR contains the question sets and corpora that `mixture` names. Without it, the questions are those of
+``requests.jsonl``, and the chains search the encyclopaedia leads. The LLM runs on a llama.cpp server. Every call is
+made once and recorded (see `served`), so a stopped run resumes. ``--recorded`` makes no call: it takes the questions
+that are in the record.
 
-An LLM's time is counted from its tokens, at the speed of the fastest tenth of the recorded calls, and what gate,
-search and chains take is their CPU time, so that other work on the machine changes neither.
+The LLM's time is computed from its tokens, at the speed of the fastest tenth of the recorded calls. Gate, search and
+chains count their CPU time. So other work on the machine changes neither.
 """
 
 import math
@@ -48,26 +48,26 @@ HELD = 32
 
 
 def chains(index: Retriever, chat: RecordedChat) -> dict[str, Runnable[Any, Any]]:
-    """Return every way, by name, to answer with a chat model and a search; what only an oracle knows is not in it."""
+    """Return every way to answer with a chat model and a search, by name, except the oracle."""
     never = RunnableLambda(closed_book) | chat | StrOutputParser()
-    read = {"documents": IndexRetriever(index=index, k=K), "question": RunnablePassthrough()}
-    always = read | RunnableLambda(with_passages) | chat | StrOutputParser()
+    inputs = {"documents": IndexRetriever(index=index, k=K), "question": RunnablePassthrough()}
+    always = inputs | RunnableLambda(with_passages) | chat | StrOutputParser()
     first_look = load_gate(on_error="raise")
     alone = RetrievalGate(first_look)
-    begun = RetrievalGate(load_gate(DEFAULT_GATES["llm"], on_error="raise"))
-    # FLARE's trigger (Jiang et al. 2023): the least probable token of a begun answer.
+    partial = RetrievalGate(load_gate(DEFAULT_GATES["llm"], on_error="raise"))
+    # FLARE's trigger (Jiang et al. 2023): the least probable token of a partial answer.
     weakest = RetrievalGate(load_gate("token_probability", tokens=HELD, on_error="raise"))
     options = AnswerFirst(tokens=HELD, question_gate=first_look)
-    unlooked = AnswerFirst(tokens=HELD, question_gate=None)
+    without_question_gate = AnswerFirst(tokens=HELD, question_gate=None)
     arms = {"retrieve": always, "direct": never}
     return {
         "never": never,
         "always": always,
         "gate, question alone": alone.route(**arms),
         "look first": alone.route(**arms, look_first=True),
-        "look first, then answer first": begun.route(**arms, look_first=True, answer_first=options),
-        "answer first": begun.route(**arms, answer_first=options),
-        "answer first, FLARE's trigger": weakest.route(**arms, answer_first=unlooked),
+        "look first, then answer first": partial.route(**arms, look_first=True, answer_first=options),
+        "answer first": partial.route(**arms, answer_first=options),
+        "answer first, FLARE's trigger": weakest.route(**arms, answer_first=without_question_gate),
     }
 
 
@@ -75,9 +75,9 @@ def answer(chain: Any, chat: RecordedChat, question: Question) -> dict[str, Any]
     """Answer one question in one way.
 
     Returns:
-        The ``kind`` of the question; whether a gold answer is contained, on word boundaries (``right``; NaN where
-        there is none); whether the answer was written from passages (``retrieved``); the LLM's ``calls``, and the
-        tokens that it read (``prompt``); seconds to the ``first`` token that the user sees, and in ``total``.
+        The ``kind`` of the question; whether the answer contains a gold answer, on word boundaries (``right``; NaN
+        without gold answers); whether the answer was written from passages (``retrieved``); the LLM's ``calls``, and
+        the tokens that it read (``prompt``); seconds to the ``first`` token that the user sees, and in ``total``.
     """
     chat.calls.clear()
     start = time.process_time()
@@ -99,37 +99,37 @@ def answer(chain: Any, chat: RecordedChat, question: Question) -> dict[str, Any]
     }
 
 
-def run(index: Retriever, chat: RecordedChat, asked: list[Question]) -> dict[str, pd.DataFrame]:
-    """Answer all questions in all ways; a way that lacks calls in the record is left out.
+def run(index: Retriever, chat: RecordedChat, selected: list[Question]) -> dict[str, pd.DataFrame]:
+    """Answer all questions in all ways; skips a way whose calls are not all in the record.
 
     Returns:
-        For each way what `answer` returned, a row a question.
+        For each way the results of `answer`, one row a question.
     """
-    found = {}
+    tables = {}
     for name, chain in chains(index, chat).items():
         answers = []
         try:
-            answer(chain, chat, asked[0])  # loads the models
-            for question in asked:
+            answer(chain, chat, selected[0])  # loads the models
+            for question in selected:
                 chat.meta.update(id=question.id, arm=name)
                 answers.append(answer(chain, chat, question))
         except NotRecorded:
             CONSOLE.print(f"Left out: {name}. The record lacks some of its calls.")
             continue
-        found[name] = pd.DataFrame(answers)
-    # What retrieves only where that alone is right, and knows so at no cost.
-    never, always = found["never"], found["always"]
+        tables[name] = pd.DataFrame(answers)
+    # The oracle retrieves only if nothing but passages gives the right answer, and knows that at no cost.
+    never, always = tables["never"], tables["always"]
     helps = (always.right == 1) & (never.right == 0)
-    found["oracle"] = pd.concat([always[helps], never[~helps]]).sort_index()
-    return found
+    tables["oracle"] = pd.concat([always[helps], never[~helps]]).sort_index()
+    return tables
 
 
-def show(found: dict[str, pd.DataFrame], title: str) -> None:
-    """Print what each way costs and how often it is right, and the same by kind of question."""
-    kinds = sorted(found["always"].kind.unique())
+def show(tables: dict[str, pd.DataFrame], title: str) -> None:
+    """Print what each way costs and how often it is right, and its accuracy by kind of question."""
+    kinds = sorted(tables["always"].kind.unique())
     rows, by_kind = [], []
-    for way, answers in found.items():
-        gain = (answers.right - found["always"].right).dropna().to_numpy()
+    for way, answers in tables.items():
+        gain = (answers.right - tables["always"].right).dropna().to_numpy()
         low, high = 100 * np.array(mean_interval(gain))
         points = "" if way == "always" else f"{100 * gain.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
         row = [way, f"{100 * answers.right.mean():.1f}", points, f"{100 * answers.retrieved.mean():.0f}"]
@@ -150,7 +150,7 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--llm", default="qwen2.5-coder-0.5b-instruct")
     parser.add_argument("--data", type=Path, help="folder with the question sets")
-    parser.add_argument("--out", type=Path, default=OUT / "served", help="where the record is")
+    parser.add_argument("--out", type=Path, default=OUT / "served", help="folder of the record")
     parser.add_argument("--limit", type=int, help="how many questions")
     parser.add_argument("--recorded", action="store_true", help="ask the LLM nothing")
     parser.add_argument(
@@ -159,18 +159,18 @@ def main() -> None:
     arguments = parser.parse_args()
     data = arguments.data
     record = Record(arguments.out / f"{arguments.llm}.jsonl", arguments.llm)
-    asked = questions(arguments.out, data, "test" if data else "requests")
+    selected = questions(arguments.out, data, "test" if data else "requests")
     if arguments.recorded:
-        asked = both_arms(record, asked)
-    asked = asked[: arguments.limit]
+        selected = both_arms(record, selected)
+    selected = selected[: arguments.limit]
     index = open_index(data)
     with server("" if arguments.recorded else arguments.llm) as url:
         chat = RecordedChat(record=record, url=url)
         if not arguments.recorded:  # the speed is known once everything is in the record
-            run(index, chat, asked)
+            run(index, chat, selected)
     chat.speed = Speed(*arguments.speed) if arguments.speed else Speed.of(record.calls.values())
     CONSOLE.print(f"The LLM reads {chat.speed.read:.0f} and writes {chat.speed.written:.0f} tokens a second.")
-    show(run(index, chat, asked), f"{arguments.llm}, {len(asked)} questions")
+    show(run(index, chat, selected), f"{arguments.llm}, {len(selected)} questions")
 
 
 if __name__ == "__main__":

@@ -38,9 +38,9 @@ def frame_requests(data: Path, n: int) -> list[Mixture]:
         for _ in range(n):
             kind = draw.choices(list(SHARES), list(SHARES.values()))[0]
             question = "" if kind == "given" else draw.choice(questions[kind])
-            place = draw.choice(("before", "after", "around"))
+            position = draw.choice(("before", "after", "around"))
             length = int(math.exp(draw.uniform(math.log(SHORTEST), math.log(LONGEST))))
-            mixture = mix(question, kind, frame, place, length, draw, prose)
+            mixture = mix(question, kind, frame, position, length, draw, prose)
             if frame not in TRAINED_ON:
                 mixtures.append(mixture)
     return mixtures

@@ -63,20 +63,20 @@ def measure(vectors: dict[str, np.ndarray], names: list[str], threshold: float |
 
     The second number of each pair is that of the worst rule.
     """
-    hits, false_hits = [], []
+    same_similarities, other_similarities = [], []
     for name in names:
         examples = vectors[f"{name} examples"].T
-        hits.append((vectors[f"{name} same"] @ examples).max(axis=1))
-        false_hits.append((vectors["others"] @ examples).max(axis=1))
+        same_similarities.append((vectors[f"{name} same"] @ examples).max(axis=1))
+        other_similarities.append((vectors["others"] @ examples).max(axis=1))
     if threshold is None:
-        threshold = float(np.quantile(false_hits, 0.98))
+        threshold = float(np.quantile(other_similarities, 0.98))
     # Every rule has the same number of paraphrases.
-    caught, false = np.array(hits) >= threshold, np.array(false_hits) >= threshold
+    caught, wrong = np.array(same_similarities) >= threshold, np.array(other_similarities) >= threshold
     return [
         f"{threshold:.2f}",
         f"{caught.mean():.1%} ({caught.mean(axis=1).min():.0%})",
-        f"{false.mean():.2%} ({false.mean(axis=1).max():.2%})",
-        f"{false.any(axis=0).mean():.1%}",
+        f"{wrong.mean():.2%} ({wrong.mean(axis=1).max():.2%})",
+        f"{wrong.any(axis=0).mean():.1%}",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Answers of an LLM on a llama.cpp server, each asked for once and kept: a record that chains can run on.
+"""Records the answers of an LLM on a llama.cpp server, so that chains can run on them.
 
     python benchmarks/served.py --llm qwen2.5-coder-0.5b-instruct --limit 300 --data DIR [--part train]
 
@@ -98,7 +98,7 @@ class Record:
         }
 
     def key(self, messages: list[dict[str, Any]], tokens: int) -> str:
-        """Return what a call is kept under: it depends on all that the answer depends on."""
+        """Return the key of a call, a hash of everything that the answer depends on."""
         about = json.dumps([self.llm, messages, tokens, 0])
         return hashlib.sha256(about.encode()).hexdigest()[:24]
 
@@ -119,11 +119,11 @@ class RecordedChat(BaseChatModel):
     """A chat model that answers from a record, and from the server what is not in it.
 
     Attributes:
-        record: The record; what the server says is added.
+        record: The record; new calls are added to it.
         url: The server; without one, a call that is not in the record raises `NotRecorded`.
         tokens: Maximum number of tokens of an answer.
-        speed: Counts the time of a call from its tokens; without one, calls take no time.
-        meta: Kept with new calls, to find them again.
+        speed: Computes the time of a call from its tokens; without it, calls take no time.
+        meta: Saved with new calls, to find them again.
         calls: For each call its first message, ``system``, its ``prompt`` tokens, and up to now the ``written``
             tokens and the ``seconds``. Clear it before each chain that is timed.
     """
@@ -152,10 +152,10 @@ class RecordedChat(BaseChatModel):
     def _stream(
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
-        asked = convert_to_openai_messages(messages)
-        call = self.call(asked, kwargs.get("max_tokens", self.tokens))
+        openai_messages = convert_to_openai_messages(messages)
+        call = self.call(openai_messages, kwargs.get("max_tokens", self.tokens))
         prompt = call["prompt_tokens"]
-        counted = {"system": asked[0]["content"], "prompt": prompt, "written": 0, "seconds": 0.0}
+        counted = {"system": openai_messages[0]["content"], "prompt": prompt, "written": 0, "seconds": 0.0}
         self.calls.append(counted)
         for text, tokens in call["chunks"]:
             about: dict[str, Any] = {}
@@ -170,19 +170,19 @@ class RecordedChat(BaseChatModel):
         )
 
     def call(self, messages: Any, tokens: int) -> dict[str, Any]:
-        """Return a call as the record has it; it is made if it is not there yet."""
+        """Return a recorded call; makes it first if it is missing."""
         key = self.record.key(messages, tokens)
         if key not in self.record.calls:
             if not self.url:
                 raise NotRecorded(f"No recorded call for {messages[-1]['content'][:60]!r}, and no server.")
-            answered = ask(self.url, self.record.llm, messages, tokens)
-            self.record.add({"key": key, "llm": self.record.llm, **answered, "meta": dict(self.meta)})
-        found: dict[str, Any] = self.record.calls[key]
-        return found
+            response = ask(self.url, self.record.llm, messages, tokens)
+            self.record.add({"key": key, "llm": self.record.llm, **response, "meta": dict(self.meta)})
+        recorded: dict[str, Any] = self.record.calls[key]
+        return recorded
 
 
 def ask(url: str, llm: str, messages: Any, tokens: int) -> dict[str, Any]:
-    """Ask the server, and return what it says: in chunks of text with their tokens, as it sent them."""
+    """Ask the server; returns its answer, in the chunks of text and tokens that it sent."""
     body = {
         "model": llm,
         "messages": messages,
@@ -191,7 +191,7 @@ def ask(url: str, llm: str, messages: Any, tokens: int) -> dict[str, Any]:
         "stream": True,
         "logprobs": True,
         "top_logprobs": 1,
-        "cache_prompt": False,  # so that every prompt is read in whole, whatever came before
+        "cache_prompt": False,  # every prompt is read from its beginning, whatever came before
         "timings_per_token": True,
     }
     chunks: list[tuple[str, list[dict[str, Any]]]] = []
@@ -209,10 +209,8 @@ def ask(url: str, llm: str, messages: Any, tokens: int) -> dict[str, Any]:
                 written = (choice.get("logprobs") or {}).get("content") or []
                 text = choice["delta"].get("content") or ""
                 if text or written:
-                    tokens_of_chunk = [
-                        {name: each[name] for name in ("token", "logprob")} for each in written
-                    ]
-                    chunks.append((text, tokens_of_chunk))
+                    chunk_tokens = [{name: token[name] for name in ("token", "logprob")} for token in written]
+                    chunks.append((text, chunk_tokens))
     return {
         "system": messages[0]["content"],
         "text": "".join(text for text, _ in chunks),
@@ -230,18 +228,18 @@ def closed_book(question: str) -> list[BaseMessage]:
     return [SystemMessage(ANSWER.system), HumanMessage(ANSWER.user.format(question=question))]
 
 
-def with_passages(found: dict[str, Any], words: int = WORDS) -> list[BaseMessage]:
-    """Return the messages that ask a ``question`` with its ``documents``, of which the first words are shown."""
-    shown = []
-    for document in found["documents"]:
+def with_passages(inputs: dict[str, Any], words: int = WORDS) -> list[BaseMessage]:
+    """Return the messages that ask a ``question`` with the first words of its ``documents``."""
+    shortened = []
+    for document in inputs["documents"]:
         text = " ".join(document.page_content.split()[:words])
-        shown.append(Document(id=document.id, page_content=text, metadata=document.metadata))
-    user = ANSWER_WITH_PASSAGES.user.format(question=found["question"], passages=format_documents(shown))
+        shortened.append(Document(id=document.id, page_content=text, metadata=document.metadata))
+    user = ANSWER_WITH_PASSAGES.user.format(question=inputs["question"], passages=format_documents(shortened))
     return [SystemMessage(ANSWER_WITH_PASSAGES.system), HumanMessage(user)]
 
 
 class Forgetful(SentenceEmbedder):
-    """Embeds each query anew, so that no way to answer profits from another that searched before it."""
+    """Embeds each query again, so that no way to answer profits from an earlier search."""
 
     def embed_queries(self, texts: Sequence[str]) -> np.ndarray:
         """Return normalised vectors, shape (texts, dimension)."""
@@ -257,10 +255,10 @@ def open_index(data: Path | None) -> HybridIndex:
 
 
 def questions(out: Path, data: Path | None, part: str) -> list[Question]:
-    """Return the questions of a part, chosen once: later changes of the data move nothing.
+    """Return the questions of a part. They are chosen once, so that later changes of the data do not matter.
 
     Args:
-        out: Where they are kept.
+        out: Folder where they are saved.
         data: The folder with the question sets; None for those written here.
         part: ``"test"``, ``"train"``, or ``"requests"`` for those written here.
     """
@@ -268,30 +266,32 @@ def questions(out: Path, data: Path | None, part: str) -> list[Question]:
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         chosen = read_training(data) if data is not None and part == "train" else read_mixture(data)
-        path.write_text("".join(json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in chosen))
+        path.write_text(
+            "".join(json.dumps(asdict(question), ensure_ascii=False) + "\n" for question in chosen)
+        )
     return [Question(**{**row, "gold_answers": tuple(row["gold_answers"])}) for row in read_records(path)]
 
 
-def both_arms(record: Record, asked: list[Question]) -> list[Question]:
+def both_arms(record: Record, candidates: list[Question]) -> list[Question]:
     """Return the questions that the record has with and without passages."""
     ids: dict[str, set[str]] = defaultdict(set)
     for call in record.calls.values():
         ids[call["system"]].add(call["meta"].get("id"))
     both = ids[ANSWER.system] & ids[ANSWER_WITH_PASSAGES.system]
-    return [question for question in asked if question.id in both]
+    return [question for question in candidates if question.id in both]
 
 
 def server(llm: str) -> contextlib.AbstractContextManager[str]:
-    """Give the URL of a server that is started for an LLM; an empty one if none is named."""
+    """Start a server for an LLM; yields its URL, or an empty one without an LLM."""
     return serving(gguf(llm), slots=1, context=4096, threads=0) if llm else contextlib.nullcontext("")
 
 
-def collect(chat: RecordedChat, asked: Sequence[Question], retriever: IndexRetriever | None) -> None:
-    """Fill the record, question by question: alone and, with a retriever, with what it finds."""
-    for question in asked:
+def collect(chat: RecordedChat, selected: Sequence[Question], retriever: IndexRetriever | None) -> None:
+    """Record the answer to each question alone and, with a retriever, with passages."""
+    for question in selected:
         about = {"id": question.id, "kind": question.kind, "part": question.part}
-        own = chat.model_copy(update={"meta": {**about, "arm": "direct"}})
-        own.invoke(closed_book(question.question))
+        direct_chat = chat.model_copy(update={"meta": {**about, "arm": "direct"}})
+        direct_chat.invoke(closed_book(question.question))
         if retriever is not None:
             documents = retriever.invoke(question.question)
             meta = {**about, "arm": "passages", "passages": [document.id for document in documents]}
@@ -308,13 +308,13 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="how many questions")
     parser.add_argument("--publish", action="store_true", help="write the record into the repository")
     arguments = parser.parse_args()
-    asked = questions(arguments.out, arguments.data, arguments.part)[: arguments.limit]
+    selected = questions(arguments.out, arguments.data, arguments.part)[: arguments.limit]
     record = Record(arguments.out / f"{arguments.llm}.jsonl", arguments.llm)
     retriever = None
     if arguments.part == "test":
         retriever = IndexRetriever(index=open_index(arguments.data), k=K)
     with server(arguments.llm) as url:
-        collect(RecordedChat(record=record, url=url), asked, retriever)
+        collect(RecordedChat(record=record, url=url), selected, retriever)
     if arguments.publish:
         record.publish()
 

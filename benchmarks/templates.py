@@ -103,11 +103,11 @@ def read_lines(path: Path) -> list[str]:
 @cache
 def read_words() -> dict[str, list[str]]:
     """Return the words of each slot."""
-    found = {}
+    words = {}
     for line in read_lines(FOLDER / "words.txt"):
         name, _, listed = line.partition(": ")
-        found[name] = listed.split(" | ")
-    return found
+        words[name] = listed.split(" | ")
+    return words
 
 
 def fill(

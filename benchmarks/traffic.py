@@ -1,4 +1,4 @@
-"""A day of three applications: what each way to decide spares, what it misses, and what it adds.
+"""A day of three applications: what each way to decide avoids, what it misses, and what it adds.
 
     python benchmarks/traffic.py                                  ways that need no LLM (minutes)
     python benchmarks/traffic.py --save FILE                      also keeps the figures, for `traffic_picture`
@@ -61,27 +61,27 @@ def local_ways(passages: Sequence[Passage]) -> dict[str, Decide]:
         "never": lambda _: Choice(retrieve=False),
     }
     for name, gate in gates.items():
-        ways[name] = timed(lambda each, gate=gate: gate.decide(each.request))
+        ways[name] = timed(lambda labelled, gate=gate: gate.decide(labelled.request))
     for name in ("gate", f"gate, {STRONG}"):
-        look = timed(lambda each, gate=gates[name]: look_first(gate, index, each))
+        look = timed(lambda labelled, gate=gates[name]: look_first(gate, index, labelled))
         ways[name.replace("gate", "look first")] = look
     return ways
 
 
-def look_first(gate: Any, index: BM25Index, each: LabelledRequest) -> Decision:
-    """Decide by the gate, and by what a search found."""
-    decision = gate.decide(each.request)
-    hits = index.search([each.query], K)[0]
-    found = [FoundPassage(hit.passage.text, hit.passage.title) for hit in hits]
-    return decide_with_passages(decision, found, LookFirst())
+def look_first(gate: Any, index: BM25Index, labelled: LabelledRequest) -> Decision:
+    """Decide by the gate and by the passages of a search."""
+    decision = gate.decide(labelled.request)
+    hits = index.search([labelled.query], K)[0]
+    passages = [FoundPassage(hit.passage.text, hit.passage.title) for hit in hits]
+    return decide_with_passages(decision, passages, LookFirst())
 
 
 def timed(decide: Callable[[LabelledRequest], Decision]) -> Decide:
     """Return a way that counts the CPU time of its decisions: other work on the machine does not change it."""
 
-    def choose(each: LabelledRequest) -> Choice:
+    def choose(labelled: LabelledRequest) -> Choice:
         start = time.process_time()
-        decision = decide(each)
+        decision = decide(labelled)
         return Choice(decision.retrieve, time.process_time() - start)
 
     return choose
@@ -92,12 +92,12 @@ def choose_all(ways: dict[str, Decide], requests: Sequence[LabelledRequest]) -> 
     chosen = {}
     for name, decide in ways.items():
         decide(requests[0])  # loads the models
-        chosen[name] = [decide(each) for each in requests]
+        chosen[name] = [decide(labelled) for labelled in requests]
     return chosen
 
 
 def show(title: str, requests: Sequence[LabelledRequest], chosen: Choices) -> Day:
-    """Print what each way avoids, misses and adds, which is returned, and what it skips of each kind."""
+    """Print what each way avoids, misses and adds, and what it skips of each kind; returns the figures."""
     day = {way: WayFigures.from_choices(requests, choices) for way, choices in chosen.items()}
     print_table(*table(day), title)
     show_kinds(title, requests, chosen)
@@ -108,9 +108,9 @@ def show_kinds(title: str, requests: Sequence[LabelledRequest], chosen: Choices)
     """Print the shares that each way skips, by kind: first of what needs no passages, then of what needs them."""
     for needs_passages in (False, True):
         groups: dict[str, list[int]] = defaultdict(list)
-        for number, each in enumerate(requests):
-            if each.needs_passages == needs_passages:
-                groups[each.kind].append(number)
+        for number, labelled in enumerate(requests):
+            if labelled.needs_passages == needs_passages:
+                groups[labelled.kind].append(number)
         rows = []
         for way, choices in chosen.items():
             if way in TRIVIAL:
@@ -150,7 +150,7 @@ def main() -> None:
             show_answers(title, requests, chosen, answer_all(chat, passages, requests))
         days[application] = requests, chosen
     if len(days) > 1:
-        everything = [each for requests, _ in days.values() for each in requests]
+        everything = [labelled for requests, _ in days.values() for labelled in requests]
         first = next(iter(days.values()))[1]
         show(
             "all applications",

@@ -1,8 +1,8 @@
-"""Ways of `traffic` that ask an LLM, and what all ways are worth to it: right answers, tokens, seconds.
+"""Ways of `traffic` that ask an LLM, and what all ways achieve with it: right answers, tokens, seconds.
 
-Every request is answered twice, alone and with the passages of a search. A way's answer is that of the arm that it
-chose, and it costs what that arm cost and what choosing cost. Tokens are those that the server counts. Where a way
-gave up an answer that had begun, its prompt is counted as that of the whole answer alone.
+The LLM answers every request twice, alone and with the passages of a search. A way gets the answer of the arm that it
+chose, and costs what that arm cost and what choosing cost. The server counts the tokens. If a way dropped a partial
+answer, its prompt counts as that of the whole answer alone.
 """
 
 import importlib.util
@@ -91,7 +91,7 @@ UTTERANCES = {
         "what happened in the news today",
     ),
 }
-"""For semantic-router: what a developer might list in ten minutes; none is a request of the day."""
+"""For semantic-router: utterances that a developer might list in ten minutes. None is a request of the day."""
 
 
 class Chat(BaseChatModel):
@@ -102,7 +102,7 @@ class Chat(BaseChatModel):
         model: The LLM's name there.
         tokens: Maximum number of tokens of an answer.
         logprobs: Whether to ask for log-probabilities.
-        calls: Of each call its ``prompt`` tokens (0 until the server says them) and the ``written`` ones.
+        calls: The ``prompt`` tokens (0 until the server counts them) and ``written`` tokens of each call.
     """
 
     url: str
@@ -125,7 +125,7 @@ class Chat(BaseChatModel):
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
         if self._client is None:
-            # A llama.cpp server closes a kept connection when it likes, perhaps just when it is used again.
+            # A llama.cpp server closes idle connections at any time, perhaps just when one is used again.
             headers = {"Connection": "close"}
             if key := os.environ.get("OPENAI_API_KEY"):
                 headers["Authorization"] = f"Bearer {key}"
@@ -153,7 +153,7 @@ class Chat(BaseChatModel):
 def _read_event(event: dict[str, Any], call: dict[str, int]) -> Iterator[ChatGenerationChunk]:
     for choice in event.get("choices") or []:
         text = choice["delta"].get("content") or ""
-        call["written"] += bool(text)  # one token an event, until the server says how many they were
+        call["written"] += bool(text)  # one token an event, until the server counts them
         information = {name: choice[name] for name in ("logprobs", "finish_reason") if choice.get(name)}
         yield ChatGenerationChunk(message=AIMessageChunk(text), generation_info=information or None)
     usage = event.get("usage")
@@ -166,7 +166,7 @@ class Answer:
     """What one arm answered to one request.
 
     Attributes:
-        right: Whether it holds a gold answer; NaN if there is none.
+        right: Whether it contains a gold answer; NaN without gold answers.
         prompt: Tokens read.
         written: Tokens written.
         seconds: Time, the search included.
@@ -182,10 +182,10 @@ Arms = tuple[list[Answer], list[Answer]]
 """Answers alone and with passages, in the order of the requests."""
 
 
-def as_messages(each: LabelledRequest) -> list[BaseMessage]:
+def as_messages(labelled: LabelledRequest) -> list[BaseMessage]:
     """Return the earlier turns of a request."""
     turns: list[BaseMessage] = []
-    for line in each.request.history:
+    for line in labelled.request.history:
         role, text = line.split(": ", 1)
         turns.append(HumanMessage(text) if role == "user" else AIMessage(text))
     return turns
@@ -195,22 +195,22 @@ def answer_all(chat: Chat, passages: Sequence[Passage], requests: Sequence[Label
     """Answer all requests, alone and with the passages that a search finds."""
     index = BM25Index(passages)
     alone, informed = [], []
-    for each in requests:
-        question = each.request.question
-        head = [SystemMessage(ANSWER.system), *as_messages(each)]
-        alone.append(_answer(chat, [*head, HumanMessage(question)], each, time.perf_counter()))
+    for labelled in requests:
+        question = labelled.request.question
+        head = [SystemMessage(ANSWER.system), *as_messages(labelled)]
+        alone.append(_answer(chat, [*head, HumanMessage(question)], labelled, time.perf_counter()))
         start = time.perf_counter()
-        hits = index.search([each.query], K)[0]
-        shown = "\n\n".join(" ".join(hit.passage.searchable.split()[:WORDS]) for hit in hits)
-        head = [SystemMessage(ANSWER_WITH_PASSAGES.system), *as_messages(each)]
-        user = ANSWER_WITH_PASSAGES.user.format(passages=shown, question=question)
-        informed.append(_answer(chat, [*head, HumanMessage(user)], each, start))
+        hits = index.search([labelled.query], K)[0]
+        context = "\n\n".join(" ".join(hit.passage.searchable.split()[:WORDS]) for hit in hits)
+        head = [SystemMessage(ANSWER_WITH_PASSAGES.system), *as_messages(labelled)]
+        user = ANSWER_WITH_PASSAGES.user.format(passages=context, question=question)
+        informed.append(_answer(chat, [*head, HumanMessage(user)], labelled, start))
     return alone, informed
 
 
-def _answer(chat: Chat, messages: list[BaseMessage], each: LabelledRequest, start: float) -> Answer:
+def _answer(chat: Chat, messages: list[BaseMessage], labelled: LabelledRequest, start: float) -> Answer:
     text = str(chat.invoke(messages).content)
-    right = float(is_correct(text, each.gold_answers)) if each.gold_answers else math.nan
+    right = float(is_correct(text, labelled.gold_answers)) if labelled.gold_answers else math.nan
     return Answer(right, **chat.calls[-1], seconds=time.perf_counter() - start)
 
 
@@ -218,8 +218,8 @@ def llm_ways(chat: Chat, application: str) -> dict[str, Decide]:
     """Return the ways that ask the LLM, by name."""
     gate = load_gate(llm_name=chat.model, on_error="raise")
     ways: dict[str, Decide] = {}
-    ways["gate, the LLM's name"] = counted(chat, lambda each: gate.decide(each.request).retrieve)
-    ways["router prompt (LangChain)"] = counted(chat, lambda each: classify(chat, application, each))
+    ways["gate, the LLM's name"] = counted(chat, lambda labelled: gate.decide(labelled.request).retrieve)
+    ways["router prompt (LangChain)"] = counted(chat, lambda labelled: classify(chat, application, labelled))
     ways["LLMSingleSelector (LlamaIndex)"] = counted(chat, selector(chat, application))
     ways["answer first"] = counted(chat, answer_first(chat))
     return ways
@@ -228,10 +228,10 @@ def llm_ways(chat: Chat, application: str) -> dict[str, Decide]:
 def counted(chat: Chat, retrieves: Any) -> Decide:
     """Return a way that counts its calls, their tokens, and the time on the clock."""
 
-    def choose(each: LabelledRequest) -> Choice:
+    def choose(labelled: LabelledRequest) -> Choice:
         chat.calls.clear()
         start = time.perf_counter()
-        retrieve = retrieves(each)
+        retrieve = retrieves(labelled)
         seconds = time.perf_counter() - start
         prompt = sum(call["prompt"] for call in chat.calls)
         written = sum(call["written"] for call in chat.calls)
@@ -240,17 +240,17 @@ def counted(chat: Chat, retrieves: Any) -> Decide:
     return choose
 
 
-def classify(chat: Chat, application: str, each: LabelledRequest) -> bool:
+def classify(chat: Chat, application: str, labelled: LabelledRequest) -> bool:
     """Ask the LLM for a class, as LangChain's documentation does; any other reply retrieves."""
-    prompt = CLASSIFY.format(application=application, question=_with_history(each))
+    prompt = CLASSIFY.format(application=application, question=_with_history(labelled))
     reply = chat.invoke([HumanMessage(prompt)], max_tokens=8).content
     return "direct" not in str(reply).lower()
 
 
-def _with_history(each: LabelledRequest) -> str:
-    if not each.request.history:
-        return each.request.question
-    return "\n".join([*each.request.history, f"user: {each.request.question}"])
+def _with_history(labelled: LabelledRequest) -> str:
+    if not labelled.request.history:
+        return labelled.request.question
+    return "\n".join([*labelled.request.history, f"user: {labelled.request.question}"])
 
 
 def selector(chat: Chat, application: str) -> Any:
@@ -277,9 +277,9 @@ def selector(chat: Chat, application: str) -> Any:
     ]
     select = LLMSingleSelector.from_defaults(llm=Completion()).select
 
-    def retrieves(each: LabelledRequest) -> bool:
+    def retrieves(labelled: LabelledRequest) -> bool:
         try:
-            return select(tools, _with_history(each)).ind != 0
+            return select(tools, _with_history(labelled)).ind != 0
         except (OutputParserException, ValueError, KeyError, TypeError):  # what its parser raises
             return True
 
@@ -289,8 +289,8 @@ def selector(chat: Chat, application: str) -> Any:
 def answer_first(chat: Chat) -> Any:
     """Return a way by the first tokens of the LLM's own answer."""
 
-    def messages(asked: dict[str, Any]) -> list[BaseMessage]:
-        return [SystemMessage(ANSWER.system), *asked["history"], HumanMessage(asked["question"])]
+    def messages(inputs: dict[str, Any]) -> list[BaseMessage]:
+        return [SystemMessage(ANSWER.system), *inputs["history"], HumanMessage(inputs["question"])]
 
     options = AnswerFirst(tokens=BEGUN, question_gate=load_gate(llm_name=chat.model, on_error="raise"))
     chain = RetrievalGate(load_gate(DEFAULT_GATES["llm"], on_error="raise")).route(
@@ -299,9 +299,9 @@ def answer_first(chat: Chat) -> Any:
         answer_first=options,
     )
 
-    def retrieves(each: LabelledRequest) -> bool:
-        asked = {"question": each.request.question, "history": as_messages(each)}
-        return "".join(chain.stream(asked)) == RETRIEVE
+    def retrieves(labelled: LabelledRequest) -> bool:
+        inputs = {"question": labelled.request.question, "history": as_messages(labelled)}
+        return "".join(chain.stream(inputs)) == RETRIEVE
 
     return retrieves
 
@@ -329,28 +329,30 @@ def similarity_way(application: str) -> dict[str, Decide]:
     ]
     router = IndexedRouter(Encoder(name="gate's encoder"), routes)
 
-    def choose(each: LabelledRequest) -> Choice:
+    def choose(labelled: LabelledRequest) -> Choice:
         start = time.process_time()
-        route = router(each.query)
+        route = router(labelled.query)
         return Choice(route.name != "direct", time.process_time() - start)
 
     return {"semantic-router": choose}
 
 
 def show_answers(title: str, requests: Sequence[LabelledRequest], chosen: Choices, arms: Arms) -> None:
-    """Print what each way's answers are worth, and what they cost."""
+    """Print how often each way's answers are right, and what they cost."""
     alone, informed = arms
     always = np.array([answer.right for answer in informed])
     answered = ~np.isnan(always)
     rows = []
     for way, choices in chosen.items():
         right, prompt, written, calls, seconds = [], [], [], [], []
-        for choice, own, read in zip(choices, alone, informed, strict=True):
-            answer = read if choice.retrieve else own
-            begun = way == "answer first" and choice.calls > 0
-            if begun and not choice.retrieve:  # its call was the answer
-                choice = Choice(retrieve=False, seconds=max(0.0, choice.seconds - own.seconds))
-            wasted = own.prompt if begun and choice.retrieve and not choice.prompt else choice.prompt
+        for choice, direct, informed_answer in zip(choices, alone, informed, strict=True):
+            answer = informed_answer if choice.retrieve else direct
+            judged_partial = way == "answer first" and choice.calls > 0
+            if judged_partial and not choice.retrieve:  # its call was the answer
+                choice = Choice(retrieve=False, seconds=max(0.0, choice.seconds - direct.seconds))
+            wasted = (
+                direct.prompt if judged_partial and choice.retrieve and not choice.prompt else choice.prompt
+            )
             right.append(answer.right)
             prompt.append(answer.prompt + wasted)
             written.append(answer.written + choice.written)

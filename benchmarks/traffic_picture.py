@@ -1,4 +1,4 @@
-"""The figures of a day of `traffic` as a run saves them, and the picture that the docs begin with.
+"""Saves and reads the figures of a day of `traffic`, and draws the picture at the beginning of the docs.
 
     python benchmarks/traffic.py --save benchmarks/traffic/figures.json
     python benchmarks/traffic_picture.py        writes docs/assets/traffic.svg and traffic-narrow.svg
@@ -51,7 +51,7 @@ STYLE = (
 
 @dataclass(frozen=True)
 class Layout:
-    """Where things stand in the picture, in pixels.
+    """Positions in the picture, in pixels.
 
     Attributes:
         columns: Panels side by side.
@@ -96,7 +96,7 @@ NARROW = Layout(columns=1, width=270, height=140, entries=2)
 
 @dataclass(frozen=True)
 class WayFigures:
-    """What a way came to in one day.
+    """Results of a way in one day.
 
     Attributes:
         avoided: Requests skipped of those that need no passages, and how many these are.

@@ -1,4 +1,4 @@
-"""The requests of `traffic`, what their applications search, and how decisions about them are counted."""
+"""The requests of `traffic`, the passages that their applications search, and counts of decisions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,14 +41,14 @@ class LabelledRequest:
 
     @property
     def query(self) -> str:
-        """What is searched for: the question, behind the user's turn before it."""
+        """The search query: the user's turn before, and the question."""
         earlier = [line.removeprefix("user: ") for line in self.request.history if line.startswith("user: ")]
         return " ".join([*earlier[-1:], self.request.question])
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a way decided about one request, and what deciding cost.
+    """A way's decision about one request, and what deciding cost.
 
     Attributes:
         retrieve: Whether passages are read.
@@ -114,8 +114,8 @@ def count_skipped(
     """Return how many requests with a label were skipped, and how many there are."""
     skipped = [
         not choice.retrieve
-        for each, choice in zip(requests, choices, strict=True)
-        if each.needs_passages == needs_passages
+        for labelled, choice in zip(requests, choices, strict=True)
+        if labelled.needs_passages == needs_passages
     ]
     return sum(skipped), len(skipped)
 

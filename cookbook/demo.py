@@ -49,9 +49,9 @@ def build_chains(llm: ServedChat, search: WordsThenMeaning) -> tuple[Runnable, R
     retriever = IndexRetriever(index=search, k=2)
     with_passages = ChatPromptTemplate.from_template("{context}\n\nAnswer in one sentence: {question}")
     alone = ChatPromptTemplate.from_template("Answer in one sentence: {question}")
-    read = {"context": retriever | joined, "question": RunnablePassthrough()}
+    inputs = {"context": retriever | joined, "question": RunnablePassthrough()}
 
-    rag_chain = read | with_passages | llm | StrOutputParser()
+    rag_chain = inputs | with_passages | llm | StrOutputParser()
     llm_chain = alone | llm | StrOutputParser()
     gated = RetrievalGate().route(retrieve=rag_chain, direct=llm_chain, answer_first=True)
     return rag_chain, gated
@@ -133,8 +133,8 @@ def compare(llm: ServedChat, search: WordsThenMeaning) -> None:
     rag_chain, gated_chain = build_chains(llm, search)
     llm.invoke("Hello.")
     always, gated, shown = Spent(), Spent(), Shown()
-    others = QUESTIONS[3:] + QUESTIONS[:3]
-    for question, other in zip(QUESTIONS, others, strict=True):
+    shifted = QUESTIONS[3:] + QUESTIONS[:3]
+    for question, other in zip(QUESTIONS, shifted, strict=True):
         say(f"\n{question}")
         gated.ask(gated_chain, llm, question, shown)
         search.embed_candidates(other)

@@ -58,8 +58,8 @@ class GatedWorkflow(Workflow):
     @step
     async def retrieve(self, ev: Unknown) -> Found:
         """Search all queries side by side and fuse what they find."""
-        found = await asyncio.gather(*(self.retriever.aretrieve(q.text) for q in ev.plan.queries))
-        return Found(question=ev.question, nodes=fuse(found, key=lambda n: n.node.node_id, k=2))
+        rankings = await asyncio.gather(*(self.retriever.aretrieve(q.text) for q in ev.plan.queries))
+        return Found(question=ev.question, nodes=fuse(rankings, key=lambda n: n.node.node_id, k=2))
 
     @step
     async def synthesize(self, ev: Found) -> StopEvent:

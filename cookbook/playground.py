@@ -49,8 +49,8 @@ def build(gate: DecisionEngine, llm: LanguageModel, index: Retriever) -> gradio.
         (hits,) = index.search([question], 3)
         passages = [[hit.passage.title, hit.passage.text, round(hit.score, 2)] for hit in hits]
         # The question alone, and with what was found.
-        alone, read = write_answers(llm, [question] * 2, [[], [hit.passage for hit in hits]])
-        return decision, verdict(decision, threshold), decision.reason, alone.text, read.text, passages
+        alone, informed = write_answers(llm, [question] * 2, [[], [hit.passage for hit in hits]])
+        return decision, verdict(decision, threshold), decision.reason, alone.text, informed.text, passages
 
     # Nothing is uploaded to this page, so uploads are refused beyond the smallest size and removed at once.
     with gradio.Blocks(title="rgate playground", analytics_enabled=False, delete_cache=(60, 60)) as page:
@@ -59,14 +59,16 @@ def build(gate: DecisionEngine, llm: LanguageModel, index: Retriever) -> gradio.
         question = gradio.Textbox(label="Question", autofocus=True, submit_btn="Ask")
         gradio.Examples(EXAMPLES, question)
         threshold = gradio.Slider(0, 1, gate.threshold, step=0.01, label="Threshold: retrieve below it")
-        shown = gradio.Label(label="P(known) decides")
+        verdict_label = gradio.Label(label="P(known) decides")
         reason = gradio.Textbox(label="Because")
         with gradio.Row():
             alone = gradio.Textbox(label="Answer without passages", lines=3)
-            read = gradio.Textbox(label="Answer with passages", lines=3)
+            informed = gradio.Textbox(label="Answer with passages", lines=3)
         passages = gradio.Dataframe(headers=["title", "text", "score"], label="Passages", wrap=True)
-        question.submit(ask, [question, threshold], [decision, shown, reason, alone, read, passages])
-        threshold.change(verdict, [decision, threshold], shown)
+        question.submit(
+            ask, [question, threshold], [decision, verdict_label, reason, alone, informed, passages]
+        )
+        threshold.change(verdict, [decision, threshold], verdict_label)
     return page
 
 
