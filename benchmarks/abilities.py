@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from base import CONSOLE, argument_parser, print_table, read_records
-from head_fit import HeadExamples, HeadsRecipe, fit_known, logistic
+from head_fit import HeadExamples, HeadsRecipe, fit_known, fit_logistic
 from heads import (
     CACHE,
     GOALS,
@@ -53,8 +53,8 @@ from rgate_integrations.tuning.ability import estimate_ability
 from rgate_integrations.tuning.evaluation import auc, expected_calibration_error
 
 WHOLE = ("adarague", "calib", "qa-eval")
-MOST_QUESTIONS = 1_000  # of every other source
-MOST_ANSWERS = 300  # of a source, set and LLM, in a fit
+MAX_QUESTIONS = 1_000  # of every other source
+MAX_FIT_ANSWERS = 300  # of a source, set and LLM, in a fit
 GROUP_SD = 0.6  # of a source and set's level, since prompts and judges differ
 ROUNDS = 3
 LONG_TAIL = ("simpleqa", "entity_questions")
@@ -75,23 +75,23 @@ class Answers:
 
     @classmethod
     def read(cls, data: Path, cache: Path) -> "Answers":
-        """Read answers to at most `MOST_QUESTIONS` of a source, those with the lowest hashes."""
+        """Read answers to at most `MAX_QUESTIONS` of a source, those with the lowest hashes."""
         labels = pd.DataFrame(map(vars, [*read_adarague(data), *read_recorded(data)]))
         sourced = labels[["source", "question"]].drop_duplicates()
         sourced = sourced.sort_values("question", key=lambda questions: questions.map(hash_question))
-        few = sourced.groupby("source").cumcount() < MOST_QUESTIONS
+        few = sourced.groupby("source").cumcount() < MAX_QUESTIONS
         labels = labels.merge(sourced[few | sourced.source.isin(WHOLE)])
         labels = labels[~labels.what.str.endswith("(low quality)")].reset_index(drop=True)
         states = read_question_states(labels.question.tolist(), cache)
         return cls(labels, np.stack([states[hash_question(question)] for question in labels.question]))
 
     def fit(self, abilities: dict[str, float]) -> np.ndarray:
-        """Fit a knowledge head on at most `MOST_ANSWERS` of a cell; returns its logits for ability 0, shape (n,)."""
+        """Fit a knowledge head on up to `MAX_FIT_ANSWERS` a cell; returns its logits for ability 0, shape (n,)."""
         rng = np.random.default_rng(0)
         rows, weights = [], []
         cells = self.labels.group + "|" + self.labels.llm
         for _, cell in self.labels.groupby(cells):
-            drawn = rng.permutation(cell.index)[:MOST_ANSWERS]
+            drawn = rng.permutation(cell.index)[:MAX_FIT_ANSWERS]
             rows.append(drawn)
             # The drawn rows carry the weight of the whole cell.
             weight = KNOWN_WEIGHTS[cell.source.iloc[0]] * len(cell) / len(drawn)
@@ -134,7 +134,7 @@ def fit_abilities(
     columns = np.hstack([np.eye(len(llms))[llm] * sds[llm, None], np.eye(len(groups))[group] * GROUP_SD])
     nothing = np.zeros((len(llm), 0))
     offset = logits + means[llm]
-    coefficients, _ = logistic(
+    coefficients, _ = fit_logistic(
         columns, nothing, answers.labels.known.to_numpy(), np.ones(len(llm)), 1.0, offset
     )
     thetas = means + coefficients[: len(llms)] * sds
@@ -206,7 +206,7 @@ MEASURED_ONLY = (
     Source("more/faclens_nq_eq.jsonl.gz", "faclens", "none"),
 )
 """Answers without a licence; nothing that ships is made from them."""
-LEAST, MOST = 100, 600  # answers of a cell
+MIN_ANSWERS, MAX_CELL_ANSWERS = 100, 600  # answers of a cell
 USUAL_SD = 0.4  # of an ability in the table
 TOP = {"a twentieth": 0.05, "a tenth": 0.1, "a fifth": 0.2, "all": 1.0}
 STRONG, SMALL = 70.0, 14.0  # billions of parameters; LLMs of unpublished size count as strong
@@ -269,7 +269,7 @@ class QuestionFeatures:
 
 
 def read_cells(data: Path, cache: Path, shipped: HeadsArtifact) -> list[Cell]:
-    """Read the cells with at least `LEAST` answers; a cell has at most `MOST`, those with the lowest hashes."""
+    """Read the cells with at least `MIN_ANSWERS` answers; keeps the first `MAX_CELL_ANSWERS` of a cell, by hash."""
     records = [*read_adarague(data), *read_recorded(data)]
     for source in MEASURED_ONLY:
         for record in read_records(data / source.path):
@@ -280,12 +280,12 @@ def read_cells(data: Path, cache: Path, shipped: HeadsArtifact) -> list[Cell]:
     labels = labels.drop_duplicates(["llm", "what", "question"], keep="last")
     labels["cell"] = labels.groupby(["llm", "what"], sort=False).ngroup()
     labels["key"] = labels.question.map(hash_question)
-    drawn = labels.sort_values(["cell", "key"]).groupby("cell").head(MOST)
+    drawn = labels.sort_values(["cell", "key"]).groupby("cell").head(MAX_CELL_ANSWERS)
     drawn = drawn.reset_index(drop=True)
     features = QuestionFeatures.read(drawn.question.tolist(), cache, shipped)
     cells = []
     for _, cell in drawn.groupby("cell"):
-        if len(cell) >= LEAST:
+        if len(cell) >= MIN_ANSWERS:
             cell_features = features.part(cell.index.to_numpy())
             easiness = shipped.facts.known_logits(cell_features.closer, 0.0)
             cells.append(
@@ -312,7 +312,7 @@ def measure(data: Path, cache: Path) -> None:
             strength = "long tail"
         mean, sd, _ = published.estimate(published.get_figures(cell.llm), measured_abilities, cell.llm)
         mean -= sd  # gates decide by the lower end, as `rgate_integrations.gates.ability` does
-        abilities = {"nobody": facts.default_ability, "its name": (mean, sd)}
+        abilities = {"nothing": facts.default_ability, "its name": (mean, sd)}
         other_cells = [other for other in cells if other.llm == cell.llm and other.what != cell.what]
         if other_cells:
             easiness = np.concatenate([other.easiness for other in other_cells])

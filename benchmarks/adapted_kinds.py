@@ -15,11 +15,11 @@ from kind_rows import (
     NAMES,
     SMOOTHING,
     UNITS,
+    build_single_layout,
     find_containing,
     keep_words,
-    labelled_requests,
-    layout_single,
     make_head,
+    read_labelled_requests,
 )
 from rich.progress import track
 from segment_rows import make_training_mixtures
@@ -31,7 +31,7 @@ from rgate_integrations.models.encoder_proxy import EncoderProxy
 from rgate_integrations.runtime.segments import Segmented, layout
 
 LAYERS = (6, 8, 14, 16)
-AT_ONCE = 16
+BATCH = 16
 BATCH_TOKENS = 2_600
 DECAYS = (0.01, 0.05)  # of the adapted layers, and of the head
 MAX_TOKENS = 510  # a longer request is read in windows
@@ -94,7 +94,7 @@ def read_examples(encoder: Encoder, data: Path, left_out: Collection[str] = ()) 
         data: Folder of the data.
         left_out: Requests to leave out, along with every request that contains one.
     """
-    clean, segments = labelled_requests(data)
+    clean, segments = read_labelled_requests(data)
     plain_left_out, holding = {keep_words(text) for text in left_out}, find_containing(left_out, data)
     labels: dict[tuple[str, str, bool], list[tuple[int, str, float]]] = {}
     for label in clean:
@@ -114,7 +114,7 @@ def read_examples(encoder: Encoder, data: Path, left_out: Collection[str] = ()) 
             parts = [(parts[0][0], parts[-1][1])]
         ids, (_, *ranges) = encoder.tokens(joined, parts)
         if len(ids) <= MAX_TOKENS:
-            layouts = layout_single(text)[None] if is_one else layout(text)
+            layouts = build_single_layout(text)[None] if is_one else layout(text)
             indices = [index for index, _, _ in segment_labels]
             example = Example(
                 ids,
@@ -132,14 +132,14 @@ def read_states(encoder: Encoder, examples: Sequence[Example]) -> None:
     """Compute the states of the layers that the fit does not change."""
 
     def read(start: int) -> None:
-        batch = examples[start : start + AT_ONCE]
+        batch = examples[start : start + BATCH]
         states_of = encoder.states([example.ids for example in batch], (LAYERS[0], BRANCH))
         for example, states in zip(batch, states_of, strict=True):
             example.pooled = np.stack([states[0, begin:end].mean(axis=0) for begin, end in example.ranges])
             example.below = states[1].astype(np.float16)
 
     with ThreadPoolExecutor() as pool:
-        list(pool.map(read, range(0, len(examples), AT_ONCE)))
+        list(pool.map(read, range(0, len(examples), BATCH)))
 
 
 def make_batches(examples: Sequence[Example]) -> list[list[Example]]:

@@ -174,8 +174,8 @@ def main() -> None:
     logits = cross_validate(answers, fold)
     slope, intercept = fit_line(logits, answers.known)
     words = slope * logits + intercept
-    both = combine_log_odds(judge_alone(answers.questions, arguments.cache), words)
-    show_sets({"words": words, "question and words": both}, answers)
+    combined = combine_log_odds(judge_alone(answers.questions, arguments.cache), words)
+    show_sets({"words": words, "question and words": combined}, answers)
     probe = fit_probe(answers, np.ones(len(fold), bool)).calibrate(slope, intercept)
     runs = read_runs(arguments.runs, arguments.data, arguments.cache)
     without = {}
@@ -189,7 +189,7 @@ def main() -> None:
         by_tokens, with_heads = {}, {}
         for column, cut in enumerate(CUTS):
             by_tokens[str(cut)] = float(np.mean(measure_aucs(words[:, column], answers)))
-            with_heads[str(cut)] = float(np.mean(measure_aucs(both[:, column], answers)))
+            with_heads[str(cut)] = float(np.mean(measure_aucs(combined[:, column], answers)))
         metrics = {
             "auc": dict(zip(SETS, by_set, strict=True)),
             "auc_mean": float(np.mean(by_set)),

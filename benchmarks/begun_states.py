@@ -18,8 +18,8 @@ LAYERS = (
     *(PooledLayer(n, "draft", "last") for n in DEEP),
     PooledLayer(18, "prompt", "last"),
 )
-BETWEEN = "\n\n"  # parts question and answer in the cache key
-AT_ONCE = 4  # answers in one forward pass
+SEPARATOR = "\n\n"  # parts question and answer in the cache key
+BATCH = 4  # answers in one forward pass
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Answers:
 
 def read_states(cache: Path, pairs: list[tuple[str, str]]) -> np.ndarray:
     """Return the states of questions and answers; computes those that the cache lacks."""
-    names = [" ".join(question.split()) + BETWEEN + text for question, text in pairs]
+    names = [" ".join(question.split()) + SEPARATOR + text for question, text in pairs]
     store = VectorCache(cache / "begun")
     if any(hash_question(name) not in store.vectors for name in names):
         reader = shared_reader(download(READER))
@@ -53,12 +53,12 @@ def _read(reader: Reader, names: list[str]) -> np.ndarray:
     """Read each answer once and pool it at each cut: the states of a prefix do not depend on what follows."""
     rows = []
     for name in names:
-        question, _, text = name.partition(BETWEEN)
+        question, _, text = name.partition(SEPARATOR)
         rows.append(reader.encode(question, reader.truncate(text.strip(), CUTS[-1]) or text.strip()))
     numbers = sorted({layer for layer, _, _ in LAYERS})
     pooled = []
-    for start in range(0, len(rows), AT_ONCE):
-        batch = rows[start : start + AT_ONCE]
+    for start in range(0, len(rows), BATCH):
+        batch = rows[start : start + BATCH]
         for row, states in zip(batch, reader.states([row.ids for row in batch], numbers), strict=True):
             for cut in CUTS:
                 partial_row = ReaderRow(row.ids[: row.prompt + cut], row.question, row.prompt)

@@ -21,8 +21,8 @@ FILES = (
     "more/skr_temporal.jsonl.gz",
     "more/realtimeqa.jsonl.gz",
 )
-FEWEST = 90  # questions of an LLM and a set
-SPELLED = {"ChatGPT-3.5": "gpt-3.5-turbo", "GPT-3 (text-davinci-002)": "text-davinci-002"}
+MIN_QUESTIONS = 90  # questions of an LLM and a set
+TABLE_NAMES = {"ChatGPT-3.5": "gpt-3.5-turbo", "GPT-3 (text-davinci-002)": "text-davinci-002"}
 """LLMs that the records spell differently from the table of abilities."""
 
 
@@ -39,7 +39,7 @@ def read_arms(data: Path) -> pd.DataFrame:
 
 def gate_answers(rows: pd.DataFrame, llm: str) -> pd.DataFrame:
     """Return the rows of one LLM, with the gate's decision and whether the answer that it picks is right."""
-    gate = load_gate(llm_name=SPELLED.get(llm, llm.rpartition("/")[2]), on_error="raise")
+    gate = load_gate(llm_name=TABLE_NAMES.get(llm, llm.rpartition("/")[2]), on_error="raise")
     retrieve = np.array([decision.retrieve for decision in gate.decide_batch(list(rows.question))])
     return rows.assign(retrieve=retrieve, gated=np.where(retrieve, rows.passages, rows.alone))
 
@@ -51,7 +51,7 @@ def main() -> None:
     rows = read_arms(parser.parse_args().data)
     table = []
     for (name, llm), answers in rows.groupby(["set", "llm"], sort=False):
-        if len(answers) < FEWEST:
+        if len(answers) < MIN_QUESTIONS:
             continue
         gated = gate_answers(answers, str(llm))
         low, high = mean_interval((gated.gated - gated.passages).to_numpy())

@@ -111,18 +111,20 @@ def show_domains(
     """Print how well P(covered) separates a domain's questions from others, with constants fitted elsewhere."""
     rows = []
     for domain in domains:
-        mine = covered[domain.name].logits(*constants[domain.name])
-        theirs = uncovered[domain.name].logits(*constants[domain.name])
-        p = 1 / (1 + np.exp(-np.concatenate([mine, theirs])))
-        labels = np.repeat([1.0, 0.0], [len(mine), len(theirs)])
-        weights = np.repeat([0.5 / len(mine), 0.5 / len(theirs)], [len(mine), len(theirs)])
+        covered_logits = covered[domain.name].logits(*constants[domain.name])
+        other_logits = uncovered[domain.name].logits(*constants[domain.name])
+        p = 1 / (1 + np.exp(-np.concatenate([covered_logits, other_logits])))
+        labels = np.repeat([1.0, 0.0], [len(covered_logits), len(other_logits)])
+        weights = np.repeat(
+            [0.5 / len(covered_logits), 0.5 / len(other_logits)], [len(covered_logits), len(other_logits)]
+        )
         values = (
             auc(p, labels > 0),
-            (mine > 0).mean(),
-            (theirs <= 0).mean(),
+            (covered_logits > 0).mean(),
+            (other_logits <= 0).mean(),
             (weights * (p - labels) ** 2).sum(),
         )
-        rows.append([domain.name, str(len(mine)), *(f"{value:.3f}" for value in values)])
+        rows.append([domain.name, str(len(covered_logits)), *(f"{value:.3f}" for value in values)])
     print_table(
         ("corpus", "questions", "AUC against all others", "covered", "others not covered", "Brier score"),
         rows,

@@ -70,7 +70,7 @@ def read_domains(data: Path, docstring_count: int = DOCSTRINGS) -> list[Domain]:
             continue
         random.Random(SEED).shuffle(questioned)
         halves = questioned[::2], questioned[1::2]
-        domains.append(Domain(name, tuple(_judge_by(*halves_pair) for halves_pair in (halves, halves[::-1]))))
+        domains.append(Domain(name, tuple(_judge_by(*order) for order in (halves, halves[::-1]))))
     return domains
 
 

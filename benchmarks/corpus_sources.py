@@ -35,14 +35,14 @@ Corpora = Mapping[str, tuple[Sequence[str], Sequence[str]]]
 def read_unlike(domains: Sequence[Domain]) -> list[dict[str, tuple[Sequence[str], Sequence[str]]]]:
     """Return six unlike corpora twice: once with each half of the domains that are halved."""
     leads = [passage.searchable for passage in read_passages(corpus_path("encyclopedia-leads"))]
-    more = {"encyclopaedia": random.Random(SEED).sample(leads, 600), "licences": read_licences()}
+    extra = {"encyclopaedia": random.Random(SEED).sample(leads, 600), "licences": read_licences()}
     halves = []
     for half in (0, 1):
         corpora: dict[str, tuple[Sequence[str], Sequence[str]]] = {}
         for domain in domains:
             passages, questions = domain.halves[half % len(domain.halves)]
             corpora[domain.name] = passages, questions if half < len(domain.halves) else []
-        halves.append(corpora | {name: (passages, []) for name, passages in more.items()})
+        halves.append(corpora | {name: (passages, []) for name, passages in extra.items()})
     return halves
 
 

@@ -13,7 +13,7 @@ from functools import cache
 from templates import FOLDER, fill, read_lines, read_words, vary
 
 NEEDY, OTHERS = ("private", "fresh", "obscure"), ("task", "common")
-EACH = 10  # dialogues of a frame that need passages, and as many that do not
+PER_GROUP = 10  # dialogues of a frame that need passages, and as many that do not
 TEST_LINES = slice(2, None, 3)
 """Where a whole question is drawn, every third template is reserved for the test part."""
 FOLLOW_UPS = (
@@ -33,7 +33,7 @@ _SMALL_TALK = (
     "Hi, what can I do for you?",
     "Welcome back! What is your question?",
 )
-_MOST_TURNS = 5
+_MAX_TURNS = 5
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Frame:
         return choices
 
 
-def make_dialogues(seed: int = 0, part: str = "train", per_group: int = EACH) -> list[Dialogue]:
+def make_dialogues(seed: int = 0, part: str = "train", per_group: int = PER_GROUP) -> list[Dialogue]:
     """Return dialogues of all frames of a part; the same seed gives the same ones.
 
     Args:
@@ -137,7 +137,7 @@ def _make_dialogue(frame: Frame, kind: str, draw: random.Random) -> Dialogue:
     bound: dict[str, str] = {}
     turns = _make_turns(before, before_kind, frame.part, draw, bound)
     text = _fill_template(message, frame.part, draw, bound)
-    room = _MOST_TURNS - len(turns)
+    room = _MAX_TURNS - len(turns)
     if room >= 2 and draw.random() < 0.3:
         turns = [*_make_turns("@any", "any", frame.part, draw, {}), *turns]
     elif room >= 1 and draw.random() < 0.2:

@@ -12,11 +12,11 @@ from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.segments import Segmented
 
-OF_FACTS = (6, 8, 10, 12)
+FACT_LAYERS = (6, 8, 10, 12)
 """The layers that the fact heads read; the mean of the last is the sentence vector."""
-OF_KINDS = (*OF_FACTS, 14, 16)
+KIND_LAYERS = (*FACT_LAYERS, 14, 16)
 """The layers that the kind heads read."""
-PART, AT_ONCE = 1_024, 64
+PART, BATCH = 1_024, 64
 
 
 class EncoderStates:
@@ -58,10 +58,10 @@ class EncoderStates:
         for start in range(0, len(missing), PART):
             part_requests = missing[start : start + PART]
             results = []
-            for at in range(0, len(part_requests), AT_ONCE):
+            for at in range(0, len(part_requests), BATCH):
                 texts = [
                     Segmented.from_text(text, [history] if history else [])
-                    for _, (text, history) in part_requests[at : at + AT_ONCE]
+                    for _, (text, history) in part_requests[at : at + BATCH]
                 ]
                 results += encoder.request_states(ANSWER, texts, RequestLayers(self.pooled, self.pooled))
             part = {

@@ -15,14 +15,14 @@ from pathlib import Path
 import pandas as pd
 from base import argument_parser, print_table, read_records
 from dialogues import make_dialogues
-from mixtures import Mixture, frame_names, mix, read_prose
+from mixtures import Mixture, list_frames, mix, read_prose
 from segment_rows import NEEDY, TRAINED_ON
 
 from rgate_integrations import Request, load_gate
 
 SHARES = {"private": 0.3, "fresh": 0.15, "obscure": 0.05, "common": 0.15, "task": 0.2, "given": 0.15}
-SHORTEST, LONGEST = 100, 2_000  # characters that are pasted
-AT_ONCE = 16
+MIN_PASTED, MAX_PASTED = 100, 2_000  # characters that are pasted
+BATCH = 16
 
 
 def frame_requests(data: Path, n: int) -> list[Mixture]:
@@ -34,12 +34,12 @@ def frame_requests(data: Path, n: int) -> list[Mixture]:
             questions[record["kind"]].append(record["question"])
     prose = read_prose(data, slice(3_000))
     mixtures = []
-    for frame in frame_names():
+    for frame in list_frames():
         for _ in range(n):
             kind = draw.choices(list(SHARES), list(SHARES.values()))[0]
             question = "" if kind == "given" else draw.choice(questions[kind])
             position = draw.choice(("before", "after", "around"))
-            length = int(math.exp(draw.uniform(math.log(SHORTEST), math.log(LONGEST))))
+            length = int(math.exp(draw.uniform(math.log(MIN_PASTED), math.log(MAX_PASTED))))
             mixture = mix(question, kind, frame, position, length, draw, prose)
             if frame not in TRAINED_ON:
                 mixtures.append(mixture)
@@ -56,8 +56,8 @@ def main() -> None:
     gate = load_gate(llm_name=arguments.llm, on_error="raise")
     decided = []
     requests = frame_requests(arguments.data, arguments.n)
-    for start in range(0, len(requests), AT_ONCE):
-        batch = requests[start : start + AT_ONCE]
+    for start in range(0, len(requests), BATCH):
+        batch = requests[start : start + BATCH]
         for mixture, decision in zip(
             batch, gate.decide_batch([mixture.text for mixture in batch]), strict=True
         ):

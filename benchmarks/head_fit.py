@@ -109,14 +109,14 @@ def fit_known(
     in the states (De Boeck and Wilson, "Explanatory Item Response Models", 2004).
     """
     weights, total = [], 0.0
-    for layer, share in enumerate(_shares(layers)):
+    for layer, share in enumerate(_weigh_layers(layers)):
         weight, bias = _fit_known_layer(examples, layer, recipe)
         weights.append(share * weight)
         total += share * bias
     return np.stack(weights).astype(np.float32), total
 
 
-def _shares(layers: Sequence[PooledLayer]) -> list[float]:
+def _weigh_layers(layers: Sequence[PooledLayer]) -> list[float]:
     """Return the weight of each layer's logit: the same for all views, and for all layers of a view."""
     views = Counter((span, pooling) for _, span, pooling in layers)
     return [1 / len(views) / views[span, pooling] for _, span, pooling in layers]
@@ -147,7 +147,7 @@ def _fit_known_layer(examples: HeadExamples, layer: int, recipe: HeadsRecipe) ->
     group_columns = (examples.groups[:, None] == np.unique(examples.groups)[None, :]).astype(float)
     # Scaled so that one penalty serves for both: a larger column needs a smaller coefficient.
     group_columns *= np.sqrt(recipe.penalty / recipe.group_penalty)
-    coefficients, bias = logistic(
+    coefficients, bias = fit_logistic(
         np.hstack([components.values, group_columns]),
         np.ones((len(examples.known), 1)),
         examples.known,
@@ -159,7 +159,7 @@ def _fit_known_layer(examples: HeadExamples, layer: int, recipe: HeadsRecipe) ->
     return weight[0], float(bias[0] + shift[0])
 
 
-def logistic(
+def fit_logistic(
     features: Float64Array,
     free: Float64Array,
     target: Float64Array,
@@ -195,5 +195,5 @@ def fit_line(logits: Float64Array, known: Float64Array) -> tuple[float, float]:
     """
     n, m = logits.size, logits.shape[1]
     label, weights = np.repeat(known, m), np.full(n, 1 / m)
-    slope, intercept = logistic(logits.reshape(n, 1), np.ones((n, 1)), label, weights, 1e-3, np.zeros(n))
+    slope, intercept = fit_logistic(logits.reshape(n, 1), np.ones((n, 1)), label, weights, 1e-3, np.zeros(n))
     return float(slope[0]), float(intercept[0])

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 from base import CONSOLE, OUT, SETS, argument_parser, checksum, print_table
-from encoder_states import OF_FACTS, OF_KINDS, EncoderStates
+from encoder_states import FACT_LAYERS, KIND_LAYERS, EncoderStates
 from head_fit import HeadExamples, HeadsRecipe, calibrate_heads, fit_facts, fit_line
 from labels import LLAMA, cluster_questions, read_abilities, read_labels, read_template_labels, table_name
 from sklearn.linear_model import LogisticRegression
@@ -40,7 +40,7 @@ from rgate_integrations.tuning.evaluation import auc
 
 CACHE = OUT / "heads"
 FOLDS, SEED = 5, 0
-MOST_ANSWERS = 5_000  # of a source
+MAX_ANSWERS = 5_000  # of a source
 THRESHOLD = 0.62  # finds more private and fresh requests than 0.5, for somewhat more retrieval
 MARGIN: float = HeadsGate.model_fields["margin"].default
 LAYERS = (
@@ -49,7 +49,7 @@ LAYERS = (
     PooledLayer(18, "question", "mean"),
     PooledLayer(18, "all", "last"),  # where the answer is about to begin
 )
-FIRST_LAYERS = tuple(PooledLayer(layer, "question", "mean") for layer in OF_FACTS)
+FIRST_LAYERS = tuple(PooledLayer(layer, "question", "mean") for layer in FACT_LAYERS)
 PRACTICAL = (
     "clinc/oos-eval",
     "PolyAI-LDN/task-specific-datasets",
@@ -104,7 +104,7 @@ class Rows:
         drawn = (
             rows.sample(frac=1.0, random_state=SEED)
             .groupby("source", sort=False)
-            .head(MOST_ANSWERS)
+            .head(MAX_ANSWERS)
             .sort_index()
         )
         # The drawn rows carry the weight of the whole source.
@@ -178,7 +178,7 @@ def read_rows(data: Path, cache: Path) -> Rows:
 
 def fact_states(cache: Path) -> EncoderStates:
     """Return the cache of the encoder's states that fact heads read and that questions are compared by."""
-    return EncoderStates(cache / "encoder", OF_FACTS)
+    return EncoderStates(cache / "encoder", FACT_LAYERS)
 
 
 def embed(labels: pd.DataFrame, encoder_states: EncoderStates) -> np.ndarray:
@@ -206,7 +206,7 @@ def read_question_states(
 def predict_kinds(questions: Iterable[str], shipped: HeadsArtifact, cache: Path) -> list[np.ndarray]:
     """Return the probability of each kind for each segment of each question, shape (segments, kinds)."""
     questions = list(questions)
-    encoder_states = EncoderStates(cache / "encoder", OF_KINDS)
+    encoder_states = EncoderStates(cache / "encoder", KIND_LAYERS)
     encoder_states.fill((question, "") for question in questions)
     probabilities = []
     for question in questions:
@@ -216,12 +216,12 @@ def predict_kinds(questions: Iterable[str], shipped: HeadsArtifact, cache: Path)
 
 
 def estimate_p_known(
-    of_segments: Sequence[Kind], kinds: list[np.ndarray], first: np.ndarray, closer: np.ndarray
+    kind_list: Sequence[Kind], kinds: list[np.ndarray], first: np.ndarray, closer: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the gate's P(known) of English questions, and whether the reader reads each, shape (n,) each.
 
     Args:
-        of_segments: The kinds.
+        kind_list: The kinds.
         kinds: The probability of each kind for each segment of each question.
         first: The encoder's logits that the fact is known, shape (n,).
         closer: The reader's logits, shape (n,).
@@ -229,12 +229,12 @@ def estimate_p_known(
     p, is_read = np.zeros(len(kinds)), np.zeros(len(kinds), bool)
     for i, probabilities in enumerate(kinds):
         if_unknown, if_known = [
-            p_answered(of_segments, probabilities, known).min()
+            p_answered(kind_list, probabilities, known).min()
             for known in (np.zeros(1), sigmoids(first[i : i + 1] + MARGIN))
         ]
         is_read[i] = if_unknown < THRESHOLD <= if_known
         logits = closer if is_read[i] else first
-        p[i] = p_answered(of_segments, probabilities, sigmoids(logits[i : i + 1])).min()
+        p[i] = p_answered(kind_list, probabilities, sigmoids(logits[i : i + 1])).min()
     return p, is_read
 
 
@@ -269,10 +269,10 @@ def judge_sets(rows: Rows, shipped: HeadsArtifact, cache: Path) -> tuple[pd.Data
     return results.assign(first=first, closer=closer, p=p, read=is_read), *lines
 
 
-def sum_answerable(of_segments: Sequence[Kind], kinds: np.ndarray) -> tuple[float, float]:
+def sum_answerable(kind_list: Sequence[Kind], kinds: np.ndarray) -> tuple[float, float]:
     """Return the probability of the kinds that are always answered, and of those answered if the fact is known."""
     mean = kinds.mean(axis=0)
-    answerable = np.array([kind.answerable for kind in of_segments])
+    answerable = np.array([kind.answerable for kind in kind_list])
     return float(mean[answerable == "always"].sum()), float(mean[answerable == "if_known"].sum())
 
 
@@ -329,7 +329,7 @@ def judge_alone(questions: list[str], cache: Path) -> QuestionScores:
     Questions of the six sets get the held-out scores that `main` saved; the shipped heads judge the others.
     """
     shipped: Any = read_gate(DEFAULT_GATE)
-    of_segments = shipped.segments.kinds
+    kind_list = shipped.segments.kinds
     held_out = (
         pd.read_csv(cache / HELD_OUT, keep_default_na=False).drop_duplicates("question").set_index("question")
     )
@@ -343,8 +343,8 @@ def judge_alone(questions: list[str], cache: Path) -> QuestionScores:
         closer[question] = float(known[0])
     p, depends = [], []
     for question, kinds in zip(questions, predict_kinds(questions, shipped, cache), strict=True):
-        p.append(p_answered(of_segments, kinds, sigmoids(np.array([closer[question]]))).min())
-        always, if_known = sum_answerable(of_segments, kinds)
+        p.append(p_answered(kind_list, kinds, sigmoids(np.array([closer[question]]))).min())
+        always, if_known = sum_answerable(kind_list, kinds)
         depends.append(if_known / (if_known + always))
     clipped = np.clip(p, 1e-6, 1 - 1e-6)
     return QuestionScores(np.log(clipped / (1 - clipped)), np.array(depends))
@@ -384,8 +384,8 @@ def show_metrics(metrics: dict, title: str) -> None:
         sign = "≤" if kind in SKIPS else "≥"
         retrieved = f"{metrics['retrieved'][kind]:.1%}"
         rows.append([kind, "", retrieved, f"{sign} {goal:.0%}", f"{errors[kind]:.3f}"])
-    of_requests = f"{errors['requests']:.3f}"
-    rows.append(["all requests", f"{metrics['auc_requests']:.3f}", "", "≥ 0.980", of_requests])
+    requests_error = f"{errors['requests']:.3f}"
+    rows.append(["all requests", f"{metrics['auc_requests']:.3f}", "", "≥ 0.980", requests_error])
     for source, value in metrics["auc_without_source"].items():
         rows.append([f"without {source}", f"{value:.3f}", "", "≥ 0.950", ""])
     rows += _set_rows(metrics)

@@ -38,7 +38,7 @@ CLEAN = 1.5
 """Weight of a clean request, relative to a segment of a request in a frame."""
 
 
-def text_segments(rows: Sequence[TextRow]) -> Iterator[SegmentRow]:
+def label_text_rows(rows: Sequence[TextRow]) -> Iterator[SegmentRow]:
     """Yield the labelled segments of requests in many languages and frames."""
     for row in rows:
         pieces = tuple(Piece(text, MERGED_KINDS.get(kind, kind)) for text, kind in row.pieces)
@@ -48,7 +48,7 @@ def text_segments(rows: Sequence[TextRow]) -> Iterator[SegmentRow]:
             yield replace(segment, history=history)
 
 
-def labelled_requests(data: Path) -> tuple[list[Label], list[SegmentRow]]:
+def read_labelled_requests(data: Path) -> tuple[list[Label], list[SegmentRow]]:
     """Return the training data: clean requests, and segments of the others."""
     labels = [*read_adarague(data), *read_practical(data), *read_template_labels()]
     clean = [label for label in labels if label.ships and label.kind and label.what != "language"]
@@ -57,11 +57,11 @@ def labelled_requests(data: Path) -> tuple[list[Label], list[SegmentRow]]:
         if source in NEWS_KINDS:
             clean.append(Label(question, source, LICENCE, True, NEWS_KINDS[source], weight=0.5))
     segments = [row for row in read_segment_rows(data) if row.kind in NAMES]
-    segments += text_segments([row for row in make_training_rows() if row.part == TRAIN])
+    segments += label_text_rows([row for row in make_training_rows() if row.part == TRAIN])
     return clean, segments
 
 
-def layout_single(question: str) -> np.ndarray:
+def build_single_layout(question: str) -> np.ndarray:
     """Return the layout of a request that counts as one segment, even if it has several sentences."""
     features = layout(" ".join(question.split()))[0]
     return np.concatenate([np.log1p([1, 1]), [1, 1], features[4:9], np.log1p([1]), [1]]).astype(np.float32)
@@ -101,14 +101,14 @@ def make_head(
         biases: Added to the logits of kinds, by their `Kind.answerable`.
     """
     mean, scale = standard
-    of_states = hidden.weight.detach().numpy() / scale
+    state_weights = hidden.weight.detach().numpy() / scale
     kinds = []
     for kind, bias in zip(KINDS, output.bias.tolist(), strict=True):
         kinds.append(replace(kind, bias=bias + biases[kind.answerable]))
     return KindHead(
         tuple(PooledLayer(layer, "question", "mean") for layer in layers),
         tuple(kinds),
-        of_states.astype(np.float32),
-        (hidden.bias.detach().numpy() - of_states @ mean).astype(np.float32),
+        state_weights.astype(np.float32),
+        (hidden.bias.detach().numpy() - state_weights @ mean).astype(np.float32),
         output.weight.detach().numpy().astype(np.float32),
     )

@@ -30,7 +30,7 @@ import pandas as pd
 import torch
 from adapted_layers import AdaptedLayers
 from base import OUT, argument_parser, checksum, print_table
-from encoder_states import OF_FACTS, EncoderStates
+from encoder_states import FACT_LAYERS, EncoderStates
 from heads import GOALS, SKIPS, ece
 from kind_rows import (
     CLEAN,
@@ -38,11 +38,11 @@ from kind_rows import (
     NAMES,
     SMOOTHING,
     UNITS,
+    build_single_layout,
     find_containing,
     keep_words,
-    labelled_requests,
-    layout_single,
     make_head,
+    read_labelled_requests,
 )
 from labels import read_practical
 from templates import LICENCE
@@ -68,7 +68,7 @@ BIASES = {"always": 0.0, "if_known": 0.0, "never": 0.23}
 """Added to the logits of kinds: in doubt whether any LLM can answer, the gate retrieves."""
 GROUPED = "text in many languages and frames"
 KINDS_RECIPE = "; kinds of segments: python benchmarks/kinds.py"
-MOST = {"given": 14_000, "no_knowledge": 26_000}
+MAX_ROWS = {"given": 14_000, "no_knowledge": 26_000}
 """Maximum number of rows of a kind. The drawn rows carry the weight of all."""
 
 
@@ -98,8 +98,8 @@ class Rows:
 
 def read_rows(data: Path, cache: Path) -> Rows:
     """Read the training rows with the encoder's states; computes those that the cache lacks."""
-    clean, segments = labelled_requests(data)
-    encoder_states = EncoderStates(cache, OF_FACTS)
+    clean, segments = read_labelled_requests(data)
+    encoder_states = EncoderStates(cache, FACT_LAYERS)
     encoder_states.fill(
         [(label.question, "") for label in clean] + [(row.text, row.history) for row in segments]
     )
@@ -108,7 +108,7 @@ def read_rows(data: Path, cache: Path) -> Rows:
     for label in clean:
         segment_states = encoder_states.segments(label.question)
         states.append(segment_states[0] if len(segment_states) == 1 else encoder_states.whole(label.question))
-        layout_of.append(layout_single(label.question))
+        layout_of.append(build_single_layout(label.question))
     for row in segments:
         states.append(encoder_states.segments(row.text, row.history)[row.index])
         layout_of.append(layouts[row.text][row.index])
@@ -123,9 +123,9 @@ def read_rows(data: Path, cache: Path) -> Rows:
 
 
 def draw_rows(rows: Rows, seed: int) -> Rows:
-    """Return at most `MOST` rows of each kind."""
+    """Return at most `MAX_ROWS` rows of each kind."""
     weights, mask = rows.weights.copy(), np.ones(len(rows.kinds), bool)
-    for kind, limit in MOST.items():
+    for kind, limit in MAX_ROWS.items():
         rows_of_kind = np.random.default_rng(seed).permutation(
             np.flatnonzero(rows.kinds == NAMES.index(kind))
         )
@@ -161,7 +161,7 @@ def fit(rows: Rows, seed: int = 0) -> KindHead:
             loss.backward()
             optimizer.step()
             rates.step()
-    return make_head(OF_FACTS, hidden, output, (mean, scale), BIASES)
+    return make_head(FACT_LAYERS, hidden, output, (mean, scale), BIASES)
 
 
 class FittedHeads(NamedTuple):

@@ -50,7 +50,7 @@ NAMES = {
     "zh-latn": "Chinese, romanised",
 }
 LEARNED, UNLEARNED = "learned from", "never learned from"
-AT_ONCE = 64
+BATCH = 64
 FACT_KINDS = ["knowledge", "obscure_knowledge"]
 NEEDLESS_KINDS = ["common_knowledge", "no_knowledge"]
 TRANSLATIONS = Path(__file__).parent / "translations.jsonl"
@@ -60,8 +60,8 @@ def decide_all(rows: list[TextRow]) -> pd.DataFrame:
     """Return whether each request needs passages, and whether the gate retrieves for it."""
     gate = load_gate(on_error="raise")
     outcomes = []
-    for start in range(0, len(rows), AT_ONCE):
-        batch = rows[start : start + AT_ONCE]
+    for start in range(0, len(rows), BATCH):
+        batch = rows[start : start + BATCH]
         decisions = gate.decide_batch([Request(row.text, row.history) for row in batch])
         for row, decision in zip(batch, decisions, strict=True):
             outcomes.append((row.source, row.language, row.part, row.needs_passages, decision.retrieve))

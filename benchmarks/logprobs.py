@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from base import print_table, read_records
 from begun_states import CUTS, read_states
-from head_fit import logistic
+from head_fit import fit_logistic
 from heads import QuestionScores, judge_alone
 
 from rgate_integrations.gates.answer import AnswerGate
@@ -22,7 +22,7 @@ from rgate_integrations.tuning.evaluation import auc
 
 PENALTY = 1.0
 WEIGHT = float(AnswerGate.model_fields["weight"].default)
-LEAST, SCALES = -20.0, (1.0, 8.0, 1.0, 0.3)
+MIN_LOGPROB, SCALES = -20.0, (1.0, 8.0, 1.0, 0.3)
 """The lowest log-probability that counts; typical spreads of the probe's logit, and of sum, minimum and mean."""
 
 
@@ -53,19 +53,19 @@ def build_features(logprobs: Iterable[list[float]], text: np.ndarray) -> np.ndar
     table = np.zeros((*text.shape, 4))
     for row, values in enumerate(logprobs):
         for column, cut in enumerate(CUTS):
-            counted = np.maximum(values[:cut], LEAST)
+            counted = np.maximum(values[:cut], MIN_LOGPROB)
             table[row, column] = text[row, column], counted.sum(), counted.min(), counted.mean()
     return table
 
 
 def read_runs(runs: Path, data: Path, cache: Path) -> Runs:
     """Read recorded calls with their log-probabilities, and the songs."""
-    calls = pd.DataFrame([*_songs(data), *_calls(runs)])
+    calls = pd.DataFrame([*_read_songs(data), *_read_calls(runs)])
     states = read_states(cache, list(zip(calls.question, calls.text, strict=True)))
     return Runs(calls, states, judge_alone(calls.question.tolist(), cache))
 
 
-def _songs(data: Path) -> Iterator[dict]:
+def _read_songs(data: Path) -> Iterator[dict]:
     """Yield the answers of six LLMs about songs; they have no licence and only measure."""
     path = data / "songs_six_llms.dev.jsonl.gz"
     for record in read_records(path) if path.exists() else ():
@@ -82,7 +82,7 @@ def _songs(data: Path) -> Iterator[dict]:
                 }
 
 
-def _calls(runs: Path) -> Iterator[dict]:
+def _read_calls(runs: Path) -> Iterator[dict]:
     questions = {}
     for path in (runs / "questions.train.jsonl", runs / "questions.test.jsonl"):
         if path.exists():
@@ -126,7 +126,7 @@ def fit_head(features: np.ndarray, question: QuestionScores, known: np.ndarray) 
     while True:
         scales = np.array(SCALES)[names]
         scaled = features.reshape(n * cuts, 4)[:, names] / scales * weight[:, None]
-        weights, bias = logistic(scaled, weight[:, None], label, counts, PENALTY, offset)
+        weights, bias = fit_logistic(scaled, weight[:, None], label, counts, PENALTY, offset)
         if (weights >= 0).all():
             break
         del names[int(np.argmin(weights))]

@@ -165,14 +165,14 @@ def _read_first_hops(data: Path) -> list[Question]:
             for number, hop in enumerate(record.get("question_decomposition") or ()):
                 if "#" in hop["question"]:
                     continue
-                hop_record = {"question": _as_question(hop["question"]), "gold_answers": [hop["answer"]]}
+                hop_record = {"question": _phrase_question(hop["question"]), "gold_answers": [hop["answer"]]}
                 questions[hop_record["question"]] = _make_question(
                     f"{record['id']}.{number}", "hop", hop_record, "test", "slimplm"
                 )
     return list(questions.values())
 
 
-def _as_question(hop: str) -> str:
+def _phrase_question(hop: str) -> str:
     """Turn a relation, such as ``Green >> performer``, into a question."""
     if ">>" not in hop:
         return hop

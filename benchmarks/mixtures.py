@@ -92,7 +92,7 @@ def read_frames() -> dict[str, list[str]]:
     return by_frame
 
 
-def frame_names() -> list[str]:
+def list_frames() -> list[str]:
     """Return the names of the frames."""
     return [name for name in read_frames() if name not in AROUND]
 

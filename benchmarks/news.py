@@ -26,7 +26,7 @@ from rgate_integrations.tuning.evaluation import auc
 NAME = "templates of news and of settled facts"
 PENALTIES = {"facts": 1e6, "first_facts": 1e3}
 """Ridge penalties for the reader's head, where 1e5 to 1e7 make no difference, and for the encoder's."""
-EACH = 26  # questions a template
+PER_TEMPLATE = 26  # questions a template
 FOLDS = 5
 MIN_RECALL = 0.98
 """Share of news that the threshold must find. The gate still retrieves for missed news if P(known) is low."""
@@ -37,8 +37,8 @@ def read_questions(data: Path) -> Iterator[tuple[str, str, str]]:
     for source in ("news", "settled"):
         for number, template in enumerate(read_lines(FOLDER / f"{source}.txt")):
             draw = random.Random(template)
-            texts = [vary(fill(template, read_words(), draw), draw) for _ in range(2 * EACH)]
-            for text in list(dict.fromkeys(texts))[:EACH]:
+            texts = [vary(fill(template, read_words(), draw), draw) for _ in range(2 * PER_TEMPLATE)]
+            for text in list(dict.fromkeys(texts))[:PER_TEMPLATE]:
                 yield text, source, f"{source} {number}"
     for name in SETS:
         for record in read_answers(data, name):
@@ -104,8 +104,8 @@ def main() -> None:
         }
     )
     for name, states in states_of.items():
-        of_learned, of_unseen = stack_states(learned.question, states), stack_states(unseen, states)
-        weight, bias = fit_news(name, learned, of_learned, of_unseen)
+        learned_states, unseen_states = stack_states(learned.question, states), stack_states(unseen, states)
+        weight, bias = fit_news(name, learned, learned_states, unseen_states)
         heads = getattr(shipped, name)
         weight = weight.reshape(heads.known_weight.shape).astype(np.float32)
         shipped = replace(shipped, **{name: replace(heads, news_weight=weight, news_bias=bias)})
@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def fit_news(
-    name: str, learned: pd.DataFrame, states: np.ndarray, of_unseen: np.ndarray
+    name: str, learned: pd.DataFrame, states: np.ndarray, unseen_states: np.ndarray
 ) -> tuple[np.ndarray, float]:
     """Fit one model's weights and bias, and print what they find; a positive logit means news."""
     news = (learned.source == "news").to_numpy()
@@ -121,7 +121,7 @@ def fit_news(
     least = float(np.quantile(logits[news], 1 - MIN_RECALL))
     weight, bias = fit(states, news, PENALTIES[name])
     scores = {source: logits[rows] for source, rows in learned.groupby("source").indices.items()}
-    scores["RealTimeQA"] = of_unseen @ weight + bias
+    scores["RealTimeQA"] = unseen_states @ weight + bias
     rows = [
         [source, str(len(source_logits)), f"{np.mean(source_logits > least):.1%}"]
         for source, source_logits in scores.items()

@@ -9,7 +9,7 @@ from labels import TABLE_NAMES
 
 from rgate_integrations.gates.llm_names import parse_name
 
-LEAST_RESIDUAL = 0.4
+MIN_RESIDUAL = 0.4
 RECALL, PROXIES = ("simpleqa", "triviaqa", "nq"), ("mmlu", "params_b")
 """Benchmarks of factual knowledge, and figures that correlate with it."""
 COLUMNS = (*RECALL, *PROXIES)
@@ -136,7 +136,7 @@ class Published:
         means, sds = np.array(list(estimates.values())).T
         precisions = 1 / sds**2
         # Their errors correlate, so two figures say less than two independent ones.
-        sd = max(math.sqrt(2 / (1 + len(estimates)) * len(estimates) / precisions.sum()), LEAST_RESIDUAL)
+        sd = max(math.sqrt(2 / (1 + len(estimates)) * len(estimates) / precisions.sum()), MIN_RESIDUAL)
         names = ", ".join(estimates)
         if figures.link_error > 0:
             names = names.replace("simpleqa", "simpleqa (verified)")
@@ -154,8 +154,8 @@ def read_triviaqa(folder: Path) -> pd.Series:
     """Return TriviaQA in percent by LLM: the median over sources, five-shot if any source is."""
     runs = pd.read_csv(folder / "triviaqa_epoch.csv")
     names = runs.llm.str.strip().replace(EPOCH_NAMES)
-    five = (runs.shots == "5").groupby(names).transform("any")
-    usual = (runs.shots == "5") | ~five
+    has_five_shot = (runs.shots == "5").groupby(names).transform("any")
+    usual = (runs.shots == "5") | ~has_five_shot
     return runs[usual].groupby(names).triviaqa_em.median()
 
 
@@ -176,12 +176,12 @@ def _fit_line(x: np.ndarray, y: np.ndarray, at: float, slope: tuple[float, float
     """Return a line's prediction at a point and its error: leave-one-out, and larger outside the data."""
     mean, sd = slope
     design = np.stack([np.ones(len(x)), x - x.mean()], axis=1)
-    gram = design.T @ design + np.diag([0.0, (LEAST_RESIDUAL / sd) ** 2])
+    gram = design.T @ design + np.diag([0.0, (MIN_RESIDUAL / sd) ** 2])
     rest = y - mean * design[:, 1]
     coefficients = np.linalg.solve(gram, design.T @ rest)
     leverage = np.einsum("ni,ij,nj->n", design, np.linalg.inv(gram), design)
     residuals = (rest - design @ coefficients) / (1 - leverage)
-    error = max(math.sqrt(np.mean(residuals**2)), LEAST_RESIDUAL)
+    error = max(math.sqrt(np.mean(residuals**2)), MIN_RESIDUAL)
     point = np.array([1.0, at - x.mean()])
     spread = math.sqrt(1 + point @ np.linalg.solve(gram, point))
     return float(point @ coefficients + mean * point[1]), error * spread

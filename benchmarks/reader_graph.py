@@ -46,8 +46,8 @@ TESTED = ("What is the capital of France?", "What does our contract say about la
 
 def find_shared_prefix(encoder: Any) -> list[int]:
     """Return the token ids that every prompt begins with."""
-    some, other = (encoder.encode(ANSWER, {"question": text}).ids for text in ("a", "1"))
-    return list(os.path.commonprefix([some, other]))  # noqa: RUF071  of tokens
+    first, second = (encoder.encode(ANSWER, {"question": text}).ids for text in ("a", "1"))
+    return list(os.path.commonprefix([first, second]))  # noqa: RUF071  of tokens
 
 
 def calibrate(model: Any, encoder: Any, questions: list[str]) -> dict[str, np.ndarray]:

@@ -85,11 +85,13 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--write", action="store_true")
-    args = parser.parse_args()
-    if args.write:
+    arguments = parser.parse_args()
+    if arguments.write:
         write_directions()
     written = read_rules()
-    texts = {"others": [record["question"] for record in read_records(args.data / "practical.dev.jsonl")]}
+    texts = {
+        "others": [record["question"] for record in read_records(arguments.data / "practical.dev.jsonl")]
+    }
     for name, (examples, same) in written.items():
         texts |= {f"{name} examples": examples, f"{name} same": same}
     scaled = {name: rules.directions_of(encode_texts(rule_texts)) for name, rule_texts in texts.items()}

@@ -32,8 +32,8 @@ SHARES = {
 FROM_SOURCES = (
     0.3  # share of requests from recorded sources, if these have the kind; the others are from templates
 )
-SHORTEST, LONGEST = 40, 500  # characters that are pasted
-MOST_GIVEN = 5  # segments of pasted text from one request
+MIN_PASTED, MAX_PASTED = 40, 500  # characters that are pasted
+MAX_PASTED_SEGMENTS = 5  # segments of pasted text from one request
 NEEDY = ("private", "fresh", "obscure")
 TRAINED_ON = (
     "log",
@@ -114,7 +114,7 @@ def make_training_mixtures(data: Path) -> Iterator[Mixture]:
             question = draw.choice(by_template[kind][draw.choice(list(by_template[kind]))])
         frame = draw.choice(TRAINED_ON) if kind == "given" or draw.random() < 0.9 else "none"
         position = "none" if frame == "none" else draw.choice(("before", "after", "around"))
-        length = int(math.exp(draw.uniform(math.log(SHORTEST), math.log(LONGEST))))
+        length = int(math.exp(draw.uniform(math.log(MIN_PASTED), math.log(MAX_PASTED))))
         yield mix(question, kind, frame, position, length, draw, prose)
 
 
@@ -124,7 +124,7 @@ def label_segments(mixture: Mixture) -> Iterator[SegmentRow]:
     needy = find_segments(mixture.kind, kinds) if mixture.kind in NEEDY else []
     pasted = [index for index in find_segments(GIVEN, kinds) if len(kinds[index]) == 1]
     draw = random.Random(len(mixture.text))
-    drawn = draw.sample(pasted, min(MOST_GIVEN, len(pasted)))
+    drawn = draw.sample(pasted, min(MAX_PASTED_SEGMENTS, len(pasted)))
     for index, segment_kinds in enumerate(kinds):
         if not segment_kinds:
             continue
@@ -174,7 +174,7 @@ def read_segment_rows(data: Path) -> list[SegmentRow]:
     for mixture in make_training_mixtures(data):
         rows += label_segments(mixture)
     for text in read_prose(data, slice(3_000, 8_000))[:PARAGRAPHS]:
-        rows += label_whole(text[:LONGEST], KIND_OF[GIVEN])
+        rows += label_whole(text[:MAX_PASTED], KIND_OF[GIVEN])
     for label in (*read_practical(data), *read_template_labels()):
         # If the whole needs no passages, no part of it does.
         if label.ships and label.what == COURTESY:

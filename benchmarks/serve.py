@@ -55,8 +55,8 @@ async def time_clients(name: str, asks: Sequence[Ask], requests: int) -> list[st
     seconds = time.perf_counter() - began
     refused = np.isnan(milliseconds).sum()
     quantiles = np.nanquantile(milliseconds, [0.5, 0.95, 0.99])
-    numbers_of = [(requests - refused) / seconds, *quantiles, refused]
-    return [name, str(len(asks)), *(f"{number:.0f}" for number in numbers_of)]
+    cells = [(requests - refused) / seconds, *quantiles, refused]
+    return [name, str(len(asks)), *(f"{number:.0f}" for number in cells)]
 
 
 async def ask_in_process(gate: DecisionEngine, clients: int, requests: int) -> list[str]:
@@ -80,7 +80,7 @@ async def ask_over_http(
         patient: Whether a refused client waits as long as the header ``retry-after`` says.
     """
 
-    def asking(client: httpx.AsyncClient) -> Ask:
+    def make_ask(client: httpx.AsyncClient) -> Ask:
         async def ask(text: str) -> bool:
             response = await client.post("/v1/decide", json={"questions": [text]})
             if response.status_code == 529 and patient:
@@ -96,7 +96,7 @@ async def ask_over_http(
             client = httpx.AsyncClient(base_url=url, timeout=600, verify=context)
             await stack.enter_async_context(client)
             await client.get("/health")
-            asks.append(asking(client))
+            asks.append(make_ask(client))
         return await time_clients(name, asks, requests)
 
 

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "templates"
 KINDS = ("task", "common", "obscure", "fresh", "private", "language")
 LICENCE = "Apache-2.0"
 
-_EACH = {"task": 22, "common": 40, "obscure": 40, "fresh": 26, "private": 28, "language": 8}
+_MAX_PER_TEMPLATE = {"task": 22, "common": 40, "obscure": 40, "fresh": 26, "private": 28, "language": 8}
 """Maximum number of requests from a template, so that the kinds have similar sizes."""
 _CHOICE = re.compile(r"\(([^()]*\|[^()]*)\)")
 _SLOT = re.compile(r"\{(\w+)\}")
@@ -73,10 +73,12 @@ def make_requests(seed: int = 0) -> list[TemplateRequest]:
             draw = random.Random(f"{seed} {template}")
             # Twice as many draws as requests, since draws repeat.
             texts = set()
-            for _ in range(2 * _EACH[kind]):
+            for _ in range(2 * _MAX_PER_TEMPLATE[kind]):
                 text = fill(template, words, draw)
                 texts.add(text if kind == "language" else vary(text, draw))
-            for text in sorted(texts)[:: max(1, len(texts) // _EACH[kind])][: _EACH[kind]]:
+            for text in sorted(texts)[:: max(1, len(texts) // _MAX_PER_TEMPLATE[kind])][
+                : _MAX_PER_TEMPLATE[kind]
+            ]:
                 requests.setdefault(text, TemplateRequest(text, kind, number))
             if kind in _RETRIEVED:
                 mixed = [_add_needless(fill(template, words, draw), alone, words, draw) for _ in range(8)]

@@ -16,7 +16,6 @@ from text_rows import (
     GROUPS,
     HELD_OUT_LANGUAGES,
     NEEDY,
-    PARTS,
     TRAIN,
     Asks,
     Sections,
@@ -36,7 +35,7 @@ _LISTS = ("topic", "event", "facts", "pair", "content")
 _SLOT = re.compile(r"\{([a-z_]+)\}")
 _WRITTEN_OUT = 0.3
 """The share of pasted texts and conversations that come whole from the templates, instead of being composed."""
-_PLACES = ("beginning", "middle", "end")
+_POSITIONS = ("beginning", "middle", "end")
 _SHORTEST, _LONGEST = 20, 400  # words of a paragraph
 _BREAKS = ("\n", "\n\n", "\r\n")
 _LANGUAGE_TURNS = (
@@ -68,7 +67,7 @@ def select_part(values: Sequence[_T], part: str) -> list[_T]:
 # Tasks
 
 
-def work_rows(seed: int) -> Iterator[TextRow]:
+def make_work_rows(seed: int) -> Iterator[TextRow]:
     """Yield tasks that depend on something private, fresh or particular, or on nothing; frames predict nothing."""
     sections = read_sections(FOLDER / "work.txt")
     slots = read_slots(sections)
@@ -84,13 +83,13 @@ def work_rows(seed: int) -> Iterator[TextRow]:
             for kind in kinds:
                 # Fewer rows of needy kinds: there are more of these kinds.
                 for _ in range(2 if kind in NEEDY else 5):
-                    text, whole_kind = _task(template, kind, sections, slots, part, draw)
+                    text, whole_kind = _make_task(template, kind, sections, slots, part, draw)
                     text = vary_style(text, "en", draw)
                     yield TextRow(text, whole_kind, "en", frame, f"task:{name}", part, ((text, whole_kind),))
-    yield from _answer_rows(seed)
+    yield from _make_answer_rows(seed)
 
 
-def _task(
+def _make_task(
     template: str,
     kind: str,
     sections: Sections,
@@ -100,14 +99,14 @@ def _task(
 ) -> tuple[str, str]:
     """Fill a frame with content of a kind; returns the text and the kind of the whole text."""
     if "{ask}" in template:
-        return fill(template, slots | {"ask": [get_asks(part).question(kind, draw)]}, draw), kind
+        return fill(template, slots | {"ask": [get_asks(part).draw_question(kind, draw)]}, draw), kind
     content = {}
     for name in _LISTS:
         content[name] = select_part(sections[f"{name} {kind}"], part)
     return fill(template, slots | content, draw), CONTENTS[kind]
 
 
-def _answer_rows(seed: int) -> Iterator[TextRow]:
+def _make_answer_rows(seed: int) -> Iterator[TextRow]:
     """Yield tasks in other languages around a question."""
     for language in list_languages():
         for number, template in enumerate(read_language(language).get("answer", [])):
@@ -116,7 +115,7 @@ def _answer_rows(seed: int) -> Iterator[TextRow]:
             draw = random.Random(f"{seed} {frame}")
             for kind in ASKED:
                 for _ in range(2):
-                    question = get_asks(part).question(kind, draw, language)
+                    question = get_asks(part).draw_question(kind, draw, language)
                     text = template.replace("{ask}", question)
                     yield TextRow(text, kind, language, frame, f"language:{language}", part, ((text, kind),))
 
@@ -158,22 +157,22 @@ def read_topics(part: str) -> list[Topic]:
     return matching
 
 
-def paragraph_rows(seed: int, per_kind: int = 3) -> Iterator[TextRow]:
+def make_paragraph_rows(seed: int, per_kind: int = 3) -> Iterator[TextRow]:
     """Yield paragraphs of 20 to 400 words twice: on one line, and with line breaks."""
     for topic in (*read_topics(TRAIN), *read_topics(GROUPS)):
         draw = random.Random(f"{seed} {topic.name}")
         for kind in (*topic.asks, "given"):
             for number in range(per_kind):
-                position = _PLACES[number % len(_PLACES)]
+                position = _POSITIONS[number % len(_POSITIONS)]
                 sentences = _make_paragraph(topic, kind, position, draw)
                 frame = f"paragraphs/{topic.name}/{kind}-{position}"
                 yield from _join(sentences, kind, "en", frame, f"topic:{topic.name}", topic.part, draw)
-    yield from _language_paragraphs(seed)
+    yield from _make_language_paragraphs(seed)
 
 
 def _make_paragraph(topic: Topic, kind: str, position: str, draw: random.Random) -> list[tuple[str, str]]:
     """Return the sentences of a paragraph, each with its kind."""
-    around = read_sections(FOLDER / "paragraphs.txt")
+    sections = read_sections(FOLDER / "paragraphs.txt")
     length = _SHORTEST * (_LONGEST / _SHORTEST) ** draw.random()
     others = [other for other in read_topics(topic.part) if other is not topic]
     story = list(topic.story[draw.choice((0, 0, 1, 3)) :])
@@ -185,15 +184,15 @@ def _make_paragraph(topic: Topic, kind: str, position: str, draw: random.Random)
     sentences = [(sentence, "given") for sentence in chosen]
     if kind != "given":
         question = fill(draw.choice(topic.asks[kind]), {}, draw)
-        at = {"beginning": 0, "middle": (len(chosen) + 1) // 2, "end": len(chosen)}[position]
-        sentences.insert(at, (question, kind))
+        insert_at = {"beginning": 0, "middle": (len(chosen) + 1) // 2, "end": len(chosen)}[position]
+        sentences.insert(insert_at, (question, kind))
         if kind in NEEDY and draw.random() < 0.2:
             easy = draw.choice(("common", "task"))
             sentences.insert(draw.randrange(len(sentences) + 1), (draw.choice(topic.asks[easy]), easy))
     if draw.random() < 0.25:
-        sentences.insert(0, (draw.choice(around["opening"]), "thanks"))
+        sentences.insert(0, (draw.choice(sections["opening"]), "thanks"))
     if draw.random() < 0.25:
-        sentences.append((draw.choice(around["closing"]), "thanks"))
+        sentences.append((draw.choice(sections["closing"]), "thanks"))
     if draw.random() < 0.12:  # as speech is written down
         sentences = [
             (re.sub(r"[,.?!;:]", "", text).lower(), sentence_kind) for text, sentence_kind in sentences
@@ -222,7 +221,7 @@ def _join(
         yield TextRow(text, kind, language, frame, group, part, tuple(sentences), pair=pair)
 
 
-def _language_paragraphs(seed: int) -> Iterator[TextRow]:
+def _make_language_paragraphs(seed: int) -> Iterator[TextRow]:
     """Yield paragraphs in other languages."""
     for language in list_languages():
         story = read_language(language).get("story")
@@ -231,14 +230,16 @@ def _language_paragraphs(seed: int) -> Iterator[TextRow]:
         for part in (GROUPS,) if language in HELD_OUT_LANGUAGES else (TRAIN, FRAMES):
             draw = random.Random(f"{seed} {language} {part}")
             for number, kind in enumerate((*ASKED, "given") * (2 if part == TRAIN else 1)):
-                position = _PLACES[number % len(_PLACES)]
+                position = _POSITIONS[number % len(_POSITIONS)]
                 available = story if part == GROUPS else story[:5] if part == TRAIN else story[5:]
                 start = draw.randrange(len(available) - 1)
                 sentences = [(text, "given") for text in available[start : start + draw.randint(2, 5)]]
                 if kind != "given":
-                    at = {"beginning": 0, "middle": len(sentences) // 2, "end": len(sentences)}[position]
+                    insert_at = {"beginning": 0, "middle": len(sentences) // 2, "end": len(sentences)}[
+                        position
+                    ]
                     sentences.insert(
-                        at, (end_sentence(get_asks(part).draw(kind, draw, language), language), kind)
+                        insert_at, (end_sentence(get_asks(part).draw(kind, draw, language), language), kind)
                     )
                 frame = f"paragraphs/{language}-{part}/{kind}-{position}"
                 yield from _join(sentences, kind, language, frame, f"language:{language}", part, draw)
@@ -247,7 +248,7 @@ def _language_paragraphs(seed: int) -> Iterator[TextRow]:
 # Turns
 
 
-def turn_rows(seed: int) -> Iterator[TextRow]:
+def make_turn_rows(seed: int) -> Iterator[TextRow]:
     """Yield messages whose meaning depends on the turns before them."""
     sections = read_sections(FOLDER / "turns.txt")
     slots = read_slots(sections)
@@ -265,22 +266,22 @@ def turn_rows(seed: int) -> Iterator[TextRow]:
                 if kind in ("asked", "needy"):
                     ask = asks.draw(row_kind, draw)
                 else:
-                    ask = asks.question(draw.choice((*NEEDY, "common")), draw)
+                    ask = asks.draw_question(draw.choice((*NEEDY, "common")), draw)
                 request = {"ask": [ask], "other": [asks.draw("task", draw)]}
                 words = {slot: select_part(values, part) for slot, values in slots.items()}
                 turns = [fill(turn, words | request, draw) for turn in template.split(" > ")]
-                yield _last_turn(turns, row_kind, "en", frame, f"turns:{name}", part)
-    yield from _language_turns(seed)
+                yield _make_last_turn(turns, row_kind, "en", frame, f"turns:{name}", part)
+    yield from _make_language_turns(seed)
 
 
-def _last_turn(turns: list[str], kind: str, language: str, frame: str, group: str, part: str) -> TextRow:
+def _make_last_turn(turns: list[str], kind: str, language: str, frame: str, group: str, part: str) -> TextRow:
     roles = {"U": "user", "A": "assistant"}
     history = tuple(f"{roles[turn[0]]}: {turn[2:]}" for turn in turns[:-1])
     text = turns[-1].removeprefix("U ")
     return TextRow(text, kind, language, frame, group, part, ((text, kind),), history)
 
 
-def _language_turns(seed: int) -> Iterator[TextRow]:
+def _make_language_turns(seed: int) -> Iterator[TextRow]:
     """Yield retries, remarks and replies to offers in other languages."""
     for language in list_languages():
         sections = read_language(language)
@@ -298,7 +299,7 @@ def _language_turns(seed: int) -> Iterator[TextRow]:
                     if before:
                         turns.append(f"A {fill(sections[before][0], {}, draw)}")
                     turns.append(f"U {draw.choice(wordings)}")
-                    yield _last_turn(turns, kind, language, frame, f"language:{language}", part)
+                    yield _make_last_turn(turns, kind, language, frame, f"language:{language}", part)
 
 
 # Prompts that programs write
@@ -326,21 +327,21 @@ class Pasted:
     def _helpers(self) -> Sections:
         return read_blocks(FOLDER / "helpers.txt")
 
-    def any_kind(self) -> str:
+    def draw_kind(self) -> str:
         """Draw a kind; two of three would need passages outside the prompt."""
         return self.draw.choice(NEEDY if self.draw.random() < 0.65 else ("common", "task"))
 
-    def question(self, kind: str = "") -> str:
+    def draw_question(self, kind: str = "") -> str:
         """Draw a request of a kind."""
         asks = get_asks(self.part)
-        language = self.language or asks.language(self.draw)
-        return asks.draw(kind or self.any_kind(), self.draw, language)
+        language = self.language or asks.draw_language(self.draw)
+        return asks.draw(kind or self.draw_kind(), self.draw, language)
 
     def draw_block(self, name: str) -> str:
         """Draw a block of pasted text: code, diff, files, reply, result, schema or speech."""
         return self.draw.choice(select_part(self._helpers[f"given {name}"], self.part))
 
-    def text(self) -> str:
+    def draw_text(self) -> str:
         """Draw some sentences, often followed by a question."""
         if not self.language and self.draw.random() < _WRITTEN_OUT:
             return self.draw_block("text")
@@ -352,22 +353,22 @@ class Pasted:
             sentences = [*sentences, question]
         return " ".join(sentences)
 
-    def passages(self) -> str:
+    def draw_passages(self) -> str:
         """Draw two or three numbered passages."""
         facts = self.draw.sample(read_facts(self.part), self.draw.randint(2, 3))
         return "\n".join(f"[{i}] {passage}" for i, (_, passage, _) in enumerate(facts, 1))
 
-    def chat(self, last: str = "") -> str:
+    def draw_chat(self, last: str = "") -> str:
         """Compose a conversation of one to four exchanges; ``last`` is an unanswered request at its end."""
         if not last and not self.language and self.draw.random() < _WRITTEN_OUT:
             return self.draw_block("chat")
         turns = []
         asks = get_asks(self.part)
-        language = self.language or asks.language(self.draw)
+        language = self.language or asks.draw_language(self.draw)
         for _ in range(self.draw.randint(1, 3 if last else 4)):
-            kind = self.any_kind()
+            kind = self.draw_kind()
             turns.append(("user", asks.draw(kind, self.draw, language)))
-            turns.append(("assistant", self._reply(kind, language)))
+            turns.append(("assistant", self._draw_reply(kind, language)))
         if last:
             turns.append(("user", last))
         if self.draw.random() < 0.1:
@@ -379,14 +380,14 @@ class Pasted:
         between = self.draw.choice(("\n", "\n\n"))
         return between.join(marks[role] + text for role, text in turns)
 
-    def _reply(self, kind: str, language: str) -> str:
+    def _draw_reply(self, kind: str, language: str) -> str:
         sections = {} if language == "en" else read_language(language)
         section = "more" if kind == "task" else self.draw.choice(("failed", "offer"))
         if section in sections:
             return fill(sections[section][0], {}, self.draw)
         return self.draw_block("done" if kind == "task" else "reply")
 
-    def values(self, slots: Sequence[str]) -> dict[str, str]:
+    def draw_values(self, slots: Sequence[str]) -> dict[str, str]:
         """Return a value for each slot of a prompt of `templates/helpers.txt`."""
         pairs = select_part(self._helpers["given answered"][0].split("\n"), self.part)
         question, _, answer = self.draw.choice(pairs).partition(" >> ")
@@ -398,9 +399,9 @@ class Pasted:
             "whole": " ".join(whole),
             "piece": " ".join(whole[start : start + 3]),
         }
-        return {slot: values[slot] if slot in values else self.value(slot) for slot in slots}
+        return {slot: values[slot] if slot in values else self.draw_value(slot) for slot in slots}
 
-    def value(self, slot: str) -> str:
+    def draw_value(self, slot: str) -> str:
         """Draw a value for one slot."""
         if slot in ("code", "diff", "files", "result", "schema", "speech", "wish"):
             return self.draw_block(slot)
@@ -408,9 +409,14 @@ class Pasted:
             words = self._helpers["words"][0].removeprefix("lang: ")
             return self.draw.choice(words.split(" | "))
         if slot.endswith("_start"):
-            whole = self.value(slot.removesuffix("_start"))
+            whole = self.draw_value(slot.removesuffix("_start"))
             return whole[: int(len(whole) * self.draw.uniform(0.3, 0.8))].rstrip()
-        writers = {"chat": self.chat, "text": self.text, "question": self.question, "passages": self.passages}
+        writers = {
+            "chat": self.draw_chat,
+            "text": self.draw_text,
+            "question": self.draw_question,
+            "passages": self.draw_passages,
+        }
         return writers[slot]()
 
 
@@ -425,7 +431,7 @@ def read_facts(part: str) -> list[tuple[str, str, str]]:
     return facts
 
 
-def helper_rows(seed: int, per_wording: int = 3) -> Iterator[TextRow]:
+def make_helper_rows(seed: int, per_wording: int = 3) -> Iterator[TextRow]:
     """Yield helper prompts: instructions about text in the prompt, which need no passages."""
     for heading, wordings in read_blocks(FOLDER / "helpers.txt").items():
         if heading in ("words", "chat formats") or heading.startswith("given "):
@@ -436,7 +442,7 @@ def helper_rows(seed: int, per_wording: int = 3) -> Iterator[TextRow]:
             frame = f"helpers/{name}/{language}{number}"
             pasted = Pasted(part, random.Random(f"{seed} {frame}"), language)
             for _ in range(per_wording):
-                values = pasted.values(_SLOT.findall(wording))
+                values = pasted.draw_values(_SLOT.findall(wording))
                 pieces = _fill_pieces(wording, values, {})
                 text = "".join(piece for piece, _ in pieces)
                 yield TextRow(
@@ -444,7 +450,7 @@ def helper_rows(seed: int, per_wording: int = 3) -> Iterator[TextRow]:
                 )
 
 
-def wrapped_rows(seed: int) -> Iterator[TextRow]:
+def make_wrapped_rows(seed: int) -> Iterator[TextRow]:
     """Yield prompts around a question: with or without context, as a transcript, or simply wrapped."""
     for heading, wordings in read_blocks(FOLDER / "wrapped.txt").items():
         if heading in ("words", "facts", "off-topic"):
@@ -454,7 +460,7 @@ def wrapped_rows(seed: int) -> Iterator[TextRow]:
             part = assign_part(number, heading.endswith(" test"))
             frame = f"wrapped/{heading.removesuffix(' test').replace(' / ', '-')}/{number}"
             pasted = Pasted(part, random.Random(f"{seed} {frame}"), language)
-            cases = _context_cases(pasted) if name == "context" else _asked_cases(pasted)
+            cases = _make_context_cases(pasted) if name == "context" else _make_request_cases(pasted)
             for kind, values in cases:
                 if wording.startswith('{"'):
                     values = {
@@ -468,14 +474,17 @@ def wrapped_rows(seed: int) -> Iterator[TextRow]:
                 )
 
 
-def _asked_cases(pasted: Pasted) -> Iterator[tuple[str, dict[str, str]]]:
+def _make_request_cases(pasted: Pasted) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield kind and values of prompts with a request; all kinds are equally frequent."""
     for kind in ASKED * 3:
-        question = pasted.question(kind)
-        yield kind, {"question": question, "chat": pasted.chat(), "chat_open": pasted.chat(question)}
+        question = pasted.draw_question(kind)
+        yield (
+            kind,
+            {"question": question, "chat": pasted.draw_chat(), "chat_open": pasted.draw_chat(question)},
+        )
 
 
-def _context_cases(pasted: Pasted) -> Iterator[tuple[str, dict[str, str]]]:
+def _make_context_cases(pasted: Pasted) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield kind and values of prompts whose context has the answer, and as many with an empty or foreign context."""
     blocks, draw = read_blocks(FOLDER / "wrapped.txt"), pasted.draw
     facts = read_facts(pasted.part)
@@ -484,7 +493,7 @@ def _context_cases(pasted: Pasted) -> Iterator[tuple[str, dict[str, str]]]:
             select_part(blocks["off-topic"][0].split("\n"), pasted.part), draw.randint(1, 2)
         )
         if draw.random() < 0.4:
-            foreign.append(pasted.text())
+            foreign.append(pasted.draw_text())
         context = draw.sample([passage, *foreign[1:]], len(foreign))
         yield "task", {"context": "\n".join(context), "question": question}
         nothing = draw.choice(blocks["words"][0].removeprefix("nothing: ").split(" | "))
@@ -503,13 +512,3 @@ def _fill_pieces(wording: str, values: dict[str, str], kinds: dict[str, str]) ->
 def _drop_blank(pieces: Pieces) -> Pieces:
     """Strip the pieces and drop blank ones."""
     return tuple((text.strip(), kind) for text, kind in pieces if text.strip())
-
-
-__all__ = [
-    "PARTS",
-    "helper_rows",
-    "paragraph_rows",
-    "turn_rows",
-    "work_rows",
-    "wrapped_rows",
-]

@@ -30,11 +30,11 @@ ASKED = (*NEEDY, "common", "task")
 """Kinds of requests that are put into frames."""
 TRAIN, FRAMES, GROUPS = "train", "frames", "groups"
 PARTS = (TRAIN, FRAMES, GROUPS)
-EVERY = 5
-"""One of EVERY templates in a section is held out."""
+HELD_OUT_EVERY = 5
+"""One of this many templates in a section is held out."""
 
-_EACH = {"thanks": 10}
-_EACH_OTHER = 5
+_PER_TEMPLATE = {"thanks": 10}
+_DEFAULT_PER_TEMPLATE = 5
 _GENERAL = {"general": "common"}
 _POLITE = 0.18
 _LATIN = ("de", "fr", "es", "it", "pt", "nl", "pl", "tr", "sv", "cs", "hu", "fi", "vi", "id")
@@ -117,7 +117,7 @@ def assign_part(number: int, group_held_out: bool) -> str:
     """Return the part of a template, by its index in its section."""
     if group_held_out:
         return GROUPS
-    return FRAMES if number % EVERY == EVERY - 1 else TRAIN
+    return FRAMES if number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 else TRAIN
 
 
 def assign_language_part(language: str, number: int) -> str:
@@ -145,7 +145,7 @@ def read_language(language: str) -> Sections:
     return read_sections(LANGUAGES / f"{language}.txt")
 
 
-def language_rows(seed: int) -> Iterator[TextRow]:
+def make_language_rows(seed: int) -> Iterator[TextRow]:
     """Yield single requests in other languages."""
     for language in list_languages():
         sections = read_language(language)
@@ -156,7 +156,7 @@ def language_rows(seed: int) -> Iterator[TextRow]:
                 part = assign_language_part(language, number)
                 frame = f"languages/{language}/{section}/{number}"
                 draw = random.Random(f"{seed} {frame}")
-                for _ in range(_EACH.get(kind, _EACH_OTHER)):
+                for _ in range(_PER_TEMPLATE.get(kind, _DEFAULT_PER_TEMPLATE)):
                     request = vary_style(fill(template, slots, draw), language, draw)
                     pieces: tuple[tuple[str, str], ...] = ((request, kind),)
                     if kind != "thanks" and draw.random() < _POLITE:
@@ -181,7 +181,7 @@ def _add_courtesies(
     return tuple(piece for piece in pieces if piece[0])
 
 
-def fact_rows(seed: int) -> Iterator[TextRow]:
+def make_fact_rows(seed: int) -> Iterator[TextRow]:
     """Yield fact questions in other languages than English, which some, no or all LLMs can answer."""
     frames, fillers = _read_facts("frames"), _read_facts("fillers")
     spoken = sorted({frame["language"] for frame in frames})
@@ -194,7 +194,7 @@ def fact_rows(seed: int) -> Iterator[TextRow]:
         part = assign_part(number + spoken.index(language), language in HELD_OUT_LANGUAGES)
         name = f"facts/{language}/{kind}/{number}"
         draw = random.Random(f"{seed} {name}")
-        for _ in range(_EACH_OTHER):
+        for _ in range(_DEFAULT_PER_TEMPLATE):
             text = vary_style(
                 _fill_slot(template, frame.get("needs", ()), fillers, language, draw), language, draw
             )
@@ -220,7 +220,7 @@ def _fill_slot(
     return template.replace(slot[0], filler["scripts"].get(language, filler["value"]))
 
 
-def field_rows(name: str, seed: int) -> Iterator[TextRow]:
+def make_field_rows(name: str, seed: int) -> Iterator[TextRow]:
     """Yield the rows of ``howto`` or ``keywords``, whose headings are ``field kind`` or ``field kind test``."""
     sections = read_sections(FOLDER / f"{name}.txt")
     slots = read_slots(sections)
@@ -331,7 +331,7 @@ class Asks:
         text = fill(draw.choice(self._templates[language, kind]), self._slots[language], draw)
         return text[0].upper() + text[1:] if language == "en" else text
 
-    def question(self, kind: str, draw: random.Random, language: str = "en") -> str:
+    def draw_question(self, kind: str, draw: random.Random, language: str = "en") -> str:
         """Draw a request of a kind that ends with a question mark; after 40 draws, any request."""
         for _ in range(40):
             text = self.draw(kind, draw, language)
@@ -339,7 +339,7 @@ class Asks:
                 break
         return text
 
-    def language(self, draw: random.Random, english: float = 0.7) -> str:
+    def draw_language(self, draw: random.Random, english: float = 0.7) -> str:
         """Draw English with probability ``english``, else another language that has all kinds."""
         if draw.random() < english:
             return "en"

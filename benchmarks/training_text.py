@@ -17,23 +17,37 @@ from dataclasses import asdict
 from pathlib import Path
 
 from base import argument_parser, print_table
-from text_frames import helper_rows, paragraph_rows, turn_rows, work_rows, wrapped_rows
-from text_rows import KINDS, PARTS, TextRow, drop_duplicates, fact_rows, field_rows, language_rows
+from text_frames import (
+    make_helper_rows,
+    make_paragraph_rows,
+    make_turn_rows,
+    make_work_rows,
+    make_wrapped_rows,
+)
+from text_rows import (
+    KINDS,
+    PARTS,
+    TextRow,
+    drop_duplicates,
+    make_fact_rows,
+    make_field_rows,
+    make_language_rows,
+)
 
 
 def make_training_rows(seed: int = 0) -> list[TextRow]:
     """Return all rows, each text once."""
 
     def yield_all() -> Iterator[TextRow]:
-        yield from language_rows(seed)
-        yield from fact_rows(seed)
-        yield from field_rows("howto", seed)
-        yield from field_rows("keywords", seed)
-        yield from work_rows(seed)
-        yield from paragraph_rows(seed)
-        yield from turn_rows(seed)
-        yield from helper_rows(seed)
-        yield from wrapped_rows(seed)
+        yield from make_language_rows(seed)
+        yield from make_fact_rows(seed)
+        yield from make_field_rows("howto", seed)
+        yield from make_field_rows("keywords", seed)
+        yield from make_work_rows(seed)
+        yield from make_paragraph_rows(seed)
+        yield from make_turn_rows(seed)
+        yield from make_helper_rows(seed)
+        yield from make_wrapped_rows(seed)
 
     return drop_duplicates(yield_all())
 
@@ -64,10 +78,10 @@ def _show(rows: list[TextRow], seed: int) -> None:
 
 
 def _count(rows: list[TextRow]) -> None:
-    for title, of in (("file", lambda row: row.source), ("language", lambda row: row.language)):
+    for title, get_name in (("file", lambda row: row.source), ("language", lambda row: row.language)):
         table = []
-        for name in sorted({of(row) for row in rows}):
-            matching = [row for row in rows if of(row) == name]
+        for name in sorted({get_name(row) for row in rows}):
+            matching = [row for row in rows if get_name(row) == name]
             kinds, parts = Counter(row.kind for row in matching), Counter(row.part for row in matching)
             frames = len({row.frame for row in matching})
             counts = [*(parts[part] for part in PARTS), *(kinds[kind] for kind in KINDS)]

@@ -33,7 +33,7 @@ from rgate_integrations.tuning.fitting import Basis, Table, crossfit, fit_correc
 
 LAYERS = tuple(PooledLayer(layer, "question", "mean") for layer in (14, 16, 18))
 SHIPPED = "default"
-SIZES, DRAWS, MOST, LOSS = (100, 300, 1_000), 20, 3_000, 0.02
+SIZES, DRAWS, MAX_RECORDS, LOSS = (100, 300, 1_000), 20, 3_000, 0.02
 EVOUNA, WACK = "more/evouna_nq_triviaqa.jsonl.gz", "more/wack_base_models.jsonl.gz"
 SOURCES = (
     (EVOUNA, "text-davinci-003"),
@@ -53,7 +53,7 @@ class Recording:
     known: BoolArray
     rag: BoolArray | None = None
 
-    def tables(self, fit: Any, seed: int) -> dict[str, Table]:
+    def build_tables(self, fit: Any, seed: int) -> dict[str, Table]:
         """Return the tables to fit: without a prior (``nothing``), and with the shipped gate's (``tuned``)."""
         components = Basis.fit(self.states[fit], seed)(self.states)
         tables = {}
@@ -64,14 +64,14 @@ class Recording:
 
 
 def read_answers(file: Path, llm: str) -> pd.DataFrame:
-    """Return labelled records of an LLM, each question once; at most `MOST`, drawn at random."""
+    """Return labelled records of an LLM, each question once; at most `MAX_RECORDS`, drawn at random."""
     records = pd.DataFrame(read_records(file))
     # All NQ answers of this source are right, so they teach nothing.
     usable = records.closed_book_correct.notna() & ~records.id.str.startswith("wack.nq")
     records = records[usable & (records.llm == llm)]
     records = records.assign(question=records.question.str.strip()).drop_duplicates("question")
     order = np.random.default_rng(0).permutation(len(records))
-    return records.iloc[order[:MOST]]
+    return records.iloc[order[:MAX_RECORDS]]
 
 
 def read_questions(questions: list[str], cache: Path) -> tuple[Float64Array, Float32Array]:
@@ -104,7 +104,7 @@ def tune_once(data: Recording, n: int, seed: int) -> dict[str, float] | None:
     fit, rest = order[:n], order[n:]
     if data.known[fit].all() or not data.known[fit].any():
         return None
-    tables, known = data.tables(fit, seed), data.known[rest]
+    tables, known = data.build_tables(fit, seed), data.known[rest]
     scores = {name: fit_correction(t.part(fit), seed)(t.part(rest)) for name, t in tables.items()}
     figures = {name: auc(values, known) for name, values in scores.items()}
     figures["shipped"] = auc(data.prior[rest], known)

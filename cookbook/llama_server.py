@@ -97,8 +97,10 @@ class ServedChat(BaseChatModel):
         if self._client is None:
             # The server closes a kept connection when it likes, perhaps just when it is used again.
             self._client = httpx.Client(timeout=600, headers={"Connection": "close"})
-        call = self._begun()
-        with self._client.stream("POST", self._address(), json=self._asked(messages, kwargs)) as response:
+        call = self._start_call()
+        with self._client.stream(
+            "POST", self._address(), json=self._build_body(messages, kwargs)
+        ) as response:
             response.raise_for_status()
             for line in response.iter_lines():
                 yield from _chunk(line, call)
@@ -106,8 +108,8 @@ class ServedChat(BaseChatModel):
     async def _astream(
         self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
-        call = self._begun()
-        body = self._asked(messages, kwargs)
+        call = self._start_call()
+        body = self._build_body(messages, kwargs)
         async with (
             httpx.AsyncClient(timeout=600) as client,
             client.stream("POST", self._address(), json=body) as response,
@@ -117,7 +119,7 @@ class ServedChat(BaseChatModel):
                 for chunk in _chunk(line, call):
                     yield chunk
 
-    def _begun(self) -> dict[str, Any]:
+    def _start_call(self) -> dict[str, Any]:
         call: dict[str, Any] = {"prompt": 0, "written": 0, "whole": False}
         self.calls.append(call)
         return call
@@ -125,7 +127,7 @@ class ServedChat(BaseChatModel):
     def _address(self) -> str:
         return f"{self.url}/v1/chat/completions"
 
-    def _asked(self, messages: list[BaseMessage], options: dict[str, Any]) -> dict[str, Any]:
+    def _build_body(self, messages: list[BaseMessage], options: dict[str, Any]) -> dict[str, Any]:
         body = {
             "messages": convert_to_openai_messages(messages),
             "stream": True,

@@ -24,7 +24,7 @@ def fit(examples, recipe=RECIPE):
 def test_logistic_finds_the_slope_of_soft_labels():
     x = np.linspace(-3, 3, 200)[:, None]
     soft = 1 / (1 + np.exp(-(2 * x[:, 0] - 0.5)))
-    (slope,), (bias,) = head_fit.logistic(x, np.ones((200, 1)), soft, np.ones(200), 1e-6, np.zeros(200))
+    (slope,), (bias,) = head_fit.fit_logistic(x, np.ones((200, 1)), soft, np.ones(200), 1e-6, np.zeros(200))
     assert (slope, bias) == (pytest.approx(2, abs=0.01), pytest.approx(-0.5, abs=0.01))
 
 

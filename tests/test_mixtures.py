@@ -11,7 +11,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 mixtures = pytest.importorskip("mixtures")
 
 
-@pytest.mark.parametrize("frame", mixtures.frame_names())
+@pytest.mark.parametrize("frame", mixtures.list_frames())
 def test_a_frame_has_blocks_enough_that_ask_for_nothing(frame):
     blocks = mixtures.read_frames()[frame]
     assert len(blocks) >= 6
@@ -28,7 +28,7 @@ def test_a_frame_has_blocks_enough_that_ask_for_nothing(frame):
 
 def test_pieces_of_a_request_are_in_order_and_cover_it():
     draw = random.Random(1)
-    for frame in mixtures.frame_names():
+    for frame in mixtures.list_frames():
         mixture = mixtures.mix("How old is Anna?", "private", frame, "around", 200, draw)
         assert sum(piece.kind == mixtures.GIVEN for piece in mixture.pieces) == 2
         begin = 0
