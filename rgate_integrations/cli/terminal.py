@@ -205,5 +205,5 @@ class Bar:
         self._bar.update(self._task, completed=done)
 
     def report(self, label: str, done: int, total: int) -> None:
-        """Show a label, the number of finished steps and that of all steps."""
+        """Show a label, and the numbers of finished and of all steps."""
         self._bar.update(self._task, description=label, completed=done, total=total)

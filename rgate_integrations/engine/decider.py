@@ -252,7 +252,7 @@ class BoundDecision:
     """A decision that travels with a request, so that no component decides again.
 
     Attributes:
-        question: The question in the user's words; that of the decision may be condensed.
+        question: The question in the user's words; the decision's own may be condensed.
         decision: The decision.
         gate: The gate that decided, as the user passed it.
         llm: The LLM that writes drafts for that gate, if any.

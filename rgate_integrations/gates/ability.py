@@ -76,7 +76,7 @@ class AbilityEntry:
 def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
     """Return the ability of an LLM, and a warning, which is empty if the name identifies the LLM.
 
-    The first of these that applies is used:
+    The first of these that applies is used. Abilities of the table are lower ends, one standard deviation down.
 
     1. a folder made by ``rgate ability``: the measured ability;
     2. the table, by the words of the name (see `rgate_integrations.gates.llm_names`), if need be without the words
@@ -146,12 +146,14 @@ def least_capable(names: Iterable[str]) -> str:
 
 @cache
 def ability_table() -> tuple[AbilityEntry, ...]:
-    """Return the shipped table."""
+    """Return the shipped table, with abilities at their lower ends."""
     return build_table((SHIPPED / "abilities.json").read_text(encoding="utf-8"))
 
 
 def build_table(text: str) -> tuple[AbilityEntry, ...]:
-    """Return the lines of a table; an LLM that also has a name with a size appears twice.
+    """Return the lines of a table, with abilities at their lower ends.
+
+    An LLM that also has a name with a size appears twice.
 
     Args:
         text: JSON: ``theta``, ``sd`` and ``source`` by name.

@@ -178,7 +178,7 @@ class TunedArtifact(SavedGate):
         """Check that there is one vector per layer."""
         check_shape("weight", self.weight, len(self.layers))
         if self.head.ndim != 1:
-            raise ValueError(f"head has the shape {self.head.shape}, not that of a vector")
+            raise ValueError(f"head must be a vector, but has the shape {self.head.shape}")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -259,7 +259,7 @@ class KindHead:
 class FactHeads:
     """Whether an LLM knows the fact that a question asks about, by a model's L states of size H.
 
-    The reference LLM, of ability 0, is that of `rgate_integrations.gates.ability`.
+    The reference LLM, of ability 0, is `rgate_integrations.gates.ability.REFERENCE_LLM`.
 
     Attributes:
         base_model: The proxy whose states are read.
@@ -363,7 +363,7 @@ class HeadsArtifact(SavedGate):
         Args:
             states: Pooled states, shape (n, L, H): the layers of `segments`, and in context `context_layers`.
             layout: `rgate_integrations.runtime.segments.layout` of the segments, shape (n, 11).
-            in_context: Whether the segments stand beside others or behind earlier turns.
+            in_context: Whether the segments have neighbours or earlier turns.
         """
         alone = len(self.segments.layers)
         logits = self.segments.logits(states[:, :alone], layout)

@@ -17,7 +17,7 @@ from rgate_integrations.gates.probability import ProbabilityMap
 class CalibratedGate(Gate):
     """Maps another gate's scores to probabilities; made by ``rgate calibrate``.
 
-    Unless given, proxy and threshold are those of the other gate.
+    Proxy and threshold default to the other gate's.
 
     Attributes:
         inner: The gate whose scores are mapped.

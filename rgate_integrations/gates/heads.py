@@ -50,10 +50,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 
         p_known = P(kinds that it always answers) + P(kinds that it answers if it knows the fact) * P(known)
 
-    Every segment (sentence or line) is scored, and the lowest P(known) is that of the request. Pasted text is a
-    kind of its own that needs nothing. The encoder tells the kinds, in any language, and takes a first look at
-    facts. The reader, a second model that only reads English, looks closer at facts that may be known well enough
-    to skip. In other languages the first look decides.
+    Every segment (sentence or line) is scored, and the request gets the lowest P(known). Pasted text is a kind of
+    its own that needs nothing. The encoder recognises the kinds, in any language, and takes a first look at facts.
+    The reader, a second model that only reads English, looks closer at facts that may be known well enough to skip.
+    In other languages, the first look decides.
 
     Decisions carry the probabilities of the deciding segment as ``signals``. Drafts are ignored.
 

@@ -232,7 +232,7 @@ def _split_words(text: str) -> list[str]:
 
 @cache
 def _aliases() -> dict[tuple[str, ...], list[str]]:
-    """Return the words of the usual name by those of each alias."""
+    """Map the words of each alias to the words of the usual name."""
     return {tuple(_split_words(alias)): _split_words(usual) for alias, usual in ALIASES.items()}
 
 

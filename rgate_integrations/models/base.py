@@ -1,7 +1,7 @@
 """The interfaces of models: drafts and samples, scores of fixed continuations, hidden states.
 
 A model inherits from the interfaces that it supports. Every method takes a batch and returns results in the same
-order; apart from rounding, they equal those of one call per item. Models apply their own maximum batch size and are
+order; apart from rounding, one call per item would return the same. Models apply their own maximum batch size and are
 thread-safe.
 """
 

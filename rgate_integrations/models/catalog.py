@@ -43,7 +43,7 @@ class HubFiles:
         repository: Such as ``"Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"``.
         revision: The commit.
         files: The SHA-256 of each file, by its path there.
-        megabytes: Size of the download, in 10^6 bytes; 0 if it is that of the index.
+        megabytes: Size of the download, in 10^6 bytes; 0 if the index's has the same size.
     """
 
     repository: str

@@ -226,7 +226,7 @@ class Drift:
     Attributes:
         n: Number of logged scores.
         psi: Population stability index over the deciles of the calibration, corrected for its bias in small samples;
-            below 0.1 is no change, from 0.25 a large one (the usual rule of thumb).
+            by the usual rule of thumb, below 0.1 nothing changed, and from 0.25 much did.
         interval: 95 % interval of `psi`.
         retrieval_rate: Retrieval rate in the log.
         expected_rate: Retrieval rate at calibration.

@@ -82,7 +82,7 @@ class TrainingOptions:
         label: Name of the label.
         labelled_by: Source of the labels, for the model card; empty if they came with the data.
         llm: Name of the LLM whose answers were labelled.
-        system: System message of the prompt for the answers (probes only); that of `ANSWER` when None.
+        system: System message of the prompt for the answers (probes only); None keeps `ANSWER`'s.
         recipe: Hyperparameters of a fine-tuning; the paper's when None.
         resume: Whether to continue an interrupted fine-tuning.
     """

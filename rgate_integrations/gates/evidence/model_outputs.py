@@ -51,7 +51,7 @@ class ReadRequest:
         segments: States of each segment, shape (segments, layers, hidden size).
         layout: Position and form of each segment, shape (segments, 11); see
             `rgate_integrations.runtime.segments.layout`.
-        in_context: Whether segments stand beside others or behind earlier turns.
+        in_context: Whether the segments have neighbours or earlier turns.
     """
 
     texts: tuple[str, ...]
@@ -66,9 +66,9 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
     """Pooled hidden states of a request and of its segments, read in one pass, whatever its white space.
 
     Attributes:
-        whole: How the request is pooled: (layer, span, pooling) each; layer 0 is the embedding.
-        segments: How a segment is pooled; the span is ``"question"``.
-        in_context: Further states of a segment beside others or behind earlier turns; they follow `segments`.
+        whole: The request's states to read, as (layer, span, pooling); layer 0 is the embedding.
+        segments: The same for each segment; the span is ``"question"``.
+        in_context: Additional states of segments that have neighbours or earlier turns; they follow `segments`.
         prompt: The prompt around the request.
         model: The proxy that reads; empty for the gate's.
     """

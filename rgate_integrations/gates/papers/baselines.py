@@ -165,7 +165,7 @@ class LabelledQuestions:
         embedder: Catalogue name, folder or Hub id of a sentence embedder.
 
     Raises:
-        DataFormatError: The file cannot be read, or a line holds no labelled question.
+        DataFormatError: The file cannot be read, or a line has no labelled question.
     """
 
     def __init__(self, path: str, embedder: str) -> None:
