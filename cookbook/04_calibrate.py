@@ -83,8 +83,8 @@ print(
 # %%
 budget = calibrate(gate, files, Budget(0.8, confidence=0.9))
 loss = calibrate(gate, files, MaxLoss(0.05))
-for found in (budget, loss):
-    print(f"{found.choice.guarantee} Threshold {found.choice.threshold:.2f}.")
+for calibration in (budget, loss):
+    print(f"{calibration.choice.guarantee} Threshold {calibration.choice.threshold:.2f}.")
 
 # %% [markdown]
 # "No threshold can guarantee that" is a proper answer: with few questions little can be guaranteed.

@@ -46,11 +46,11 @@ print(len(capitals), "questions")
 
 
 def rgate(*arguments):
-    """Run the command and print what it says."""
+    """Run the command and print its output."""
     command = [sys.executable, "-c", "from rgate_integrations.cli import main; main()", *map(str, arguments)]
     plain = {**os.environ, "TERM": "dumb"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=plain)
-    print(done.stdout or done.stderr)
+    process = subprocess.run(command, capture_output=True, text=True, check=False, env=plain)
+    print(process.stdout or process.stderr)
 
 
 rgate("index", "build", "--corpus", "corpus.jsonl", "--out", "index")

@@ -58,15 +58,15 @@ names = (
 )
 gates = [load_gate(n, **({"source": "recorded"} if n in ("ik", "slimplm") else {})) for n in names]
 requests = [Request(question, draft=draft) for question, draft in zip(questions, drafts, strict=True)]
-found = {name: gate.decide_batch(requests) for name, gate in zip(names, gates, strict=True)}
-for name, decisions in found.items():
+decisions_by_gate = {name: gate.decide_batch(requests) for name, gate in zip(names, gates, strict=True)}
+for name, decisions in decisions_by_gate.items():
     failed = [d.error.message for d in decisions if d.error]
     p, cost = np.array([d.p_known for d in decisions]), np.mean([d.cost.model_calls for d in decisions])
     print(f"{name:20} AUC {auc(p, known):.3f}  model calls {cost:.1f}  {failed[:1] or ''}")
 
 # %%
 figure, axes = plt.subplots(2, 4, figsize=(11, 4.5))
-for axis, (name, decisions) in zip(axes.flat, found.items(), strict=False):
+for axis, (name, decisions) in zip(axes.flat, decisions_by_gate.items(), strict=False):
     p = np.array([d.p_known for d in decisions])
     axis.hist([p[known], p[~known]], bins=10, range=(0, 1), stacked=True, label=["right", "wrong"])
     axis.set_title(f"{name}: {auc(p, known):.2f}", fontsize=10)

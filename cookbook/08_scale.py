@@ -47,10 +47,10 @@ print(max(abs(a.p_known - b.p_known) for a, b in zip(one_by_one, together, stric
 
 # %%
 hurried = load_gate(timeout=0.2)
-found = hurried.decide_batch([f"What is {i} times {i}?" for i in range(200)])
-late = [d for d in found if d.error]
+decisions = hurried.decide_batch([f"What is {i} times {i}?" for i in range(200)])
+late = [d for d in decisions if d.error]
 print(
-    f"{len(late)} of {len(found)} had no decision in time, and retrieve: {late[0].error.message if late else ''}"
+    f"{len(late)} of {len(decisions)} had no decision in time, and retrieve: {late[0].error.message if late else ''}"
 )
 
 # %% [markdown]

@@ -32,12 +32,12 @@ passages = [
     Passage("3", "Our office in Graz closes at six in the evening."),
 ]
 retriever = IndexRetriever(index=BM25Index(passages), k=3)
-read = {
-    "context": retriever | (lambda found: "\n".join(document.page_content for document in found)),
+inputs = {
+    "context": retriever | (lambda documents: "\n".join(document.page_content for document in documents)),
     "question": RunnablePassthrough(),
 }
 rag_chain = (
-    read
+    inputs
     | ChatPromptTemplate.from_template("{context}\n\nAnswer in one sentence: {question}")
     | llm
     | StrOutputParser()
