@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rgate_integrations.decision import Cost, Draft
 from rgate_integrations.gates.evidence.base import Context, EvidenceSpec, Piece
 from rgate_integrations.gates.evidence.draft import DraftSpec, generation_cost, prompt_values
-from rgate_integrations.models.base import RequestStates
 from rgate_integrations.models.pooling import PooledLayer, RequestLayers
 from rgate_integrations.models.proxies import language_model, read_states, state_reader
 from rgate_integrations.prompts import ANSWER, SHORT_ANSWER, PromptTemplate
@@ -82,17 +80,18 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
     model: str = ""
 
     def compute(self, context: Context) -> list[Piece[ReadRequest]]:
-        """Read the requests; most are a single segment, for which fewer layers have to be computed."""
+        """Read the requests, those that need the same layers together."""
         requests = [Segmented.from_text(request.question, request.history) for request in context.requests]
-        pooled = self._read(context, [request for request in requests if request.stands_alone], self.segments)
-        beside = self._read(
-            context,
-            [request for request in requests if not request.stands_alone],
-            (*self.segments, *self.in_context),
-        )
+        groups: dict[RequestLayers, list[Segmented]] = {}
+        for request in requests:
+            groups.setdefault(self._layers(request), []).append(request)
+        pooled = {}
+        for layers, group in groups.items():
+            model = state_reader(context.use_proxy(self.model), self.prompt, layers.every)
+            pooled[layers] = iter(model.request_states(self.prompt, group, layers))
         pieces = []
         for evidence, request in zip(context.evidence, requests, strict=True):
-            states = next(pooled if request.stands_alone else beside)
+            states = next(pooled[self._layers(request)])
             value = ReadRequest(
                 request.segments,
                 states.whole,
@@ -103,12 +102,10 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
             pieces.append(Piece(value, _reading_cost(states.prompt_tokens)))
         return pieces
 
-    def _read(
-        self, context: Context, requests: list[Segmented], segments: tuple[PooledLayer, ...]
-    ) -> Iterator[RequestStates]:
-        layers = RequestLayers(self.whole, segments)
-        model = state_reader(context.use_proxy(self.model), self.prompt, layers.every)
-        return iter(model.request_states(self.prompt, requests, layers) if requests else [])
+    def _layers(self, request: Segmented) -> RequestLayers:
+        # Most requests are a single segment, which needs fewer layers and so less time.
+        in_context = () if request.stands_alone else self.in_context
+        return RequestLayers(self.whole, (*self.segments, *in_context))
 
 
 def _reading_cost(prompt_tokens: int) -> Cost:
