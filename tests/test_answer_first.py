@@ -199,7 +199,7 @@ def test_a_condensed_follow_up_is_condensed_once(call):
 
 
 @each(INVOKES)
-def test_nobody_drafts_beside_the_answer_and_its_follow_up_is_not_skipped(call):
+def test_no_draft_is_written_beside_the_answer_and_its_follow_up_is_not_skipped(call):
     llm, judge = Chat(), Reader()
     router = routed(spoken(Writer()), judge=judge, question_gate=judge, llm=llm)
     assert call(router, "a known one?") == WHOLE
@@ -221,7 +221,7 @@ def test_the_claims_that_are_searched_are_what_the_llm_had_written(call):
 
 
 @each(WAYS)
-def test_tokens_that_are_dropped_are_shown_to_nobody_and_the_run_is_cancelled(call):
+def test_dropped_tokens_are_never_shown_and_the_run_is_cancelled(call):
     shown, collector = EventRecorder(), RunCollectorCallbackHandler()
     router = routed(spoken(Writer()))
     call(router, "an unknown one?", {"callbacks": [shown, collector]})

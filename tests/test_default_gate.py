@@ -126,7 +126,7 @@ def test_what_was_offered_is_looked_up_when_the_user_accepts(gate, reply, offer)
     assert gate.decide(reply, history=history).retrieve
 
 
-def test_news_that_nobody_dates_is_retrieved_for_however_able_the_llm_is(gate):
+def test_undated_news_is_retrieved_for_however_able_the_llm_is(gate):
     asked = [*NEWS, *(question.lower().rstrip("?") for question in NEWS)]
     decisions = gate.with_options(ability=Ability("gpt-9", 4.0, 0.5, "a test")).decide_batch(asked)
     # One slips through: the comet, in lower case.

@@ -136,7 +136,7 @@ def test_a_request_with_a_field_that_makes_no_sense_is_refused_at_once(
     assert scripted.calls == [], "it never reached the worker"
 
 
-def test_a_request_is_a_value_that_nobody_changes():
+def test_a_request_is_immutable():
     given = ["user: Hi", " ", "assistant: Hello"]
     request = Request(f"  {HAMLET} ", given, "It was", None, threshold=1, timeout=math.inf)
     given.clear()
@@ -178,7 +178,7 @@ def test_a_batch_may_mix_strings_requests_and_what_is_neither(scripted):
 @pytest.mark.parametrize(
     "question", [None, 5, b"who?", "", " \n\t", "who\0", ["who?"], Unprintable()], ids=type
 )
-def test_what_is_no_question_is_refused_and_harms_nobody(scripted, call, question):
+def test_an_invalid_question_is_refused_and_the_others_are_decided(scripted, call, question):
     gate = load_gate("prompt", proxy=scripted)
     with pytest.raises(InvalidQuestionError) as caught:
         call(gate, question)

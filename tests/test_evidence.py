@@ -39,7 +39,7 @@ def test_the_proxy_is_noted_for_what_it_made_and_not_for_counting_tokens(scripte
     assert (counted.proxies, written.proxies) == ({}, {"": scripted})
 
 
-def test_drafts_may_be_given_for_some_and_must_be_where_nobody_writes_them(scripted):
+def test_drafts_may_be_given_for_some_and_must_be_if_none_are_written(scripted):
     gate = load_gate("ik", proxy=scripted)
     found = gate.decide_batch([QUESTIONS[0], Request(QUESTIONS[1], draft="Paris"), QUESTIONS[2]])
     assert [d.draft.source for d in found] == ["proxy", "recorded", "proxy"]

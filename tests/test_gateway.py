@@ -336,7 +336,7 @@ def test_a_shadow_changes_nothing_and_its_log_is_what_tuning_takes(tmp_path):
     assert {each.text for each in read_questions(log)} == set(logged)
 
 
-def test_a_log_that_cannot_be_written_is_nobodys_matter_but_the_operators(tmp_path, caplog):
+def test_only_the_operator_hears_of_a_log_that_cannot_be_written(tmp_path, caplog):
     log = tmp_path / "shadow.jsonl"
     with gateway(Words(), shadow=log) as between:
         log.unlink()

@@ -202,7 +202,7 @@ def test_a_sample_that_fails_is_counted_and_the_others_are_read(tmp_path, prior,
         ({"num_samples": 2}, pytest.fail, "needs a model"),
     ],
 )
-def test_labels_that_nobody_can_make(tmp_path, prior, options, direct, said):
+def test_labels_that_cannot_be_made_are_refused(tmp_path, prior, options, direct, said):
     with pytest.raises(ConfigurationError, match=said):
         tuned(tmp_path, prior, direct=direct, options=options)
 

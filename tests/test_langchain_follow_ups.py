@@ -209,7 +209,7 @@ def test_what_cannot_be_condensed_reaches_the_arms_as_it_is_and_a_guard_takes_th
     assert judge.calls == [[STANDALONE]], "it is decided once"
 
 
-def test_a_key_for_what_nobody_condenses_is_an_error():
+def test_a_condensed_key_without_a_condenser_is_an_error():
     with pytest.raises(ConfigurationError, match="needs condense=") as caught:
         router_with_key(RetrievalGate(Judge()))
     assert "condense=" in caught.value.hint

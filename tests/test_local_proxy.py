@@ -53,7 +53,7 @@ def test_the_thread_that_waits_for_a_model_gets_it_before_the_one_that_had_it():
     assert seen == ["waiting", "again"]
 
 
-def test_at_the_end_of_the_process_nobody_begins_or_goes_on():
+def test_at_the_end_of_the_process_no_call_starts_or_continues():
     lock = ModelLock()
     closing = threading.Thread(target=lock.close)
     with lock.hold():

@@ -35,7 +35,7 @@ def holder(tmp_path):
         process.kill()
 
 
-def test_the_second_is_told_and_a_killed_first_locks_nobody_out(tmp_path, holder):
+def test_a_second_writer_is_refused_and_a_killed_one_leaves_no_lock(tmp_path, holder):
     (tmp_path / "link").symlink_to(tmp_path / "out")
     for name in ("out", "link"):
         with (

@@ -73,7 +73,7 @@ def test_an_object_that_is_a_gate_and_quotes(lines):
     assert "QuotingError: status 400" in lines()
 
 
-def test_a_job_in_the_background_that_nobody_waits_for(lines):
+def test_a_background_job_that_is_not_awaited_logs_its_failure(lines):
     def fail():
         raise quote(PRIVATE)
 
