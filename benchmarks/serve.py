@@ -5,7 +5,7 @@
 Measures decisions a second and latency of `rgate serve` with several clients, one question a request. The same gate
 in this process serves as many tasks for comparison. A full queue shows how many requests are refused. The gateway is
 measured by what it adds to the time to the first byte if it decides nothing. `--url` measures a running server
-instead, such as one on Ray Serve.
+instead.
 """
 
 import asyncio

@@ -1,6 +1,5 @@
-"""What `deploy/` holds is what its tools take, and starts what it says: image, Kubernetes, Ray Serve, workflows."""
+"""What `deploy/` holds is what its tools take, and starts what it says: image, Kubernetes, workflows."""
 
-import importlib
 import inspect
 import re
 import shutil
@@ -9,12 +8,10 @@ import sys
 from pathlib import Path
 
 import httpx
-import pytest
 import yaml
-from pydantic import ValidationError
 
 from rgate_integrations.cli.serve import serve as serve_command
-from tests.http_servers import Words, free_port, serving_gate
+from tests.http_servers import Words, serving_gate
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -50,57 +47,6 @@ def test_probes_and_ports_are_those_of_the_server():
             assert httpx.get(url + container[probe]["httpGet"]["path"], timeout=600).status_code in (200, 503)
     port = inspect.signature(serve_command).parameters["port"].default
     assert container["ports"][0]["containerPort"] == service["spec"]["ports"][0]["port"] == port
-
-
-@pytest.fixture
-def served(monkeypatch):
-    """Run an application on Ray Serve, whose replicas have the environment that Ray was started in."""
-    ray = pytest.importorskip("ray")
-    from ray import serve
-
-    monkeypatch.setenv("RGATE_TOKEN", "secret")
-    monkeypatch.setenv("RAY_worker_niceness", "0")  # on a busy machine nice workers would wait for all others
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    port = free_port()
-
-    def run(application, name):
-        serve.start(http_options={"host": "127.0.0.1", "port": port})
-        serve.run(application, name=name)
-        return f"http://127.0.0.1:{port}"
-
-    yield run
-    serve.shutdown()
-    ray.shutdown()
-
-
-@pytest.mark.model
-def test_the_application_that_the_file_names_decides_on_a_replica(served):
-    from ray import serve
-    from ray.serve.schema import ServeDeploySchema
-
-    (described,) = ServeDeploySchema.model_validate(
-        yaml.safe_load((DEPLOY / "ray_serve.yaml").read_text())
-    ).applications
-    module, name = described.import_path.split(":")
-    application = getattr(importlib.import_module(module), name)(described.args | {"timeout": 600})
-    url = served(application, described.name)
-    replicas = {named.name for named in described.deployments}
-    assert set(serve.status().applications[described.name].deployments) == replicas
-    asked = {"questions": ["Who wrote Hamlet?", "What does our contract say about delays?"]}
-    while httpx.get(f"{url}/ready", timeout=600).text != "ready\n":  # without a token, unlike what follows
-        pass
-    assert httpx.post(f"{url}/v1/decide", json=asked, timeout=600).status_code == 401
-    answer = httpx.post(
-        f"{url}/v1/decide", json=asked, headers={"authorization": "Bearer secret"}, timeout=600
-    )
-    assert [each["retrieve"] for each in answer.json()["decisions"]] == [False, True]
-
-
-def test_a_wrong_option_is_an_error_before_a_replica_starts():
-    from rgate_integrations.serving.ray import application
-
-    with pytest.raises(ValidationError, match="gat\n"):
-        application({"gat": "default"})
 
 
 WORKFLOWS = {

@@ -196,20 +196,6 @@ def test_the_mcp_server_is_one(fetcher):
     assert find_download_obstacle()
 
 
-def test_a_replica_of_ray_serve_is_one(fetcher, monkeypatch):
-    serve = pytest.importorskip("ray.serve")
-    from rgate_integrations.serving import ray
-
-    builders = []
-    monkeypatch.setattr(serve, "ingress", lambda build: builders.append(build) or (lambda: object))
-    monkeypatch.setattr(serve, "deployment", lambda **options: lambda made: type("Bound", (), {"bind": made}))
-    with suppress(Exception):  # only what a replica builds is looked at
-        ray.application({})
-    builders[0]()
-    assert find_download_obstacle()
-    assert fetcher.asked == []
-
-
 # --- threads and failures -----------------------------------------------------------------------------------------
 
 
