@@ -365,8 +365,7 @@ class HeadsArtifact(SavedGate):
             layout: `rgate_integrations.runtime.segments.layout` of the segments, shape (n, 11).
             in_context: Whether the segments have neighbours or earlier turns.
         """
-        alone = len(self.segments.layers)
-        logits = self.segments.logits(states[:, :alone], layout)
+        logits = self.segments.logits(states[:, : len(self.segments.layers)], layout)
         if in_context:
             layers = (*self.segments.layers, *self.context_layers)
             columns = [layers.index(layer) for layer in self.in_context.layers]

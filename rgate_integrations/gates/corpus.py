@@ -163,7 +163,8 @@ class CorpusGate(Gate):
             return score.overridden(best.reason) if prefer == "corpus" else score
         thresholds = (evidence.request.threshold, score.threshold, self.threshold)
         threshold = next(each for each in thresholds if each is not None)
-        settled = score.override is not None or score.p_known >= threshold or _is_private_or_fresh(score)
+        private_or_fresh = score.signals.get("private", 0.0) + score.signals.get("fresh", 0.0)
+        settled = score.override is not None or score.p_known >= threshold or private_or_fresh >= COVERED
         if settled or self.when_uncovered == "retrieve":
             return score
         reason = f"No corpus covers it (highest P(covered) {best.p:.2f}), and the LLM may not know it."
@@ -198,7 +199,3 @@ class CorpusGate(Gate):
             row = int(covered.argmax())
             coverages.append(_Coverage(profile, float(covered[row]), float(close[row]), texts[row]))
         return sorted(coverages, key=lambda each: (each.p >= COVERED, each.close), reverse=True)
-
-
-def _is_private_or_fresh(score: Score) -> bool:
-    return score.signals.get("private", 0.0) + score.signals.get("fresh", 0.0) >= COVERED

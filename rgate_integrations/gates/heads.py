@@ -122,9 +122,11 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     @property
     def specs(self) -> Specs:
         """The pooled hidden states of each segment of the request, and the kinds of the segments."""
-        trained = self.trained
         states = RequestSpec(
-            trained.first_facts.layers, trained.segments.layers, trained.context_layers, model=self.proxy
+            self.trained.first_facts.layers,
+            self.trained.segments.layers,
+            self.trained.context_layers,
+            model=self.proxy,
         )
         return (states, KindsSpec(states, self))
 
