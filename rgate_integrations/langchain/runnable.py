@@ -64,7 +64,7 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
 
     @abstractmethod
     def flow(self, runs: list[Run]) -> Flow[Sequence[Output | Exception]]:
-        """Return one result per run, in order: the output, or the exception of that input alone."""
+        """Return one result per run, in order: its output, or the exception if only that input failed."""
 
     def invoke(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Output:
         """Run on one input."""

@@ -1,4 +1,4 @@
-"""Searches for the claims of a draft: each one separately, or averaged into one vector for query transforms."""
+"""Retrieves by the claims of a draft: one search per claim, or one averaged vector, for query transforms."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ class Gateway:
     ) -> list[list[Hit]]:
         try:
             return await self._searches[corpus].search(queries)
-        except Exception as error:  # the retriever is code of the application
+        except Exception as error:  # the retriever is the application's own code, and may raise anything
             self._log_failure(f"The search {corpus}".strip() + " failed", error, llm_request)
             return []
 

@@ -136,7 +136,7 @@ class DecisionService:
 
     def gates(self, llm: str = "", name_source: str = LLM_NAME_SOURCE) -> LLMGates:
         """Return the gates for the knowledge of an LLM; without a name, the server's own."""
-        # Only the last part, because a path could name a folder of the server.
+        # Only the last part, because a path could name a folder on the server.
         name = llm.rpartition("/")[2].lstrip(".")
         return self._gates(name, (name_source or CLIENT) if name else "")
 
