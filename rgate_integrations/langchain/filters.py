@@ -94,7 +94,8 @@ def _compile_part(name: Any, operand: Any, has_key: bool, depth: int) -> _Condit
     if name in _COMPARISONS:
         if not has_key:
             raise ConfigurationError(
-                f"The condition {operand!r} needs a key of the metadata.", hint='For example, {"year": 1990}.'
+                f"The condition {{{name!r}: {operand!r}}} needs a metadata key.",
+                hint='For example, {"year": 1990}.',
             )
         return lambda value: _compare(_COMPARISONS[name], value, operand)
     if str(name).startswith("$"):

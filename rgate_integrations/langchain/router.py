@@ -41,8 +41,8 @@ CANCELLATION = "by the retrieval gate: the search was not needed"
 class RetrievalRouter(FlowRunnable[Input, Output]):
     """Sends each input to the retrieve arm or the direct arm; `RetrievalGate.route` makes one.
 
-    A batch makes one call of the gate, whatever its size, and one batch of each arm. The arms run in parallel, or one
-    after the other if ``max_concurrency`` is set. Each decision is a child run in traces and a custom event,
+    A batch of any size calls the gate once, and runs each arm on one batch. The arms run in parallel, or one after
+    the other if ``max_concurrency`` is set. Each decision is a child run in traces and a custom event,
     ``retrieval_gate``, also in LangGraph's custom stream. The chosen arm's run has the tag ``retrieve`` or
     ``direct``.
 
@@ -104,7 +104,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
-        """The specs of the gate and of both arms."""
+        """The configurable fields of the gate and of both arms."""
         return get_unique_config_specs(
             [*self.gate.config_specs, *self.retrieve.config_specs, *self.direct.config_specs]
         )
@@ -173,7 +173,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         """Decide, then finish the partial answers, and run each arm on its share of the inputs."""
         inputs = yield from self._route(runs)
         shares: dict[Any, list[RouterInput]] = {}
-        for item in inputs:  # an exception already is the result of its input
+        for item in inputs:  # an exception is already the result of its input
             if isinstance(item.result, ArmAnswer):
                 shares.setdefault("answers", []).append(item)
             elif isinstance(item.result, ArmRun):
@@ -241,8 +241,8 @@ class RouterInput(RoutedInput):
     Attributes:
         run: The input of the arms, and its run.
         gate_input: The input of the gates: the arms' input, or the condensed question.
-        retrievers: Records its search, once the retrieve arm searches ahead.
-        result: What remains to run; later what that returned, or this input's exception.
+        retrievers: Records its search if the retrieve arm searches ahead.
+        result: What remains to run; afterwards its output, or this input's exception.
     """
 
     run: Run = field(kw_only=True)
@@ -290,7 +290,7 @@ class RouterCall(RoutedCall[RouterInput]):
             value = item.run.input
             others = value if isinstance(value, Mapping) else {"input": value}
             item.run.input = {**others, key: call.turn.question}
-            # A remaining history means that condensing failed: then the gate gets the original turns.
+            # If a history remains, condensing has failed, and the gate gets the original turns.
             if not call.turn.history:
                 item.gate_input = call.turn.question
 
@@ -322,7 +322,7 @@ class RouterCall(RoutedCall[RouterInput]):
         return decisions
 
     def begin(self, item: RouterInput) -> ArmAnswer:
-        """Let the direct arm start to answer."""
+        """Start the direct arm's answer."""
         return ArmAnswer(self._direct, item.run)
 
     def search(self, inputs: Sequence[RouterInput]) -> ArmSearch:
