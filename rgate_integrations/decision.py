@@ -30,7 +30,7 @@ def valid_threshold(threshold: object) -> float:
 def valid_timeout(timeout: object) -> float | None:
     """Return a timeout in seconds; None stays None. Raises a `ConfigurationError` unless it is above 0."""
     number = math.inf if timeout is None else _to_float(timeout)
-    if number is None or not number > 0:  # also refuses NaN
+    if number is None or not number > 0:  # also rejects NaN
         value = type(timeout).__name__ if number is None else number
         raise ConfigurationError(f"A timeout must be a number of seconds above 0, not {value}.")
     return None if timeout is None else min(number, threading.TIMEOUT_MAX)
@@ -56,7 +56,7 @@ MAX_TOKEN_CHARACTERS = 32
 
 
 class Frozen(BaseModel):
-    """Base of the immutable values of this package."""
+    """Base class of this package's immutable values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -111,9 +111,9 @@ class Draft(Frozen):
 
     @classmethod
     def from_message(cls, message: Any, *, usage: Any = None, reason: Any = None, **fields: Any) -> Draft:
-        """Make a draft from a server's or a framework's message, and other fields.
+        """Make a draft from the message of a server or framework; ``fields`` sets other fields.
 
-        ``usage`` has the server's token counts; ``reason`` is the finish reason, without which the draft counts as
+        ``usage`` holds the server's token counts; ``reason`` is the finish reason, without which the draft counts as
         cut off.
         """
         thoughts, answer = replies.read_reply(message)
@@ -125,7 +125,7 @@ class Draft(Frozen):
 
     @property
     def missing(self) -> str:
-        """Why this text is not an answer, such as ``"nothing"`` or ``"a refusal"``; empty if it is one."""
+        """What this text is instead of an answer, such as ``"nothing"`` or ``"a refusal"``; empty if it is one."""
         return replies.describe_non_answer(self.text)
 
     @property
@@ -287,7 +287,7 @@ class Request:
 
     @classmethod
     def coerce(cls, question: str | Request, **fields: Unpack[RequestFields]) -> Request:
-        """Return a question as a request, or a request with these fields replaced."""
+        """Return a question as a request with these fields, or a request with these fields replaced."""
         if isinstance(question, cls):
             return replace(question, **fields) if fields else question  # type: ignore[arg-type]  # checked there
         return cls(question, **fields)  # type: ignore[arg-type]
@@ -318,7 +318,7 @@ def _valid_history(history: object) -> tuple[str, ...]:
 
 
 class Override(Frozen):
-    """A decision that takes precedence over P(known), with its reason as a sentence for people to read."""
+    """A decision that takes precedence over P(known), with a human-readable reason."""
 
     retrieve: bool
     reason: Text
@@ -336,7 +336,7 @@ class Decision(Frozen):
         p_known: Probability in [0, 1] that the LLM answers correctly without retrieval; higher means skip. 0.0 if
             the gate failed; 0.0 or 1.0 if a rule decided, because then the gate is not asked.
         threshold: The threshold with which `p_known` was compared.
-        reason: The reason, in one or two sentences for people to read.
+        reason: A human-readable reason, in one or two sentences.
         override: What decided instead of the threshold; None if the threshold decided.
         gate: Name of the gate.
         draft: The draft that was judged, if any.
@@ -347,7 +347,7 @@ class Decision(Frozen):
         signals: Probabilities in [0, 1] behind `p_known`, by name; empty for most gates.
         p_helps: Probability in [0, 1] that the LLM answers correctly with the passages found; None without a search.
         outcome: After a search, which answer is likely to be correct: ``"direct"``, ``"retrieve"``, or neither:
-            ``"abstain"``. Of a gate with corpora, what it does about a question that none covers. None otherwise.
+            ``"abstain"``. With corpora, what to do about a question that none of them covers. None otherwise.
         llm: The LLM whose knowledge was judged, and the source of its name; empty for gates that judge no LLM.
         p_covered: Probability in [0, 1] that a corpus has something on the question; None without a corpus.
         corpus: Name of the corpus to search; None if it does not retrieve, or without a corpus.
@@ -375,18 +375,18 @@ class Decision(Frozen):
     corpora: tuple[Text, ...] = ()
 
     def with_threshold(self, threshold: float) -> Decision:
-        """Return this decision for the caller's (valid) threshold; an override or an error still decides."""
+        """Return this decision at the caller's threshold; an override or an error still takes precedence."""
         threshold = valid_threshold(threshold)
         retrieve, reason = self.retrieve, self.reason
         if self.override is None and self.error is None:
             retrieve = not self.p_known >= threshold  # NaN retrieves
         if retrieve != self.retrieve:  # the gate's reason refers to its own threshold
-            comparison = f"But P(known) is {self.p_known:.2f}, and the caller's threshold {threshold:.2f}."
+            comparison = f"But P(known) is {self.p_known:.2f}, and the caller's threshold is {threshold:.2f}."
             reason = f"{reason} {comparison}".strip()
         return self.with_retrieve(retrieve, threshold=threshold, reason=reason)
 
     def with_retrieve(self, retrieve: bool, **changes: Any) -> Decision:
-        """Return a copy that retrieves, from the first of `corpora`, or does not; with any other changed fields."""
+        """Return a copy with this ``retrieve``, the ``corpus`` that goes with it, and any other changed fields."""
         corpus = self.corpora[0] if retrieve and self.corpora else None
         return self.model_copy(update={"retrieve": retrieve, "corpus": corpus, **changes})
 

@@ -27,7 +27,7 @@ class InvalidQuestionError(RGateError, ValueError):
 
 
 class UnknownNameError(RGateError, LookupError):
-    """A name is unknown."""
+    """There is no gate, model or other item with the given name."""
 
 
 class ConfigurationError(RGateError, ValueError):
@@ -79,7 +79,7 @@ class LockedError(RGateError):
 
 
 class IndexNotFoundError(RGateError, FileNotFoundError):
-    """A folder has no index."""
+    """A folder contains no index."""
 
 
 class IndexCorruptError(RGateError):
@@ -91,7 +91,7 @@ class IndexMismatchError(RGateError):
 
 
 class ProfileError(RGateError, ValueError):
-    """The profile of a corpus is missing, damaged, for another encoder, or cannot be made."""
+    """A corpus profile is missing, damaged, made for another encoder, or cannot be made."""
 
 
 class DataFormatError(RGateError, ValueError):
@@ -103,7 +103,7 @@ def no_answer(what: str, *, thinking: bool = False) -> NoAnswerError:
 
     Args:
         what: The kind of reply, such as ``"a refusal"``.
-        thinking: Whether it was cut off during its thoughts.
+        thinking: Whether the LLM was cut off while it was still thinking.
     """
     if thinking:
         return NoAnswerError(
@@ -114,11 +114,11 @@ def no_answer(what: str, *, thinking: bool = False) -> NoAnswerError:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """Return the error for an unknown name, which suggests the most similar ones.
+    """Return the error for an unknown name; its hint suggests similar names.
 
     Args:
         kind: The kind of thing that is named, such as ``"gate"``.
-        name: The name.
+        name: The unknown name.
         known: The known names.
     """
     names = sorted(known)
@@ -131,8 +131,8 @@ def missing_dependency(module: str, extra: str) -> MissingDependencyError:
     """Return the error for an optional module that is not installed.
 
     Args:
-        module: The module.
-        extra: The extra of this package that installs it.
+        module: Name of the missing module.
+        extra: The extra of this package that installs the module.
     """
     return MissingDependencyError(
         f"This needs the module {module!r}, which is not installed.",

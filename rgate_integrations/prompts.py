@@ -1,7 +1,7 @@
 """Prompts as data: named fields, a version, and a hash that is stored with every trained artefact.
 
-Values must not bring control tokens into a prompt. For models on servers, the patterns of such tokens are listed
-here.
+Values must not bring control tokens into a prompt. For models on servers, this module lists the patterns of such
+tokens.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class PromptTemplate:
         system: The system turn; empty for none.
         assistant: The beginning of the assistant's turn, which the model continues; may have fields.
         examples: Few-shot turns before the question: (user text, assistant text) pairs.
-        cut: Name of the field to truncate if a prompt exceeds the model's limit; not the question if another field
-            exists.
+        cut: Name of the field to truncate if a prompt exceeds the model's limit; a field other than the question, if
+            there is one.
         raw: Whether it is plain text even for chat models, as in a paper's own format.
         stop_at_newline: Whether a completion ends at the first newline.
     """
@@ -43,7 +43,7 @@ class PromptTemplate:
 
     @property
     def hash(self) -> str:
-        """First 16 hex digits of the SHA-256 over every part of the prompt."""
+        """First 16 hex digits of the SHA-256 of the prompt's name, version, texts and format."""
         parts = [self.name, self.version, self.user, self.system, self.assistant, self.examples, self.raw]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
@@ -80,7 +80,7 @@ ANSWER = PromptTemplate(
 
 
 def answer_prompt(system: str | None) -> PromptTemplate:
-    """Return `ANSWER` with a direct arm's system message; None keeps that of `ANSWER`, and empty removes it."""
+    """Return `ANSWER` with a direct arm's system message; None keeps that of `ANSWER`, an empty one removes it."""
     if system is None or system == ANSWER.system:
         return ANSWER
     return PromptTemplate(name="answer-own", version=1, system=system, user=ANSWER.user)
@@ -183,7 +183,7 @@ _PATTERNS = (
     r"</?role>|</?longcat_\w+>",
     # Command: <BOS_TOKEN>, <EOS_TOKEN>, <EOP_TOKEN>
     r"<[A-Z_]+_TOKEN>",
-    # Turns of thought and tools: Qwen, DeepSeek, Hermes, Seed
+    # Thinking and tool calls: Qwen, DeepSeek, Hermes, Seed
     r"</?(?:think|thinking|tool_calls?|tool_responses?|tools|function_calls?)>",
     r"</?seed:[\w:]+>",
     # Code models: StarCoder, CodeGemma; Code Llama's are <PRE>, <SUF>, <MID>, <EOT>
@@ -202,6 +202,6 @@ def strip_control_tokens(text: str) -> str:
     """Replace each control token by a space, so that a text cannot end its turn.
 
     Servers interpret the text of control tokens. We do not know which ones a server's model has, so those of all
-    families above are replaced. A text about such tokens, or HTML's ``<s>``, loses them.
+    families above are replaced. A text that mentions such tokens, or contains HTML's ``<s>``, loses them.
     """
     return _CONTROL.sub(" ", text)

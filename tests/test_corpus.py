@@ -300,7 +300,7 @@ def test_passages_in_ten_languages_are_one_corpus():
 
 def test_names_of_corpora_differ_and_a_mapping_gives_them(fake, tmp_path):
     one = CorpusProfile.from_texts(LOGGER)
-    with pytest.raises(ConfigurationError, match="must differ"):
+    with pytest.raises(ConfigurationError, match="needs a name of its own"):
         load_gate("constant:always", corpus=[one, one])
     folder = one.save(tmp_path / "p")
     gate = load_gate("constant:always", corpus={"a": one, "b": folder, "c": str(folder)})

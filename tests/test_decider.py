@@ -128,7 +128,7 @@ def test_whatever_an_own_gate_does_wrong_retrieves_or_is_raised(
         (True, 0.0, threshold, error) for threshold in (0.2, 0.7)
     ]
     assert message in found[1].error.message
-    assert caplog.text.count("failed for 2 of 2 questions and retrieves") == 1
+    assert caplog.text.count("failed for 2 of 2 questions, so it retrieves for them") == 1
     monkeypatch.setattr(Odd, "on_error", "raise", raising=False)
     with pytest.raises(Exception, match=message):
         decide(Odd(), "a b", "c d")

@@ -82,14 +82,14 @@ def test_a_reason_says_so_if_the_threshold_of_the_call_turns_the_decision(thresh
     found = load_gate("constant:always").decide(HAMLET, threshold=threshold)
     assert found.retrieve is not turned
     own = "This gate always retrieves."
-    assert found.reason == own + turned * " But P(known) is 0.00, and the caller's threshold 0.00."
+    assert found.reason == own + turned * " But P(known) is 0.00, and the caller's threshold is 0.00."
 
 
 def test_so_does_that_of_a_gate_that_takes_no_threshold():
     config = {"configurable": {"retrieval_threshold": 0.2}}
     found = RetrievalGate(OnlyQuestions()).invoke("Who wrote Hamlet?", config)
     assert found.retrieve is False
-    assert found.reason == "Unknown. But P(known) is 0.30, and the caller's threshold 0.20."
+    assert found.reason == "Unknown. But P(known) is 0.30, and the caller's threshold is 0.20."
 
 
 class OnlyQuestions:

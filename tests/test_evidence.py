@@ -141,7 +141,7 @@ def test_a_request_that_was_not_read_whole_retrieves_unless_clearly_needless(scr
     assert (
         doubtful.override.reason == "The request is too long to be read completely, so it may ask for more."
     )
-    assert doubtful.warnings[0].startswith(f"Of {len(LOG):,} characters ")
+    assert doubtful.warnings[0].endswith(f" of {len(LOG):,} characters were read.")
 
 
 def test_popularity_is_at_one_half_at_the_cutoff_and_numbers_of_arrays_are_numbers_too():

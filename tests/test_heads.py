@@ -131,7 +131,7 @@ def test_an_unsure_ability_brings_p_known_near_a_half():
 def test_a_name_that_says_nothing_changes_nothing_and_is_told_once(decide, caplog):
     known = [decide(UNSURE, llm_name="my-assistant").signals["known"] for _ in range(2)]
     assert known == pytest.approx([sigmoid(-1)] * 2)
-    assert caplog.text.count("Nothing is known of the LLM 'my-assistant'") == 1
+    assert caplog.text.count("Nothing is known about the LLM 'my-assistant'") == 1
     assert "rgate ability" in caplog.text
 
 

@@ -126,7 +126,7 @@ def test_a_file_that_makes_no_sense_is_refused(tmp_path, change, said):
     (tmp_path / FILE).write_text(text)
     with pytest.raises(ModelLoadError, match=said):
         read_utility_model(tmp_path)
-    with pytest.raises(ModelLoadError, match="shipped one, 'look-first'"):
+    with pytest.raises(ModelLoadError, match="shipped model, 'look-first'"):
         read_utility_model("nowhere")
 
 
@@ -301,7 +301,7 @@ def test_an_override_settles_whatever_was_found(override, found):
         (LookFirst, {"on_abstain": "ask"}, "on_abstain"),
         (LookFirst, {"model": MODEL}, "made for the features a, b"),
         (AnswerFirst, {"tokens": 0}, "tokens"),
-        (AnswerFirst, {"retrieve_below": 0.9, "answer_above": 0.1}, "retrieve_below=0.9"),
+        (AnswerFirst, {"retrieve_below": 0.9, "answer_above": 0.1}, "they are 0.9 and 0.1"),
     ],
 )
 def test_options_out_of_range_are_refused(make, options, said):

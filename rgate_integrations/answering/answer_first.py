@@ -37,7 +37,7 @@ class AnswerFirst:
             gates have; with any other gate, every answer is judged.
         prefetch: Whether the search of a single question starts together with its answer, for slow searches. If the
             answer continues, the search is cancelled, or its result dropped. The retrieve arm must be able to search
-            ahead, as for look first, which includes this.
+            ahead, as for look first, which always searches ahead.
 
     Raises:
         ConfigurationError: A number is out of range, or ``retrieve_below`` is above ``answer_above``.
@@ -53,9 +53,10 @@ class AnswerFirst:
         if not self.tokens >= 1:
             raise ConfigurationError(f"tokens must be at least 1, not {self.tokens!r}.")
         limits = (self.retrieve_below, self.answer_above)
-        if any(isinstance(limit, bool) for limit in limits) or not limits[0] <= limits[1]:  # as with NaN
+        if any(isinstance(limit, bool) for limit in limits) or not limits[0] <= limits[1]:  # NaN fails, too
             raise ConfigurationError(
-                f"retrieve_below={limits[0]!r} must be a number at most answer_above={limits[1]!r}."
+                "retrieve_below and answer_above must be numbers, and retrieve_below must not be larger; "
+                f"they are {limits[0]!r} and {limits[1]!r}."
             )
 
     @classmethod
@@ -82,7 +83,7 @@ class Search(Enum):
     ADDS_LITTLE = "adds little"
 
 
-# Whether both together are enough to decide. If not, the LLM starts to answer.
+# Whether screening and search together are enough to decide. If not, the LLM starts to answer.
 IS_SETTLED = {
     (Screening.KNOWN, Search.NOTHING): True,  # answered directly
     (Screening.KNOWN, Search.ADDS_LITTLE): True,  # answered directly

@@ -147,7 +147,7 @@ class BufferedAnswer(ABC):
     Args:
         partial: Receives what is read of the answer.
         source: The stream of the answer.
-        fallback: The same stream without log-probabilities, for an LLM that refuses them; None if ``source`` does
+        fallback: The same stream without log-probabilities, for an LLM that rejects them; None if ``source`` does
             not request them.
 
     Attributes:
@@ -191,14 +191,14 @@ class BufferedAnswer(ABC):
             try:
                 chunk = yield Call(self.source.next, self.source.anext)
             except Exception as error:  # if the answer fails before it is judged, the router retrieves
-                # Only before the first chunk: a refusal comes at once, and a later error has another cause.
+                # Only before the first chunk: a rejection comes at once, and a later error has another cause.
                 if self.fallback is not None and not self.chunks and says_unsupported(error):
                     self.set_logprobs(wanted=False)
                     self.source, self.fallback = self.fallback, None
                     self._uses_fallback = True
                     continue
                 if self._uses_fallback and not self.chunks:
-                    # The LLM did not refuse the log-probabilities but the question, perhaps because it is too long.
+                    # The LLM rejected not the log-probabilities but the question, perhaps because it is too long.
                     self.set_logprobs(wanted=True)
                 self.error = error
                 return
@@ -214,7 +214,7 @@ class BufferedAnswer(ABC):
                 )
 
     def draft(self) -> Draft | None:
-        """Return the answer so far; None if it has no text to judge, or the LLM thinks first.
+        """Return the answer so far; None for a tool call or a parsed object, or if the LLM thinks first.
 
         Raises:
             Exception: The exception that the arm raised.
@@ -236,7 +236,7 @@ class BufferedAnswer(ABC):
             yield Call(self.source.close, self.source.aclose)
         except Exception as error:  # the answer is no longer needed
             # Log without the message, which may quote the question.
-            _log.info("An answer that was stopped failed: %s", type(error).__name__)
+            _log.info("Closing a stopped answer failed: %s", type(error).__name__)
 
     def cancel(self) -> Flow[None]:
         """End the answer early because the gate retrieves."""

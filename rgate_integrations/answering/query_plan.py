@@ -37,7 +37,7 @@ class JudgedClaim(Frozen):
 
     Attributes:
         claim: The claim.
-        kept: Whether its query is searched.
+        kept: Whether its query is searched for.
         reason: The reason, in one sentence.
         p_known: The gate's P(known) for claim and query, if the gate judged them.
     """
@@ -155,11 +155,11 @@ def _judge_by_rewriter(claim: Claim) -> JudgedClaim:
     """Return what the rewriter says about a claim."""
     kept, reason = True, _UNFILTERED
     if not claim.query:
-        kept, reason = False, "It has no query."
+        kept, reason = False, "The claim has no query."
     elif claim.needs_search is False:
-        kept, reason = False, "The rewriter says that it needs no search."
+        kept, reason = False, "The rewriter says that the claim needs no search."
     elif claim.kind == "question":
-        reason = "It is a part of the question."
+        reason = "It is a sub-question of the question."
     return JudgedClaim(claim=claim, kept=kept, reason=reason)
 
 

@@ -106,7 +106,7 @@ _ABBREVIATION = re.compile(
 )
 _PRONOUN = re.compile(r"^(?:he|she|it|they|this|that|these|those)\b(?!\s+(?:is why|means))", re.IGNORECASE)
 _POSSESSIVE = re.compile(r"^(?:his|her|its|their)\b", re.IGNORECASE)
-# Words that connect a sentence to the one before it, which its query does not have.
+# Words that connect a sentence to the one before it, which its query does not include.
 _LEAD_IN = re.compile(
     r"^(?:so|thus|therefore|hence|however|moreover|in addition|also|finally)[, ]+|^the answer is:?\s*",
     re.IGNORECASE,

@@ -8,7 +8,7 @@
 If a gate chooses among several corpora, the search waits for the first decision, which says where to search.
 
 `RoutedCall` is that flow. A framework's subclass asks the gates, searches with the retrieve arm, and starts the
-direct arm's answer. The table of `rgate_integrations.answering.answer_first` says which questions need no partial
+direct arm's answer. The table in `rgate_integrations.answering.answer_first` says which questions need no partial
 answer.
 """
 
@@ -53,7 +53,7 @@ class RoutedInput:
             output.
         searched: Whether the retrieve arm has searched, so that only the rest of it remains to run.
         passages: What the search returned or raised.
-        outcome: The decision, or this input's exception; None until then.
+        outcome: The decision, or this input's exception; None until there is one.
     """
 
     question: str = ""
@@ -196,7 +196,7 @@ class RoutedCall(ABC, Generic[_Input]):
             if item.outcome is None:
                 item.answer = self.begin(item)
                 answers.append((item, item.answer))
-        # The other inputs are compared in `_judge_answers`, after P(known) is based on the LLM's own words.
+        # The other inputs are compared in `_judge_answers`, once P(known) is based on the LLM's own words.
         yield from self._compare(thinking)
         if answers:
             if options.prefetch and len(self.inputs) == 1:
@@ -267,7 +267,7 @@ class RoutedCall(ABC, Generic[_Input]):
                 item.outcome = yield judge
 
     def _record(self, item: _Input, answer: BufferedAnswer, decision: Decision, judging: float) -> Decision:
-        """Add to a decision the outcome and cost of the partial answer."""
+        """Add the outcome and cost of the partial answer to a decision."""
         count = answer.partial.count
         info = PartialAnswerInfo(
             tokens_held=count,
@@ -285,13 +285,13 @@ class RoutedCall(ABC, Generic[_Input]):
             if self.strategy.chooses_corpus and self.search_task is not None:
                 # The search has already used the corpora of the screening.
                 decision = decision.model_copy(update={"corpora": item.screening.corpora})
-        # The retrieve arm searches for the draft's claims, but not every gate returns the draft.
+        # The retrieve arm may search for the draft's claims, but not every gate returns the draft.
         if decision.draft is None and isinstance(item.draft, Draft):
             changes["draft"] = item.draft
         return decision.with_retrieve(decision.retrieve, **changes)
 
     def _finish(self, item: _Input) -> Flow[None]:
-        """Emit the decision of an input; if it retrieves, wait for the search, whose error becomes the outcome."""
+        """Emit the decision of an input; if it retrieves, wait for any search, and let its error be the outcome."""
         if not isinstance(item.outcome, Decision):
             return
         yield from self.emit(item, item.outcome)

@@ -35,11 +35,11 @@ class Background:
     requests: Float32Array
 
     def project_questions(self, vectors: Float32Array) -> Float32Array:
-        """Return questions projected to unit length, shape (questions, directions)."""
+        """Project questions, and return them scaled to unit length, shape (questions, directions)."""
         return unit(np.float32(vectors - self.question_mean) @ self.directions)
 
     def project_passages(self, vectors: Float32Array) -> Float32Array:
-        """Return passages projected to unit length, shape (passages, directions)."""
+        """Project passages, and return them scaled to unit length, shape (passages, directions)."""
         return unit(np.float32(vectors - self.passage_mean) @ self.directions)
 
 

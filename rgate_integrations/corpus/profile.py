@@ -32,21 +32,21 @@ MAX_PASSAGES = 1_500
 NEIGHBOURS = 5
 """A question's nearness to a corpus is its mean cosine to this many nearest passages."""
 SLOPE, MIDPOINT, NAME_LOGIT = 9.3, 0.59, 6.0
-"""Logit of P(covered): ``SLOPE * (z - MIDPOINT)``, plus ``NAME_LOGIT`` if the question has one of the corpus's names.
+"""Logit of P(covered): ``SLOPE * (z - MIDPOINT)``, plus ``NAME_LOGIT`` if the question has a name from the corpus.
 
 z is 0 for a question as near as unrelated requests, and 1 for one as near as sentences of the corpus itself.
 Fitted by ``benchmarks/corpora.py``."""
 
 _READ_CHARS = 300  # characters to embed per passage; with 150, similar corpora are ranked slightly worse
 _MAX_SENTENCES, _MIN_SENTENCE, _MAX_SENTENCE = 200, 20, 200
-"""Number of sentences that measure how near a corpus is to its own content, and their minimum length."""
+"""Maximum number of sentences that measure how near a corpus is to its own content, and limits of their length."""
 _PRIOR_MARGIN, _PRIOR_SENTENCES = 0.22, 10
 """The usual margin, and the number of sentences that it counts as, because a few sentences measure it poorly."""
 # The margin is clipped: otherwise a corpus of unrelated passages would cover everything, and one of near
 # duplicates nothing.
 _MIN_MARGIN, _MAX_MARGIN = 0.12, 0.4
 _MIN_COMMON = 0.2
-"""Minimum length of a specific corpus's mean vector: an encyclopaedia has 0.05, four unlike corpora in one 0.4."""
+"""Minimum length of a specific corpus's mean vector: an encyclopaedia has 0.05, four unlike corpora together 0.4."""
 _MIN_OVERLAP = 0.7  # with a smaller overlap of passages, a corpus needs a new profile
 _ENCODER = f"{ENCODER} {FINGERPRINT}"
 _MAKE_AGAIN = "Make it again with rgate profile --corpus FILE.jsonl --out DIR."
@@ -122,7 +122,7 @@ class CorpusProfile:
 
     @classmethod
     def from_description(cls, text: str, name: str = "corpus") -> Self:
-        """Make a profile from a description, for when the passages are not available. It is weaker.
+        """Make a weaker profile from a description, for when the passages are not available.
 
         Args:
             text: What the corpus is about, in one or a few sentences.
@@ -211,17 +211,17 @@ class CorpusProfile:
         return self.p_covered(vectors, questions)
 
     def match_names(self, text: str) -> tuple[str, ...]:
-        """Return the corpus's names in a question, such as products, identifiers and error codes."""
+        """Return the corpus's names that a question contains, such as products, identifiers and error codes."""
         return tuple(dict.fromkeys(word for word in tokenize(text) if word in self.terms.names))
 
     def match_terms(self, text: str) -> tuple[str, ...]:
-        """Return the corpus's names and telling words in a question, the most telling first."""
+        """Return the corpus's names and telling words that a question contains, the most telling first."""
         words = set(tokenize(text))
         telling = [word for word in self.terms.telling if word in words]
         return tuple(dict.fromkeys([*self.match_names(text), *telling]))
 
     def is_outdated(self, texts: Iterable[str]) -> bool:
-        """Return whether about 30 % of the corpus's passages or more have changed since it was profiled.
+        """Return whether about 30 % or more of the corpus's passages have changed since it was profiled.
 
         Args:
             texts: The corpus's current passages.
@@ -294,7 +294,9 @@ class CorpusProfile:
         codes = load(weights)["codes"]
         width = background().directions.shape[1]
         if codes.dtype != np.int8 or codes.ndim != 2 or codes.shape[1] != width or not len(codes):
-            raise ValueError(f"its codes have the shape {codes.shape}")
+            raise ValueError(
+                f"its codes are {codes.dtype} of shape {codes.shape}, not int8 of shape (n, {width})"
+            )
         terms = Terms(saved.telling, frozenset(saved.names))
         return cls(
             saved.name, codes, terms, saved.baseline, saved.margin, saved.source, saved.seen, saved.sketch
@@ -330,7 +332,7 @@ def _measure_margin(texts: Sequence[str], vectors: Float32Array, baseline: float
     for row, text in enumerate(texts if len(texts) > 1 else ()):
         fitting = [each for each in segments(text) if _MIN_SENTENCE <= len(each) <= _MAX_SENTENCE]
         if fitting and len(sentences) < _MAX_SENTENCES:
-            # A fixed seed, so that the result is always the same.
+            # Picked by the text's length, not at random, so that the result is always the same.
             sentences[row] = fitting[len(text) % len(fitting)]
     total = 0.0
     if sentences:

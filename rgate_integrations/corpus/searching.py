@@ -41,7 +41,7 @@ def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0
     """Return the distinct passages that a bounded number of searches finds.
 
     The first queries are shipped; each later one is a sentence of a passage found before. Searching ends early when
-    the results have little new.
+    the results contain little that is new.
 
     Args:
         retriever: See `as_search`.
@@ -69,7 +69,7 @@ def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0
         if len(latest) == _WINDOW and found and new < _MIN_NEW_SHARE * max(total, 1):
             break
     if not found and time.monotonic() >= deadline:
-        raise ProfileError(f"No search ended within {timeout:g} s.", hint="Is the retriever's server up?")
+        raise ProfileError(f"No search ended within {timeout:g} s.", hint="Check the retriever's server.")
     return list(found)
 
 

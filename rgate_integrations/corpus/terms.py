@@ -28,7 +28,7 @@ _UNKNOWN = -15.0  # below this, a word is several tokens, so it is not a common 
 _COMMON = -10.5  # above this, a word is too common to be informative
 _MIN_EXCESS = 1.5  # natural log of how many times more frequent than in other text a telling word must be
 _REFERENCE_WORDS = 20
-"""Number of most common words of a corpus that show how much of the encoder's text is in its language."""
+"""How many of a corpus's most common words show what share of the encoder's text is in the corpus's language."""
 
 
 class Terms(NamedTuple):
@@ -44,7 +44,7 @@ class Terms(NamedTuple):
 
 
 def find_terms(passages: Sequence[str], encoder: Encoder) -> Terms:
-    """Return the telling words of some passages.
+    """Return the telling words and the names of some passages.
 
     Args:
         passages: The passages.
@@ -88,7 +88,7 @@ def _proper_names(
 
 
 def tokenize(text: str) -> list[str]:
-    """Return the words of a text as terms are written, in order."""
+    """Return the words of a text, in order and in lower case, as in `Terms`."""
     return [word.lower() for word in _TOKEN.findall(text)]
 
 

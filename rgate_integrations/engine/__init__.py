@@ -1,1 +1,1 @@
-"""The engine: owns models and queue, and turns questions into decisions."""
+"""The engine, which owns the models and the queue, and turns questions into decisions."""

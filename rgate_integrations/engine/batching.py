@@ -26,7 +26,7 @@ MAX_IDLE = 1.0
 
 
 class Batcher(Generic[_Item, _Result]):
-    """One worker thread that runs a function over batches of the items that have been submitted.
+    """Runs a function over batches of submitted items, in one worker thread.
 
     An idle worker starts on a single item at once, unless the last batch had several: then it waits a moment for
     more. Futures cancelled before their batch starts are skipped; they may also be cancelled while it runs.

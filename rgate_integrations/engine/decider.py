@@ -81,7 +81,7 @@ class Decider(ABC):
 
     @abstractmethod
     def question_gate(self) -> Decider | None:
-        """Return the decider that screens the question alone before an answer starts; None without one."""
+        """Return the decider that screens the question alone before an answer starts; None if there is none."""
 
     @abstractmethod
     def decides_like(self, other: Decider) -> bool:
@@ -97,7 +97,7 @@ class Decider(ABC):
         return self
 
     def with_rules(self, **rules: Unpack[RuleOptions]) -> Self:
-        """Return a copy with these rules instead of its own ``always=`` or ``never=``; itself without rules.
+        """Return a copy with these rules instead of its own ``always=`` or ``never=``, or itself if there are none.
 
         Raises:
             ConfigurationError: The gate accepts no rules, or a rule is invalid.
@@ -206,7 +206,7 @@ class Decider(ABC):
             if request.draft is not None:
                 private.append(request.draft.text)
         _log.warning(
-            "The gate %r failed for %d of %d questions and retrieves: %s: %s",
+            "The gate %r failed for %d of %d questions, so it retrieves for them: %s: %s",
             self.name,
             len(failures),
             len(decisions),

@@ -1,4 +1,4 @@
-"""The engine that `load_gate` returns: owns models and queue, and turns a gate's scores into decisions."""
+"""The engine that `load_gate` returns. It owns the models and the queue, and turns a gate's scores into decisions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DecisionEngine(Decider):
     Args:
         gate: The gate that scores the evidence.
         proxy: Replaces the gate's proxy: a loaded `Proxy`, or the name, folder or Hub id of one.
-        llm: Writes the drafts of gates with ``source="llm"``.
+        llm: Writes the drafts for gates with ``source="llm"``.
         on_error: ``"retrieve"`` turns a failure into a decision to retrieve; ``"raise"`` raises it.
         timeout: Maximum time of a call in seconds, for all of its questions; None waits forever. A question without
             a decision by then retrieves, with a `DecisionTimeoutError`. The first call also loads the model, so make
@@ -69,7 +69,7 @@ class DecisionEngine(Decider):
         self.on_error = on_error
         self.timeout = valid_timeout(timeout)
         self.llm = llm
-        # What evidence keeps between batches, such as the vectors of examples.
+        # Values that evidence keeps between batches, such as the vectors of examples.
         self._memory: dict[Hashable, Any] = {}
         size = _LOCAL_BATCH
         if llm is not None or isinstance(proxy, Proxy):  # servers take larger batches
@@ -101,7 +101,7 @@ class DecisionEngine(Decider):
 
     @property
     def knows_follow_ups(self) -> bool:
-        """Whether the gate was trained on conversations, as all gates of this package that read the history were."""
+        """Whether the gate was trained on conversations, as were all gates of this package that read history."""
         return self.reads_history
 
     @property
@@ -118,7 +118,7 @@ class DecisionEngine(Decider):
         """Return a proxy model, shared with every engine whose gate names the same one.
 
         Args:
-            name: The proxy of a gate inside the gate; empty for the gate's own.
+            name: The proxy of an inner gate; empty for the gate's own.
         """
         if name not in ("", self.gate.proxy):
             return gate_proxy(name)
@@ -181,11 +181,11 @@ class DecisionEngine(Decider):
         return self.with_options(always=merged.always, never=merged.never)
 
     def decides_like(self, other: Decider) -> bool:
-        """Return whether another engine has an equal gate and options; each adapter loads its own default gate."""
+        """Return whether another engine has an equal gate and options, as the default gates of two adapters have."""
         return isinstance(other, DecisionEngine) and self.config() == other.config() and self.llm is other.llm
 
     def config(self) -> dict[str, Any]:
-        """Return the gate's name and parameters, and the options; they are equal if two engines decide alike."""
+        """Return the gate's name and parameters, and the options; engines that decide alike have equal ones."""
         options = {"on_error": self.on_error, "timeout": self.timeout, "rules": self.rules}
         return {**self.gate.config(), **options}
 
@@ -213,7 +213,7 @@ class DecisionEngine(Decider):
         for request, score in zip(requests, scores, strict=True):
             try:
                 outcomes.append(score if isinstance(score, Exception) else self._to_decision(request, score))
-            except ValueError as error:  # signals of a user's gate may not be numbers
+            except ValueError as error:  # a user's gate may return signals that are not numbers
                 outcomes.append(error)
         return outcomes
 

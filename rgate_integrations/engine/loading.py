@@ -21,7 +21,7 @@ from rgate_integrations.models.base import Proxy
 
 OneCorpus: TypeAlias = CorpusProfile | str | Path
 Corpus: TypeAlias = OneCorpus | Iterable[OneCorpus] | Mapping[str, OneCorpus]
-"""A profile or its folder, several of them, or a mapping from the names that decisions use for them."""
+"""A profile or its folder, several of these, or a mapping to them from the names that decisions use."""
 
 
 class GateOptions(RuleOptions, total=False):
@@ -71,7 +71,7 @@ def load_gate(
             (``"constant:random:0.5"``); the name of a shipped gate; the folder or Hub id of a trained one; the URL
             of a decision server (``rgate serve``); or a `Gate`. None means ``"default"``, the shipped default gate.
         proxy: Catalogue name, folder or Hub id of the proxy model, or a `Proxy` object.
-        llm: Writes the drafts of gates with ``source="llm"``. If it has a name, P(known) is adjusted to it.
+        llm: Writes the drafts for gates with ``source="llm"``. If it has a name, P(known) is adjusted to that LLM.
         on_error: What a failure does: ``"retrieve"`` or ``"raise"``; see `DecisionEngine`.
         timeout: Maximum time of a decision in seconds, after which it retrieves; see `DecisionEngine`.
         llm_name: The LLM whose knowledge the gate judges: a name, or a folder made by ``rgate ability``. Overrides a
@@ -83,7 +83,7 @@ def load_gate(
         **parameters: Parameters of the gate, such as ``threshold``; with a corpus, also those of `CorpusGate`.
 
     Raises:
-        UnknownNameError: No gate has that name; the hint suggests the nearest.
+        UnknownNameError: No gate has that name; the hint suggests similar names.
         ProfileError: A profile cannot be read.
         ConfigurationError: A parameter is unknown or out of range, or the gate cannot be adjusted to an LLM.
         ModelLoadError: A trained gate or a measured ability cannot be read.
@@ -93,7 +93,7 @@ def load_gate(
     if isinstance(name, Gate):
         gate = name.replace(**parameters)
     else:
-        if isinstance(proxy, str):  # a gate inside the gate may read it during construction
+        if isinstance(proxy, str):  # an inner gate may need it during construction
             parameters["proxy"] = proxy
         gate = make_gate(DEFAULT_GATE if name is None else str(name), **parameters)
     drafter = getattr(llm, "name", "")
@@ -197,7 +197,7 @@ OWN = "own"
 def answer_first_gates(
     gate: Decider, question_gate: Decider | GateLike | str | None = OWN
 ) -> tuple[Decider, Decider | None]:
-    """Return the gate that judges partial answers, and the gate that screens the question before.
+    """Return the gate that judges partial answers, and the one that screens the question first, if any.
 
     Args:
         gate: The adapter's gate. If it only reads questions, its own gate for partial answers is used.

@@ -26,7 +26,7 @@ _END_SHARE, _MIDDLE_SHARE = 0.45, 0.1
 _MAX_MIDDLE_CHARACTERS = (
     200_000  # characters searched for questions, because splitting a book into sentences takes seconds
 )
-# How sentences begin that ask for something. A match only makes the gate read the sentence.
+# Beginnings of sentences that ask for something. A match only means that the gate reads the sentence.
 _ASKS = re.compile(
     r"(?:who|whom|whose|what|when|where|which|why|how|is|are|was|were|do|does|did|can|could|has|have|had|will|would"
     r"|tell|name|give|list|find|explain|describe|define|write|draft|make|create|turn|summari[sz]e|translate|rewrite"
@@ -78,7 +78,7 @@ def score_requests(
             continue
         score: Score = replace(piece.value, cost=item.cost + Cost(milliseconds=milliseconds))
         if item.truncated:
-            warning = f"Of {len(request.question):,} characters only {len(item.question):,} were read."
+            warning = f"Only {len(item.question):,} of {len(request.question):,} characters were read."
             score = replace(score, warnings=(warning, *score.warnings))
             if item.leaves_out or score.p_known < MIN_P_KNOWN_IF_TRUNCATED:
                 score = score.overridden(
@@ -116,7 +116,7 @@ def read_request(request: Request, sources: Sources) -> Evidence:
     if len(question.encode()) <= MAX_REQUEST_TOKENS:  # a token has at least one byte
         return Evidence(request, original=original)
     head = question[: 8 * MAX_REQUEST_TOKENS]  # a token rarely has more than 8 characters
-    # Counting tokens needs a model. Without one, the gate's evidence will fail for that reason, so not here.
+    # Counting tokens needs a model. If it cannot be loaded, the gate's evidence will report that, so this need not.
     with suppress(Exception):
         head = sources.proxy("").truncate(head, MAX_REQUEST_TOKENS) or head
     if len(head) == len(question):

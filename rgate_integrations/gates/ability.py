@@ -50,7 +50,7 @@ class Ability:
     """How much an LLM knows, as in item response theory.
 
     Attributes:
-        llm: Its name.
+        llm: Name of the LLM.
         theta: Ability in logits; 0 is that of Llama-3.1-8B-Instruct, and more is better.
         sd: Standard deviation of ``theta``.
         source: Where the value comes from, as a phrase, such as "guessed from 7 billion parameters".
@@ -62,7 +62,7 @@ class Ability:
     source: str
 
 
-_DEFAULT = Ability(REFERENCE_LLM, 0.0, 1.0, "nothing is known of the LLM")
+_DEFAULT = Ability(REFERENCE_LLM, 0.0, 1.0, "nothing is known about the LLM")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class AbilityEntry:
 def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
     """Return the ability of an LLM, and a warning, which is empty if the name identifies the LLM.
 
-    The first of these that applies is used. Abilities of the table are lower ends, one standard deviation down.
+    The first of these that applies is used. Abilities from the table are lowered by one standard deviation.
 
     1. a folder made by ``rgate ability``: the measured ability;
     2. the table, by the words of the name (see `rgate_integrations.gates.llm_names`), if need be without the words
@@ -101,7 +101,7 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
     if measured is not None:
         return measured, ""
     model = parse_name(name)
-    # The same LLM with another date or another server's name for it.
+    # The same LLM, perhaps with another date or by another server's name for it.
     same = _same_llm(model)
     if same:
         dated = [entry for entry in same if _same_date(entry.name.date, model.date)]
@@ -119,13 +119,13 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
         guess = Ability(name, _guess_by_size(model.size), _FAMILY_SD, f"guessed from {parameters}")
         basis = f"by its size, {parameters}"
     return guess, (
-        f"Nothing is known of the LLM {name!r}, so it is judged {basis}. Pass the name of its model as llm_name=, or "
-        "measure it in a minute: rgate ability."
+        f"Nothing is known about the LLM {name!r}, so it is judged {basis}. Pass the name of its model as llm_name=, "
+        "or measure it in a minute: rgate ability."
     )
 
 
 def check_llm_name(name: str) -> None:
-    """Refuse a path that does not exist, because it is a mistyped folder and not the name of an LLM.
+    """Reject a path that does not exist: it is a mistyped folder, not the name of an LLM.
 
     Only for names that the user gives, because a server's name for its model may be a path on another machine.
 
@@ -146,12 +146,12 @@ def least_capable(names: Iterable[str]) -> str:
 
 @cache
 def ability_table() -> tuple[AbilityEntry, ...]:
-    """Return the shipped table, with abilities at their lower ends."""
+    """Return the shipped table; see `build_table`."""
     return build_table((SHIPPED / "abilities.json").read_text(encoding="utf-8"))
 
 
 def build_table(text: str) -> tuple[AbilityEntry, ...]:
-    """Return the lines of a table, with abilities at their lower ends.
+    """Return the lines of a table, with abilities lowered by one standard deviation.
 
     An LLM that also has a name with a size appears twice.
 
@@ -161,8 +161,8 @@ def build_table(text: str) -> tuple[AbilityEntry, ...]:
     entries = []
     for name, facts in parse_json(text).items():
         ability = Ability(name, **facts)
-        # Names tend to overrate LLMs. With one standard deviation less, strong ones are right on 76 % of what is
-        # skipped, not 72 % (benchmarks/abilities.py).
+        # Names tend to overrate LLMs. With one standard deviation less, strong ones answer 76 % of the skipped
+        # questions correctly, not 72 % (benchmarks/abilities.py).
         entries.append(AbilityEntry(parse_name(name), replace(ability, theta=ability.theta - ability.sd)))
     # "phi-4-14b" is looked up like any name with a size, so the table needs it in addition to "phi-4".
     for sized, usual in sizes_left_out():
@@ -192,7 +192,7 @@ def _same_llm(model: ModelName) -> list[AbilityEntry]:
 
 
 def _guess_by_family(model: ModelName, family: str, members: Sequence[AbilityEntry]) -> Ability:
-    """Guess from the members of a family, at least one."""
+    """Guess from the members of a family; needs at least one."""
     version, lowest = model.families[family], _least_able(members)
     of_version = [entry for entry in members if version and entry.name.families[family] == version]
     if model.size is None:
@@ -235,7 +235,7 @@ def _guess_by_tier(
         of_version = [
             entry for entry, other in zip(members, numbers, strict=True) if int(other) == int(number)
         ]
-    # A word for a small or fast LLM that no known LLM of this version has: even the least able one may be larger.
+    # A word for a small or fast LLM that no known LLM of this version has: this LLM may be smaller than all of them.
     smaller = tier.difference(*(entry.name.tier(family) for entry in of_version)) & (_SMALL | _FAST)
     if of_version and not _is_one_tier(of_version, family) and not smaller:
         known = _least_able(of_version)
@@ -273,7 +273,7 @@ def _guess_by_size(size: float) -> float:
 def _interpolate(size: float, entries: Sequence[AbilityEntry]) -> tuple[float, Ability]:
     """Return the ability at a size, and the LLM of the nearest size; all entries have a size.
 
-    It is interpolated between two sizes, and constant above the largest.
+    The ability is interpolated between two sizes, and constant above the largest.
     """
     # By the logarithm of the size, because each doubling is worth about the same; for equal sizes, the least able.
     weakest_at: dict[float, Ability] = {}
@@ -294,7 +294,7 @@ def read_measured(folder: str | Path) -> Ability | None:
     """Return the ability in a folder; None if the folder does not exist or has no ability.
 
     Raises:
-        ModelLoadError: It cannot be read.
+        ModelLoadError: The ability cannot be read.
     """
     path = find_folder(folder) / ABILITY
     if not os.path.exists(path):

@@ -1,4 +1,4 @@
-"""The question and the beginning of an answer, weighed together by the kind of the request."""
+"""Combines the scores of the question and of a partial answer, weighted by the kind of the request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AnswerGate(Gate):
     """Weighs a partial answer against the question, by the kind of the request.
 
     Whether an LLM can write a letter alone depends on the question. The log-probabilities of its words say nothing
-    about that: a letter can begin in many ways, so each of them is improbable. Whether the LLM knows a fact is easier
+    about that: a letter can begin in many ways, so any one is improbable. Whether the LLM knows a fact is easier
     to see from the answer than from the question. So ::
 
         logit(p_known) = (1 - w) * logit(P by the question) + w * logit(P by the partial answer)
@@ -30,13 +30,13 @@ class AnswerGate(Gate):
     Attributes:
         question: The heads, which know the kind of a request.
         answer: Judges the partial answer.
-        weight: Weight of the partial answer for a question of knowledge, in [0, 1].
+        weight: Weight of the partial answer for a question about a fact, in [0, 1].
         proxy: The model that reads the partial answer.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
         "answer",
-        "heads and probe, weighed by the kind of request (this package)",
+        "heads and probe, weighted by the kind of request (this package)",
         "question and partial answer",
         "optional",
         "one pass",
@@ -71,7 +71,7 @@ class AnswerGate(Gate):
         return share_with_inner(values, "answer")
 
     def model_post_init(self, context: Any) -> None:
-        """Ask the reader about every fact: it reads the partial answer anyway, and its opinion is weighed."""
+        """Let the reader score every fact: it reads the partial answer anyway, and its score counts."""
         self._heads = self.question.replace(margin=ALWAYS_READ)
 
     def question_gate(self) -> Gate:

@@ -51,7 +51,7 @@ Count: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000)]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class SavedGate:
-    """A saved gate.
+    """The fields that all saved gates have.
 
     Attributes:
         method: Name of the gate, as for `load_gate`.
@@ -75,7 +75,7 @@ class SavedGate:
 
 
 def check_shape(name: str, array: Float32Array, *shape: int) -> None:
-    """Refuse an array of another shape.
+    """Reject an array of another shape.
 
     Args:
         name: The array's name in the error.
@@ -183,7 +183,7 @@ class TunedArtifact(SavedGate):
 
 @dataclass(frozen=True, config=STRICT)
 class Kind:
-    """A kind of requests.
+    """A kind of request.
 
     Attributes:
         name: Its name in the decision's signals.
@@ -208,8 +208,8 @@ class Kind:
 class KindHead:
     """Classifies a segment of a request, a sentence or a line, by the states of the encoder.
 
-    It has one hidden layer: the K logits are ``output · relu(hidden · x + hidden_bias) + bias``, where x joins the
-    segment's L states of size H and its layout.
+    It has one hidden layer: the K logits are ``output · relu(hidden · x + hidden_bias) + bias``, where x concatenates
+    the segment's L states of size H and its layout.
 
     Attributes:
         layers: The hidden states of the segment to read, as (layer, ``"question"``, pooling).
@@ -257,7 +257,7 @@ class KindHead:
 
 @dataclass(frozen=True, config=STRICT)
 class FactHeads:
-    """Whether an LLM knows the fact that a question asks about, by a model's L states of size H.
+    """Estimates whether an LLM knows the fact that a question asks about, from a model's L states of size H.
 
     The reference LLM, of ability 0, is `rgate_integrations.gates.ability.REFERENCE_LLM`.
 
@@ -316,7 +316,7 @@ class FactHeads:
         """Return P(the LLM knows the fact), shape (n,); see `known_logits`.
 
         Even a very capable LLM has not seen the latest news. So for news the ability is at most 0, and the low
-        P(known) also covers news that the kinds overlook.
+        P(known) also catches news that the kinds overlook.
         """
         abilities = np.where(self.about_news(states), min(theta, 0.0), theta)
         return sigmoids(self.known_logits(states, abilities, sd))
@@ -365,8 +365,7 @@ class HeadsArtifact(SavedGate):
             layout: `rgate_integrations.runtime.segments.layout` of the segments, shape (n, 11).
             in_context: Whether the segments have neighbours or earlier turns.
         """
-        alone = len(self.segments.layers)
-        logits = self.segments.logits(states[:, :alone], layout)
+        logits = self.segments.logits(states[:, : len(self.segments.layers)], layout)
         if in_context:
             layers = (*self.segments.layers, *self.context_layers)
             columns = [layers.index(layer) for layer in self.in_context.layers]

@@ -1,4 +1,4 @@
-"""`Gate`: the evidence it looks at, and how it scores it. It owns no model, no queue and no thread.
+"""`Gate`: what evidence it needs, and how it scores it. A gate owns no model, no queue and no thread.
 
 A new gate is one class: parameters, `Gate.specs` and `Gate.score`. The engine does the rest.
 """
@@ -44,11 +44,11 @@ class GateInfo:
 
 @dataclass(frozen=True)
 class Score:
-    """A gate's opinion on one question; the decision carries all of it.
+    """How a gate judges one question; the decision carries all of it.
 
     Attributes:
         p_known: Probability in [0, 1] that the LLM answers correctly without retrieval. Higher means skip.
-        reason: One sentence for people to read.
+        reason: A human-readable reason, in one sentence.
         draft: The draft that was judged, if any.
         warnings: Problems that did not stop the gate.
         signals: Probabilities behind `p_known`, by name.
@@ -109,8 +109,8 @@ class Gate(BaseModel, ABC):
         info: Its description; gates that `load_gate` knows by name have one.
         gate_fields: Names of the parameters that hold other gates.
         argument: Name of the parameter that may follow a colon, as in ``probe:FOLDER``; empty for none.
-        judges_llm: Whether it judges a particular LLM: by its name, see `for_llm`, or because it was fitted to its
-            answers.
+        judges_llm: Whether it judges a particular LLM: by the LLM's name, see `for_llm`, or because it was fitted to
+            the LLM's answers.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -125,7 +125,7 @@ class Gate(BaseModel, ABC):
     @property
     @abstractmethod
     def specs(self) -> Specs:
-        """The evidence that it looks at."""
+        """The evidence that the gate needs."""
 
     def look_closer(self, evidence: Evidence) -> Specs:
         """Return more evidence that `score` needs, given the evidence so far; by default none. Must be pure."""
@@ -216,12 +216,12 @@ class Gate(BaseModel, ABC):
         return self
 
     def config(self) -> dict[str, Any]:
-        """Return name and parameters as JSON values, for `rgate_integrations.gates.registry.gate_from_config`."""
+        """Return the name and parameters as JSON values, for `rgate_integrations.gates.registry.gate_from_config`."""
         return {"gate": self.name, **self.model_dump(mode="json")}
 
 
 CLIENT = "the client"
-"""Source of a name that a server's client sent: treated like the user's, but never as a folder of this machine."""
+"""Source of an LLM's name that a client sent to a server: treated like a user's, but never as a folder here."""
 USER_SOURCES = ("", CLIENT)
 
 
@@ -229,7 +229,7 @@ class NamedLLMGate(Gate):
     """A gate that judges the knowledge of an LLM by its name.
 
     Attributes:
-        llm_name: The name.
+        llm_name: Name of the LLM; empty if unknown.
         llm_name_source: Where the name was detected; empty if the user gave it.
     """
 
@@ -324,10 +324,10 @@ class ScoreSpec(EvidenceSpec[Score]):
 
 
 def check_answers(drafts: Sequence[Any]) -> None:
-    """Refuse drafts that are not answers, because they say nothing about the LLM's knowledge.
+    """Reject drafts that are not answers, because they say nothing about the LLM's knowledge.
 
     Raises:
-        NoAnswerError: One is empty, a refusal, or a tool call.
+        NoAnswerError: A draft is empty, a refusal, or a tool call.
     """
     for draft in drafts:
         if isinstance(draft, Draft) and draft.missing:
@@ -335,7 +335,7 @@ def check_answers(drafts: Sequence[Any]) -> None:
 
 
 def _check_model(gate: Gate, proxy: Proxy | None) -> tuple[str, ...]:
-    """Refuse evidence from a model on which the gate was not trained; warn if the model's weights are unknown.
+    """Reject evidence from a model on which the gate was not trained; warn if the model's weights are unknown.
 
     Raises:
         ModelLoadError: The fingerprints differ.

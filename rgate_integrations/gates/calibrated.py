@@ -17,11 +17,11 @@ from rgate_integrations.gates.probability import ProbabilityMap
 class CalibratedGate(Gate):
     """Maps another gate's scores to probabilities; made by ``rgate calibrate``.
 
-    Proxy and threshold default to the other gate's.
+    Proxy and threshold default to the inner gate's.
 
     Attributes:
         inner: The gate whose scores are mapped.
-        probability: The map.
+        probability: The map from its scores to probabilities.
         fingerprint: `Proxy.fingerprint` of the model that it was calibrated with; empty if unknown, or if no model
             reads the question.
     """
@@ -30,7 +30,7 @@ class CalibratedGate(Gate):
         "calibrated", "Platt 1999; Learn then Test (2021)", "what its gate needs", "yes", "draft + judgment"
     )
     gate_fields = ("inner",)
-    judges_llm = True  # the threshold that it was calibrated with
+    judges_llm = True  # its threshold was chosen for one LLM
 
     inner: InnerGate = Field(default_factory=IKGate)
     probability: ProbabilityMap = Field(default_factory=ProbabilityMap)

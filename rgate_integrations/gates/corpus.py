@@ -1,4 +1,4 @@
-"""`CorpusGate`: whether to retrieve and where, from what corpora cover and what another gate says of the LLM."""
+"""`CorpusGate`: combines what corpora cover with another gate's score, and decides whether and where to retrieve."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rgate_integrations.gates.heads import HeadsGate
 COVERED = 0.5
 """Minimum P(covered) of a request that is about a corpus."""
 GIVEN_TEXT = 0.4
-"""A segment with at least this P(given) is text to work on: front ends paste chats about the corpus into prompts."""
+"""A segment with at least this P(given) asks nothing: front ends paste chats about the corpus into their prompts."""
 NOTHING_ASKED = 0.85
 """A segment asks nothing of a corpus if P(small talk, a task or pasted text) is at least this."""
-_REASON_WORDS = 3  # words in a reason
+_REASON_WORDS = 3  # maximum number of the corpus's words to show in a reason
 
 Profile = Annotated[
     CorpusProfile, PlainSerializer(lambda profile: {"name": profile.name, "fingerprint": profile.fingerprint})
@@ -68,9 +68,9 @@ class CorpusGate(Gate):
 
     Attributes:
         inner: Estimates what the LLM knows.
-        profiles: The corpora, whose names differ.
+        profiles: The corpora, each with a name of its own.
         prefer: Who answers a request about a corpus: ``"corpus"``, or ``"llm"`` if it knows. None means ``"corpus"``
-            where the corpus is specific, and ``"llm"`` for one about everything, such as an encyclopaedia.
+            for a specific corpus, and ``"llm"`` for one about everything, such as an encyclopaedia.
         when_uncovered: What to do if no corpus covers a request and the LLM may not know: ``"retrieve"``,
             ``"direct"``, or ``"abstain"``, which searches nothing and sets the decision's outcome.
         top: Maximum number of corpora to search, at least 1.
@@ -99,7 +99,7 @@ class CorpusGate(Gate):
     def _check_names(self) -> Self:
         if len(set(self.corpora)) < len(self.corpora):
             raise ConfigurationError(
-                f"The names of corpora must differ, not {', '.join(self.corpora)}.",
+                f"Each corpus needs a name of its own; these are {', '.join(self.corpora)}.",
                 hint='Name them yourself: corpus={"docs": a, "hr": b}.',
             )
         return self
@@ -129,7 +129,7 @@ class CorpusGate(Gate):
         return None if inner is None else self.around(inner)
 
     def question_gate(self) -> Gate | None:
-        """Return this gate around the one that reads the question alone."""
+        """Return this gate around the inner gate's gate for the question alone."""
         inner = self.inner.question_gate()
         return None if inner is None else self.around(inner)
 
@@ -163,14 +163,15 @@ class CorpusGate(Gate):
             return score.overridden(best.reason) if prefer == "corpus" else score
         thresholds = (evidence.request.threshold, score.threshold, self.threshold)
         threshold = next(each for each in thresholds if each is not None)
-        settled = score.override is not None or score.p_known >= threshold or _is_private_or_fresh(score)
+        private_or_fresh = score.signals.get("private", 0.0) + score.signals.get("fresh", 0.0)
+        settled = score.override is not None or score.p_known >= threshold or private_or_fresh >= COVERED
         if settled or self.when_uncovered == "retrieve":
             return score
-        reason = f"No corpus covers it (probability {best.p:.2f}), and the LLM may not know it."
+        reason = f"No corpus covers it (highest P(covered) {best.p:.2f}), and the LLM may not know it."
         return replace(score.overridden(reason, retrieve=False), outcome=self.when_uncovered)
 
     def _asking(self, evidence: Evidence) -> list[bool]:
-        """Return whether each segment asks anything. One with a name of a corpus does, unless it is given text."""
+        """Return whether each segment asks anything. One with a name from a corpus does, unless it is given text."""
         texts, heads = evidence[self._vector_spec].texts, self.inner.question_gate()
         if not isinstance(heads, HeadsGate):
             return [True] * len(texts)
@@ -185,7 +186,7 @@ class CorpusGate(Gate):
     def _cover(self, evidence: Evidence, asking: list[bool]) -> list[_Coverage]:
         """Return the coverage of each corpus: those that cover the request first, each group by closeness."""
         read = evidence[self._vector_spec]
-        # The vector of the whole request would be that of the pasted text in it.
+        # The vector of the whole request would mostly reflect the text pasted into it.
         rows = [row for row, asks in enumerate(asking) if asks] if not all(asking) else []
         vectors, texts = read.whole[None], [evidence.question]
         if rows:
@@ -198,7 +199,3 @@ class CorpusGate(Gate):
             row = int(covered.argmax())
             coverages.append(_Coverage(profile, float(covered[row]), float(close[row]), texts[row]))
         return sorted(coverages, key=lambda each: (each.p >= COVERED, each.close), reverse=True)
-
-
-def _is_private_or_fresh(score: Score) -> bool:
-    return score.signals.get("private", 0.0) + score.signals.get("fresh", 0.0) >= COVERED

@@ -52,7 +52,7 @@ def saved_folder(name: str | Path) -> Path:
     """Return the folder of a saved gate.
 
     Args:
-        name: A local folder, the name of a shipped gate, or a Hub id, which is fetched.
+        name: A local folder, the name of a shipped gate, or a Hub id, which is downloaded.
 
     Raises:
         ModelLoadError: None of these exists.
@@ -171,7 +171,7 @@ def read_gate(name: str | Path) -> SavedGate:
 
 
 def read_prior(name: str | Path) -> SavedGate:
-    """Read a gate that may be a prior: heads or a probe, but not a tuned gate, because those could nest endlessly.
+    """Read the gate to correct, the prior: heads or a probe. Tuned gates are rejected: they could nest endlessly.
 
     Raises:
         ModelLoadError: The gate cannot be read, or is of another kind.
@@ -189,7 +189,7 @@ def _put_arrays(content: dict[str, Any], weights: bytes) -> None:
     """Insert the arrays of a safetensors file into the content of ``gate.json``, by their dotted names."""
     # The first eight bytes are the length of the list of tensors. A gate has few, and parsing a million takes 20 s.
     if int.from_bytes(weights[:8], "little") > _MAX_HEADER:
-        raise ValueError("the weights list too many tensors")
+        raise ValueError("the weights file lists too many tensors")
     try:
         arrays = load(weights)
     except (SafetensorError, AttributeError) as error:  # AttributeError: a type that NumPy lacks
@@ -250,5 +250,5 @@ Use it as `load_gate("{plain(name)}")`. Scores for another LLM are a guess: cali
 
 
 def plain(name: str) -> str:
-    """Make a name safe for Markdown: one line, without HTML, which pages would run."""
+    """Make a name safe for Markdown: one line, without HTML, which a web page would run."""
     return html.escape(" ".join(name.split()), quote=False)

@@ -32,8 +32,8 @@ _MAX_QUESTIONS = 8
 _MIN_INFLUENCE = 0.1
 ALWAYS_READ = 40.0
 """A margin in logits so wide that the reader is asked about every fact."""
-# Added to the ability for a fact that is asked in another language than English: four LLMs know less of SimpleQA in
-# Czech than in English, by 0 to 0.4 in log-odds.
+# Added to the ability for a question in a language other than English: four LLMs know less of SimpleQA in Czech than
+# in English, by 0 to 0.4 in log-odds.
 _FOREIGN_PENALTY = -0.4
 _URL = re.compile(r"\b(?:https?://|www\.)\w", re.IGNORECASE)
 # A URL is the subject of a request of up to this many words; in a longer one it may be part of a log or of code.
@@ -45,29 +45,29 @@ _MIN_P_KNOWN_FOR_FOLLOW_UP = 0.8
 class HeadsGate(TrainedGate, NamedLLMGate):
     """Heads on the hidden states of a request: its kind, and whether the LLM knows the fact.
 
-    One pass over the request, and no draft. The LLM alone answers some kinds of requests well (thanks, sums,
-    letters), some never (private documents, news), and questions of knowledge if it knows the fact::
+    They need one pass over the request, and no draft. The LLM alone answers some kinds of requests well (thanks,
+    sums, letters), some not at all (private documents, news), and questions about facts if it knows the fact::
 
         p_known = P(kinds that it always answers) + P(kinds that it answers if it knows the fact) * P(known)
 
     Every segment (sentence or line) is scored, and the request gets the lowest P(known). Pasted text is a kind of
-    its own that needs nothing. The encoder recognises the kinds, in any language, and takes a first look at facts.
-    The reader, a second model that only reads English, looks closer at facts that may be known well enough to skip.
-    In other languages, the first look decides.
+    its own that needs no retrieval. The encoder recognises the kinds, in any language, and takes a first look at
+    facts. The reader, a second model for English only, takes a closer look where the LLM may know the fact well
+    enough to skip. In other languages, the first look decides.
 
     Decisions carry the probabilities of the deciding segment as ``signals``. Drafts are ignored.
 
     Attributes:
         artifact: Folder of saved heads, or the name of shipped ones.
         trained: Content of the artefact, read once.
-        llm_name: The LLM that answers, or a folder of ``rgate ability``; see `rgate_integrations.gates.ability`. An
-            empty or unknown name is judged as an LLM of 8B.
+        llm_name: The LLM that answers, or a folder made by ``rgate ability``; see `rgate_integrations.gates.ability`.
+            An empty or unknown name is treated as an LLM with 8B parameters.
         llm_name_source: Where the name was detected; empty if the user gave it.
         ability: How much the LLM knows; looked up by its name unless given. None if unknown.
-        margin: Error of the first look in logits, at least 0: a fact that is unknown by more than this retrieves
-            without the reader.
+        margin: How far the first look may be off, in logits, at least 0: if the fact is unknown by a wider margin,
+            the request retrieves without the reader.
         threshold: The artefact's, unless given.
-        proxy: The model it was trained on, unless given: the same model may have another name or folder here.
+        proxy: The model that the heads were trained on. Give it if that model has another name or folder here.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
@@ -87,14 +87,14 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     @classmethod
     def _know_llm(cls, values: Any) -> Any:
         """Look up what the LLM knows, unless it is given."""
-        if not isinstance(values, dict):  # a gate of another class, which pydantic refuses
+        if not isinstance(values, dict):  # a gate of another class, which pydantic rejects
             return values
         ability, name = values.get("ability"), values.get("llm_name", "")
         if ability is None:
             is_users = not values.get("llm_name_source")
             if is_users:
                 check_llm_name(name)
-            # Only the user may name a folder: a detected name may come from anybody.
+            # Only the user may name a folder: a detected name may come from anyone.
             ability, warning = resolve_ability(name, folders=is_users)
             if warning:
                 _warn_once(warning)
@@ -103,15 +103,15 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         return {**values, "ability": ability, "llm_name": name or getattr(ability, "llm", "")}
 
     def replace(self, **parameters: Any) -> Self:
-        """Return a copy with other parameters; one with another artefact or LLM reads it."""
+        """Return a copy with other parameters; a new artefact is read, and the ability of a new LLM looked up."""
         if "llm_name" in parameters:
             parameters = {"ability": None, "llm_name_source": "", **parameters}
         return super().replace(**parameters)
 
     def answer_gate(self) -> Gate:
-        """Return these heads weighed against the probe of partial answers."""
+        """Return the gate that combines these heads with the probe of partial answers."""
         gate = make_gate("answer", question=self)
-        # Both gates have default thresholds of their own, but a threshold of the caller's holds for both.
+        # Both gates have default thresholds of their own, but a threshold that the caller chose applies to both.
         is_chosen = self.threshold != self.trained.threshold
         return gate.replace(threshold=self.threshold) if is_chosen else gate
 
@@ -122,9 +122,11 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     @property
     def specs(self) -> Specs:
         """The pooled hidden states of each segment of the request, and the kinds of the segments."""
-        trained = self.trained
         states = RequestSpec(
-            trained.first_facts.layers, trained.segments.layers, trained.context_layers, model=self.proxy
+            self.trained.first_facts.layers,
+            self.trained.segments.layers,
+            self.trained.context_layers,
+            model=self.proxy,
         )
         return (states, KindsSpec(states, self))
 
@@ -179,7 +181,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         return score
 
     def p_kinds(self, evidence: Evidence, *names: str) -> Float64Array:
-        """Return P(it is of one of these kinds) for each segment, shape (segments,)."""
+        """Return P(the segment is of one of these kinds) for each segment, shape (segments,)."""
         columns = [i for i, kind in enumerate(self.trained.segments.kinds) if kind.name in names]
         p: Float64Array = evidence[self.specs[1]][:, columns].sum(axis=1)
         return p
@@ -235,7 +237,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         llm = self.ability.llm if self.ability else "the LLM"
         reason = f"{kinds[top].about} that {llm} knows with probability {known[0]:.2f}"
         if is_news and self._ability[0] > 0:
-            reason += ": it may be news, about which a more capable LLM knows no more"
+            reason += "; it may be news, of which a more capable LLM knows no more than a weaker one"
         return f"{reason}."
 
 
@@ -243,8 +245,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 class KindsSpec(EvidenceSpec[Float64Array]):
     """The probability of each kind for each segment, shape (segments, kinds).
 
-    Evidence of its own, because it is read up to three times. Specs of copies of a gate are equal: they share the
-    heads.
+    It is evidence, and so computed only once, because it is read up to three times. The specs of copies of a gate are
+    equal, because the copies share the heads.
 
     Attributes:
         states: The states of the segments.

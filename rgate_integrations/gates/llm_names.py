@@ -1,4 +1,4 @@
-"""Parses the name of an LLM in any spelling of servers, clouds and files: family, version, size, date.
+"""Parses the name of an LLM as servers, clouds and files spell it: family, version, size, date.
 
 Names are parsed by rules, never matched by similarity. In this order:
 
@@ -9,12 +9,12 @@ Names are parsed by rules, never matched by similarity. In this order:
 4. The rest is split into words at ``-``, ``_``, ``:``, ``@`` and white space. A family's name and the number glued to
    it are two words (``llama3.1``, ``gpt4o``), and two numbers in a row are one version (``claude-3-5``,
    ``llama3-1``; Fireworks writes ``v3p1``, Azure ``gpt-35``).
-5. Words that do not matter for what the LLM knows are dropped (`_NOISE`): ``instruct``, ``chat``, ``it``, lengths of
-   contexts, makers. Where a size is named, so are the words for speed (``turbo``, ``instant``) and the active
-   experts of a mixture.
+5. Words that do not matter for what the LLM knows are dropped (`_NOISE`): ``instruct``, ``chat``, ``it``, context
+   lengths, makers. If a size is named, so are the words for speed (``turbo``, ``instant``) and for the active experts
+   of a mixture.
 
-The order of the words does not matter: ``claude-sonnet-4`` and ``claude-4-sonnet`` are one. Words for how long an LLM
-thinks (``thinking``, ``high``, ``_32K``) count if the table has figures for both.
+The order of the words does not matter: ``claude-sonnet-4`` and ``claude-4-sonnet`` are the same. Words for how long
+an LLM thinks (``thinking``, ``high``, ``_32K``) count only if the table has figures with and without them.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ _DATES = (
 _DATE = "·"  # stands for a date, so that the numbers on both sides do not join into one version
 _BETWEEN = r"[-_\s,+()]+|(?<!\d)\.|\.(?!\d)"
 _ANY_FAMILY = "|".join(sorted(FAMILIES, key=len, reverse=True))
-_JOIN_RULES = (  # of words with one space between them
+_JOIN_RULES = (  # for words separated by single spaces
     (r"(?<!\S)muse spark(?!\S)", "muse-spark"),
     (r"(?<!\S)command r(?=\d+b)", "command r "),
     (rf"(?<!\S)({_ANY_FAMILY})v?(?=\d)", r"\1 "),  # llama3.1
@@ -155,7 +155,7 @@ class ModelName:
             two.
         size: Billions of parameters; None if unknown.
         date: The digits of the date; may be empty.
-        numbered: The families whose version is where their maker puts it. In ``gpt-bot-5`` it may be the bot's.
+        numbered: The families whose version is where their maker puts it. In ``gpt-bot-5``, 5 may be the bot's.
     """
 
     words: frozenset[str]
@@ -176,7 +176,7 @@ class ModelName:
 
     @property
     def without_any_effort(self) -> frozenset[str]:
-        """The same, also without words that can be a tier: ``max`` is a tier of Qwen, but an effort of Claude."""
+        """The same, also without words that can be a tier: ``max`` is a tier for Qwen, but an effort for Claude."""
         return self.words - _EFFORT - _TIERS_OR_EFFORT
 
     def version(self, family: str) -> float | None:
@@ -212,7 +212,7 @@ def parse_name(name: str) -> ModelName:
 
 
 def sizes_left_out() -> list[tuple[ModelName, str]]:
-    """Return the names of `ALIASES` with a size whose usual name has none, each with the usual name."""
+    """Return those `ALIASES` that have a size although the usual name has none, each with the usual name."""
     names = [(_parse_words(_split_words(alias), ""), usual) for alias, usual in ALIASES.items()]
     return [
         (name, usual) for name, usual in names if name.size is not None and parse_name(usual).size is None

@@ -27,7 +27,7 @@ DEFAULT = "look-first"
 """Name of the shipped model."""
 
 FILE = "helps.json"
-"""Its file, in a folder."""
+"""Name of the model's file in its folder."""
 
 READ = 5
 """Number of passages to read, best first."""
@@ -109,7 +109,7 @@ class PassageUtilityModel(Frozen):
 
         Args:
             p_contains_answer: P(the passages contain the answer), shape (n,).
-            p_known: P(it answers correctly without them), shape (n,).
+            p_known: P(the LLM answers correctly without them), shape (n,).
         """
         return p_contains_answer * self.reading + (1 - p_contains_answer) * (1 - self.distraction) * p_known
 
@@ -130,12 +130,12 @@ def read_utility_model(name: str | Path = DEFAULT) -> PassageUtilityModel:
     except (OSError, ValueError) as error:
         raise ModelLoadError(
             f"The model of P(helps) in {str(name)!r} cannot be read: {error}",
-            hint=f"Omit it to use the shipped one, {DEFAULT!r}.",
+            hint=f"Leave out the name to use the shipped model, {DEFAULT!r}.",
         ) from error
 
 
 def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64Array:
-    """Return features of how well passages cover a question, shape (`SEARCH_FEATURES`,).
+    """Return features that show how well passages cover a question, shape (`SEARCH_FEATURES`,).
 
     Words are weighted by their rarity in English, because a missing name says more than a missing verb.
 
@@ -168,7 +168,7 @@ def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64A
 
 
 def tokenize(text: str) -> frozenset[str]:
-    """Return the words of a text, lower case, without a plural's s."""
+    """Return the words of a text in lower case, without the s of plurals."""
     return frozenset(_PLURAL.sub("", word) for word in _WORD.findall(text.casefold()))
 
 

@@ -28,7 +28,7 @@ class ProbeGate(TrainedGate):
         artifact: Folder of a trained probe, or the name of a shipped one.
         trained: Content of the artefact, read once.
         threshold: The threshold; by default the artefact's.
-        proxy: The proxy; by default the model it was trained on, which may have another name or folder here.
+        proxy: By default the model it was trained on. Give it if that model has another name or folder here.
     """
 
     info: ClassVar[GateInfo] = GateInfo(

@@ -40,7 +40,7 @@ def gate_class(name: str) -> type[Gate]:
     """Return the class of a gate.
 
     Raises:
-        UnknownNameError: No gate has that name; the hint suggests the nearest.
+        UnknownNameError: No gate has that name; the hint suggests similar names.
     """
     if name not in _GATES:
         raise unknown_name("gate", name, [*_GATES, *shipped()])
@@ -63,14 +63,14 @@ def make_gate(name: str, **parameters: Any) -> Gate:
         **parameters: Its parameters. A parameter that is a gate may also be a name or a config.
 
     Raises:
-        UnknownNameError: No gate has that name; the hint suggests the nearest.
+        UnknownNameError: No gate has that name; the hint suggests similar names.
         ConfigurationError: A parameter is unknown or out of range.
         ModelLoadError: A trained gate cannot be read, or was trained with other prompts.
     """
     if name.startswith(("http://", "https://")):
         name = f"remote:{name}"
     kind, _, argument = name.partition(":")
-    # Gates' names take precedence over a folder named, say, "tuned"; `loadable` adds a slash to such a folder.
+    # Gates' names take precedence over a folder named, say, "tuned"; `loadable` puts "./" before such a folder.
     if kind not in _GATES and (name in shipped() or "/" in name or os.path.isdir(find_folder(name))):
         return _load_saved(name, parameters)
     cls = gate_class(kind)
@@ -86,7 +86,7 @@ def make_gate(name: str, **parameters: Any) -> Gate:
 
 
 def loadable(folder: str | Path) -> str:
-    """Return a folder in the form that `make_gate` needs: one named like a gate, such as ``tuned``, gets a slash.
+    """Return a folder in the form that `make_gate` needs: ``./`` goes before one named like a gate.
 
     >>> loadable("tuned"), loadable("mine"), loadable("gates/ik")
     ('./tuned', 'mine', 'gates/ik')
@@ -133,7 +133,7 @@ def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:
         config = {"threshold": saved.threshold, "proxy": saved.base_model, **saved.parameters, **parameters}
         if os.path.isfile(folder / ADAPTER):
             config["adapter"] = str(folder)
-        # Inner gates must be configs, not names, because a folder from anywhere could name others without end.
+        # Inner gates must be configs, not names, because a folder from anywhere could refer to others endlessly.
         gate = gate_from_config({**config, "gate": saved.method})
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         if parameters:  # the error may be about one of them

@@ -18,22 +18,22 @@ from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSp
 from rgate_integrations.models.bounded_http import Answer, make_client, request, run_requests
 from rgate_integrations.models.credentials import read_credentials
 
-TOKEN = "RGATE_TOKEN"  # noqa: S105  its name, not itself
+TOKEN = "RGATE_TOKEN"  # noqa: S105  the variable's name, not a token
 """The environment variable with the token of a decision server, for the server and for its clients."""
 
 _READY_TIMEOUT = 0.25  # seconds; questions must not wait long for a server that has just failed
 _MAX_QUOTED = 300  # maximum characters of a server's answer to quote in an error
 _ANSWER = TypeAdapter(dict[str, list[Decision]])
 _LOGIN = re.compile("//.*@")
-# Without the metadata, which only rules on this side read, and threshold and timeout, which are applied here.
+# Without metadata, which only the client's rules read, and without threshold and timeout, which the client applies.
 _SENT = {"question", "history", "draft", "popularity"}
 
 
 class RemoteGate(NamedLLMGate):
-    """Decides like the gate of a server, for questions and for partial answers, at the server's threshold.
+    """Decides like a server's gate, for questions and for partial answers, at the server's threshold.
 
     Concurrent callers share requests. If the server is down, slow or overloaded, the gate fails, so it retrieves.
-    Rules are applied on this side.
+    The client applies its rules itself.
 
     Attributes:
         url: The server, such as ``http://localhost:8377``.
@@ -85,7 +85,7 @@ class RemoteGate(NamedLLMGate):
         if override is not None:  # the engine prepends it again
             reason = reason.removeprefix(override.reason).strip()
         elif decision.retrieve and decision.p_known >= decision.threshold:
-            override = Override(retrieve=True, reason="The server's gate retrieves whatever P(known) is.")
+            override = Override(retrieve=True, reason="The server's gate retrieves, whatever P(known) is.")
         return Score(
             decision.p_known,
             reason,
@@ -191,7 +191,7 @@ class DecisionClient:
         # Raised outside the `except`, because a chained error of httpx may quote the request.
         raise ServerError(
             f"The decision server at {self.url} could not be reached: {problem}",
-            hint="Is rgate serve running?",
+            hint="Check that rgate serve is running.",
         )
 
     async def _request(self, method: str, path: str, seconds: float, body: Any) -> Answer:

@@ -1,7 +1,7 @@
 """The user's rules, which say that some requests always or never retrieve, whatever the gate says.
 
-With a rule, questions about contracts retrieve without training a gate. A rule is an example, a pattern or a
-function. Examples are compared by the states of the encoder's layer 8, which the default gate reads anyway. All
+For example, a rule makes questions about contracts retrieve without training a gate. A rule is an example, a pattern
+or a function. Examples are compared by the states of the encoder's layer 8, which the default gate reads anyway. All
 requests have most of such a state in common, so the mean is subtracted, and the rest is projected on the directions
 in which requests differ most, each scaled to the same variance.
 """
@@ -71,7 +71,7 @@ class Rules:
         """Return the rules for the arguments ``always=`` and ``never=``, each of which is one or several rules.
 
         Raises:
-            ConfigurationError: A rule is not one of the three, or an example is empty.
+            ConfigurationError: A rule is neither an example, a pattern nor a function, or an example is empty.
         """
         return cls(_check_rules("always", always), _check_rules("never", never))
 
@@ -88,7 +88,7 @@ class Rules:
         except (OSError, ValueError) as error:
             raise DataFormatError(
                 f"The rules in {str(path)!r} cannot be read: {error}",
-                hint='{"always": ["an example", {"pattern": "a regular expression"}], "never": []}',
+                hint='For example: {"always": ["an example", {"pattern": "a regular expression"}], "never": []}',
             ) from error
 
     def match(self, request: Request) -> Score | None:
@@ -100,7 +100,7 @@ class Rules:
                     reason = _match_rule(rule, request)
                 except Exception as error:  # a user's function may raise anything
                     problem = (
-                        f"A function of {name}= failed, so it retrieves: {type(error).__name__}: {error}"
+                        f"A function in {name}= failed, so this retrieves: {type(error).__name__}: {error}"
                     )
                     return Score(0.0, "", warnings=(problem,)).overridden(problem)
                 if reason:
@@ -108,7 +108,7 @@ class Rules:
         return None
 
     def likeness_for(self, gate: Gate) -> tuple[LikenessSpec, ...]:
-        """Return the spec that compares requests with the examples, if any, by states that the gate reads anyway."""
+        """Return the spec that compares requests with the examples, if any; it uses the gate's states if it can."""
         examples = [(rule, 0.0) for rule in self.always if isinstance(rule, str)]
         examples += [(rule, 1.0) for rule in self.never if isinstance(rule, str)]
         states = RequestSpec((LAYER,), (LAYER,), model=ENCODER)
@@ -168,10 +168,10 @@ def _check_rules(name: str, rules: RuleOrRules) -> tuple[Rule, ...]:
         rules = [rules]
     for rule in rules:
         if isinstance(rule, str) and not rule.strip():
-            raise ConfigurationError(f"An example of {name}= is empty.", hint="Remove it.")
+            raise ConfigurationError(f"An example in {name}= is empty.", hint="Remove it.")
         if not isinstance(rule, str | re.Pattern) and not callable(rule):
             raise ConfigurationError(
-                f"A rule of {name}= must be an example, a pattern or a function, not {type(rule).__name__}.",
+                f"A rule in {name}= must be an example, a pattern or a function, not {type(rule).__name__}.",
                 hint='For example, always=["Which clause ...?", re.compile("contract"), a_function].',
             )
     return tuple(rules)

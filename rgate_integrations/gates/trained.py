@@ -23,7 +23,7 @@ class TrainedGate(Gate):
         artifact: Folder or Hub id of a saved gate, or the name of a shipped one.
         trained: Content of the artefact, read once.
         threshold: The threshold; by default the artefact's.
-        proxy: The proxy; by default the model it was trained on, which may have another name or folder here.
+        proxy: By default the model it was trained on. Give it if that model has another name or folder here.
         kind: Class of the artefact.
     """
 
@@ -59,7 +59,7 @@ class TrainedGate(Gate):
         return super().replace(**parameters)
 
     def check_states(self, states: Float32Array, shape: tuple[int, ...], base_model: str = "") -> None:
-        """Refuse hidden states whose shape does not match the weights.
+        """Reject hidden states whose shape does not match the weights.
 
         Args:
             states: The states.
@@ -73,7 +73,7 @@ class TrainedGate(Gate):
             base = base_model or self.trained.base_model
             raise ModelLoadError(
                 f"The gate {self.artifact!r} was trained on {base!r} (states of shape {shape}), but this model "
-                f"gives {states.shape}.",
+                f"gives states of shape {states.shape}.",
                 hint=f"Load it with proxy={base!r}, or train a gate for this model.",
             )
 
@@ -102,7 +102,7 @@ class AdapterGate(Gate):
 
 
 def check_prompts(gate: Gate, saved: SavedGate, name: str) -> None:
-    """Refuse a gate that was trained with other versions of its prompts.
+    """Reject a gate that was trained with other versions of its prompts.
 
     Raises:
         ModelLoadError: A prompt has changed since.

@@ -60,11 +60,11 @@ class TunedGate(TrainedGate):
         self._prior = make_gate(saved.method, artifact=folder, trained=saved, proxy=self.proxy)
 
     def answer_gate(self) -> Gate | None:
-        """Return the gate for partial answers, from the subfolder; itself if it is that one."""
+        """Return the gate for partial answers, from the subfolder, or itself if it judges them."""
         return self if self.reads_drafts else self._load_relative(ANSWER_FIRST)
 
     def question_gate(self) -> Gate | None:
-        """Return the gate for questions: the one in the folder above if this one judges answers, or itself."""
+        """Return the gate for questions: the one in the folder above if this one judges answers, or else itself."""
         return self._load_relative(os.pardir) if self.reads_drafts else self
 
     def _load_relative(self, folder: str) -> Gate | None:

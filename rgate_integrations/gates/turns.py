@@ -222,14 +222,14 @@ _EXAMPLES = {
         "نعم من فضلك",
     ),
 }
-"""Example messages by kind. `OPEN` has the general offers that answers end with, `OTHER` has look-alikes."""
+"""Example messages by kind. `OPEN` has general offers that end answers; `OTHER` has look-alikes of all three."""
 
 
 def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> list[Request | Exception]:
     """Return each request with the turns that it refers to, or the error if it cannot be resolved.
 
     Args:
-        gate: A gate that reads turns. Retries and remarks are only detected if it reads the encoder.
+        gate: A gate that reads turns. Retries and remarks are only detected if it uses the encoder.
         requests: The requests.
         sources: The sources of evidence, which include the encoder.
     """
@@ -246,7 +246,7 @@ def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> 
 
 
 def _read_transcript(request: Request) -> Request:
-    """If a text is a transcript, return its last message, with the turns before it as history."""
+    """Return a transcript's last message with the turns before it as history; any other request is unchanged."""
     turns = None if request.history else split_transcript(request.question)
     if turns is None:
         return request

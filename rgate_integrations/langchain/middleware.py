@@ -74,7 +74,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         super().__init__()
         if not isinstance(tools, list | tuple | set | frozenset) or not tools:
             raise ConfigurationError(
-                "tools must be a list of one or more tools.", hint='Pass tools=["search_docs"].'
+                "tools must be a list of one or more tools.", hint='Pass a list such as ["search_docs"].'
             )
         self.gate = as_gate_runnable(gate)
         # Makes the decision if there is no question: retrieve, which hides nothing.

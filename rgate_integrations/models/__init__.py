@@ -1,1 +1,1 @@
-"""Proxy models: small local models that draft, sample and judge."""
+"""Models that gates read and LLMs that answer, local or on a server, and their downloads."""

@@ -66,7 +66,7 @@ class TextEncoder:
         return text
 
     def tokenize(self, text: str, *, add_special_tokens: bool = False) -> tokenizers.Encoding:
-        """Tokenize a text."""
+        """Tokenize a text, with "?" for each half of a surrogate pair."""
         return self._text_tokenizer.encode(encodable(text), add_special_tokens=add_special_tokens)
 
     def ids(self, text: str) -> list[int]:

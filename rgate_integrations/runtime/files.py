@@ -137,10 +137,10 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
 
     Args:
         target: The file or folder.
-        waiting: Called once before waiting for another process that has the lock; None raises an error instead.
+        waiting: Called once before waiting for another process that holds the lock; None raises an error instead.
 
     Raises:
-        LockedError: Another process has the lock, and ``waiting`` is None.
+        LockedError: Another process holds the lock, and ``waiting`` is None.
         WriteError: The lock file cannot be created, or its name is taken by another file or by a link (in a shared
             folder, another user could have made it point to any file of ours).
     """
@@ -230,15 +230,15 @@ def read_jsonl(path: str | Path, *, hint: str = "") -> Iterator[tuple[int, Any]]
 
 
 class JsonlLog:
-    """A JSONL file of objects to which a run appends, and which the next run continues.
+    """A JSONL file of objects that a run appends to and the next run continues.
 
     If a killed process left an incomplete last line, it is skipped, and the next `append` removes it. A complete last
     line is kept, even without its line feed. Opening and reading never change the file, because it may have been
     named by mistake. Two runs that append at the same time need a lock, see `locked`.
 
     Args:
-        path: The file; it and its folder are created if missing. Only its owner may read it, because it has
-            questions.
+        path: The file; it and its folder are created if missing. Only its owner may read it, because it
+            contains questions.
         keys: Keys that every object has; a file whose last object lacks one is rejected.
 
     Raises:
@@ -358,7 +358,7 @@ def json_line(value: Any) -> str:
 
 
 def json_text(value: Any, indent: int | None = 1) -> str:
-    """Return a value as the text of a JSON file for people to read."""
+    """Return a value as the human-readable text of a JSON file."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     # UTF-8 cannot encode half a surrogate pair; Python escapes it the same way as JSON does.
     return text.encode(errors="backslashreplace").decode() + "\n"
@@ -375,7 +375,7 @@ def _parse_lines(lines: Iterable[bytes], path: Path, hint: str = "") -> Iterator
         try:
             yield number, parse_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
         except UnicodeDecodeError as error:
-            problem = f"{where}: byte {error.start + 1} of it is not UTF-8."
+            problem = f"{where}: byte {error.start + 1} of the line is not UTF-8."
             raise DataFormatError(problem, hint="Save the file as UTF-8.") from error
         except ValueError as error:
             raise DataFormatError(f"{where}: not JSON ({error}).", hint=hint) from error

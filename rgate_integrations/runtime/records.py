@@ -59,7 +59,7 @@ class Record:
         """Return a text or number as stripped text; empty if missing or null.
 
         Raises:
-            DataFormatError: It is of another type.
+            DataFormatError: The value is of another type.
         """
         return self._read(key, _OPTIONAL_TEXT, wanted=f"{key} is not a text") or ""
 
@@ -75,7 +75,7 @@ class Record:
         """Return a finite number, or None if missing or null.
 
         Raises:
-            DataFormatError: It is of another type.
+            DataFormatError: The value is of another type.
         """
         return self._read(key, _OPTIONAL_NUMBER, wanted=f"{key} is not a finite number")
 

@@ -128,7 +128,7 @@ def _texts(value: Any) -> Iterable[str]:
 
 
 def get_field(thing: Any, name: str) -> Any:
-    """Return a mapping's value or an object's attribute of this name; None without it."""
+    """Return a mapping's value or an object's attribute of this name; None if there is none."""
     return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
 
 
@@ -162,7 +162,7 @@ def describe_non_answer(text: str) -> str:
         return "nothing"
     if _TOOL_CALL.match(text):
         return "a tool call"
-    # A refusal says so at once. Matching only at the start avoids matches inside an answer.
+    # A refusal is clear from its first words. Matching only at the start avoids matches inside an answer.
     return "a refusal" if _REFUSAL.match(text[:_READ].lower().replace("’", "'")) else ""
 
 

@@ -106,11 +106,11 @@ def count_words(text: str) -> int:
 def layout(text: str) -> Float32Array:
     """Return features of the layout and appearance of each segment, shape (segments, 11).
 
-    They tell pasted material, which comes in blocks of lines, from a question. The columns are: number of lines of
-    its paragraph and of segments of its line (logarithms), whether it is the first, whether it is the last, whether
-    it ends in a question mark, number of words (logarithm), share of letters and spaces, whether it begins with a
-    capital, whether it begins with a non-letter, number of all segments (logarithm), and whether its paragraph is a
-    single line.
+    They distinguish pasted material, which comes in blocks of lines, from a question. The columns are: number of
+    lines of its paragraph and of segments of its line (logarithms), whether it is the first, whether it is the
+    last, whether it ends in a question mark, number of words (logarithm), share of letters and spaces, whether it
+    begins with a capital, whether it begins with a non-letter, number of all segments (logarithm), and whether its
+    paragraph is a single line.
     """
     rows = []
     paragraphs = [split_lines(paragraph) for paragraph in BLANK_LINE.split(text)]

@@ -7,7 +7,7 @@ lock during a fork, it is never released in the child, because that thread does 
 from __future__ import annotations
 
 import atexit
-import concurrent.futures.thread  # noqa: F401  torch may import it while the process ends, when it cannot be loaded any more
+import concurrent.futures.thread  # noqa: F401  torch may import it while the process ends, when it can no longer be loaded
 import os
 import threading
 import time
@@ -83,7 +83,7 @@ def reset_after_fork(owner: ForkAware) -> None:
 
 
 def start_thread(run: Callable[[], None], name: str) -> threading.Thread:
-    """Start a daemon thread. At the end, the process waits for it, but only briefly.
+    """Start a daemon thread. When the process ends, it waits for the thread, but only briefly.
 
     Raises:
         RuntimeError: The system cannot start another thread now.

@@ -234,7 +234,7 @@ class Gateway:
     ) -> list[list[Hit]]:
         try:
             return await self._searches[corpus].search(queries)
-        except Exception as error:  # the retriever is the application's code
+        except Exception as error:  # the retriever is the application's own code, and may raise anything
             what = f"The search of corpus {corpus!r} failed" if corpus else "The search failed"
             self._log_failure(what, error, llm_request)
             return []

@@ -97,11 +97,11 @@ class Evidence:
 
     Attributes:
         request: The request as models read it.
-        truncated: Whether a part of the question's middle was left out because it is too long.
+        truncated: Whether a part of the question's middle was left out because the question is too long.
         leaves_out: Whether that part may ask for something.
         original: The question as the user wrote it, if models read it in another form; otherwise empty.
         pieces: The piece or its error, by spec.
-        proxies: The models that read the request, by the name that they were requested by.
+        proxies: The models that read the request, by the name under which they were requested.
     """
 
     request: Request
@@ -170,7 +170,7 @@ class Context:
     def use_proxy(self, name: str = "") -> Proxy:
         """Return a proxy model by the name that gates use, and note on each request that this model reads it.
 
-        A gate that was trained on one model refuses the evidence of another. The note is made here, where the model
+        A gate that was trained on one model rejects evidence from another. The note is made here, where the model
         is handed out, so that no spec can forget it.
         """
         proxy = self.sources.proxy(name)
@@ -179,7 +179,7 @@ class Context:
         return proxy
 
     def memory(self, key: Hashable, make: Callable[[], _T]) -> _T:
-        """Return the value of a key, which is made once in the life of an engine."""
+        """Return the value of a key, which is made once per engine."""
         memory = self.sources.memory
         if key not in memory:
             memory.setdefault(key, make())  # two threads may both make it: the first one wins

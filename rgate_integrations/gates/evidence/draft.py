@@ -49,9 +49,9 @@ class DraftSpec(EvidenceSpec[Draft]):
 
     def _cut(self, draft: Draft, context: Context) -> Draft:
         """Cut a caller's draft; bare text is counted in the proxy's tokens, as in training."""
-        # Text with fewer characters than that is not worth loading a tokenizer for.
+        # For a text of at most `tokens` characters, it is not worth loading a tokenizer.
         if not draft.tokens and draft.logprobs is None and len(draft.text) > self.tokens:
-            # A part of it first: tokenizing a book takes minutes.
+            # Only a part, because tokenizing a book takes minutes.
             part = draft.text[: self.tokens * MAX_TOKEN_CHARACTERS]
             text = context.sources.proxy(self.model).truncate(part, self.tokens) or part
             if text != draft.text:
@@ -63,9 +63,9 @@ class DraftSpec(EvidenceSpec[Draft]):
             model = language_model(context.use_proxy(self.model))
             return model.generate(self.prompt, prompt_values(context), tokens=self.tokens)
         if self.source == "recorded" or context.sources.llm is None:
-            missing = "draft" if self.source == "recorded" else "LLM that writes drafts"
+            missing = "draft" if self.source == "recorded" else "LLM"
             raise EvidenceError(
-                f"This gate judges {self.source} drafts, but has no {missing}.",
+                f"This gate judges {self.source} drafts, but no {missing} was given.",
                 hint="Pass Request(question, draft=...), or load the gate with llm=... or source='proxy'.",
             )
         drafts = context.sources.llm.draft([request.question for request in context.requests], self.tokens)

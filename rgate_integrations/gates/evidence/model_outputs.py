@@ -61,7 +61,7 @@ class ReadRequest:
 
 @dataclass(frozen=True)
 class RequestSpec(EvidenceSpec[ReadRequest]):
-    """Pooled hidden states of a request and of its segments, read in one pass, whatever its white space.
+    """Pooled hidden states of a request and of its segments, read in one pass; white space makes no difference.
 
     Attributes:
         whole: The request's states to read, as (layer, span, pooling); layer 0 is the embedding.
@@ -80,7 +80,7 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
     model: str = ""
 
     def compute(self, context: Context) -> list[Piece[ReadRequest]]:
-        """Read the requests, those that need the same layers together."""
+        """Read the requests; those that need the same layers share a batch."""
         requests = [Segmented.from_text(request.question, request.history) for request in context.requests]
         groups: dict[RequestLayers, list[Segmented]] = {}
         for request in requests:
@@ -109,7 +109,7 @@ class RequestSpec(EvidenceSpec[ReadRequest]):
 
 
 def _reading_cost(prompt_tokens: int) -> Cost:
-    """Return the cost of reading a prompt; it has no tokens if its states were kept from writing a draft."""
+    """Return the cost of reading a prompt; nothing if its states were kept when the draft was written."""
     return Cost(model_calls=int(prompt_tokens > 0), tokens_in=prompt_tokens)
 
 

@@ -21,7 +21,7 @@ from rgate_integrations.runtime.records import read_records
 
 
 class ConstantGate(Gate):
-    """Always retrieve, never retrieve, or retrieve at random at a given rate, whatever the question.
+    """Always retrieves, never retrieves, or retrieves at random at a given rate, whatever the question.
 
     Attributes:
         policy: ``"always"``, ``"never"`` or ``"random"``.
@@ -202,7 +202,7 @@ class TokenProbabilityGate(Gate):
     Attributes:
         threshold: FLARE's theta.
         tokens: Maximum length of the draft.
-        source: Who writes it.
+        source: Who writes the draft.
         statistic: ``"min"`` is the least probable token (FLARE), ``"mean"`` the geometric mean of the token
             probabilities (one over the perplexity), ``"first"`` the first token.
     """

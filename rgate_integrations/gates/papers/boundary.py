@@ -51,8 +51,8 @@ def certainty(counts: Sequence[int]) -> float:
 class BoundaryGate(AdapterGate):
     """Knowledge Boundary Model (sections 2.2 and 3.1).
 
-    Without an adapter, which needs ``label="certainty"``, the score is the certainty of answers that are sampled on
-    the spot. With an adapter the model predicts the soft label from the question alone, in one pass. The accuracy
+    Without an adapter, ``label`` must be ``"certainty"``, and the score is the certainty of answers that are sampled
+    on the spot. With an adapter, the model predicts the soft label from the question alone, in one pass. The accuracy
     label needs gold answers, so it can only be trained.
 
     Attributes:

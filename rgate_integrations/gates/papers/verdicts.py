@@ -56,7 +56,7 @@ class VerdictGate(AdapterGate):
         known, unknown = self.verdicts
         p = ik_score(*evidence[targets])
         draft = evidence[drafts[0]] if drafts else None
-        reason = f"Asked for {known} or {unknown}, the model says {known} with {p:.2f}."
+        reason = f"Asked for {known} or {unknown}, the model says {known} with probability {p:.2f}."
         return Score(p, reason, draft)
 
 
@@ -156,7 +156,7 @@ class SlimPLMGate(VerdictGate):
         return (draft, CompletionSpec(JUDGMENT, 12, draft, self.adapter))
 
     def score(self, evidence: Evidence) -> Score:
-        """Score by the verdicts' log-probabilities, or 1 and 0 by the written verdict.
+        """Score by the verdicts' log-probabilities, or by the written verdict, 1 or 0.
 
         Raises:
             ScoreError: In mode ``"generate"``, when the model wrote neither verdict.
