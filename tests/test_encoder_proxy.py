@@ -47,14 +47,14 @@ def read(proxy, texts, history=(), layers=BOTH):
 @pytest.mark.parametrize("layer", [(17, "question", "mean"), (0, "question", "mean"), (8, "all", "last")])
 def test_it_gives_means_over_the_question_alone(layer):
     layers = (PooledLayer(*layer),)
-    with pytest.raises(EvidenceError, match="question means of layers 1 to 16"):
+    with pytest.raises(EvidenceError, match="means over the question, of layers 1 to 16"):
         EncoderProxy().hidden(ANSWER, [{"question": "Who?"}], None, layers)
-    with pytest.raises(EvidenceError, match="question means"):
+    with pytest.raises(EvidenceError, match="means over the question"):
         read(EncoderProxy(), ["Who?"], layers=RequestLayers(LAYERS, layers))
 
 
 def test_it_reads_no_begun_answer():
-    with pytest.raises(EvidenceError, match="no partial answers") as caught:
+    with pytest.raises(EvidenceError, match="not partial answers") as caught:
         EncoderProxy().hidden(ANSWER, [{"question": "Who?"}], [Draft(text="Bo")], LAYERS)
     assert "answer" in caught.value.hint
 

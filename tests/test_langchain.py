@@ -135,7 +135,7 @@ def test_inputs(gate, value):
 def test_inputs_without_a_question(gate, call, value, why):
     with pytest.raises(InvalidQuestionError, match=why):
         call(RetrievalGate(gate), value)
-    with pytest.raises(InvalidQuestionError, match="no key q"):
+    with pytest.raises(InvalidQuestionError, match="no key 'q'"):
         call(RetrievalGate(gate, input_key="q"), {"question": "b"})
     assert gate.calls == []
 

@@ -39,7 +39,7 @@ def test_a_decision_model_is_a_gate(call):
     gate = RetrievalGate(Says())
     known, unknown = call(gate, "known 0.9"), call(gate, "known 0.1")
     assert (known.retrieve, known.p_known, unknown.retrieve, unknown.p_known) == (False, 0.9, True, 0.1)
-    assert known.reason == "says says that the LLM knows with probability 0.90."
+    assert known.reason == "says says that the LLM knows the answer with probability 0.90."
     assert call(gate, "known 0.9", {"configurable": {"retrieval_threshold": 0.95}}).retrieve
     search = Search()
     for guarded in (gate.guard(search), GatedRetriever(retriever=search, gate=Says())):

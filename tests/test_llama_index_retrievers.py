@@ -146,7 +146,7 @@ def test_claims_are_searched_separately_and_fused(gate, call):
 
 def test_the_transform_adds_claims_to_the_embedding_texts(gate):
     transform = ClaimQueryTransform(gate)
-    with pytest.warns(UserWarning, match="ClaimFusionRetriever searches them separately"):
+    with pytest.warns(UserWarning, match="ClaimFusionRetriever searches for each of them"):
         bundle = transform.run("what is unknown?")
     assert (bundle.query_str, len(bundle.embedding_strs)) == ("what is unknown?", 3)
     with pytest.warns(UserWarning, match="averages"):

@@ -162,7 +162,7 @@ def test_monitoring_from_the_command_line(tmp_path):
     for number, line in enumerate(lines):
         line |= {"question": f"q{number}", "p_covered": 0.9 if number % 2 else 0.1}
     output = printed("monitor", write(tmp_path / "log.jsonl", *lines), "--gate", tmp_path / "gate")
-    assert "Of 100 decisions 50.0% are about a corpus." in output
+    assert "Of 100 decisions, 50.0% are about a corpus." in output
     assert "25 are not, and the LLM may not know them either:" in output
     assert [line.strip() for line in output.splitlines() if line.startswith("  q")] == [
         f"q{2 * i}" for i in range(20)

@@ -97,5 +97,5 @@ def test_standard_input_that_is_not_utf_8_is_said():
         env={"PATH": "", "PYTHONPATH": ":".join(sys.path), "PYTHONIOENCODING": "utf-8:strict"},
     )
     assert done.returncode == 1
-    assert b"Standard input has bytes that are not utf-8" in done.stderr
+    assert b"Standard input has bytes that are not valid utf-8" in done.stderr
     assert b"Traceback" not in done.stderr

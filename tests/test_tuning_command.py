@@ -31,7 +31,7 @@ def test_the_command_says_what_it_will_ask_and_what_came_out(command, tmp_path, 
     options = ["--budget", "0.9", "--yes", "--num-samples", "2", "--max-questions", "50"]
     done = command(by_number, "--model", "m", *options)
     assert done.exit_code == 0, done.output
-    assert "50 questions: LLM calls to http" in done.output
+    assert "50 questions, with these LLM calls to http" in done.output
     assert ": 50 direct, 50 retrieve, 100 sample." in done.output
     assert "share of right answers among up to 2 samples per question" in done.output
     assert "question alone: Retrieves for at most 90.0%" in done.output
@@ -85,7 +85,7 @@ PASSAGES = ["--index", "passages"]
         ([*PASSAGES, "--model", "m", "--yes", "--max-loss", "0.1", "--budget", "0.4"], "cannot be combined"),
         # It compared answers without retrieval with answers read from the demo's encyclopedia.
         (["--model", "m", "--yes"], "--index"),
-        ([*PASSAGES, "--model", "m"], "Go on (--yes does not ask)?"),
+        ([*PASSAGES, "--model", "m"], "Continue (--yes skips this question)?"),
     ],
 )
 def test_a_command_that_cannot_be_meant_or_has_no_yes_asks_nothing(command, options, said):
@@ -105,7 +105,11 @@ STARTS_AGAIN, RESUMES = "Run the same command to start again.", "Run the same co
         ("tuning.collect", "collect --questions {q} --closed-book --out o", RESUMES),
         ("tuning.evaluation.evaluate", "evaluate --data {q} --draft none", STARTS_AGAIN),
         ("tuning.calibrate", "calibrate --data {q} --draft none --out o", STARTS_AGAIN),
-        ("tuning.probe.train_probe", "train --data {q} --draft none --out o", "the same command uses them."),
+        (
+            "tuning.probe.train_probe",
+            "train --data {q} --draft none --out o",
+            "the same command reuses them.",
+        ),
         ("tuning.fine_tuning.train_adapter", "train --data {q} --gate ik --out o", "with --resume."),
         ("index.PassageIndex.build", "index build --corpus {q} --out o", STARTS_AGAIN),
         ("models.download.download", "download all-minilm-l6-v2", RESUMES),

@@ -54,7 +54,7 @@ def decide(
     corpus: CorpusFolders = None,
     as_json: AsJson = False,
 ) -> None:
-    """Decide for each question whether to retrieve, and say why. The exit code is 1 if one could not be judged.
+    """Decide for each question whether to retrieve, and say why. The exit code is 1 if any could not be judged.
 
     A line of standard input may also be a JSON object with "question" and, for gates that use them, "draft",
     "popularity" and "history", a list of turns. After the first such line, every line must be one; any other
@@ -177,14 +177,14 @@ def _read_questions(arguments: list[str] | None) -> Iterator[str]:
             yield line.removeprefix("\ufeff").rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise DataFormatError(
-            f"Standard input has bytes that are not {error.encoding}.", hint="Encode it as UTF-8."
+            f"Standard input has bytes that are not valid {error.encoding}.", hint="Encode it as UTF-8."
         ) from error
 
 
 def _read_requests(
     lines: Iterable[str], threshold: float | None
 ) -> Iterator[tuple[object, Request | Failed]]:
-    """Read questions, or JSON objects with a question; yields each in its original form, and the request."""
+    """Read questions, or JSON objects with a question; yield each in its original form, with its request."""
     from rgate_integrations.engine.decider import Failed, read_item
     from rgate_integrations.runtime.files import parse_json
 
@@ -201,7 +201,7 @@ def _read_requests(
         if not isinstance(fields, dict) or "question" not in fields:
             error = DataFormatError(
                 f"Line {number} is not a JSON object with a question.",
-                hint='Either all lines are {"question": "…"}, or all are plain questions.',
+                hint='Write all lines as {"question": "…"}, or all as plain questions.',
             )
             yield line, Failed(error, line)
             continue

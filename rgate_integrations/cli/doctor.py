@@ -33,7 +33,7 @@ _EXTRAS = {
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Report versions, devices and the cache, and how to install missing parts. You only need those that you use."""
+    """Report versions, devices and the cache, and how to install missing parts. You need only those that you use."""
     say_table(("name", "state", "remedy"), list(_examine()), as_json=as_json)
 
 
@@ -75,7 +75,7 @@ def _examine() -> Iterator[tuple[str, str, str]]:
         elif name in self_testing:
             try:
                 self_testing[name](cached)
-                state = "downloaded, computes the expected states"
+                state = "downloaded, self-test passed"
             except ModelLoadError as error:
                 state, remedy = error.message, error.hint
         yield name, state, remedy
@@ -129,7 +129,7 @@ def gates(
     llm: Annotated[
         str | None,
         typer.Option(
-            help="Show the assumed ability of this LLM instead: a name, or a folder of rgate ability."
+            help="Show the assumed ability of this LLM instead: a name, or a folder made by rgate ability."
         ),
     ] = None,
 ) -> None:

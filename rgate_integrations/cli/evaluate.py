@@ -88,7 +88,7 @@ def collect(
             progress=bar.report,
         )
     say_habits(answering)
-    say(f"Asked {len(to_ask)} questions. The answers are in {out}: rgate evaluate --data {out}")
+    say(f"Asked {len(to_ask)} questions. The answers are in {out}. Next: rgate evaluate --data {out}")
 
 
 def evaluate(
@@ -125,7 +125,7 @@ def evaluate(
         saving = result["break_even"] = break_even(rate, gate=gate_ms, direct=direct, rag=rag)
         say(
             f"mean time per question: always {saving['always_ms']} ms, gated {saving['gated_ms']} ms; the gate "
-            f"({gate_ms:.1f} ms) pays below a retrieval rate of {saving['break_even']:.1%}"
+            f"({gate_ms:.1f} ms) pays off below a retrieval rate of {saving['break_even']:.1%}"
         )
     if out is not None:
         result["questions"] = []  # for `rgate report`
@@ -230,7 +230,7 @@ def _load_judged(
     from rgate_integrations.gates.evidence.base import expand_specs
     from rgate_integrations.gates.evidence.draft import DraftSpec
 
-    # The package has a shipped gate for each kind of draft.
+    # The package ships a gate for each kind of draft.
     if name == DEFAULT_GATE:
         name = DEFAULT_GATES[draft]
     gate = load_gate(name, proxy=proxy, corpus=corpus or None)
@@ -250,7 +250,7 @@ def report(
     results: Annotated[list[Path], typer.Argument(help="Results of rgate evaluate --out.")],
     html: Annotated[Path, typer.Option(help="Page to write.")] = Path("report.html"),
 ) -> None:
-    """Write a self-contained page: curves, reliability, examples, and a threshold to move."""
+    """Write a self-contained page: curves, reliability, examples, and an adjustable threshold."""
     from rgate_integrations.runtime.files import write_atomically
     from rgate_integrations.tuning.report import read_results, report_page
 
@@ -287,7 +287,7 @@ def monitor(
         if p_known is not None and not record.fields.get("error") and not record.fields.get("override"):
             logged.append(p_known)
     if covered:
-        say(f"Of {len(covered)} decisions {sum(covered) / len(covered):.1%} are about a corpus.")
+        say(f"Of {len(covered)} decisions, {sum(covered) / len(covered):.1%} are about a corpus.")
         say(f"{len(gaps)} are not, and the LLM may not know them either{':' if gaps else '.'}")
         for question in gaps[:_SHOWN_GAPS]:
             say(f"  {' '.join(question.split())[:110]}")

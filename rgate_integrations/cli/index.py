@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 DEMO_CORPUS = "encyclopedia-leads"
 
-_NOT_WRITTEN = "No index was written, and an earlier one is unchanged. Run the same command to start again."
+_NOT_WRITTEN = "No index was written, and any earlier one is unchanged. Run the same command to start again."
 
 app = typer.Typer(help="Build and search an index of passages.", no_args_is_help=True, rich_markup_mode=None)
 

@@ -32,14 +32,14 @@ Judge = Annotated[
     typer.Option(help=f"Model that judges: NAME, PROVIDER:NAME, or NAME@URL on a server (key: {JUDGE_KEY})."),
 ]
 Think = Annotated[
-    Literal["off", "low", "as-is"], typer.Option(help="How much the LLM thinks before it answers, if it can.")
+    Literal["off", "low", "as-is"], typer.Option(help="How much the LLM should think first, if it can think.")
 ]
 ExtraBody = Annotated[
     str,
     typer.Option(help="JSON object with additional fields of each request, as your application sends them."),
 ]
 ThinkingTokens = Annotated[
-    int, typer.Option(min=0, help="Further tokens of an answer if the LLM thinks first.")
+    int, typer.Option(min=0, help="Additional tokens for an answer if the LLM thinks first.")
 ]
 
 _TOKENS_PER_SECOND = 10  # speed of the slowest LLM that the timeout allows for
@@ -67,7 +67,7 @@ def open_llm(llm: str, model: str | None, concurrency: int, options: RequestOpti
     """Return the LLM of an application: on a server, at a provider, or a local one.
 
     Raises:
-        ConfigurationError: The model on the server has no name, or a local model has request options.
+        ConfigurationError: The name of the server's model is missing, or a local model has request options.
     """
     if llm.startswith(("http://", "https://")):
         if model is None:

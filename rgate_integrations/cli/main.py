@@ -73,6 +73,6 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
-        # All output is printed: Ctrl-C while Python waits for threads ends the process without a traceback.
+        # From here on, Ctrl-C while Python waits for threads ends the process without a traceback.
         sys.stdout.flush()
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))

@@ -85,9 +85,7 @@ def _show(profile: CorpusProfile, out: Path) -> None:
     say(f"{profile.name}: {len(profile.codes):,} of {profile.seen:,} passages, in {out}", bold=True)
     say(f"telling words  {', '.join(words[:_TERMS])}")
     if not profile.is_specific:
-        say(
-            "The corpus has no topic: questions that the LLM knows are not searched. prefer='corpus' changes that."
-        )
+        say("The corpus has no topic, so known questions are not searched for. prefer='corpus' changes that.")
     for title, examples in (("searched there", inside), ("not there", outside)):
         for question in examples[:_QUESTIONS]:
             say(f"{title:14} {covered[question]:.2f}  {question}")

@@ -52,7 +52,7 @@ AllowedOrigins = Annotated[
 
 def serve(
     host: Annotated[
-        str, typer.Option(help="Address; one that other machines can reach needs a token.")
+        str, typer.Option(help="Address to listen on; one that other machines can reach needs a token.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any free port.")] = 8377,
     gate: GateName = DEFAULT_GATE,
@@ -86,8 +86,8 @@ def serve(
 ) -> None:
     """Serve decisions over HTTP; with --upstream, also as a gateway that retrieves if the LLM needs it.
 
-    POST /v1/systemone, /v1/decide, /v1/queries; GET /health, /ready, /metrics; with --upstream all of its routes. The
-    environment variable RGATE_TOKEN has the bearer token that clients must send.
+    POST /v1/systemone, /v1/decide, /v1/queries; GET /health, /ready, /metrics; with --upstream, also all routes of
+    that server. The environment variable RGATE_TOKEN has the bearer token that clients must send.
     """
     from rgate_integrations.corpus.indexed import profile_index
 
@@ -120,7 +120,7 @@ def _make_gateway(
     k: int,
     **options: Any,
 ) -> Gateway | None:
-    """Return the gateway to a server, or None without one.
+    """Return the gateway to an upstream; None without an upstream.
 
     Raises:
         ConfigurationError: An option of the gateway is set without an upstream.
@@ -136,7 +136,7 @@ def _make_gateway(
     if search is not None or any(options.values()):
         raise ConfigurationError(
             "Options of the gateway need --upstream.",
-            hint="Add --upstream with the base URL of the LLM, or leave these options out.",
+            hint="Add --upstream with the base URL of the LLM's server, or leave these options out.",
         )
     return None
 

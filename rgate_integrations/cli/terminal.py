@@ -23,9 +23,9 @@ DEFAULT_GATE = "default"  # the same as in loading.py, which imports too much fo
 DEFAULT_LLM = "qwen2.5-coder-0.5b-instruct"
 KEY = "RGATE_API_KEY"
 """Environment variable with the key of the LLM's server."""
-KEPT_ANSWERS = "What was answered is kept. Run the same command to resume."
+KEPT_ANSWERS = "Finished answers are kept. Run the same command to resume."
 """Message of commands that ask an LLM, after Ctrl-C."""
-TOKEN = "RGATE_TOKEN"  # noqa: S105  its name, not itself; as in gates/remote.py
+TOKEN = "RGATE_TOKEN"  # noqa: S105  the variable's name; as in gates/remote.py
 
 # --- options -----------------------------------------------------------------------------------------------------
 
@@ -46,22 +46,22 @@ IndexFolder = Annotated[
 ]
 CorpusFolders = Annotated[
     list[Path] | None,
-    typer.Option("--corpus", help="Profile of what is searched (rgate profile); may be repeated."),
+    typer.Option("--corpus", help="Folder of a corpus's profile (rgate profile); may be repeated."),
 ]
 PassageCount = Annotated[int, typer.Option("-k", min=1, help="Passages per question.")]
-AnswerTokens = Annotated[int, typer.Option(min=1, help="Maximum length of an answer.")]
+AnswerTokens = Annotated[int, typer.Option(min=1, help="Maximum length of an answer in tokens.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 Data = Annotated[list[Path], typer.Option("--data", help="JSONL of labelled questions; may be repeated.")]
 DraftOf = Annotated[
     Literal["proxy", "recorded", "none"],
     typer.Option(
         "--draft",
-        help="proxy: its own; recorded: closed_book_text, the LLM's own words; none: question only.",
+        help="The draft to judge. proxy: by the proxy model; recorded: closed_book_text, by the LLM; none: no draft.",
     ),
 ]
 MaxLossOption = Annotated[
     float | None,
-    typer.Option("--max-loss", help="Maximum loss of accuracy against always retrieving, such as 0.02."),
+    typer.Option("--max-loss", help="Maximum loss of accuracy versus always retrieving, such as 0.02."),
 ]
 BudgetOption = Annotated[
     float | None,
@@ -127,7 +127,7 @@ def say_table(names: Sequence[str], rows: Sequence[Sequence[str]], *, as_json: b
         for row in rows:
             print_json(dict(zip(names, row, strict=True)))
         return
-    # Not a table of rich, which would wrap or truncate commands that users want to copy.
+    # Not one of rich's tables, which would wrap or truncate commands that users want to copy.
     widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
     for number, row in enumerate([names, *rows]):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
@@ -159,7 +159,7 @@ class _PlainFormatter(logging.Formatter):
 
 
 def print_log(level: int, form: str = "%(message)s") -> None:
-    """Print log messages of at least a level to standard error."""
+    """Print log messages of a level and above to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(_PlainFormatter(form))
     logging.basicConfig(level=level, handlers=[handler], force=True)
@@ -205,5 +205,5 @@ class Bar:
         self._bar.update(self._task, completed=done)
 
     def report(self, label: str, done: int, total: int) -> None:
-        """Show a label, and the numbers of finished and of all steps."""
+        """Show a label, and how many of all steps are finished."""
         self._bar.update(self._task, description=label, completed=done, total=total)

@@ -48,14 +48,14 @@ if TYPE_CHECKING:
     from rgate_integrations.tuning.tuner import TuneResult
 
 _LLM = "the LLM of the data"
-_REUSABLE = "No gate was saved. Drafts and sampled answers are kept: the same command uses them."
+_REUSABLE = "No gate was saved. Drafts and sampled answers are kept: the same command reuses them."
 _RESUMABLE = "The last complete checkpoint, if any, is kept. Run the same command with --resume."
 
 Labelling = Annotated[
     Literal["auto", "gold", "judge", "agreement"],
     typer.Option(help="auto: judge with --judge, gold if all questions have gold answers, else agreement."),
 ]
-Concurrency = Annotated[int, typer.Option(min=1, help="LLM calls at a time.")]
+Concurrency = Annotated[int, typer.Option(min=1, help="Number of concurrent LLM calls.")]
 
 
 def tune(
@@ -139,11 +139,11 @@ def _confirm(
     """Print the number of calls, and ask for confirmation."""
     remaining = [f"{number} {kind}" for kind, number in calls.items() if number]
     with bar.hidden():
-        say(f"{num_questions} questions: LLM calls to {llm}: {', '.join(remaining)}.", err=True)
+        say(f"{num_questions} questions, with these LLM calls to {llm}: {', '.join(remaining)}.", err=True)
         if judge is not None:
             say(f"Then {judge} judges the answers.", err=True)
         if remaining and not yes:
-            typer.confirm("Go on (--yes does not ask)?", abort=True, err=True)
+            typer.confirm("Continue (--yes skips this question)?", abort=True, err=True)
 
 
 def _find_embedder() -> Embedder | None:
@@ -153,7 +153,7 @@ def _find_embedder() -> Embedder | None:
 
     if cached_path(DEFAULT_EMBEDDER) is None:  # not downloaded just for this, because it is optional
         hint = f"rgate download {DEFAULT_EMBEDDER}"
-        say(f"note: without an embedder, answers are compared by their words; {hint}", err=True)
+        say(f"note: without an embedder, answers are compared by their words. To get one: {hint}", err=True)
         return None
     return SentenceEmbedder()
 
@@ -173,20 +173,20 @@ def train(
             "are sampled from --proxy (30 answers per question) if they are not in the data."
         ),
     ] = "closed_book_correct",
-    tokens: Annotated[int, typer.Option(min=1, max=128, help="Draft tokens to read.")] = 32,
+    tokens: Annotated[int, typer.Option(min=1, max=128, help="Number of draft tokens to read.")] = 32,
     folds: Annotated[int, typer.Option(min=2, help="Folds of a probe's cross-validation.")] = 5,
     seed: Annotated[int, typer.Option(help="Seed of folds, weights and order.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     self_label: Annotated[
         bool, typer.Option("--self-label", help="Label --proxy's own answers by gold_answers.")
     ] = False,
-    system: Annotated[str | None, typer.Option(help="System prompt of your direct arm (probe).")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt of your direct arm (probe only).")] = None,
     llm: Annotated[str, typer.Option(help="Name of the LLM whose answers were labelled.")] = _LLM,
 ) -> None:
     """Train a gate on labelled questions and save it.
 
     A probe is fitted to hidden states in minutes, on a CPU; its cross-validated AUC is printed for each set. The
-    others fine-tune the proxy with LoRA.
+    other gates fine-tune the proxy with LoRA.
     """
     from rgate_integrations.runtime.files import locked
     from rgate_integrations.tuning.training import TrainingOptions
@@ -307,6 +307,6 @@ def ability(
 def _say_failed(calls: int) -> None:
     if calls:
         say(
-            f"{calls} calls failed, or were cut off before an answer; the same command repeats them.",
+            f"{calls} calls failed, or were cut off before an answer. Run the same command to repeat them.",
             fg="yellow",
         )

@@ -1,4 +1,4 @@
-"""Sentence embedders: texts to normalised vectors, one call per batch. The default reads a hundred languages."""
+"""Sentence embedders turn texts into normalised vectors, a batch per call. The default reads a hundred languages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Embedder(Protocol):
 
     @property
     def name(self) -> str:
-        """The argument for `SentenceEmbedder` with which a saved index is opened again."""
+        """Saved with an index; `SentenceEmbedder` gets it when the index is opened again."""
 
     @property
     def identity(self) -> str:
@@ -124,7 +124,7 @@ _models: dict[str, _SharedModel] = {}
 def _shared(name: str) -> _SharedModel:
     """Return the process-wide model for a name; all names of the same folder share it."""
     where = resolve_model(name, kind="embedder")
-    # Needs no lock: it is atomic, and loads nothing yet.
+    # `setdefault` needs no lock: it is atomic, and no model is loaded yet.
     return _models.setdefault(where, _SharedModel(where))
 
 

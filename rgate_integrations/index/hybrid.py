@@ -75,7 +75,7 @@ class HybridIndex:
 
     Args:
         dense: The dense index; BM25 indexes its passages.
-        pool: Number of results of each side to fuse, at least ``k``.
+        pool: Number of results of each side to fuse; ``k`` if that is larger.
     """
 
     def __init__(self, dense: PassageIndex, *, pool: int = 50) -> None:
@@ -124,7 +124,7 @@ def fuse(
         rankings: Result lists, best first.
         key: Function that returns the same key for equal items, of which the best-ranked one is returned.
         k: Maximum number of items to return; all when None.
-        constant: Reduces the advantage of the first ranks.
+        constant: The larger it is, the smaller is the advantage of the first ranks.
 
     Returns:
         The items, best first; ties keep the order of first appearance.

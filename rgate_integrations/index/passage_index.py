@@ -204,7 +204,7 @@ class PassageIndex:
             return len(gone)
 
     def _replace(self, gone: Collection[str], passages: Sequence[Passage], vectors: Float32Array) -> None:
-        """Remove and add passages. Only the last statement has an effect, so an interrupt before changes nothing."""
+        """Remove and add passages. Only the last statement has an effect: an interrupt before it changes nothing."""
         old = self._state
         rest = tuple(passage for passage in old.passages if passage.id not in gone)
         count = len(rest) + len(passages)
@@ -274,7 +274,7 @@ class PassageIndex:
     def save(self, folder: str | Path) -> Path:
         """Save into a folder, as one file that replaces an earlier one atomically.
 
-        If the process dies at any moment, either the old or the new index is there. Writers wait until it is saved.
+        Whenever the process dies, the folder has the old or the new index. Other writers wait until it is saved.
 
         Raises:
             WriteError: The file could not be written, for example because the disk is full; an earlier index is

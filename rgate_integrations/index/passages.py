@@ -90,7 +90,7 @@ def check_passages(passages: Iterable[Passage]) -> list[Passage]:
                 metadata |= _copy_json({key: value}, _MAX_DEPTH)
             except (TypeError, ValueError):
                 raise DataFormatError(
-                    f"The metadata of the passage {passage.id!r} cannot be stored as JSON: {key!r}.",
+                    f"The passage {passage.id!r} has metadata that cannot be stored as JSON: {key!r}.",
                     hint="JSON has text, numbers, true, false, null, lists, and objects whose keys are text. "
                     "Convert the value or leave it out.",
                 ) from None

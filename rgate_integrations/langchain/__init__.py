@@ -1,6 +1,6 @@
-"""LangChain: a gate as a Runnable, a router, guarded retrievers, a vector store, agent middleware.
+"""LangChain: a gate as a runnable, a router, guarded retrievers, a vector store, and agent middleware.
 
-Needs ``langchain-core``; `RetrievalGateMiddleware` needs ``langchain``.
+Needs ``langchain-core``; `RetrievalGateMiddleware` also needs ``langchain``.
 """
 
 from typing import TYPE_CHECKING, Any

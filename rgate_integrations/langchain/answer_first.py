@@ -1,8 +1,8 @@
-"""Answer first: the direct arm streams its answer, and its chunks and events are held back until it is judged.
+"""Answer first: the direct arm streams its answer, whose chunks and events are held back until the gate judges it.
 
 Tracers see the arm's runs as they happen, and as *cancelled* if they are cut short. Other handlers, such as
 ``astream_events``, LangGraph's message stream or one that prints tokens, may show events to a user. They get the
-events only once the answer is released, and none of an answer that is thrown away.
+events only once the answer is released, and none if it is discarded.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from rgate_integrations.langchain.runnable import Run
 from rgate_integrations.runtime.flow import Flow
 
 CANCELLATION = "by the retrieval gate: the partial answer is probably wrong"
-_MAX_TURNS = 1_000  # turns of the event loop to wait for nested generators, each of which takes a few to end
+# Iterations of the event loop to wait for nested generators, each of which needs a few to end.
+_MAX_TURNS = 1_000
 
 
 class DirectArm:
-    """The arm for known questions, in a form with log-probabilities and in one without.
+    """The arm for known questions, with and without log-probabilities.
 
     Args:
-        arm: The arm.
+        arm: A runnable that answers without retrieval.
 
     Attributes:
-        with_logprobs: The arm with log-probabilities requested; None if its LLM has no such field.
+        with_logprobs: A copy of the arm that requests log-probabilities; None if its LLM has no field for them.
         wants_logprobs: Whether to request them; False once the LLM has refused.
     """
 
@@ -64,7 +65,7 @@ class ArmAnswer(BufferedAnswer):
         super().__init__(PartialAnswer(), source, fallback)
 
     def read(self, chunk: Any) -> bool:
-        """Add the text of a chunk; False for a tool call or a parsed object, which cannot be judged."""
+        """Add the text of a chunk; return False for a tool call or a parsed object, which cannot be judged."""
         text = extract_text(chunk)
         if text:
             self.partial.pieces.append(text)
@@ -85,7 +86,7 @@ class ArmAnswer(BufferedAnswer):
         yield from self.close()
 
     def result(self) -> Flow[Any]:
-        """Release the answer; returns the whole answer, or the arm's exception."""
+        """Release the answer, and return the whole of it, or the arm's exception."""
         try:
             return merge_chunks((yield self.drain()))
         except Exception as error:  # in a batch, it must not fail the other inputs
@@ -111,8 +112,8 @@ class ArmStream(ChunkStream):
     def close(self) -> None:
         """Stop the LLM at its next token, then close the arm.
 
-        If it were closed at once, a synchronous parser would read the rest of its input for its trace, and so the LLM
-        would write the whole answer.
+        If the arm were closed at once, a synchronous parser would read the rest of its input for its trace, and so
+        the LLM would write the whole answer.
         """
         self._events.shut_down()
         try:
@@ -133,7 +134,7 @@ class ArmStream(ChunkStream):
             await asyncio.sleep(0)
 
 
-# In order of preference; `with_structured_output(include_raw=True)` uses the last.
+# Keys of an answer in order of preference; `with_structured_output(include_raw=True)` uses the last.
 _ANSWER_KEYS = ("answer", "output", "result", "text", "raw")
 
 

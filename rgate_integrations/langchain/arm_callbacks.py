@@ -177,7 +177,7 @@ class BufferingHandler(BaseCallbackHandler):
         answer.add_logprobs(read_choice_logprobs(metadata))
         answer.set_response(chunk.message.id)
         answer.model = str(metadata.get("model_name") or answer.model)
-        # OpenAI's two APIs end with one of these. From other LLMs it may never come, so its absence means nothing.
+        # Both of OpenAI's APIs end with one of these. Other LLMs may send neither, so absence proves nothing.
         if metadata.get("finish_reason") or metadata.get("status"):
             answer.has_end = True
         elif metadata.get("model_provider") == "openai" and answer.has_end is None:
@@ -191,7 +191,7 @@ class BufferingHandler(BaseCallbackHandler):
 
 
 class CancellableTracer:
-    """Wraps a tracer, which then records runs that are cut short as cancelled, not as errors.
+    """Wraps a tracer so that it records runs that are cut short as cancelled, not as errors.
 
     Args:
         tracer: The tracer.
@@ -214,7 +214,7 @@ class CancellableTracer:
         return getattr(self._tracer, name)
 
     def copy_with_metadata_defaults(self, **defaults: Any) -> CancellableTracer:
-        """Return the copy of LangSmith's tracer that LangChain makes for a run."""
+        """Return a wrapped copy: LangChain copies LangSmith's tracer for each run."""
         return CancellableTracer(self._tracer.copy_with_metadata_defaults(**defaults), self._cancellation)
 
     def _cancel(self, event: str, value: Any, *, run_id: UUID, **kwargs: Any) -> None:

@@ -22,7 +22,7 @@ THRESHOLD_SPEC = ConfigurableFieldSpec(
     id=THRESHOLD_KEY,
     annotation=float,
     name="Retrieval threshold",
-    description="Retrieve iff p_known is below it; overrides the gate's own for one call.",
+    description="Retrieve iff p_known is below it; overrides the gate's own threshold for one call.",
     default=None,
 )
 
@@ -45,7 +45,7 @@ def bind_decision(
     config: RunnableConfig, gate: Runnable[Any, Decision], value: Any, decision: Decision
 ) -> RunnableConfig:
     """Return a config with the decision about an input."""
-    # Unwrap what the user bound to the gate: a guarded retriever inside compares the gate with its own.
+    # Unwrap the user's bindings and chains: a guarded retriever in an arm compares the gate itself with its own.
     while isinstance(gate, RunnableBindingBase | RunnableSequence):
         gate = gate.bound if isinstance(gate, RunnableBindingBase) else gate.last
     question = decision.question
@@ -63,7 +63,7 @@ def bind_decision(
 
 
 def read_bound(config: RunnableConfig) -> BoundDecision | None:
-    """Return the decision in a config; None without one."""
+    """Return the decision that is bound to a config; None if there is none."""
     bound: BoundDecision | None = config.get("configurable", {}).get(DECISION_KEY)
     return bound
 
@@ -95,7 +95,7 @@ def emit_decision_event(decision: Decision, config: RunnableConfig | None = None
 
     Args:
         decision: The decision.
-        config: The config of the run in which it was made; the surrounding run when None.
+        config: The config of the run that made it; when None, that of the surrounding run.
     """
     # Adding a key keeps the version; changing the meaning of one needs a new version.
     emitted = {"version": 1, **decision.model_dump(mode="json", include=_EMITTED)}

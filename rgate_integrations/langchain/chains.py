@@ -54,7 +54,7 @@ def gated_rag(
         prompt: Prompt for unknown questions, with ``context``, ``question`` and optionally ``chat_history``. The
             default is the prompt of ``rgate ask``.
         direct_prompt: Prompt for known questions, with ``question`` and optionally ``chat_history``.
-        gate: A `RetrievalGate`, or its ``gate`` argument.
+        gate: A `RetrievalGate`, or a ``gate`` argument for one.
         answer_first: Judge the first tokens of the LLM's answer; see `RetrievalGate.route`.
         look_first: Read passages only if they help; see `RetrievalGate.route`.
         return_sources: Return ``{"sources": [...], "answer": "..."}`` instead of the answer.
@@ -109,7 +109,7 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
 
 
 def _chat_prompt(template: PromptTemplate, **variables: str) -> ChatPromptTemplate:
-    """Convert a prompt of this package to LangChain's, and name its variables."""
+    """Convert one of this package's prompts to LangChain's format; ``variables`` renames its fields."""
     fields = {name: f"{{{variable}}}" for name, variable in variables.items()}
     user = template.user.format(**fields)
     history = MessagesPlaceholder(HISTORY, optional=True)

@@ -1,4 +1,4 @@
-"""The chat models inside a chain: their names, length limits and log-probabilities."""
+"""Finds the chat models inside a chain, their names and length limits, and requests log-probabilities."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LENGTH_FIELDS = ("max_tokens", "max_output_tokens", "num_predict")
 
 
 def length_field(llm: Any) -> str | None:
-    """Return the field of a chat model that limits its answers; None if it has none."""
+    """Return the name of the field that limits the length of a chat model's answers; None if it has none."""
     return next(filter(getattr(type(llm), "model_fields", {}).__contains__, _LENGTH_FIELDS), None)
 
 

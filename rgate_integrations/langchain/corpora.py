@@ -24,7 +24,7 @@ from rgate_integrations.runtime.flow import Flow
 
 
 class PerCorpus(FlowRunnable[Input, Output]):
-    """Runnables by corpus; the decision of the surrounding router or guard says which of them run.
+    """One runnable per corpus; the decision of the surrounding router or guard says which of them run.
 
     Args:
         parts: The runnables, by the names of their corpora.
@@ -58,7 +58,7 @@ class PerCorpus(FlowRunnable[Input, Output]):
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
-        """The specs of all parts."""
+        """The configurable fields of all parts."""
         specs = [spec for part in self.parts.values() for spec in part.config_specs]
         return get_unique_config_specs(specs)
 
@@ -141,7 +141,7 @@ def as_searched(
     """Return a retriever or retrieve arm as a runnable.
 
     Args:
-        value: A runnable, or anything that LangChain coerces to one; or several by the names of their corpora.
+        value: A runnable, anything that LangChain coerces to one, or a mapping from corpus names to several.
         kind: The class that combines several: `CorpusChain` or `CorpusRetriever`.
         corpora: Names of the gate's corpora.
         any_corpora: Whether the gate accepts any names, because it has no corpora yet.

@@ -33,10 +33,10 @@ else:
 
 
 class DecisionModelGate(Decider):
-    """A gate that asks one of LangChain's decision models `KNOWS` about each question.
+    """A gate that asks one of LangChain's decision models whether the LLM knows the answer to each question.
 
     Args:
-        model: The decision model. If it cannot answer about a question, the gate retrieves.
+        model: The decision model. If it cannot judge a question, the gate retrieves.
     """
 
     threshold = 0.5
@@ -63,7 +63,7 @@ class DecisionModelGate(Decider):
         """Return None: this gate judges questions itself."""
 
     def decides_like(self, other: Decider) -> bool:
-        """Return whether the same model is asked."""
+        """Return whether the other gate asks the same model."""
         return isinstance(other, DecisionModelGate) and self.model is other.model
 
     def _decide(self, request: Request, response: Any) -> Decision | Exception:
@@ -83,5 +83,5 @@ class DecisionModelGate(Decider):
             p_known=p_known,
             threshold=threshold,
             gate=self.name,
-            reason=f"{self.name} says that the LLM knows with probability {p_known:.2f}.",
+            reason=f"{self.name} says that the LLM knows the answer with probability {p_known:.2f}.",
         )

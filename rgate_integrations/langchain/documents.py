@@ -50,7 +50,7 @@ def fuse_documents(
                     hint="Guard the retriever, not the chain around it.",
                 )
             # Some stores return documents whose metadata is None.
-            # The document's own metadata come last, so that our keys never overwrite them.
+            # The document's own metadata comes last, so that our keys never overwrite it.
             metadata = {**origin, "rgate_rank": rank, **(document.metadata or {})}
             ranking.append(document.model_copy(update={"metadata": metadata}))
         rankings.append(ranking)

@@ -60,7 +60,7 @@ class GateCall:
             return cls(run, result=error)
 
     def hidden_run(self, tag: str) -> RunnableConfig:
-        """Return a config with a tag for a run that is not part of the answer, hidden from message streams."""
+        """Return a config for a run that is not part of the answer: tagged, and hidden from message streams."""
         config = self.run.child()
         return {**config, "tags": [*(config.get("tags") or []), NO_STREAM_TAG, tag]}
 
@@ -121,7 +121,7 @@ class ChatDrafter(Drafter[GateCall]):
         if isinstance(llm, RunnableWithMessageHistory):
             raise ConfigurationError(
                 "An LLM with a message history would keep the drafts in it.",
-                hint="Pass the chat model itself as llm=, and wrap the chain that answers.",
+                hint="Pass the chat model itself as llm=, and add the history to the chain that answers.",
             )
         self.llm = llm
         if isinstance(llm, RunnableLambda):  # takes no options

@@ -53,7 +53,7 @@ def as_predicate(filter: Filter | None) -> Callable[[Document], bool]:
     if not isinstance(filter, Mapping | None):
         raise ConfigurationError(
             f"A filter must be a mapping or a function of the document, not {type(filter).__name__}.",
-            hint='For example, {"year": {"$gte": 1990}}.',
+            hint='Pass one such as {"year": {"$gte": 1990}}.',
         )
     condition = _compile(filter or {}, has_key=False, depth=_MAX_DEPTH)
     return lambda document: condition(document.metadata)
@@ -94,7 +94,8 @@ def _compile_part(name: Any, operand: Any, has_key: bool, depth: int) -> _Condit
     if name in _COMPARISONS:
         if not has_key:
             raise ConfigurationError(
-                f"The condition {operand!r} needs a key of the metadata.", hint='For example, {"year": 1990}.'
+                f"The condition {name} {operand!r} needs a key of the metadata.",
+                hint='Put it under a key, as in {"year": 1990}.',
             )
         return lambda value: _compare(_COMPARISONS[name], value, operand)
     if str(name).startswith("$"):

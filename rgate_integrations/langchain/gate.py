@@ -51,7 +51,7 @@ _Retrieved = TypeVar("_Retrieved")
 _Direct = TypeVar("_Direct")
 _log = logging.getLogger("rgate_integrations")
 
-LLM_NAME_SOURCE = "its chat model"  # where the name of an LLM was found, in decisions
+LLM_NAME_SOURCE = "its chat model"  # source of an LLM's name, as decisions report it
 CONDENSE_FAILED = "The follow-up could not be condensed."
 
 
@@ -64,15 +64,15 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     Args:
         gate: A `Gate`, an argument for `load_gate`, any object with `decide_batch` and `adecide_batch`, or one of
             LangChain's decision models; the default gate when None.
-        threshold: Retrieve iff p_known is below it, at least 0; the gate's own when None. A per-call threshold
-            overrides it.
+        threshold: The gate retrieves iff p_known is below this number, which is at least 0; the gate's own when None.
+            A per-call threshold overrides it.
         input_key: Key of the question in dict inputs; ``question``, ``input``, ``query`` or ``messages``
             when None.
         llm: Your own chat model: it drafts an answer, which the gate judges. The default gate is then
-            ``answer:default,default-answer``. Each question costs an LLM call for the draft, and a known one another
-            for the answer; ``route(..., answer_first=True)`` avoids that. Drafting runs have the tags ``nostream``,
-            which LangGraph hides, and ``rgate_draft``. If retrieval is skipped, a router's direct arm gets the draft
-            in ``config["metadata"]["rgate_draft"]``.
+            ``answer:default,default-answer``. Each question costs an LLM call for the draft, and a known one a second
+            call for the answer; ``route(..., answer_first=True)`` avoids that. Drafting runs have the tags
+            ``nostream``, which hides them in LangGraph, and ``rgate_draft``. If retrieval is skipped, a router's
+            direct arm gets the draft in ``config["metadata"]["rgate_draft"]``.
         tokens: Maximum number of tokens of the draft, at least 1.
         condense: A runnable from messages to one standalone question, for follow-ups. Without it, or if it fails, a
             gate that does not read the earlier turns retrieves for every follow-up, with a warning.
@@ -159,13 +159,13 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return self._origin
 
     def for_arm(self, direct: Runnable[Any, Any]) -> Self:
-        """Return a copy for the LLM of an arm; the gate itself if ``llm_name`` was given or the arm has no name."""
+        """Return a copy for the LLM of an arm; the gate itself if ``llm_name`` was given or the LLM has no name."""
         gate = self.gate.for_llm(get_llm_name(direct), LLM_NAME_SOURCE)
         return self if gate is self.gate else self.model_copy(update={"gate": gate})
 
     @property
     def lc_attributes(self) -> dict[str, Any]:
-        """For ``dumpd``: the name that the gate was loaded by, instead of the gate itself."""
+        """For ``dumpd``: the name from which the gate was loaded, instead of the gate itself."""
         return {} if self._gate_name is None else {"gate": self._gate_name}
 
     @property
@@ -241,8 +241,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 continues; otherwise it is cancelled. ``llm=`` is not used. Options: `AnswerFirst`.
             look_first: Run ``retrieve`` up to its retriever for every input, while the gate decides, and read the
                 passages only if they help more than the LLM's own knowledge. Options: `LookFirst`.
-            condensed_key: Pass both arms a mapping with the standalone question of ``condense`` under this key. A
-                mapping keeps its other keys; any other input is put under ``input``.
+            condensed_key: Pass both arms a mapping with the standalone question of ``condense`` under this key. If
+                the input is a mapping, its other keys are kept; any other input is put under ``input``.
 
         Raises:
             ConfigurationError: ``retrieve`` must search ahead but is neither a sequence of steps nor a retriever; the
@@ -256,7 +256,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             )
         if condensed_key is not None and self.condense is None:
             raise ConfigurationError(
-                "condensed_key= needs condense=.", hint="Pass it to RetrievalGate(condense=…)."
+                "condensed_key= needs condense=.", hint="Pass condense= to RetrievalGate."
             )
         arm: Runnable[Any, Any] = coerce_to_runnable(direct)  # type: ignore[arg-type]  # a mapping is one
         strategy = Strategy.from_options(
@@ -275,7 +275,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return as_searched(value, kind, self.gate.corpora, any_corpora=self.corpus is True)
 
     def _with_profiles(self, searched: Runnable[Any, Any]) -> Self:
-        """Replace ``corpus=True`` by profiles of the passages that are searched; otherwise return the gate itself."""
+        """Return a copy with profiles of the searched passages for ``corpus=True``; otherwise the gate itself."""
         if self.corpus is not True:
             return self
         return type(self)(**{**dict(self), "gate": self.origin, "corpus": profile_searched(searched)})
@@ -309,7 +309,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             always_include_question: See `QueryPlanner`.
             max_queries: See `QueryPlanner`.
             filter_claims: See `QueryPlanner`.
-            known_message: Text of a document to return for known questions, as `create_retriever_tool` needs.
+            known_message: Text of a document to return for known questions, for tools of `create_retriever_tool`.
 
         Raises:
             ConfigurationError: The names of the retrievers and the gate's corpora differ.
@@ -334,7 +334,7 @@ def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
 
 
 class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever, QueryPlanner):
-    """Guards a retriever: returns ``[]`` for known questions, and searches every query of the plan for the others.
+    """Guards a retriever: returns ``[]`` for a known question, and otherwise searches for each query of the plan.
 
     Each decision is a child run in traces and a custom event, ``retrieval_gate``. Keyword arguments of a call, such
     as ``filter=``, reach the guarded retriever.
@@ -344,7 +344,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
 
     Attributes:
         retriever: A retriever, or any runnable from a query to a list of documents.
-        gate: A `RetrievalGate`, its ``gate`` argument, or any runnable from a question to a `Decision`.
+        gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`.
         k: Maximum number of documents. ``invoke(..., k=)`` overrides it, and reaches the guarded retriever, too.
         known_message: See `RetrievalGate.guard`; the other options are those of `QueryPlanner`.
 
@@ -368,7 +368,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
-        """The specs of the gate and of the guarded retriever."""
+        """The configurable fields of the gate and of the guarded retriever."""
         return get_unique_config_specs([*self.gate.config_specs, *self.retriever.config_specs])
 
     def flow(self, runs: list[Run]) -> Flow[list[list[Document] | Exception]]:

@@ -51,14 +51,14 @@ about the others::
 def gate_node(
     gate: RetrievalGate | GateLike | str | None = None, *, decision_key: str = STATE_KEY
 ) -> Runnable[Any, dict[str, Any]]:
-    """Return a node that puts a `Decision` about the question in a graph's state into that state.
+    """Return a node that decides about the question in a graph's state, and stores the `Decision` there.
 
     The state is a mapping, a dataclass or a pydantic model, in which `RetrievalGate` finds the question and the
-    earlier turns. The decision is also a custom event, ``retrieval_gate``, and ``{"retrieval_gate": {...}}`` in the
-    graph's custom stream.
+    earlier turns. The decision is also emitted as a custom event ``retrieval_gate``, and as
+    ``{"retrieval_gate": {...}}`` in the graph's custom stream.
 
     Args:
-        gate: A `RetrievalGate`, or its ``gate`` argument.
+        gate: A `RetrievalGate`, or a ``gate`` argument for one.
         decision_key: The key of the decision in the state.
 
     Raises:
@@ -73,7 +73,7 @@ def gate_node(
 
     def decide_flow(state: Any, config: RunnableConfig) -> Flow[dict[str, Any]]:
         decision = yield Call(judge.invoke, judge.ainvoke, _mapping(state), config)
-        # A router emits its own decisions, but a node has no router around it.
+        # A gate does not emit its decisions: its router does, but a node has no router around it.
         yield from emit_decision_event(decision, config)
         return {decision_key: decision}
 
@@ -89,14 +89,14 @@ def gate_node(
 def route_edge(
     *, retrieve: str | Mapping[str, str], direct: str, decision_key: str = STATE_KEY
 ) -> Callable[[Any], str | list[str]]:
-    """Return a conditional edge after `gate_node` that leads unknown and known questions to different nodes.
+    """Return a conditional edge to follow `gate_node`, which leads unknown and known questions to different nodes.
 
     Args:
         retrieve: The node for unknown questions, such as the one that searches; or a mapping from the names of the
             gate's corpora to nodes. With ``top=2`` the edge may lead to two nodes; if the gate failed, it leads to
             the first.
         direct: The node for known questions, such as the one that answers.
-        decision_key: The key of the decision in the state; after a checkpoint, the decision may be a mapping.
+        decision_key: The key of the decision in the state; one restored from a checkpoint may be a mapping.
 
     Raises:
         ConfigurationError: ``retrieve`` is an empty mapping. Raised by the edge: the state has no decision, or the
@@ -124,7 +124,8 @@ def route_edge(
         chosen = [nodes[name] for name in named if name in nodes]
         if named and not chosen and not isinstance(retrieve, str):
             raise ConfigurationError(
-                f"The corpus {named[0]!r} has no node.", hint=f"retrieve= has nodes for: {', '.join(nodes)}."
+                f"The corpus {named[0]!r} has no node.",
+                hint=f"Add it to retrieve=, which has: {', '.join(nodes)}.",
             )
         # A single node as a string, which is the usual form of an edge's result.
         return chosen if len(chosen) > 1 else [*chosen, *nodes.values()][0]

@@ -30,8 +30,9 @@ class LocalChat(BaseChatModel, GenerationOptions):
 
     Generation is lazy, so a closed stream costs nothing more. Other callers may use the model between two tokens.
 
-    The other options, also per call, are those of `rgate_integrations.models.streamed_answer.GenerationOptions`.
-    With ``logprobs`` messages carry ``response_metadata["logprobs"]``.
+    The other options, which a call may override, are those of
+    `rgate_integrations.models.streamed_answer.GenerationOptions`. With ``logprobs``, messages have
+    ``response_metadata["logprobs"]``.
 
     Attributes:
         model_name: Catalogue name (see ``rgate download``), local folder, or Hub id; ``model=`` for short.

@@ -36,8 +36,8 @@ _GENERIC_TYPES = ("function", "custom")  # types of a tool description that do n
 class RetrievalGateState(AgentState[Any]):
     """An agent's state with the decision for the current user turn.
 
-    ``retrieval_decision`` is the last middleware's decision; ``retrieval_decisions`` has all by the middleware's
-    name.
+    ``retrieval_decision`` is the last middleware's decision; ``retrieval_decisions`` has the decisions of all, by
+    their names.
     """
 
     retrieval_decision: NotRequired[Decision]
@@ -49,12 +49,12 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
 
     If the model calls a hidden tool anyway, the call is answered without searching. A ``tool_choice`` that forces a
     hidden tool is dropped, so put this after any middleware that sets it. The decision is in the agent's state under
-    ``retrieval_decision``, and an event ``retrieval_gate``. If the gate fails, or the messages include no human one,
-    nothing is hidden. An agent may have several of these, for different tools.
+    ``retrieval_decision``, and is emitted as an event ``retrieval_gate``. If the gate fails, or there is no human
+    message, nothing is hidden. An agent may have several of these, for different tools.
 
     Args:
-        gate: A `RetrievalGate`, or its ``gate`` argument. In later turns of a conversation, tools are hidden only if
-            it reads the earlier turns or has ``condense``.
+        gate: A `RetrievalGate`, or a ``gate`` argument for one. In later turns of a conversation, tools are hidden
+            only if it reads the earlier turns or has ``condense``.
         tools: The retrieval tools, at least one: names, tool objects, or a provider's own tools, such as
             ``{"type": "web_search"}`` or just ``"web_search"``. Names are checked at the first call of the model;
             pass the tool itself if another middleware may have removed it by then.
@@ -74,7 +74,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         super().__init__()
         if not isinstance(tools, list | tuple | set | frozenset) or not tools:
             raise ConfigurationError(
-                "tools must be a list of tools or names.", hint='For example, tools=["search_docs"].'
+                "tools must be a list of one or more tools.", hint='Pass a list such as ["search_docs"].'
             )
         self.gate = as_gate_runnable(gate)
         # Makes the decision if there is no question: retrieve, which hides nothing.
@@ -168,6 +168,6 @@ def _names(tool: Any) -> list[str]:
         names = [getattr(tool, "name", getattr(tool, "__name__", ""))]
     if not any(names):
         raise ConfigurationError(
-            f"Tool {tool!r} has no name.", hint='Pass tools=["search_docs"], or the tools themselves.'
+            f"Tool {tool!r} has no name.", hint='Pass its name, as in tools=["search_docs"].'
         )
     return names

@@ -1,4 +1,4 @@
-"""A provider's LLM, such as ``openai:gpt-5``, through LangChain's chat model with its key, retries and limits."""
+"""A provider's LLM, such as ``openai:gpt-5``, through LangChain's chat model, which handles key and retries."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MAX_MESSAGE = 300  # characters of a provider's message in an error
 
 
 class ProviderModel(LanguageModel):
-    """An LLM of any provider that LangChain's ``init_chat_model`` supports. It generates text, but no scores.
+    """An LLM of any provider that LangChain's ``init_chat_model`` supports. It generates text but cannot score it.
 
     Args:
         provider: The provider, such as ``"openai"``; its package, such as langchain-openai, must be installed.
@@ -43,7 +43,7 @@ class ProviderModel(LanguageModel):
 
     Raises:
         MissingDependencyError: LangChain or the provider's package is not installed.
-        ConfigurationError: The provider or an argument is unknown, or its key is missing.
+        ConfigurationError: The provider or an argument is unknown, or the key is missing.
     """
 
     is_remote: ClassVar[bool] = True
@@ -62,8 +62,8 @@ class ProviderModel(LanguageModel):
         thinking = _THINK.get(provider, {}).get(options.think, {})
         if options.think != "as-is" and not thinking:
             raise ConfigurationError(
-                f"Cannot set thinking to {options.think!r} for the provider {provider!r}: its argument is unknown.",
-                hint="Pass the chat model's own argument: --extra-body JSON.",
+                f"Cannot set thinking to {options.think!r} for provider {provider!r}: the argument is unknown.",
+                hint="Pass the chat model's own argument with --extra-body JSON.",
             )
         self.name = name
         self.options = options
@@ -76,7 +76,7 @@ class ProviderModel(LanguageModel):
             message = str(error)[:_MAX_MESSAGE]
             raise ConfigurationError(f"Cannot create the chat model {provider}:{name}: {message}") from error
         self._length_field = length_field(self._chat)
-        # We leave what the user has set. A field that the class lacks would be an error.
+        # Fields that the user has set are kept, and a field that the class lacks would be an error.
         fields = type(self._chat).model_fields.keys() - options.extra.keys()
         self._settable = [field for field in ("logprobs", "temperature") if field in fields]
 
@@ -96,7 +96,7 @@ class ProviderModel(LanguageModel):
         temperature: float,
         seed: int,
     ) -> list[tuple[Draft, ...]]:
-        """Sample answers; see `Generates.sample`. The seed is not sent: few providers have one."""
+        """Sample answers; see `Generates.sample`. The seed is not sent: few providers accept one."""
         samples = []
         for fields in values:
             messages = prompt.messages(**fields)
@@ -114,7 +114,7 @@ class ProviderModel(LanguageModel):
         """Raise an `EvidenceError`: chat models cannot score text."""
         raise EvidenceError(
             f"{self.name}: LangChain's chat models cannot score text.",
-            hint="Give the URL of a model server instead.",
+            hint="Pass the URL of a model server instead.",
         )
 
     def truncate(self, text: str, tokens: int) -> str | None:
@@ -152,7 +152,7 @@ class ProviderModel(LanguageModel):
                     ) from error
                 if not names or not says_unsupported(error):
                     raise
-                # Drop the field that the error names, or else the first, which fewest models accept.
+                # Drop the field that the error names, or else the first, which the fewest models accept.
                 named = [name for name in names if name.removesuffix("s") in str(error)]
                 names.remove((named or names)[0])
         # Remember refused fields only after an answer, in case the error was about something else.

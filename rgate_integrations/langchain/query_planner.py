@@ -18,7 +18,7 @@ from rgate_integrations.runtime.flow import Flow
 
 
 class QueryPlanner(BaseModel):
-    """A gate and the options of a plan.
+    """A gate, and the options with which its decisions become queries.
 
     Attributes:
         gate: A `RetrievalGate`, or any runnable from a question to a `Decision`.
@@ -46,7 +46,7 @@ class QueryPlanner(BaseModel):
 
 
 def emit_searched(single: Run, decision: Any) -> Flow[Any]:
-    """Emit a decision and return it; return an exception if the input cannot be searched for.
+    """Emit a decision and return it; return an exception if there is nothing to search for.
 
     Raises:
         ConfigurationError: The gate returned something other than a decision.

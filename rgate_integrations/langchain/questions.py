@@ -40,7 +40,7 @@ class UserTurn:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The earlier turns in the format of gates: ``user: …`` and ``assistant: …``."""
+        """The earlier turns in the format that gates read: ``user: …`` and ``assistant: …``."""
         lines = []
         for turn in self.history:
             speaker = "user" if isinstance(turn, HumanMessage) else "assistant"
@@ -66,7 +66,7 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
         if isinstance(messages[index], HumanMessage):
             return UserTurn(encodable(messages[index].text), _turns(messages[:index]))
     raise InvalidQuestionError(
-        "The messages include no human message.", hint="The last human message is the question."
+        "The messages include no human message.", hint="Add one: the last human message is the question."
     )
 
 
@@ -74,8 +74,9 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
     keys = QUESTION_KEYS if input_key is None else (input_key,)
     key = next((key for key in keys if key in value), None)
     if key is None:
+        wanted = " or ".join(map(repr, keys))
         raise InvalidQuestionError(
-            f"The input has no key {' or '.join(keys)}; its keys are: {', '.join(map(repr, value)) or 'none'}.",
+            f"The input has no key {wanted}; its keys are: {', '.join(map(repr, value)) or 'none'}.",
             hint='Name the key of the question: RetrievalGate(input_key="...").',
         )
     turn = parse_question(value[key])
@@ -84,7 +85,7 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
     if earlier is not None:
         try:
             history = _turns(_messages(earlier))
-        except InvalidQuestionError:  # such as the pairs of older chains
+        except InvalidQuestionError:  # such as older chains' pairs of question and answer
             # Not a user turn, because consecutive user turns are read as one question.
             # The gate must know that something came before, even in an unknown form.
             history = (AIMessage(str(earlier)),)

@@ -40,7 +40,7 @@ class IndexRetriever(BaseRetriever):
         (hits,) = self.index.search([query], self.k if k is None else k)
         documents = []
         for hit in hits:
-            # The passage's own metadata come last, so our keys never overwrite them.
+            # The passage's own metadata comes last, so our keys never overwrite it.
             metadata = {"title": hit.passage.title, "rgate_score": hit.score, **hit.passage.metadata}
             documents.append(Document(id=hit.passage.id, page_content=hit.passage.text, metadata=metadata))
         return documents
@@ -56,11 +56,11 @@ class IndexRetriever(BaseRetriever):
 class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
     """A runnable from a question to search queries: the question and its draft's claims; none for a known question.
 
-    ``ClaimQueryRewriter() | retriever.map()`` searches each query. A batch makes one call of the gate for the
-    questions and, if the claims are filtered, one for all claims.
+    ``ClaimQueryRewriter() | retriever.map()`` searches for each query. A batch calls the gate once for the
+    questions and, if the claims are filtered, once for all claims.
 
     Args:
-        gate: A `RetrievalGate`, or its ``gate`` argument.
+        gate: A `RetrievalGate`, or a ``gate`` argument for one.
         rewriter: Turns drafts into claims; when None, each sentence is a claim.
         always_include_question: Whether the question itself is always a query.
         max_queries: Maximum number of queries per question, at least 1.

@@ -104,7 +104,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
-        """The specs of the gate and of both arms."""
+        """The configurable fields of the gate and of both arms."""
         return get_unique_config_specs(
             [*self.gate.config_specs, *self.retrieve.config_specs, *self.direct.config_specs]
         )
@@ -242,7 +242,7 @@ class RouterInput(RoutedInput):
         run: The input of the arms, and its run.
         gate_input: The input of the gates: the arms' input, or the condensed question.
         retrievers: Records its search if the retrieve arm searches ahead.
-        result: What remains to run; later what that returned, or this input's exception.
+        result: What remains to run; afterwards its output, or this input's exception.
     """
 
     run: Run = field(kw_only=True)
@@ -322,7 +322,7 @@ class RouterCall(RoutedCall[RouterInput]):
         return decisions
 
     def begin(self, item: RouterInput) -> ArmAnswer:
-        """Let the direct arm start to answer."""
+        """Start the direct arm's answer."""
         return ArmAnswer(self._direct, item.run)
 
     def search(self, inputs: Sequence[RouterInput]) -> ArmSearch:

@@ -54,7 +54,7 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
     run_type: ClassVar[str | None] = None
     """The type of its runs in traces; None for a chain."""
 
-    def __init__(self, **fields: Any) -> None:  # type checkers read the fields from here
+    def __init__(self, **fields: Any) -> None:  # type checkers take the signature from here
         super().__init__(**fields)
 
     @classmethod
@@ -119,7 +119,7 @@ class FlowRunnable(RunnableSerializable[Input, Output]):
             single["metadata"] = {**(getattr(self, "metadata", None) or {}), **single["metadata"]}
         return configs
 
-    # LangChain finds the arguments for managers and configs by exactly these names.
+    # LangChain passes managers and configs to arguments with exactly these names.
 
     def _many(
         self, values: list[Any], run_manager: list[Any], config: list[RunnableConfig], **options: Any

@@ -71,7 +71,7 @@ class FaissVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> list[str]:
-        """Add texts, or replace those with the same id, and return the ids. For duplicate ids, the last text counts.
+        """Add texts, or replace those with the same id, and return the ids. For duplicate ids, the last text wins.
 
         Raises:
             DataFormatError: Metadata cannot be stored as JSON. Nothing was embedded or stored.
@@ -97,7 +97,7 @@ class FaissVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Make a store from texts; further arguments are those of the class."""
+        """Make a store from texts; further arguments are passed to the class."""
         store = cls(embedding, **kwargs)
         store.add_texts(texts, metadatas, ids=ids)
         return store
@@ -111,7 +111,7 @@ class FaissVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Make a store from texts and their vectors; further arguments are those of the class."""
+        """Make a store from texts and their vectors; further arguments are passed to the class."""
         store = cls(embedding, **kwargs)
         pairs = list(text_embeddings)
         vectors = [vector for _, vector in pairs]
@@ -125,7 +125,7 @@ class FaissVectorStore(VectorStore):
         ids: Sequence[Any] | None,
         vectors: Any = None,
     ) -> list[str]:
-        """Write texts, with their vectors if given, and return their ids. For duplicate ids, the last text counts."""
+        """Write texts, with their vectors if given, and return their ids. For duplicate ids, the last text wins."""
         metadatas = [{}] * len(texts) if metadatas is None else metadatas
         ids = [None] * len(texts) if ids is None else ids
         if not len(ids) == len(metadatas) == len(texts):
@@ -229,7 +229,7 @@ class FaissVectorStore(VectorStore):
         except (IndexNotFoundError, IndexCorruptError, IndexMismatchError) as error:
             # The index's own hint names a command, which does not help here.
             raise type(error)(
-                error.message, hint="Save a store with these embeddings again: save_local(…)."
+                error.message, hint="Rebuild the store with these embeddings, then save_local(…)."
             ) from error
 
 

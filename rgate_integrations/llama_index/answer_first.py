@@ -43,8 +43,8 @@ class EngineAnswer(BufferedAnswer):
     Args:
         engine: The engine.
         bundle: The question.
-        llm: The engine's LLM, if log-probabilities are requested. It must be a copy of the user's, because they are
-            turned off in it once it refuses them.
+        llm: The engine's LLM, if log-probabilities are requested. It must be a copy of the user's LLM, because its
+            field ``logprobs`` is reset once it refuses them.
     """
 
     source: EngineStream
@@ -56,7 +56,7 @@ class EngineAnswer(BufferedAnswer):
         self._llm = llm
 
     def read(self, chunk: Any) -> bool:
-        """Add the text of a chunk; False for a parsed object, which cannot be judged."""
+        """Add the text of a chunk; return False for a parsed object, which cannot be judged."""
         if isinstance(chunk, PydanticResponse):
             return False
         text = chunk if isinstance(chunk, str) else str(chunk.response or "")
@@ -123,8 +123,8 @@ class EngineStream(ChunkStream):
 
     def on_event(self, event: LLMChatInProgressEvent | LLMCompletionInProgressEvent) -> None:
         """Record the metadata that the LLM sends with a chunk."""
-        # An LLM that implements chat by completion emits each response in two kinds of events: we read the first
-        # kind.
+        # An LLM that implements chat by completion emits each response in two kinds of events: we only read the
+        # kind that comes first.
         self._kind = self._kind or type(event)
         response: Any = event.response
         if type(event) is not self._kind or response is None:
@@ -171,7 +171,7 @@ class EngineStream(ChunkStream):
 
 async def in_threads(chunks: Iterator[Any]) -> AsyncGenerator[Any]:
     """Yield the items of an iterator, each computed in a thread."""
-    # `next` waits for the LLM, which would block the event loop. It ends with a default, because futures cannot raise
+    # `next` waits for the LLM, which would block the event loop. It gets a default, because futures cannot raise
     # StopIteration.
     while (chunk := await asyncio.to_thread(next, chunks, END)) is not END:
         yield chunk
@@ -220,7 +220,7 @@ def with_logprobs(llm: LLM) -> LLM | None:
     if "logprobs" not in type(llm).model_fields or getattr(llm, "logprobs", None) is not None:
         return None
     options: dict[str, Any] = {"logprobs": True}
-    # llama.cpp's server, and any server's completions, send none unless at least one top token is requested.
+    # llama.cpp's server, and the completions route of any server, only send them along with top tokens.
     if getattr(llm, "top_logprobs", None) == 0:
         options["top_logprobs"] = 1
     return llm.model_copy(update=options)

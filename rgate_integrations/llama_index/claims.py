@@ -23,10 +23,10 @@ from rgate_integrations.runtime.flow import Call, Flow, Gather, run
 
 
 class ClaimFusionRetriever(FlowRetriever):
-    """Searches every query of the plan with every retriever, and fuses the results by reciprocal rank.
+    """Searches for every query of the plan with every retriever, and fuses the results by reciprocal rank.
 
     It always retrieves: it decides what to search for, not whether. Inside a `GatedQueryEngine`, or behind a
-    `RetrievalGateSelector`, it uses the draft that they judged instead of writing its own.
+    `RetrievalGateSelector`, it uses the draft that was judged there instead of writing its own.
 
     Args:
         retrievers: The retrievers, of any kind.
@@ -71,7 +71,7 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
     """Adds the claims of a draft to the query's embedding texts, for pipelines built on query transforms.
 
     LlamaIndex averages these texts into one vector (a warning says so), and keyword retrievers ignore them.
-    `ClaimFusionRetriever` searches claims separately, which finds more. LlamaIndex's own `TransformQueryEngine`
+    `ClaimFusionRetriever` searches for each claim, which finds more. LlamaIndex's own `TransformQueryEngine`
     blocks the event loop during a transform; `ClaimQueryEngine` does not.
 
     Args:
@@ -99,7 +99,7 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
         queries = run(_plan_queries(self, query_bundle))
         if len(queries) > 1:
             warnings.warn(
-                "LlamaIndex averages claims into one query vector; ClaimFusionRetriever searches them separately.",
+                "LlamaIndex averages claims into one query vector; ClaimFusionRetriever searches for each of them.",
                 stacklevel=2,
             )
         return QueryBundle(query_str=query_bundle.query_str, custom_embedding_strs=queries)

@@ -32,7 +32,7 @@ from rgate_integrations.gates.evidence.draft import generation_cost
 from rgate_integrations.llama_index.drafting import LLMDrafter
 from rgate_integrations.runtime.flow import Call, Flow
 
-LLM_NAME_SOURCE = "LlamaIndex's metadata"  # where the name of an LLM was found, in decisions
+LLM_NAME_SOURCE = "LlamaIndex's metadata"  # source of an LLM's name, as decisions report it
 _SPEAKERS = {
     MessageRole.USER: "user",
     MessageRole.ASSISTANT: "assistant",
@@ -58,7 +58,7 @@ class RetrievalGateEvent(BaseEvent):
 
 
 def get_llm_name(llm: LLM | None) -> str:
-    """Return the name of an LLM from its metadata; empty if they do not have it."""
+    """Return the name of an LLM from its metadata; empty if it is not there."""
     name = "" if llm is None else llm.metadata.model_name
     return "" if name == LLMMetadata.model_fields["model_name"].default else name
 
@@ -96,13 +96,13 @@ class QueryDecider:
     """Decides about one question, once per request.
 
     It reuses a decision that came with the request if gate, drafting LLM and threshold are the same. With another
-    gate, it only reuses the draft.
+    gate, it reuses only the draft.
 
     Args:
         gate: A gate, or an argument for `load_gate`; when None, the shipped default for the source of the draft.
         draft_llm: Writes the drafts; when None, the gate does.
         tokens: Maximum number of tokens of a draft, at least 1.
-        memory: A chat memory with the turns before the question, for engines that do not condense.
+        memory: A chat memory with the turns before the question, for engines that do not condense follow-ups.
         llm: The LLM that answers, to which P(known) is adjusted; ``draft_llm`` when None.
         **options: Rules, instead of the gate's own, and corpora; see `GateOptions`.
 
@@ -173,7 +173,7 @@ class QueryDecider:
         return inherited.decision
 
     def inherited(self, bundle: QueryBundle) -> QueryDecision | None:
-        """Return the decision that came with the request, if its draft is by the LLM that drafts here."""
+        """Return the decision that came with the request, unless its question or drafting LLM differs."""
         bound = read_bound(bundle)
         # Its own decision can only be from an earlier request with the same bundle.
         if bound is None or bound.owner is self or not bound.concerns(bundle.query_str, self.draft_llm):
@@ -182,7 +182,7 @@ class QueryDecider:
 
     @contextmanager
     def bind(self, decision: Decision, bundle: QueryBundle) -> Iterator[None]:
-        """Make a decision available to all code that runs inside."""
+        """Make a decision available to all code in the ``with`` block."""
         bound = _current.get()
         if bound is None or bound.decision is not decision:
             bound = self._bound(decision, bundle)
@@ -235,7 +235,7 @@ class Gated:
         """Return a copy with another threshold, for one question or for good.
 
         Args:
-            threshold: Retrieve iff P(known) is below it, at least 0; None is the gate's own.
+            threshold: At least 0; the gate retrieves iff P(known) is below it. None restores the gate's own.
 
         Raises:
             ConfigurationError: The threshold is not a number of at least 0.
@@ -249,7 +249,7 @@ class Gated:
         return changed
 
     def update_prompts(self, prompts_dict: PromptDictType) -> None:
-        """Change prompts, by the keys of ``get_prompts``.
+        """Replace prompts, given by their keys in ``get_prompts``.
 
         Raises:
             ConfigurationError: A key has no prompt.

@@ -25,8 +25,8 @@ class LLMDrafter(Drafter[str]):
     """Lets a LlamaIndex LLM write the first tokens of its answer. The call's events have the tag `DRAFT_TAG`.
 
     Args:
-        llm: The answering LLM. With structured output, the LLM inside writes the draft, because the beginning of a
-            JSON object says nothing about the answer.
+        llm: The answering LLM. If it writes structured output, the LLM that it wraps writes the draft, because the
+            beginning of a JSON object says nothing about the answer.
         tokens: Maximum number of tokens of a draft, at least 1.
     """
 

@@ -46,7 +46,8 @@ class LocalLLM(LLM, GenerationOptions):
 
     Generation is lazy, so a closed stream costs nothing more. Other callers may use the model between two tokens.
 
-    The other options, also per call, are those of `rgate_integrations.models.streamed_answer.GenerationOptions`.
+    The other options, which a call may override, are those of
+    `rgate_integrations.models.streamed_answer.GenerationOptions`.
 
     Attributes:
         model: Catalogue name (see ``rgate download``), local folder, or Hub id.
@@ -124,7 +125,7 @@ class LocalLLM(LLM, GenerationOptions):
         return self.proxy or shared_proxy(self.model)
 
     def _responses(self, prompt: Sequence[ChatMessage] | str, options: dict[str, Any]) -> ChatResponseGen:
-        """Yield the answer so far with its latest piece; the model starts when the first is requested."""
+        """Yield the answer so far with its latest piece; the model starts when the first piece is requested."""
         messages = prompt_to_messages(prompt) if isinstance(prompt, str) else prompt
         turns = []
         for message in messages:

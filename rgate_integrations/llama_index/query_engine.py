@@ -56,8 +56,8 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         direct: The engine for known questions.
         gate: A gate, or an argument for `load_gate`; the default gate when None.
         llm: The LLM of ``direct``, to which P(known) is adjusted.
-        tokens: Length of a draft that this LLM writes for the gate to judge, at least 1; when None, the gate writes
-            any drafts that it needs.
+        tokens: Maximum length of a draft that this LLM writes for the gate to judge, at least 1; when None, the gate
+            writes any drafts that it needs.
         answer_first: Let ``direct``, which should stream, start to answer, and judge its first tokens: if the LLM
             knows, the answer continues; otherwise it is cancelled. With ``llm``, the claims to search for come from
             the partial answer. Options: `AnswerFirst`.
@@ -70,9 +70,9 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             a profile of the passages in your index.
 
     Raises:
-        ConfigurationError: With ``look_first`` or `AnswerFirst.prefetch`: the engine does not work in two steps, or
-            its retriever has a gate. With ``answer_first``: the gate only reads the question. With ``corpus=True``:
-            the passages cannot be read. Or: the names of retrievers and corpora differ.
+        ConfigurationError: The names of retrievers and corpora differ. With ``look_first`` or
+            `AnswerFirst.prefetch`: the engine does not work in two steps, or its retriever has a gate. With
+            ``answer_first``: the gate only reads the question. With ``corpus=True``: the passages cannot be read.
         ProfileError: The profile of a corpus cannot be read.
     """
 
@@ -138,8 +138,8 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             llm: Answers known questions; by default ``Settings.llm``, as everywhere in LlamaIndex. Pass the LLM that
                 the engine was made with.
             streaming: Whether the direct arm streams; by default it does if the engine does.
-            tokens: Length of a draft that the LLM writes for the gate to judge, at least 1; when None, the gate
-                writes any drafts that it needs.
+            tokens: Maximum length of a draft that the LLM writes for the gate to judge, at least 1; when None, the
+                gate writes any drafts that it needs.
             direct_prompt: The LLM's prompt for known questions, with ``query_str``.
             direct: Your own engine for known questions; pass its LLM as ``llm``.
             **options: ``answer_first``, ``look_first`` and those of the gate; see the class. With ``answer_first``,
@@ -236,7 +236,7 @@ class EngineCall(QuestionCall):
 
     def __init__(self, engine: GatedQueryEngine, bundle: QueryBundle) -> None:
         is_decided = engine.decider.reusable(bundle) is not None
-        # Not even a search ahead: whoever made that decision had its own strategy.
+        # No search ahead either: the component that made the decision had its own strategy.
         strategy = Strategy() if is_decided else engine.strategy
         super().__init__(strategy, read_item(bundle.query_str, threshold=engine.decider.threshold))
         self.engine = engine

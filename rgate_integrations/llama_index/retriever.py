@@ -116,8 +116,8 @@ class GatedRetriever(Gated, FlowRetriever):
     `GatedQueryEngine`: its direct arm has its own prompt.
 
     The note survives postprocessors that filter by score, time or position, because its score is above any cutoff.
-    One that judges the text, such as ``KeywordNodePostprocessor`` or a reranker, may drop it. Pass such
-    postprocessors to this retriever instead of the engine, so that they only see passages.
+    A postprocessor that judges the text, such as ``KeywordNodePostprocessor`` or a reranker, may drop it. Pass those
+    to this retriever instead of the engine, so that they only see passages.
 
     Args:
         retriever: The guarded retriever. With several corpora, also a mapping from their names to retrievers: at most
@@ -127,7 +127,7 @@ class GatedRetriever(Gated, FlowRetriever):
         tokens: Maximum number of tokens of the draft, at least 1.
         memory: The memory of a chat engine that does not condense follow-ups, such as ``ContextChatEngine``, from
             which the gate reads the earlier turns.
-        known_message: Text of the note; None returns nothing instead.
+        known_message: Text of the note; when None, nothing is returned instead.
         node_postprocessors: Applied to the passages, never to the note.
         **options: ``always=`` and ``never=``: rules as in `load_gate`, instead of the gate's own. ``corpus=``, with
             ``prefer=``, ``when_uncovered=`` and ``top=``: the corpus, as in `load_gate`; ``corpus=True`` makes a
@@ -198,7 +198,7 @@ class GatedRetriever(Gated, FlowRetriever):
 
 
 class _NoteMetadata(dict[str, Any]):
-    """Metadata that have every key, because postprocessors that sort by ``date`` fail on a node without it.
+    """Metadata that has every key, because postprocessors that sort by ``date`` fail on a node without it.
 
     Attributes:
         nodes: The list that contains the note; copies do not have it. As a field of the node, it would make comparing
@@ -270,7 +270,7 @@ class IndexRetriever(FlowRetriever):
         super().__init__()
 
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
-        """Search the index; async callers get it in a thread, so that the event loop is not blocked."""
+        """Search the index, for async callers in a thread, so that the event loop is not blocked."""
         (hits,) = yield Call(self.index.search, None, [bundle.query_str], self.similarity_top_k)
         nodes = []
         for hit in hits:

@@ -20,7 +20,7 @@ from rgate_integrations.runtime.flow import Flow, arun, run
 
 
 class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
-    """Selects the direct tool for known questions, and the tool of the corpus that covers them for the others.
+    """Selects the direct tool for a known question, and for any other the tool of the corpus that covers it.
 
     With several corpora, up to ``top`` tools are selected, and the router merges their answers. If the gate fails,
     all retrieve tools are selected.
@@ -36,8 +36,8 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
             `load_gate`. ``always=`` and ``never=``: rules, instead of the gate's own.
 
     Raises:
-        ConfigurationError: ``corpus`` is True, which a selector cannot take because it has no passages. Raised by a
-            selection: no tool has one of the names.
+        ConfigurationError: ``corpus`` is True, but a selector has no passages. Raised by a selection: ``direct``
+            or ``retrieve`` names an unknown tool.
         ProfileError: The profile of a corpus cannot be read.
     """
 
@@ -83,6 +83,6 @@ def _index_of(choices: Sequence[ToolMetadata], name: str) -> int:
     if name not in names:
         raise ConfigurationError(
             f"Unknown tool {name!r}; the tools are: {', '.join(map(repr, names))}.",
-            hint="Name tools with QueryEngineTool.from_defaults(name=...), and pass direct=, retrieve= or corpus=.",
+            hint="Name tools with QueryEngineTool.from_defaults(name=...), and pass these names to the selector.",
         )
     return names.index(name)

@@ -1,1 +1,1 @@
-"""Proxy models: small local models that draft, sample and judge."""
+"""Local and remote models: the proxies of gates, the LLMs that answer, and their downloads."""

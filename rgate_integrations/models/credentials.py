@@ -53,8 +53,8 @@ def read_credentials(url: str, api_key: str | SecretStr | None) -> tuple[str, Cr
     except httpx.InvalidURL:  # its message may quote a part of the password
         parts = httpx.URL("")
     is_server = parts.scheme in ("http", "https") and parts.host
-    # An @ in the path means an unencoded password: `http://user:1/2@host` parses as port and path, and would be
-    # shown.
+    # An @ in the path means an unencoded password: `http://user:1/2@host` parses as host, port and path, so the
+    # password would be shown.
     if not is_server or parts.query or parts.fragment or "@" in parts.path:
         raise ConfigurationError(
             "The server's URL is invalid.",

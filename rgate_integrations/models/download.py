@@ -1,6 +1,6 @@
 """Makes models and corpora in the user's cache folder, and resolves model arguments.
 
-Everything is made under a temporary name and renamed as the last step, so a name in the cache is complete.
+Everything is made under a temporary name and renamed as the last step, so whatever has its final name is complete.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def cache_dir() -> Path:
 
 
 def cached_path(name: str) -> Path | None:
-    """Return the folder of a catalogue entry, or None if it is not in the cache, damaged, or of another revision.
+    """Return the folder of a catalogue entry, or None if it is missing, damaged, or of another revision.
 
-    Only sizes are compared, which costs a few file look-ups; checksums were compared at the download.
+    Only sizes are compared, which costs a few file look-ups; checksums were compared when it was downloaded.
     """
     path = cache_dir() / name
     try:
@@ -65,8 +65,8 @@ def cached_path(name: str) -> Path | None:
 def fetch_path(name: str, what: str) -> Path:
     """Return the folder of a catalogue entry, downloading it on first use unless that is forbidden here.
 
-    The first use says on standard error what it fetches, and where to. Of several threads and processes one fetches,
-    and the others wait for it.
+    A line on standard error says what is downloaded, and where to. If several threads or processes need it, one
+    downloads it and the others wait.
 
     Args:
         name: Name of the entry.
@@ -84,7 +84,7 @@ def fetch_path(name: str, what: str) -> Path:
 def download(name: str, *, source: Source | None = None) -> Path:
     """Download a catalogue entry into the cache unless it is there.
 
-    Files that an interrupted download had fetched are reused by the next one of the same name.
+    If a download is interrupted, the next one of the same name continues with its files.
 
     Args:
         name: Name of the entry.
@@ -92,7 +92,7 @@ def download(name: str, *, source: Source | None = None) -> Path:
             if it can be reached within a few seconds, and the index otherwise.
 
     Returns:
-        Its folder: a plain Hugging Face folder, the gate's model, or one that holds ``passages.jsonl``.
+        The entry's folder: a plain Hugging Face folder, the files of a gate's model, or ``passages.jsonl``.
 
     Raises:
         UnknownNameError: The catalogue has no such entry.
@@ -115,7 +115,7 @@ _first_use = FirstUse(cached_path, download)
 
 
 def download_gguf(name: str, *, source: Source | None = None) -> Path:
-    """Download a model's GGUF file as it is, for llama.cpp; `download` keeps the model converted.
+    """Download a model's GGUF file as it is, for llama.cpp; `download` converts it.
 
     Args:
         name: Name of a model of the catalogue.
@@ -137,7 +137,7 @@ def download_gguf(name: str, *, source: Source | None = None) -> Path:
 
 @contextmanager
 def _staging_dir(item: Entry, final: Path) -> Iterator[Path]:
-    """Lock what is going to be made, and yield a folder to make it in.
+    """Lock the target, and yield a temporary folder in which to make it.
 
     Raises:
         DownloadError: Something could not be written.
@@ -145,11 +145,11 @@ def _staging_dir(item: Entry, final: Path) -> Iterator[Path]:
     root, staging = final.parent, final.with_name(f".tmp-{final.name}")
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with locked(final, waiting=partial(_log.info, "%s: waiting for another download of it", item.name)):
+        with locked(final, waiting=partial(_log.info, "%s: another process is downloading it", item.name)):
             staging.mkdir(exist_ok=True)
             try:
                 yield staging
-            except Exception:  # but after Ctrl-C the next download continues with these files
+            except Exception:  # not Ctrl-C, after which the next download continues with these files
                 shutil.rmtree(staging, ignore_errors=True)
                 raise
             shutil.rmtree(staging, ignore_errors=True)
@@ -162,7 +162,7 @@ def _staging_dir(item: Entry, final: Path) -> Iterator[Path]:
 
 def _make_folder(item: Entry, fetched: Path, staging: Path) -> Path:
     """Make an entry's folder from its fetched files."""
-    # With the process id: the converter of a process that was killed may still be writing.
+    # The name has the process id, because the converter of a killed process may still be writing.
     folder = staging / f"made-{os.getpid()}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -235,11 +235,11 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
         return str(fetch_path(name, kind))
     # `os.path` returns False for a name that no file can have, where `Path` raises.
     path = os.path.expanduser(name)
-    if os.path.isdir(path):  # not "": `Path` would take it for the current folder
+    if os.path.isdir(path):  # False for "", which `Path` would take for the current folder
         return path
     if os.path.isfile(path) or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelLoadError(
-            f"The model folder {name!r} does not exist.", hint="Give the folder with config.json."
+            f"{name!r} is not a model folder.", hint="Give the path of a folder with config.json."
         )
     if "/" not in name or "\0" in name:
         raise unknown_name(kind, name, known)

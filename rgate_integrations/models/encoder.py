@@ -52,7 +52,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")  # halves of a character, which UTF-8
 # A text of more than 512 tokens is read in windows, which overlap by this many. A token counts in the window where it
 # is further from the edge.
 _OVERLAP = 128
-_BATCH_TOKENS = 128  # larger batches leave the caches of a core, and are slower
+_BATCH_TOKENS = 128  # larger batches do not fit into a core's caches, and are slower
 
 
 def graph_file(stage: int) -> str:
@@ -82,7 +82,7 @@ class Encoded:
 
 
 class Tokens(NamedTuple):
-    """The token ids of a text or of a window of it, and the ranges to pool: the first is the whole text."""
+    """The token ids of a text or of one of its windows, and the ranges to pool: the first is the whole text."""
 
     ids: list[int]
     ranges: list[Range]
@@ -99,7 +99,7 @@ class Encoder(OnnxModel):
         from sentencepiece import SentencePieceProcessor
 
         self._tokens = SentencePieceProcessor(model_file=str(folder / TOKENS))
-        # Memory-mapped: only the rows of tokens that occur are read, of 54 MB.
+        # Memory-mapped, so that only the rows of tokens that occur are read, not all 54 MB.
         self._table = np.memmap(folder / WEIGHTS, np.uint8, "r", shape=TABLE)
         self._sessions = {}
         for stage in STAGES:
@@ -160,12 +160,12 @@ class Encoder(OnnxModel):
         return float(sum(map(self._tokens.get_score, self.ids(word))))
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` truncated to a number of tokens, or None if it is not longer."""
+        """Return the first ``tokens`` tokens of a text, or None if it is not longer."""
         _, ends = self._tokenize(text)
         return text[: ends[tokens - 1]] if len(ends) > tokens else None
 
     def keep_end(self, text: str, tokens: int) -> str:
-        """Return the end of a text, at most a number of tokens."""
+        """Return the end of a text: its last ``tokens`` tokens, or all of it if it is not longer."""
         _, ends = self._tokenize(text)
         return text[ends[-tokens - 1] :] if len(ends) > tokens else text
 
@@ -251,7 +251,7 @@ def _windows(row: Tokens, before: int) -> Iterable[Tokens]:
 
 
 def join_segments(lines: Sequence[Sequence[str]]) -> tuple[str, list[Range]]:
-    """Return the text that segments make up, and the range of each, as `Encoder.encode` takes them.
+    """Join segments into a text, and return it with the range of each segment, as `Encoder.encode` takes them.
 
     Args:
         lines: The segments of each line; see `rgate_integrations.runtime.segments.split_lines`.

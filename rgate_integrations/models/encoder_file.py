@@ -36,7 +36,7 @@ VALUES = HIDDEN // HEADS + 1
 POSITIONS = 512
 """Maximum number of tokens that the model reads at once."""
 BLOCK, BLOCK_BYTES = 32, 18
-"""Values per block, and its bytes: a scale in float16, and 32 values of four bits."""
+"""Values and bytes per block: a scale in float16, and 32 values of four bits."""
 TABLE = (250_037, HIDDEN // BLOCK, BLOCK_BYTES)
 """Shape of the token embeddings, which come first in the file of weights."""
 
@@ -233,7 +233,7 @@ def dequantise(blocks: Array) -> Float32Array:
 def sentencepiece_model(tokenizer: Mapping[str, Any]) -> bytes:
     """Return a SentencePiece model that gives the same tokens as a ``tokenizer.json``.
 
-    `tokenizers` takes 296 MB to load this vocabulary, `sentencepiece` 57. The format is sentencepiece_model.proto,
+    `tokenizers` takes 296 MB for this vocabulary, `sentencepiece` 57 MB. The format is sentencepiece_model.proto,
     where type 1 is text, 2 the unknown piece, 3 a control piece. We write it by hand, because sentencepiece's own
     module for it requires one version of protobuf.
 

@@ -1,4 +1,4 @@
-"""The encoder as a proxy, from which the shipped heads read requests in any language."""
+"""The encoder as a proxy, with which the shipped heads read requests in any language."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_HISTORY = 768  # tokens of the earlier turns; of a longer history, only the
 class EncoderProxy(HasStates):
     """multilingual-e5-small for gates: an `Encoder` that is loaded on first use.
 
-    It reads requests without a prompt, and no partial answers. It cannot write or score text.
+    It reads requests without a prompt. It can neither read partial answers nor write or score text.
 
     Attributes:
         max_batch_size: Maximum number of requests per pass.
@@ -43,7 +43,7 @@ class EncoderProxy(HasStates):
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the weights and the adapted layers."""
+        """A hash that identifies the weights and the adapted layers."""
         return f"{FINGERPRINT}-{adapter_digest()}"
 
     @property
@@ -70,7 +70,7 @@ class EncoderProxy(HasStates):
         """
         if drafts is not None:
             raise EvidenceError(
-                f"{ENCODER} reads questions but no partial answers.",
+                f"{ENCODER} reads questions, but not partial answers.",
                 hint="Use a gate for partial answers, such as answer, or proxy='smollm2-135m-instruct'.",
             )
         numbers = _check_layers(layers)
@@ -107,7 +107,7 @@ class EncoderProxy(HasStates):
         return history + request, [(len(history) + begin, len(history) + end) for begin, end in every]
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` truncated to a number of tokens, or None if it is not longer."""
+        """Return the first ``tokens`` tokens of a text, or None if it is not longer."""
         return self.encoder.truncate(text, tokens)
 
 
@@ -120,7 +120,8 @@ def _check_layers(layers: Sequence[PooledLayer]) -> list[int]:
     for layer, span, pooling in layers:
         if not 0 < layer <= ALL_LAYERS or (span, pooling) != ("question", "mean"):
             raise EvidenceError(
-                f"{ENCODER} only gives question means of layers 1 to {ALL_LAYERS}, not {(layer, span, pooling)}."
+                f"{ENCODER} only provides means over the question, of layers 1 to {ALL_LAYERS}, "
+                f"not {(layer, span, pooling)}."
             )
     return layer_numbers(layers)
 

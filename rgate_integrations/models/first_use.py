@@ -24,7 +24,7 @@ from rgate_integrations.runtime.threads import ForkSafeLock
 OFFLINE = ("RGATE_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 """Environment variables that forbid downloads on first use; the last two are Hugging Face's."""
 
-# A gate retrieves meanwhile. Trying again for every question would delay each one by the network's timeout.
+# Meanwhile gates retrieve. Trying again for every question would delay each one by the network's timeout.
 _RETRY_SECONDS = 300.0
 
 _log = logging.getLogger("rgate_integrations")
@@ -77,7 +77,7 @@ class FirstUse:
         Args:
             name: Name of the catalogue entry.
             what: Description for error messages, such as ``"gate's model"``.
-            target: The folder in which it will be.
+            target: The folder that the download makes, for the line on standard error.
 
         Raises:
             ModelLoadError: This process may not download; see `find_download_obstacle`.

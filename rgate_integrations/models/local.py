@@ -38,19 +38,19 @@ T = TypeVar("T")
 
 _MAX_BATCH_TOKENS = 16_384  # tokens in one forward pass, including padding
 _SHORT = 128  # tokens; up to this length, padding costs less than another pass
-# How long the end of the process waits for a running pass, or for a model that is loading.
+# How long the process, when it ends, waits for a running pass or for a model that is loading.
 _CLOSE_SECONDS = 10.0
 
 
 class ModelLock:
-    """Lets one thread at a time use a model, first come, first served. A streamed answer takes it for each token."""
+    """Lets one thread at a time use a model, first come, first served. A streamed answer takes it once per token."""
 
     def __init__(self) -> None:
         self.closed = False
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Replace the locks by free ones."""
+        """Replace the locks with free ones."""
         self.in_use = threading.Lock()
         self.next_in_line = threading.Lock()  # held by the thread that is next to get `in_use`
 
@@ -73,7 +73,7 @@ class ModelLock:
     def check_open(self) -> None:
         """Raise RuntimeError if the process is ending."""
         if self.closed:
-            raise RuntimeError("The process is ending: its models are closed.")
+            raise RuntimeError("The process is ending, and its models are closed.")
 
     def close(self) -> None:
         """Refuse further use, and wait for the thread that holds the lock."""
@@ -93,8 +93,8 @@ class TransformersProxy(LanguageModel, HasStates):
     Args:
         model: Catalogue name (see ``rgate download``), local folder, or Hub id.
         device: A torch device, or ``"auto"`` for CUDA if available.
-        dtype: ``"float32"`` or ``"bfloat16"``. On CPUs that support bfloat16, it writes drafts faster, and they
-            sometimes differ in wording.
+        dtype: ``"float32"``, ``"bfloat16"``, or ``"auto"`` as above. On CPUs that support bfloat16, it makes drafts
+            faster but sometimes changes their wording.
 
     Attributes:
         max_batch_size: Maximum number of sequences in one forward pass.
@@ -199,7 +199,7 @@ class TransformersProxy(LanguageModel, HasStates):
         return [HiddenStates(pooled, len(row)) for pooled, row in zip(states, rows, strict=True)]
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Truncate a text to a number of tokens; None if it is not longer. Loads the model."""
+        """Return the first ``tokens`` tokens of a text, or None if it is not longer. Loads the model."""
         return self.encoder.truncate(text, tokens)
 
     # --- the model -------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class TransformersProxy(LanguageModel, HasStates):
 
     @contextmanager
     def _locked_runner(self) -> Iterator[ModelRunner]:
-        """Hold the loaded model."""
+        """Hold the model, loading it first if need be."""
         runner_class = _import_runner()  # first, because without torch a download would be useless
         # Download before taking the lock, because the end of the process waits for its holder.
         if self._runner is None:
@@ -264,7 +264,7 @@ class TransformersProxy(LanguageModel, HasStates):
             try:
                 runner.switch_to(adapter)
             except ModelLoadError:
-                # A part of the adapter may be in the model and would change every later score, so load it again.
+                # A part of the adapter may be in the model and would change its scores, so load the model again.
                 self._runner = None
                 raise
             with torch.inference_mode():

@@ -27,8 +27,8 @@ _Model = TypeVar("_Model", bound="OnnxModel")
 class OnnxSession:
     """A graph and its weights, ready to run. Safe for threads and forks.
 
-    A forked child opens its own session on first use: another thread of the parent may have been inside, and its
-    locks are never released in the child.
+    A forked child opens its own session on first use: another thread of the parent may have been using the
+    parent's, whose locks are then never released in the child.
 
     Args:
         graph: The graph, which names the files of its weights.
@@ -83,7 +83,7 @@ class OnnxModel(ABC):
             files are made.
 
     Raises:
-        ModelLoadError: A file is missing or damaged, memory is too small, or ONNX Runtime does not run on this
+        ModelLoadError: A file is missing or damaged, there is not enough memory, or ONNX Runtime does not run on this
             machine.
     """
 
@@ -105,7 +105,7 @@ class OnnxModel(ABC):
             reason = str(error).partition("\n")[0]
             raise ModelLoadError(
                 f"{self.title} in {str(folder)!r} could not be loaded: {reason}",
-                hint=f"Remove the folder and run rgate download {self.entry}. If that fails, report your CPU.",
+                hint=f"Remove the folder and run `rgate download {self.entry}`. If it fails again, report your CPU.",
             ) from error
 
     @abstractmethod
@@ -114,7 +114,7 @@ class OnnxModel(ABC):
 
     @abstractmethod
     def _compute_test_states(self, text: str) -> Float32Array:
-        """Return the states of a text of the self-test, whose file has their first values."""
+        """Return the states of a text, to be compared with their first values in the self-test's file."""
 
     def _check_states(self) -> None:
         """Raise ValueError if the states are wrong, because of wrong files or a CPU that computes differently."""
@@ -136,7 +136,7 @@ class OnnxModel(ABC):
         """Read texts in parallel batches, and return the results in the order of the texts.
 
         Texts of similar length share a batch, so that little attention is spent on padding. All threads get about the
-        same number of tokens, because a call takes as long as the slowest.
+        same number of tokens, because a call takes as long as its slowest thread.
 
         Args:
             texts: The texts.

@@ -1,7 +1,7 @@
 """Loads causal language models, tokenizers and LoRA adapters with transformers, but never runs code or reads pickles.
 
-With the options used here, transformers refuses both, and so does sentence-transformers since version 6.
-`refuse_pickles` finds the files that they would still unpickle.
+The options used here make transformers refuse both, as sentence-transformers does since version 6. Some files they
+would still unpickle; `refuse_pickles` finds these.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def load_pretrained(name: str, device: str = "auto", dtype: str = "auto") -> Any
         dtype: ``"float32"``, ``"bfloat16"``, or ``"auto"`` for bfloat16 on CUDA and float32 elsewhere.
 
     Raises:
-        ModelLoadError: This is not a causal language model that can be loaded, or its weights are not safetensors.
+        ModelLoadError: It is not a causal language model, cannot be loaded, or its weights are not safetensors.
         UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.
     """
     import torch
@@ -99,7 +99,7 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
         from transformers.utils import cached_file
 
         config = PeftConfig.from_pretrained(adapter)
-        # Raises if the safetensors file is missing: load_adapter would then unpickle another, whatever its options.
+        # Raises if the safetensors file is missing: load_adapter would then unpickle another, despite its options.
         cached_file(adapter, _ADAPTER_WEIGHTS)
         if getattr(config, "alora_invocation_tokens", None):
             raise ValueError("it is an activated LoRA, which only acts on a part of the text")
@@ -129,7 +129,7 @@ def refuse_special_files(where: str) -> None:
 
 
 def refuse_pickles(where: str) -> None:
-    """Refuse a folder with weights that would be unpickled: those without safetensors, or that an index names.
+    """Refuse a folder with pickled weights that have no safetensors file beside them, or that an index names.
 
     A Hub id passes, because the loaders only take safetensors from there.
 

@@ -63,7 +63,7 @@ class ReaderRow(NamedTuple):
         ids: Tokens of history, question, the rest of the prompt, and the answer.
         question: Number of tokens of history and question.
         prompt: Number of tokens before the answer.
-        segments: Begin and end of each segment of the question.
+        segments: Start and end of each segment of the question, in tokens.
     """
 
     ids: tuple[int, ...]
@@ -229,7 +229,7 @@ def can_read(prompt: PromptTemplate, layers: Sequence[PooledLayer]) -> bool:
 
 
 class ReaderProxy(HasStates):
-    """The part of the default model that the shipped gates read: a `Reader`, loaded on first use.
+    """The part of the default model that the shipped gates use: a `Reader`, loaded on first use.
 
     It cannot generate or score. `rgate_integrations.models.proxies` says when the whole model is used instead.
 
@@ -270,7 +270,7 @@ class ReaderProxy(HasStates):
         return self.reader.request_states(texts, layers)
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` cut to a number of tokens, or None if it is not longer."""
+        """Return the first ``tokens`` tokens of a text, or None if it is not longer."""
         return self.reader.truncate(text, tokens)
 
 

@@ -14,7 +14,7 @@ from rgate_integrations.runtime.files import SHIPPED
 
 READER_WEIGHTS, TOKENIZER = "reader.bin", "tokenizer.json"
 LAYERS, HEADS, KV_HEADS, HEAD_SIZE = 22, 9, 3, 64
-PAGE_BYTES = 4_096  # arrays start at a page, because the operating system maps whole pages
+PAGE_BYTES = 4_096  # arrays start at a page boundary, because the operating system maps whole pages
 _BLOCK = 32  # values per scale in the file's embedding (Q8_0)
 _CONTROL = 3  # GGUF's token type for control tokens
 

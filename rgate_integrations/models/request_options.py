@@ -26,7 +26,7 @@ _THINK: Mapping[Think, dict[str, Any]] = {
     "as-is": {},
 }
 _MORE_EFFORT = {"none": "minimal", "minimal": "low"}  # the value to try after a refused one
-# In the order in which we look for them in a refusal.
+# Fields that may be left out, in the order in which we look for them in a refusal.
 _OPTIONAL = (
     "max_tokens",
     "temperature",
@@ -62,8 +62,8 @@ class RequestOptions:
             or not isinstance(self.extra, Mapping)
         ):
             raise ConfigurationError(
-                f"think={self.think!r} must be one of {', '.join(get_args(Think))}; "
-                f"thinking_tokens={self.thinking_tokens!r} at least 0; extra a mapping."
+                f"think={self.think!r} must be one of {', '.join(get_args(Think))}, "
+                f"thinking_tokens={self.thinking_tokens!r} must be at least 0, and extra must be a mapping."
             )
 
     @property
@@ -107,7 +107,7 @@ class ServerHabits:
         return " and ".join(habits)
 
     def body(self, body: dict[str, Any], without: list[str], *, longer: bool) -> dict[str, Any]:
-        """Return the body of a request that is sent.
+        """Return the body of a request as it is sent.
 
         Args:
             body: The body for a question.
@@ -146,7 +146,7 @@ class ServerHabits:
         """
         longer = bool(self.thinks)
         draft: Draft = yield ask(longer, True)
-        # If the prompt opens the thoughts, a cut-off reply has no tag at all, so the first one is requested again.
+        # If the prompt opens the thoughts, a cut-off reply has no tag at all, so the first reply is requested again.
         may_be_thoughts = draft.is_cut_off or self.thinks is None
         if not longer and self.options.thinking_tokens and not draft.finished and may_be_thoughts:
             is_required = draft.is_cut_off
@@ -161,7 +161,7 @@ class ServerHabits:
         return self._read(draft, longer=longer)
 
     def _read(self, draft: Draft, *, longer: bool) -> Draft:
-        """Record whether the model thought, and return its answer; if all of it was thoughts, without text."""
+        """Record whether the model thought, and return its answer; if it is all thoughts, its text is removed."""
         # Thoughts may be neither shown nor counted. An answer that needed more tokens came after thoughts.
         self.thinks = bool(self.thinks or draft.thinking_tokens or (longer and draft.text))
         if longer and not draft.thinking_tokens and not draft.finished:

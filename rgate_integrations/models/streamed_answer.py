@@ -37,7 +37,7 @@ class GenerationOptions(BaseModel):
         temperature: 0 is greedy; above 0, tokens are sampled.
         max_tokens: Maximum number of tokens of an answer; None for as many as fit into the model's context.
         stop: Texts that end an answer, and are removed from it.
-        seed: Seed for sampling; None gives another answer each time.
+        seed: Seed for sampling; None gives a different answer each time.
         logprobs: Whether to return the log-probabilities of the tokens, as OpenAI's models do. With None, they are
             returned only if answer first requests them.
         layers: Layers whose hidden states are kept during generation; by default those that ``rgate train`` reads.
@@ -136,7 +136,7 @@ class StreamedAnswer:
                     hint="Use fewer passages or fewer earlier turns.",
                 )
             if not all(0 <= layer <= runner.num_layers for layer in self.layers):
-                raise ConfigurationError(f"The model has {runner.num_layers} layers, not {self.layers}.")
+                raise ConfigurationError(f"layers must be in 0 to {runner.num_layers}, not {self.layers}.")
             self.fingerprint = runner.fingerprint
             self.encoder = runner.encoder
             self._limit = min(options.max_tokens or room, room)
@@ -175,7 +175,7 @@ class StreamedAnswer:
         Args:
             question: Positions of the question in the prompt.
             layers: The states to return, of the layers that are kept.
-            tokens: Number of the answer's tokens, of those generated so far.
+            tokens: Number of the answer's tokens to include; they must have been generated.
         """
         import torch
 
@@ -234,7 +234,7 @@ def recall_states(
         fingerprint: Fingerprint of the model whose states are needed.
         prompt: The prompt whose states are needed.
         values: The template's fields.
-        layers: Which states.
+        layers: The states to return.
 
     Returns:
         The states; None if they were not kept, or belong to another model, prompt or layer.

@@ -82,7 +82,7 @@ class Advisor:
 def make_mcp_server(gate: GateLike) -> MCPServer:
     """Return the MCP server; see `serve_stdio` and `make_mcp_app`.
 
-    This process no longer downloads models on first use: download them beforehand.
+    After this, the process does not download models on first use: download them beforehand.
     """
     forbid_downloads()
     advisor = Advisor(gate)
@@ -98,8 +98,8 @@ def make_mcp_server(gate: GateLike) -> MCPServer:
 
 def serve_stdio(server: MCPServer) -> None:
     """Serve on standard input and output until the input ends."""
-    # The library reads descriptor 0, so we replace it by a pipe, and a thread copies the repaired input into the
-    # pipe.
+    # The library reads descriptor 0, so we replace it with a pipe, and a thread copies the repaired input into
+    # the pipe.
     original = os.fdopen(os.dup(0), "rb")
     reading, writing = os.pipe()
     os.dup2(reading, 0)

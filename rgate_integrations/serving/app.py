@@ -81,7 +81,7 @@ class DecisionRoutes:
                 await self.gateway.close()
 
     async def systemone(self, body: SystemOneRequest, timeout: Milliseconds = None) -> SystemOneResponse:
-        """Answer typed questions about a state: a noul ``known``, a choice of ``retrieve`` or ``direct``."""
+        """Answer typed questions about a state: a noul ``known``, and a choice of ``retrieve`` or ``direct``."""
         llm = "" if body.model == NO_LLM else body.model
         (decision,) = await self.service.decide([body.item()], llm, LLM_NAME_SOURCE, timeout)
         return SystemOneResponse.from_decision(body, decision)
@@ -125,7 +125,7 @@ class DecisionRoutes:
             for detail in error.errors()[:_MAX_ERRORS]:
                 field = ".".join(map(str, detail["loc"][1:])) or "body"
                 messages.append(f"{field[:100]}: {detail['msg']}")
-            return problem(422, "InvalidRequest", "; ".join(messages), "GET /openapi.json has the format.")
+            return problem(422, "InvalidRequest", "; ".join(messages), "The format is at /openapi.json.")
         kind = type(error).__name__
         self.service.metrics.errors.labels(kind).inc()
         if isinstance(error, QueueFullError):
@@ -153,8 +153,8 @@ class DecisionRoutes:
 def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAPI:
     """Return the application of the decision server, with a gateway if there is one.
 
-    It has no access control: run it behind `rgate_integrations.serving.server.protect`. This process no longer
-    downloads models on first use: download them beforehand.
+    It has no access control: run it behind `rgate_integrations.serving.server.protect`. After this, the process does
+    not download models on first use: download them beforehand.
 
     Args:
         service: Makes the decisions.

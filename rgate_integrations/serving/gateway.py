@@ -54,7 +54,7 @@ _LOGGED = {
     "corpus",
 }
 _SHADOW_KEYS = ("question", "retrieve", "p_known")
-_FLUSH_SECONDS = 5.0  # how long shutdown waits for decisions that are not logged yet
+_FLUSH_SECONDS = 5.0  # how long shutdown waits for decisions to be logged
 
 
 class Gateway:
@@ -70,7 +70,7 @@ class Gateway:
             the question.
         look_first: Whether, and how, the passages of a search are judged, too.
         condense: Whether the upstream rewrites follow-ups as search queries.
-        shadow: Only log decisions to this file, as questions for ``rgate tune``; None acts on decisions.
+        shadow: Only log decisions to this file, as questions for ``rgate tune``; when None, act on them.
 
     Raises:
         ConfigurationError: Look first has no retriever, the gate cannot judge partial answers, or the names of the
@@ -119,7 +119,7 @@ class Gateway:
         self._logging: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Wait a few seconds until pending decisions are logged, then close the connections."""
+        """Wait a few seconds for pending decisions to be logged, then close the connections."""
         if self._logging:
             await asyncio.wait(self._logging, timeout=_FLUSH_SECONDS)
         for task in list(self._logging):
@@ -210,7 +210,7 @@ class Gateway:
             queries = [await self._search_text(llm_request)]
             if decision is not None:
                 (plan,) = await arun(plan_queries_flow([decision]))
-                # The plan has the question itself, too, which the search text replaces.
+                # The plan also has the question itself, which the search text replaces.
                 queries += [query.text for query in plan.queries if query.claim is not None]
             hits = await asyncio.gather(*(self._search_corpus(name, queries, llm_request) for name in names))
             return fuse_corpora(dict(zip(names, hits, strict=True)), key=passage_id, k=self._k)
@@ -225,7 +225,7 @@ class Gateway:
             try:
                 async with asyncio.timeout(self.service.timeout):
                     return await self.upstream.complete(llm_request.request, body)
-            except Exception as error:  # the upstream may answer anything
+            except Exception as error:  # the upstream may answer with anything
                 self._log_failure("A follow-up was not condensed", error, llm_request)
         return llm_request.turn.search_text
 
@@ -235,7 +235,8 @@ class Gateway:
         try:
             return await self._searches[corpus].search(queries)
         except Exception as error:  # the retriever is the application's own code, and may raise anything
-            self._log_failure(f"The search {corpus}".strip() + " failed", error, llm_request)
+            what = f"The search of corpus {corpus!r} failed" if corpus else "The search failed"
+            self._log_failure(what, error, llm_request)
             return []
 
     def _log_failure(self, what: str, error: Exception, llm_request: LLMRequest) -> None:

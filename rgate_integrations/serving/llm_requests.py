@@ -25,7 +25,7 @@ _FIELDS = {
     "/completions": ("prompt", ""),
 }
 """For the end of a path: the field with the question, and the type of a text part in its messages."""
-# "Try again." and "Yes, go on." say nothing to search for.
+# Remarks such as "Try again." or "Yes, go on." contain nothing to search for.
 _MAX_REMARK_WORDS = 3
 # An embedder reads a few hundred tokens: a longer earlier turn would push the question out.
 _MAX_EARLIER_CHARACTERS = 400
@@ -37,7 +37,7 @@ class UserTurn:
 
     Attributes:
         question: The question.
-        history: The earlier turns, oldest first, in the format of gates: ``user: …`` and ``assistant: …``.
+        history: The earlier turns, oldest first, in the format that gates read: ``user: …`` and ``assistant: …``.
     """
 
     question: str
@@ -47,8 +47,8 @@ class UserTurn:
     def search_text(self) -> str:
         """Text to search for: the previous question, if there is one, and then the question.
 
-        Earlier turns of a few words, such as "Try again.", are skipped. Of a long one, such as a file that a coding
-        client sends, only its questions are used, or else its beginning.
+        Earlier turns of a few words, such as "Try again.", are skipped. A long one, such as a file that a coding
+        client sends, is shortened to its questions, or else to its beginning.
         """
         question, history = self.question, self.history
         turns = split_transcript(question) if not history else None
@@ -178,7 +178,7 @@ class LLMRequest:
 
     @property
     def can_be_judged_early(self) -> bool:
-        """Whether the response is a stream of a single answer, from its first token on."""
+        """Whether the response streams a single new answer, so that its first tokens can be judged."""
         messages = self.body[self.field]
         is_last = self.index is not None and self.index == len(messages) - 1
         is_single = self.body.get("n") in (None, 1)
@@ -216,7 +216,7 @@ class LLMRequest:
 
 
 def _last_user_turn(messages: list[Any]) -> int:
-    """Return the index of the last message of the user.
+    """Return the index of the user's last message.
 
     Raises:
         UndecidedError: The user sent no message, or a tool result follows the last one.

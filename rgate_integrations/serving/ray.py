@@ -1,4 +1,4 @@
-"""A gate over a Ray data set, on many machines. Needs the extra ``ray``."""
+"""Applies a gate to a Ray data set, on many machines. Needs the extra ``ray``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rgate_integrations.engine.own_gate import GateLike
 
 COLUMNS = ("retrieve", "p_known", "threshold", "reason", "error")
-"""The new columns. ``error`` is empty unless the gate failed; ``retrieve`` is true then."""
+"""The new columns. ``error`` is empty unless the gate failed, in which case ``retrieve`` is true."""
 
 
 def gate_dataset(

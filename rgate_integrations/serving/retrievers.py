@@ -69,7 +69,7 @@ class SearchFunction:
             results = self._function(query, k)
             if isinstance(results, str | Mapping):  # such as the answer of a chain
                 raise TypeError(f"The search returned a {type(results).__name__}, not a list.")
-            # Some retrievers have their own number of results, so cut here.
+            # Some retrievers return a fixed number of results, so we cut the list here.
             hits.append([as_hit(result, query) for result in results][:k])
         return hits
 

@@ -1,4 +1,4 @@
-"""Limits the time and threads of a retriever's searches, which may hang, fail, or return something else."""
+"""Limits the time and threads of a retriever's searches, which may hang, fail, or return anything but hits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rgate_integrations.runtime.flow import Call, Start
 
 # A hanging search cannot be stopped and keeps its thread: the limit saves the rest of the process.
 _THREADS = 32
-# One slow search is no outage, and a pause costs every client its passages.
+# One slow search is not an outage, and a pause costs every client its passages.
 _LATE_IN_A_ROW = 3
 # Seconds after which searches are tried again.
 _PAUSE = 10.0
 
 
 class SearchError(RGateError):
-    """A search timed out, or was not started because the searches before it did."""
+    """A search timed out, or was not started because earlier searches did."""
 
 
 class LimitedSearch:
@@ -52,7 +52,7 @@ class LimitedSearch:
             SearchError: The search timed out, or searches are paused.
             Exception: The error of the retriever, or a `TypeError` if it returned something other than hits.
         """
-        # Otherwise a retriever that hangs would use up all threads. One search per pause tests whether it is back.
+        # Without pauses, a retriever that hangs would use up all threads. One search per pause tests if it is back.
         if self._late >= _LATE_IN_A_ROW:
             if monotonic() < self._paused_until:
                 raise SearchError(f"Searches are paused after {_LATE_IN_A_ROW} timeouts in a row.")

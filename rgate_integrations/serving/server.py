@@ -1,4 +1,4 @@
-"""Runs an application on uvicorn: checks clients, limits requests in size and time, and shuts down in order.
+"""Runs an application on uvicorn: checks clients, limits requests in size and time, and shuts down gracefully.
 
 A request passes, in this order: the check of host names (without a token), `OriginCheck`, CORS for allowed origins,
 and `Guard`, which checks the token, applies the limits, and cancels the request if its client disconnects.
@@ -31,7 +31,7 @@ from rgate_integrations.serving.wire import METHODS, problem
 _log = logging.getLogger("rgate_integrations.serving")
 
 _OPEN = ("/health", "/ready")  # the probes of an orchestrator have no token
-# Only processes of this machine reach these, so they need no token.
+# Only processes on this machine can reach these addresses, so they need no token.
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*A-Z]+")
 # As bytes: without complete headers there is no request that the application could answer.
@@ -40,8 +40,8 @@ _MAX_HEADERS = 32 << 10
 # Requests with images are a few MiB.
 _MAX_BODY = 16 << 20
 _PATIENCE = 10.0
-_FRAMES = 5  # number of frames logged of a traceback
-_SHUTDOWN_SECONDS = 30  # for open requests
+_FRAMES = 5  # number of frames of a traceback to log
+_SHUTDOWN_SECONDS = 30  # how long shutdown waits for open requests
 
 
 def make_server(
@@ -102,7 +102,7 @@ def protect(
 
     Args:
         app: The application.
-        token: The bearer token that clients must send, without surrounding white space; empty for none.
+        token: The bearer token that clients must send; surrounding white space is removed. Empty for none.
         allow_origins: Origins whose web pages may send requests.
         patience: Seconds for the body of a request to arrive.
 
@@ -112,7 +112,7 @@ def protect(
     token = token.strip()
     if not (token.isascii() and token.isprintable()):
         raise ConfigurationError(
-            "The token has characters that are not printable ASCII.", hint=f"Change {TOKEN}."
+            "The token has characters that are not printable ASCII.", hint=f"Use only ASCII in {TOKEN}."
         )
     for origin in allow_origins:
         if not _ORIGIN.fullmatch(origin):

@@ -24,7 +24,7 @@ from rgate_integrations.serving.wire import DecideItem, likeliest_kind, route_la
 
 _log = logging.getLogger("rgate_integrations.serving")
 
-# From less than the fastest decision to the default timeout.
+# Bounds from below the fastest decision up to the default timeout.
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # Requests name the LLM, so clients could otherwise fill the memory.
@@ -43,7 +43,7 @@ class Metrics:
 
     Attributes:
         errors: Failed decisions and requests, by type of error.
-        requests: Requests of the gateway: ``retrieve``, ``direct``, ``shadow``, ``undecided``, or ``off``.
+        requests: Requests to the gateway, by outcome: ``retrieve``, ``direct``, ``shadow``, ``undecided`` or ``off``.
         undecided: Requests that were forwarded without a decision, by reason.
         waiting: Number of questions that wait for a decision.
     """
@@ -90,11 +90,11 @@ class Metrics:
 
 @dataclass(frozen=True)
 class LLMGates:
-    """The gates for the knowledge of one LLM.
+    """The gates that judge what one LLM knows.
 
     Attributes:
         question: The gate for questions.
-        answer: The gate for drafts; None if its family has none.
+        answer: The gate for drafts; None if the gate only reads questions.
     """
 
     question: Decider
@@ -135,7 +135,7 @@ class DecisionService:
         self._gates = lru_cache(_MAX_LLMS)(partial(LLMGates.for_llm, self.gate))
 
     def gates(self, llm: str = "", name_source: str = LLM_NAME_SOURCE) -> LLMGates:
-        """Return the gates for the knowledge of an LLM; without a name, the server's own."""
+        """Return the gates that judge what an LLM knows; without a name, they judge the server's own LLM."""
         # Only the last part, because a path could name a folder on the server.
         name = llm.rpartition("/")[2].lstrip(".")
         return self._gates(name, (name_source or CLIENT) if name else "")

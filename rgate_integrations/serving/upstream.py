@@ -85,7 +85,7 @@ class Upstream:
         keeps_key: Whether the client's key may be forwarded; false if it is the gateway's own token.
 
     Raises:
-        ConfigurationError: The URL or a proxy server of the environment cannot be used, or the key cannot be sent.
+        ConfigurationError: The URL or a proxy server from the environment cannot be used, or the key cannot be sent.
     """
 
     def __init__(self, url: str, *, key: str | None = None, keeps_key: bool = True) -> None:
@@ -131,7 +131,7 @@ class Upstream:
         return response
 
     async def complete(self, request: Request, body: bytes) -> str:
-        """Send a chat of the gateway's own with the headers of a client's request, and return the answer.
+        """Send a chat request of the gateway's own, with the headers of a client's request, and return the answer.
 
         Raises:
             EvidenceError: The answer has no text.
@@ -212,12 +212,12 @@ class UpstreamAnswer(BufferedAnswer):
         if self.response.status_code != 200:
             await self.response.aclose()
             raise EvidenceError(f"The upstream server answered {self.response.status_code}.")
-        # A stream announces its end. One that stops before that broke off.
+        # A complete stream announces its end; one that stops without that was cut off.
         self.partial.has_end = False
         return _read_chunks(self.response)
 
     def read(self, chunk: bytes) -> bool:
-        """Read the events that end in a chunk; False after a tool call, or if the answer grows too large to hold."""
+        """Read the events that end in a chunk; return False after a tool call, or if the answer is too large."""
         self._held += len(chunk)
         is_text = self._held <= _MAX_HELD_BYTES
         for data in self._events.read(chunk):

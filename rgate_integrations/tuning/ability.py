@@ -1,4 +1,4 @@
-"""Measures how much an LLM knows by its closed-book answers to the anchor questions that ship with the package."""
+"""Measures how much an LLM knows from its closed-book answers to the anchor questions that ship with the package."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def measure_ability(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: ``out`` holds something other than an ability, or earlier answers are of another LLM.
+        ConfigurationError: ``out`` holds something other than an ability, or earlier answers are another LLM's.
         DataFormatError: Too few questions were answered.
         ServerError: The LLM could not be reached.
         NoAnswerError: The LLM's answers were cut off while it was still thinking.
@@ -112,8 +112,8 @@ def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float
         questions: The questions.
 
     Returns:
-        The logit that an LLM of ability 0 knows the answer, shape (n,), NaN for a request that asks for no fact, and
-        its slope: the increase per unit of ability.
+        The logit of P(known) for an LLM of ability 0, shape (n,), NaN for a request that asks for no fact, and its
+        slope: the increase per unit of ability.
 
     Raises:
         RGateError: The gate could not judge a question.
@@ -135,7 +135,7 @@ def estimate_ability(prior: Ability, easiness: Float64Array, slope: float, right
 
     Args:
         prior: The prior; its ``sd`` is above 0.
-        easiness: The logit that an LLM of ability 0 is right, shape (n,).
+        easiness: The logit of P(right) for an LLM of ability 0, shape (n,).
         slope: Increase of the logit per unit of ability, above 0.
         right: Whether each answer is right, shape (n,).
     """

@@ -39,7 +39,7 @@ class ModelArm:
 
     Attributes:
         llm: The answering LLM.
-        index: The index to search for passages; None answers closed book, and so does a search without hits.
+        index: The index to search for passages; without one, or without hits, it answers closed book.
         k: Passages per question.
         tokens: Maximum length of an answer.
         seed: Seed of answers sampled at `TEMPERATURE`; None for the most likely answer.

@@ -109,7 +109,9 @@ class Budget:
 
 @dataclass(frozen=True)
 class MaxLoss:
-    """Lose at most some in-accuracy against always-retrieve, with confidence.
+    """Lose at most a share of in-accuracy against always-retrieve, with confidence.
+
+    In-accuracy is the share of answers that count as right; the papers count those that contain a gold answer.
 
     The loss of a question is 1 if it is skipped and only the answer with retrieval is right, -1 if it is skipped and
     only the answer without retrieval is right, and 0 otherwise. For each threshold, from always-retrieve downward,

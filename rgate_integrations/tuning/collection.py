@@ -1,6 +1,6 @@
 """Collects answers: sends every question to every arm, several at a time, and writes each answer to a file at once.
 
-`collect`, `tune`, `measure_ability` and the trainings share this file format. A line is an answer or a failure. An
+`collect`, `tune`, `measure_ability` and `rgate train` share this file format. A line is an answer or a failure. An
 interrupted run resumes: it repeats failed calls, but no call that was answered.
 """
 
@@ -38,9 +38,9 @@ ArmName: TypeAlias = str
 """``"direct"``, ``"retrieve"``, and ``"sample 1"``, ``"sample 2"``, … for more answers without retrieval."""
 
 STOP_AFTER = 10
-"""Consecutive failures of one kind of arm after which the run stops: the LLM is down, not one question bad."""
+"""Consecutive failures of one kind of arm after which the run stops, because the LLM must be down."""
 
-# One cut-off answer may be chance; a few in a row mean that every further call would be paid for in vain.
+# One cut-off answer may be chance; if there are only such answers, further calls would be paid for in vain.
 STOP_IF_CUT_OFF = 3
 """The run stops after this many answers cut off before they started, if that kind of arm has never answered."""
 
@@ -104,7 +104,7 @@ class Answers:
                 self._made_with |= fields["made_with"]  # each run adds its new arms
             elif number == 1:
                 raise DataFormatError(
-                    f"{str(path)!r} contains something else, not answers.", hint="Choose another file."
+                    f"{str(path)!r} contains something other than answers.", hint="Choose another file."
                 )
             else:
                 self._load(Record(f"{path}, line {number}", fields))
@@ -130,7 +130,7 @@ class Answers:
         self.arms |= arms
 
     def complete(self) -> list[Answered]:
-        """Return the questions with an answer of every arm except samples, in the order of asking."""
+        """Return the questions that all arms have answered, in the order of asking; samples may be missing."""
         complete = []
         needed = {"direct", "retrieve"} & self.arms.keys()
         for key, question in self._questions.items():
@@ -169,7 +169,7 @@ class Answers:
         label: str = "asking the LLM",
         progress: Progress = no_progress,
     ) -> int:
-        """Make all calls whose answers are missing, and return how many failed.
+        """Make the calls whose answers are missing, and return how many failed.
 
         A failed call is recorded, and the others continue. An answer cut off before it starts counts as failed.
 
@@ -215,7 +215,7 @@ class Answers:
             if is_unusable or in_a_row[kind] == STOP_AFTER or failures == total:
                 raise ServerError(
                     f"Giving up after {failures} failed calls, the last with: {line['error']}",
-                    hint=f"The answers so far are kept in {str(self.path)!r}. Fix the LLM, then run it again.",
+                    hint=f"The answers so far are kept in {str(self.path)!r}. Fix the LLM, then start the run again.",
                 )
         if "direct" in arms:
             self._check_finished(self.arms["direct"])
@@ -230,7 +230,7 @@ class Answers:
             )
 
     def _check_finished(self, direct: Arm) -> None:
-        """Raise `NoAnswerError` if a server has finished no answer: thoughts may look like answers."""
+        """Raise `NoAnswerError` if a server has cut off every answer: they may be thoughts."""
         finished = [draft.finished for (name, _), (draft, _) in self._answers.items() if name == "direct"]
         is_served = isinstance(direct, ModelArm) and isinstance(direct.llm, ServedProxy)
         if is_served and len(finished) >= STOP_IF_CUT_OFF and not any(finished):
@@ -289,7 +289,7 @@ class Answers:
             self._questions[question.key] = question
 
     def _load(self, record: Record) -> None:
-        """Read a line of the file."""
+        """Store the answer or failure that a line of the file records."""
         question, arm = Question.from_record(record), record.text("arm")
         self._remember(question)
         if "error" in record.fields:
@@ -316,7 +316,7 @@ def arm_kind(arm: ArmName) -> str:
 def cached_answers(
     what: str, arms: Mapping[ArmName, Arm], questions: Sequence[Question], progress: Progress = no_progress
 ) -> list[Mapping[ArmName, Draft]]:
-    """Let a local model answer, and cache the answers, so that a restarted training does not repeat them.
+    """Let a local model answer, and cache the answers, so that a restarted run does not repeat them.
 
     Args:
         what: Name of the kind of answer, such as ``"drafts"``.
@@ -333,13 +333,13 @@ def cached_answers(
     made_with = json_line({name: dict(arm.facts) for name, arm in arms.items()})
     # The name is a hash of the facts, so each model, prompt and seed has its own file.
     path = cache_dir() / what / f"{hashlib.sha256(made_with.encode()).hexdigest()[:16]}.jsonl"
-    waiting = f"waiting for another training that writes the same {what}"
-    # Two trainings on the same questions share the file: the second waits for the lock, then reads the answers.
+    waiting = f"waiting for another run that writes the same {what}"
+    # Two runs on the same questions share the file: the second waits for the lock, then reads the answers.
     with locked(path, waiting=partial(progress, waiting, 0, len(questions))):
         answers = Answers(path, arms)
         failed = answers.ask(questions, concurrency=1, label=f"writing {what}", progress=progress)
     if failed:
-        raise ServerError(f"The model failed to write {failed} {what}.", hint="Run it again.")
+        raise ServerError(f"The model failed to write {failed} {what}.", hint="Run the training again.")
     by_key = {answered.question.key: answered.answers for answered in answers.complete()}
     return [by_key[question.key] for question in questions]
 

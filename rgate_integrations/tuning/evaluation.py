@@ -49,7 +49,7 @@ class JudgedQuestions:
     decisions: NDArray[np.object_]
 
     def part(self, positions: PositionArray) -> JudgedQuestions:
-        """Return some of the questions."""
+        """Return the questions at the given positions."""
         return JudgedQuestions(
             self.p[positions],
             self.retrieve[positions],
@@ -98,10 +98,10 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
     """Return the metrics of decisions; shares and probabilities are in [0, 1].
 
     ``auc`` measures P(known) against "right without retrieval"; ``auc_utility`` measures 1 - P(known) against
-    "retrieval helps" (not "hurts"); ``accuracy`` is the share of right decisions; ``helped`` and ``harmed`` count
-    skipped questions that only the answer without retrieval, or only the one with retrieval, gets right; ``curve`` is
-    (retrieval rate, in-accuracy) at 0, 5, ..., 100 %. ``intervals`` has 95 % bootstrap intervals. Undefined metrics
-    are None.
+    "retrieval helps" where it helps or hurts; ``accuracy`` is the share of right decisions; ``helped`` and ``harmed``
+    count skipped questions that only the answer without retrieval, or only the one with retrieval, gets right;
+    ``curve`` is (retrieval rate, in-accuracy) at 0, 5, ..., 100 %. ``intervals`` has 95 % bootstrap intervals.
+    Undefined metrics are None.
     """
     metrics = _compute_metrics(judged)
     n = len(judged.p)
@@ -226,7 +226,7 @@ class Drift:
     Attributes:
         n: Number of logged scores.
         psi: Population stability index over the deciles of the calibration, corrected for its bias in small samples;
-            by the usual rule of thumb, below 0.1 nothing changed, and from 0.25 much did.
+            by the usual rule of thumb, below 0.1 is no change, and 0.25 or more is a large one.
         interval: 95 % interval of `psi`.
         retrieval_rate: Retrieval rate in the log.
         expected_rate: Retrieval rate at calibration.
@@ -295,8 +295,8 @@ def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float],
 def auc(scores: Sequence[float] | Float64Array, labels: Sequence[bool] | BoolArray) -> float:
     """Return the area under the ROC curve: the probability that a positive scores above a negative.
 
-    Ties count one half (the Mann-Whitney statistic with mid-ranks). Not scikit-learn's, which is an optional
-    dependency and too slow for the bootstrap.
+    Ties count one half (the Mann-Whitney statistic with mid-ranks). scikit-learn's function is an optional
+    dependency, and too slow for the bootstrap.
 
     Args:
         scores: One score per item; higher should mean positive.

@@ -155,7 +155,7 @@ def fine_tune(
         model: Base model: catalogue name, folder or Hub id.
         out: Folder for the adapter.
         recipe: Hyperparameters.
-        seed: Seed of the adapter's weights, the order and the dropout.
+        seed: Seed of the adapter's first weights, the order of the pairs, and dropout.
         resume: Whether to continue from this run's last checkpoint, if it has one.
         progress: Progress callback: ``(label, done, total)``.
 
@@ -209,7 +209,7 @@ def last_checkpoint(checkpoints: Path, identity: str) -> str | None:
         return None
     if (checkpoints / _RUN).read_text(encoding="utf-8") != identity:
         raise ConfigurationError(
-            "The interrupted run had other data, options or another base model.",
+            "The interrupted run had other data, other options or another base model.",
             hint="Omit resume (--resume) to start over, or choose another folder.",
         )
     return str(max(complete, key=lambda folder: int(folder.name.removeprefix("checkpoint-"))))
@@ -272,7 +272,7 @@ class TargetTrainer(transformers.Trainer):  # type: ignore[misc]  # transformers
     """Minimises the mean negative log-probability of the target tokens, weighted by row."""
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], **kwargs: Any) -> Any:
-        """Return the loss."""
+        """Return the loss of a batch from `collate`."""
         labels, weights = inputs.pop("labels"), inputs.pop("weights")
         # Every target ends at the end of its row (see `collate`), so the last logits suffice. The logit that predicts
         # a token is one position before it.
@@ -291,7 +291,7 @@ class ReportProgress(transformers.TrainerCallback):  # type: ignore[misc]  # tra
     progress: Progress
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Report a step."""
+        """Report the number of finished steps."""
         self.progress("training", state.global_step, state.max_steps)
 
 

@@ -57,7 +57,7 @@ SAME_MEANING = 0.96
 
 _VERDICT = re.compile(r"\W*(yes|no)\b", re.IGNORECASE)
 
-_MAX_SHORT_WORDS = 12  # a longer text is a paragraph, and a common paragraph does not mean the same answer
+_MAX_SHORT_WORDS = 12  # a longer text is a paragraph, and sharing one does not mean giving the same answer
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Labels:
         return (
             f"{text} The gates were fitted to the share of right answers among up to {self.samples} samples per "
             f"question, which is neither 0 nor 1 for {between:.1%} of the questions. Threshold, guarantee and all "
-            "figures here are about the answer itself."
+            "figures here are about the answer that was not sampled."
         )
 
 
@@ -328,7 +328,7 @@ def collect(
         to_ask = read_questions(questions, gold=True)
         if out.exists() and not answers_path.exists():
             raise DataFormatError(
-                f"{str(out)!r} contains something else: the file with its answers is missing.",
+                f"{str(out)!r} exists, but the file with its answers is missing.",
                 hint="Choose another file.",
             )
         answers = Answers(answers_path, arms)

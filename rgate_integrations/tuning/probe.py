@@ -28,8 +28,8 @@ _TINY = 1e-6  # avoids a division by zero for constant features
 _CHUNK = 256
 _RECIPE = (
     f"per layer: standardised, {COMPONENTS} principal components and logistic regression with C={REGULARISATION}, "
-    "averaged with one that has an intercept a data set; logits averaged over the layers, weighted and calibrated by "
-    "logistic regression on held-out logits"
+    "averaged with one that has an intercept per data set; logits averaged over the layers, weighted and calibrated "
+    "by logistic regression on held-out logits"
 )
 _VIEWS: dict[DraftKind, tuple[tuple[Span, Pooling], ...]] = {
     "none": (("question", "mean"),),

@@ -51,7 +51,7 @@ class Question:
 
     @property
     def key(self) -> str:
-        """Hash of the text, ignoring case, by which repetitions are found."""
+        """Hash of the text, ignoring case; repetitions have the same key."""
         # `replace`, because lone surrogates cannot be encoded.
         return hashlib.sha256(self.text.casefold().encode(errors="replace")).hexdigest()[:16]
 
@@ -86,7 +86,7 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
     """Read questions, in order and without repetitions.
 
     Args:
-        source: A JSONL file, also gzipped, with ``question`` and optionally ``gold_answers`` (or ``answer``),
+        source: A JSONL file, plain or gzipped, with ``question`` and optionally ``gold_answers`` (or ``answer``),
             ``id``, ``dataset`` and ``popularity`` per line; or texts and such objects.
         gold: Whether each question must have gold answers.
 
@@ -188,14 +188,14 @@ def read_examples(
     are optional.
 
     Args:
-        paths: JSONL files, also gzipped.
+        paths: JSONL files, plain or gzipped.
         label: Key of the label, a boolean or a number in [0, 1]; or ``"match_ratio"`` for SlimPLM's label, which is
             computed from ``gold_answers`` and ``closed_book_text``.
         targets: Labels by question, which replace those in the files.
 
     Raises:
-        DataFormatError: A file cannot be read or is empty, a line lacks a key, or a question has both labels;
-            the message names file and line.
+        DataFormatError: A file cannot be read or is empty, a line lacks a key, or a repeated question has a different
+            label; the message names file and line.
     """
     seen: dict[str, tuple[bool, str]] = {}
     files = []
@@ -238,7 +238,7 @@ def read_paired(paths: Sequence[str | Path]) -> list[DataFile]:
     ``closed_book_logprobs``, ``popularity``.
 
     Args:
-        paths: JSONL files, also gzipped.
+        paths: JSONL files, plain or gzipped.
 
     Raises:
         DataFormatError: A file cannot be read or is empty, or a record lacks a key; the message names file and line.
@@ -246,7 +246,7 @@ def read_paired(paths: Sequence[str | Path]) -> list[DataFile]:
     files = []
     for path in map(Path, paths):
         examples = []
-        for record in read_records(path, hint='Each line is {"question": "…", …}.'):
+        for record in read_records(path, hint='Each line needs "question" and the labels of both arms.'):
             question = Question.from_record(record, _dataset_name(path))
             known = _is_right(record, question, "closed_book")
             examples.append(Example(question, float(known), _is_right(record, question, "rag")))

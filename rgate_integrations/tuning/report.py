@@ -23,7 +23,7 @@ from rgate_integrations.tuning.collection import Answered
 from rgate_integrations.tuning.fitting import FittedGate, Readings
 from rgate_integrations.tuning.labelling import Labels
 
-# A result holds every question; a larger file is not one, or would not fit on a page.
+# A result holds every question; a larger file is not a result, or is too large for a page.
 _MAX_RESULT_BYTES = 1 << 28
 
 

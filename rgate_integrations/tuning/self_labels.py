@@ -49,7 +49,7 @@ def label_own_answers(
     ``boundary`` gate.
 
     Args:
-        paths: JSONL files, also gzipped, with ``question`` and, except for certainty, ``gold_answers``.
+        paths: JSONL files, plain or gzipped, with ``question`` and, except for certainty, ``gold_answers``.
         proxy: The model whose knowledge is labelled.
         label: `SELF_LABEL`, or a `SampledLabel`.
         prompt: Prompt for its most likely answer.
