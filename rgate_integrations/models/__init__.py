@@ -1,1 +1,1 @@
-"""Models that gates read and LLMs that answer, local or on a server, and their downloads."""
+"""Local and remote models: the proxies of gates, the LLMs that answer, and their downloads."""

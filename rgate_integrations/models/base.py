@@ -84,7 +84,7 @@ class Proxy(ABC):
 
     @abstractmethod
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` cut to a number of tokens, or None if it is not longer."""
+        """Return the first ``tokens`` tokens of a text, or None if it is not longer."""
 
 
 class Generates(Proxy):

@@ -160,7 +160,7 @@ class Encoder(OnnxModel):
         return float(sum(map(self._tokens.get_score, self.ids(word))))
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` truncated to a number of tokens, or None if it is not longer."""
+        """Return the first ``tokens`` tokens of a text, or None if it is not longer."""
         _, ends = self._tokenize(text)
         return text[: ends[tokens - 1]] if len(ends) > tokens else None
 

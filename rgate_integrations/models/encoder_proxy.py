@@ -107,7 +107,7 @@ class EncoderProxy(HasStates):
         return history + request, [(len(history) + begin, len(history) + end) for begin, end in every]
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` truncated to a number of tokens, or None if it is not longer."""
+        """Return the first ``tokens`` tokens of a text, or None if it is not longer."""
         return self.encoder.truncate(text, tokens)
 
 

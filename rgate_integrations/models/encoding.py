@@ -74,7 +74,7 @@ class TextEncoder:
         return list(self.tokenize(text).ids)
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` cut to a number of tokens, or None if it is not longer."""
+        """Return the first ``tokens`` tokens of a text, or None if it is not longer."""
         offsets = self.tokenize(text).offsets
         return text[: offsets[tokens - 1][1]] if len(offsets) > tokens else None
 

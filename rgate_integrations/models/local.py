@@ -199,7 +199,7 @@ class TransformersProxy(LanguageModel, HasStates):
         return [HiddenStates(pooled, len(row)) for pooled, row in zip(states, rows, strict=True)]
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Truncate a text to a number of tokens; None if it is not longer. Loads the model."""
+        """Return the first ``tokens`` tokens of a text, or None if it is not longer. Loads the model."""
         return self.encoder.truncate(text, tokens)
 
     # --- the model -------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import httpx
 
 _Request: TypeAlias = tuple[str, dict[str, Any]]  # path and body
-# Statuses after which the same request may succeed.
+# Statuses after which the same request may succeed if it is repeated.
 _BUSY = {408, 429, 500, 502, 503, 504}
 _MAX_PAUSE = 60.0  # seconds, even if a server asks for a longer pause
 _TOP_LOGPROBS = 20  # the maximum of OpenAI's API and vLLM

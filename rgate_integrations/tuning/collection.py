@@ -1,6 +1,6 @@
 """Collects answers: sends every question to every arm, several at a time, and writes each answer to a file at once.
 
-`collect`, `tune`, `measure_ability` and the trainings share this file format. A line is an answer or a failure. An
+`collect`, `tune`, `measure_ability` and `rgate train` share this file format. A line is an answer or a failure. An
 interrupted run resumes: it repeats failed calls, but no call that was answered.
 """
 
@@ -289,7 +289,7 @@ class Answers:
             self._questions[question.key] = question
 
     def _load(self, record: Record) -> None:
-        """Read a line of the file."""
+        """Store the answer or failure that a line of the file records."""
         question, arm = Question.from_record(record), record.text("arm")
         self._remember(question)
         if "error" in record.fields:
@@ -316,7 +316,7 @@ def arm_kind(arm: ArmName) -> str:
 def cached_answers(
     what: str, arms: Mapping[ArmName, Arm], questions: Sequence[Question], progress: Progress = no_progress
 ) -> list[Mapping[ArmName, Draft]]:
-    """Let a local model answer, and cache the answers, so that a restarted training does not repeat them.
+    """Let a local model answer, and cache the answers, so that a restarted run does not repeat them.
 
     Args:
         what: Name of the kind of answer, such as ``"drafts"``.
@@ -333,8 +333,8 @@ def cached_answers(
     made_with = json_line({name: dict(arm.facts) for name, arm in arms.items()})
     # The name is a hash of the facts, so each model, prompt and seed has its own file.
     path = cache_dir() / what / f"{hashlib.sha256(made_with.encode()).hexdigest()[:16]}.jsonl"
-    waiting = f"waiting for another training that writes the same {what}"
-    # Two trainings on the same questions share the file: the second waits for the lock, then reads the answers.
+    waiting = f"waiting for another run that writes the same {what}"
+    # Two runs on the same questions share the file: the second waits for the lock, then reads the answers.
     with locked(path, waiting=partial(progress, waiting, 0, len(questions))):
         answers = Answers(path, arms)
         failed = answers.ask(questions, concurrency=1, label=f"writing {what}", progress=progress)

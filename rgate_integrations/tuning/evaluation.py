@@ -49,7 +49,7 @@ class JudgedQuestions:
     decisions: NDArray[np.object_]
 
     def part(self, positions: PositionArray) -> JudgedQuestions:
-        """Return the questions at some positions."""
+        """Return the questions at the given positions."""
         return JudgedQuestions(
             self.p[positions],
             self.retrieve[positions],

@@ -287,7 +287,7 @@ class Table:
         return np.column_stack([self.prior, self.states, self.features, np.ones(len(self.prior))])
 
     def part(self, indices: PositionArray) -> Table:
-        """Return the questions at some indices."""
+        """Return the questions at the given indices."""
         return Table(
             self.prior[indices],
             self.states[indices],

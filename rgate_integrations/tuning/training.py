@@ -34,7 +34,7 @@ from rgate_integrations.tuning.questions import LABEL, DataFile, DraftKind, Exam
 
 @dataclass(frozen=True)
 class Recipe:
-    """Hyperparameters of a fine-tuning.
+    """Hyperparameters of fine-tuning.
 
     Attributes:
         epochs: Passes over the pairs.
@@ -83,8 +83,8 @@ class TrainingOptions:
         labelled_by: Source of the labels, for the model card; empty if they came with the data.
         llm: Name of the LLM whose answers were labelled.
         system: System message of the prompt for the answers (probes only); None keeps `ANSWER`'s.
-        recipe: Hyperparameters of a fine-tuning; the paper's when None.
-        resume: Whether to continue an interrupted fine-tuning.
+        recipe: Hyperparameters of fine-tuning; the paper's when None.
+        resume: Whether to continue an interrupted fine-tuning run.
     """
 
     draft: DraftKind = "proxy"
@@ -138,7 +138,7 @@ def drafts_for(
 ) -> list[Draft] | None:
     """Return one draft per question, or None if the options only read the question.
 
-    The proxy's drafts are cached, so a restarted training resumes.
+    The proxy's drafts are cached, so a restarted run resumes.
 
     Raises:
         DataFormatError: The options read recorded drafts, and a question has none.
