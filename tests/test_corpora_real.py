@@ -136,7 +136,7 @@ def test_what_a_rule_retrieves_is_searched_where_it_belongs(folders):
     gate = load_gate(corpus=folders, **rules)
     for asked, name in ((f"{QUESTIONS['leave']} Ask Hamlet.", "leave"), (QUESTIONS["canteen"], "canteen")):
         decision = gate.decide(asked)
-        assert decision.override.reason.startswith("The rule always=")
+        assert decision.override.reason.startswith("A rule in always=")
         assert (decision.corpus, decision.p_known) == (name, 0.0)
 
 
@@ -301,7 +301,7 @@ def test_indexes_without_a_name_of_their_own_are_refused(indexes):
     options = [part for index in indexes for part in ("--index", index)]
     error = rgate("serve", "--upstream", "http://127.0.0.1:1", *options).exception
     assert isinstance(error, ConfigurationError)
-    assert error.hint == "--index NAME=FOLDER"
+    assert error.hint == "Name each: --index NAME=FOLDER."
 
 
 # --- evaluation and logs -------------------------------------------------------------------------------------------

@@ -143,12 +143,15 @@ def test_the_servers_decision_holds_also_where_it_has_another_reason_than_its_th
 
 
 def test_a_rule_of_the_server_is_reported_once():
-    why = Override(retrieve=False, reason="The rule never=: it is chat.")
+    why = Override(retrieve=False, reason="A rule in never= matches: the pattern 'chat'.")
     decision = Decision(
         question="hi", retrieve=False, p_known=1, override=why, reason=f"{why.reason} It is polite."
     )
     with answering(200, f'{{"decisions": [{decision.model_dump_json()}]}}'.encode()) as (url, _):
-        assert load_gate(url).decide("hi").reason == "The rule never=: it is chat. It is polite."
+        assert (
+            load_gate(url).decide("hi").reason
+            == "A rule in never= matches: the pattern 'chat'. It is polite."
+        )
 
 
 def test_a_login_in_the_url_is_in_no_repr_and_in_no_dump_of_a_chain():

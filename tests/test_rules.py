@@ -47,7 +47,7 @@ def test_a_pattern_decides_before_the_gate_and_says_so(name, rules, retrieve):
     gate = load_gate(name, **rules)
     found = gate.decide(ASKED)
     assert (found.retrieve, found.p_known, found.gate) == (retrieve, float(not retrieve), "constant")
-    assert found.reason == f"The rule {next(iter(rules))}=: it matches 'contracts?'."
+    assert found.reason == f"A rule in {next(iter(rules))}= matches: the pattern 'contracts?'."
     assert found.override == Override(retrieve=retrieve, reason=found.reason)
     for threshold in (0.0, 1.5):
         assert gate.decide(ASKED, threshold=threshold).retrieve is retrieve
@@ -59,7 +59,7 @@ def test_a_function_sees_the_question_and_its_metadata_and_retrieves_where_it_fa
     channels = [{"channel": "support"}, {"channel": "web"}, None]
     found = gate.decide_batch([Request("Who wrote Hamlet?", metadata=each) for each in channels])
     assert [decision.retrieve for decision in found] == [True, False, False]
-    assert "is_support says so" in found[0].reason
+    assert "is_support returned true" in found[0].reason
     brief = load_gate("constant:always", never=lambda question: len(question) < 8)
     assert [brief.decide(question).retrieve for question in ("thanks", "Who wrote Hamlet?")] == [False, True]
     failed = load_gate("constant:never", never=lambda question: 1 / 0).decide("Who wrote Hamlet?")
@@ -104,11 +104,13 @@ def test_what_is_like_an_example_is_decided_by_its_rule_and_what_cannot_be_compa
     gate = load_gate("constant:always", proxy=proxy, never=["Translate it."], always=["Which clause?"])
     decision = gate.decide("Translate the letter.")
     assert (decision.retrieve, decision.p_known) == (False, 1.0)
-    assert decision.reason == "The rule never=: it is like 'Translate it.' (1.00)."
+    assert decision.reason == "A rule in never= matches: the example 'Translate it.' (cosine 1.00)."
     read = proxy.read.count("Which clause?")
-    assert gate.decide("Which page?").reason.startswith("The rule always=: it is like 'Which clause?'")
+    assert gate.decide("Which page?").reason.startswith(
+        "A rule in always= matches: the example 'Which clause?'"
+    )
     assert gate.decide("Unlike both?").retrieve is True
-    assert gate.decide("Translate it. Which page?").reason.startswith("The rule always=")
+    assert gate.decide("Translate it. Which page?").reason.startswith("A rule in always=")
     assert gate.decide("Translate it. Unlike that.").retrieve is True, "each part has to be like the example"
     assert proxy.read.count("Which clause?") == read, "the examples are read once"
     failed = gate.decide("no such word")
@@ -156,7 +158,7 @@ def test_a_rule_decides_whatever_the_threshold(rules, retrieve):
         found = gate.decide(ASKED, threshold=threshold)
         assert (found.retrieve, found.override.retrieve) == (retrieve, retrieve)
         assert found.reason == found.override.reason
-        assert found.reason.startswith(f"The rule {next(iter(rules))}=")
+        assert found.reason.startswith(f"A rule in {next(iter(rules))}=")
     assert gate.decide("Who wrote Hamlet?").override is None
     failed = load_gate("constant:never", never=lambda question: 1 / 0).decide("Who wrote it?", threshold=0.0)
     assert failed.retrieve is True
@@ -178,7 +180,7 @@ def test_a_rule_decides_in_a_router_whatever_is_found_or_begun(name, threshold, 
 
 def test_langchain_takes_rules_and_keeps_them():
     gate = RetrievalGate("constant:never", always=["Which clause?", CONTRACT])
-    assert gate.invoke(ASKED).reason == "The rule always=: it matches 'contracts?'."
+    assert gate.invoke(ASKED).reason == "A rule in always= matches: the pattern 'contracts?'."
     assert gate.for_arm(Writer()).invoke(ASKED).retrieve is True
     assert RetrievalGate(gate.gate, always=gate.always).gate is gate.gate, "as a config makes it anew"
     replaced = RetrievalGate(gate.gate, always=re.compile("lease"), never=CONTRACT)
@@ -220,7 +222,7 @@ def test_rules_of_a_file(tmp_path):
     path.write_text(json.dumps({"always": [{"pattern": "contract"}]}))
     options = ["--gate", "constant:never", "--rules", str(path)]
     found = CliRunner().invoke(app, ["decide", *options, "the contract", "it"])
-    assert (found.exit_code, "The rule always=" in found.output) == (0, True)
+    assert (found.exit_code, "A rule in always=" in found.output) == (0, True)
 
 
 @pytest.mark.parametrize(

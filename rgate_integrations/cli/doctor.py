@@ -38,7 +38,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def _examine() -> Iterator[tuple[str, str, str]]:
-    """Yield the name, the state and the remedy of each thing."""
+    """Yield the name, state and remedy of each part of the installation."""
     from rgate_integrations.models.catalog import CATALOGUE, READER
     from rgate_integrations.models.download import cache_dir, cached_path
     from rgate_integrations.models.encoder import ENCODER, Encoder

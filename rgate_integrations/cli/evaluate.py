@@ -46,7 +46,7 @@ from rgate_integrations.errors import ConfigurationError
 if TYPE_CHECKING:
     from rgate_integrations.engine.decision_engine import DecisionEngine
 
-_SHOWN_GAPS = 20  # number of questions to list that no corpus covers
+_SHOWN_GAPS = 20  # maximum number of uncovered questions to list
 _CONCURRENCY = 4  # concurrent LLM calls of `collect`
 _NOT_WRITTEN = "Nothing was written. Run the same command to start again."
 
@@ -166,7 +166,7 @@ _COLUMNS = (
 
 
 def _row(name: str, measured: dict[str, Any]) -> list[str]:
-    """Return the cells of `_COLUMNS`."""
+    """Return a row of the table, with one cell per column of `_COLUMNS`."""
     # The AUC is undefined if all labels are the same.
     ends = [f"{end:.2f}" for end in measured["intervals"].get("auc", ())]
     low, high = measured["intervals"]["containment_accuracy"]

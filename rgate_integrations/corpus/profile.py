@@ -69,7 +69,7 @@ class CorpusProfile:
         codes: Vectors of a sample of its passages, shape (passages, 256), int8, not normalised.
         terms: Its telling words, and its names, such as products, identifiers and error codes.
         baseline: Median nearness of unrelated requests, which ship with the package.
-        margin: How much nearer sentences of its own passages are (each compared with the other passages).
+        margin: How much nearer sentences from its own passages are, each compared with the other passages.
         source: What the profile was made from. A description gives a weaker profile than passages.
         seen: Number of passages seen.
         sketch: Hashes by which `is_outdated` compares the corpus with a later state.
@@ -189,7 +189,7 @@ class CorpusProfile:
         return self.nearness(vectors) - self.baseline / 2
 
     def p_covered(self, vectors: Float32Array, texts: Sequence[str]) -> Float64Array:
-        """Return P(covered), in [0, 1]: whether the corpus has something on each question, shape (questions,).
+        """Return P(the corpus has something on it), in [0, 1], for each question, shape (questions,).
 
         Args:
             vectors: The encoder's sentence vectors of the questions, shape (questions, 384).

@@ -50,7 +50,7 @@ def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0
 
     Raises:
         ConfigurationError: ``retriever`` cannot be searched, or ``searches`` is below 1.
-        ProfileError: A search failed, or none ended in time.
+        ProfileError: A search failed, or none finished in time.
     """
     if searches < 1:
         raise ConfigurationError(f"searches must be at least 1, not {searches}.")
@@ -69,7 +69,7 @@ def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0
         if len(latest) == _WINDOW and found and new < _MIN_NEW_SHARE * max(total, 1):
             break
     if not found and time.monotonic() >= deadline:
-        raise ProfileError(f"No search ended within {timeout:g} s.", hint="Check the retriever's server.")
+        raise ProfileError(f"No search finished within {timeout:g} s.", hint="Check the retriever's server.")
     return list(found)
 
 

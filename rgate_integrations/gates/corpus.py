@@ -49,7 +49,7 @@ class _Coverage:
         """Why the corpus is searched, as a sentence."""
         terms = ", ".join(self.profile.match_terms(self.text)[:_REASON_WORDS])
         evidence = f"probability {self.p:.2f}" + (f": {terms}" if terms else "")
-        return f"It is about what *{self.profile.name}* covers ({evidence})."
+        return f"The question is about what *{self.profile.name}* covers ({evidence})."
 
 
 class CorpusGate(Gate):

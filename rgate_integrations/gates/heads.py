@@ -28,7 +28,7 @@ _warn_once = lru_cache(maxsize=256)(_log.warning)  # bounded, because clients of
 _MAX_SHOWN = 80  # characters of a segment in a reason
 # In a request with more questions, the heads may miss the one that needs a search, so it retrieves.
 _MAX_QUESTIONS = 8
-# "known" is only a signal if knowing the fact changes P(known) by this much; otherwise the request asks for none.
+# "known" is only a signal if knowing the fact changes P(known) by this much; otherwise the request asks for no fact.
 _MIN_INFLUENCE = 0.1
 ALWAYS_READ = 40.0
 """A margin in logits so wide that the reader is asked about every fact."""

@@ -151,7 +151,9 @@ class LikenessSpec(EvidenceSpec[Score | None]):
         for (example, p_known), cosines in zip(self.examples, likeness.T, strict=True):
             name, cosine = ("never", cosines.min()) if p_known else ("always", cosines.max())
             if cosine >= ALIKE:
-                return _rule_score(name, p_known, f"it is like {example[:_MAX_SHOWN]!r} ({cosine:.2f}).")
+                return _rule_score(
+                    name, p_known, f"the example {example[:_MAX_SHOWN]!r} (cosine {cosine:.2f})."
+                )
         return None
 
 
@@ -179,18 +181,18 @@ def _check_rules(name: str, rules: RuleOrRules) -> tuple[Rule, ...]:
 
 def _rule_score(name: str, p_known: float, reason: str) -> Score:
     """Return the score of a request that a rule decides, without the gate."""
-    return Score(p_known, "").overridden(f"The rule {name}=: {reason}", retrieve=not p_known)
+    return Score(p_known, "").overridden(f"A rule in {name}= matches: {reason}", retrieve=not p_known)
 
 
 def _match_rule(rule: Rule, request: Request) -> str:
     """Return why a pattern or a function matches a request; empty if it does not match, or is an example."""
     if isinstance(rule, re.Pattern):
-        return f"it matches {rule.pattern!r}." if rule.search(request.question) else ""
+        return f"the pattern {rule.pattern!r}." if rule.search(request.question) else ""
     if isinstance(rule, str):
         return ""
     arguments: tuple[Any, ...] = (request.question, request.metadata)
     arguments = arguments[: len(inspect.signature(rule).parameters)]
-    return f"{getattr(rule, '__name__', type(rule).__name__)} says so." if rule(*arguments) else ""
+    return f"{getattr(rule, '__name__', type(rule).__name__)} returned true." if rule(*arguments) else ""
 
 
 def directions_of(states: Float32Array) -> Float64Array:

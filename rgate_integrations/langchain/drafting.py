@@ -97,7 +97,7 @@ def condense_follow_ups(condense: Runnable[Any, Any] | None, calls: Sequence[Gat
             question = split_thoughts(parse_question(answer).question).answer.strip()
             if not question:
                 raise InvalidQuestionError("The condensed question is empty.")
-        except Exception as error:  # any error may come from the application's runnable
+        except Exception as error:  # the application's runnable may raise anything
             call.condense_error = error
         else:
             call.turn = UserTurn(question)
@@ -139,7 +139,7 @@ class ChatDrafter(Drafter[GateCall]):
         drafts: Sequence[Draft | Exception | None]
         try:
             drafts = yield from self.write_drafts(calls)
-        except Exception as error:  # any error may come from an LLM
+        except Exception as error:  # an LLM may raise anything
             texts = [text for call in calls for text in self.private_texts(call)]
             _log.warning("The LLM wrote no draft: %s: %s", type(error).__name__, redact(error, *texts))
             drafts = [error] * len(calls)

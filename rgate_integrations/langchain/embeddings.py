@@ -81,7 +81,7 @@ def as_embedder(embeddings: Embeddings) -> Embedder:
         ConfigurationError: The object is not LangChain embeddings.
     """
     if type(embeddings) is RGateEmbeddings:
-        return embeddings  # not wrapped, so that the command line can open the index, too
+        return embeddings  # not wrapped, because the command line opens only indexes of this embedder
     if not isinstance(embeddings, Embeddings):
         raise ConfigurationError(
             f"A store needs LangChain embeddings, not {type(embeddings).__name__}.",

@@ -106,7 +106,7 @@ class LocalChat(BaseChatModel, GenerationOptions):
                 message.chunk_position = "last"
             if options.logprobs:
                 entries = []
-                for token in chunk.tokens:  # in the form of OpenAI's API
+                for token in chunk.tokens:  # in OpenAI's format
                     entry = {"token": token.text, "logprob": token.logprob}
                     entries.append({**entry, "bytes": list(token.text.encode()), "top_logprobs": []})
                 info["logprobs"] = {"content": entries}

@@ -77,7 +77,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
                 "tools must be a list of one or more tools.", hint='Pass a list such as ["search_docs"].'
             )
         self.gate = as_gate_runnable(gate)
-        # Makes the decision if there is no question: retrieve, which hides nothing.
+        # Decides if there is no question: it always retrieves, which hides nothing.
         self._without_question = resolve_gate("constant:always")
         self.hidden = frozenset(_names(tool)[0] for tool in tools)
         self._unchecked = frozenset(tool for tool in tools if isinstance(tool, str))

@@ -72,7 +72,7 @@ class ProviderModel(LanguageModel):
             self._chat = init_chat_model(name, model_provider=provider, **{**thinking, **options.extra})
         except ImportError as error:
             raise MissingDependencyError(str(error)) from error
-        except Exception as error:  # each provider raises its own
+        except Exception as error:  # each provider raises its own exceptions
             message = str(error)[:_MAX_MESSAGE]
             raise ConfigurationError(f"Cannot create the chat model {provider}:{name}: {message}") from error
         self._length_field = length_field(self._chat)
@@ -144,7 +144,7 @@ class ProviderModel(LanguageModel):
             try:
                 draft: Draft = read_message(chat.invoke(messages))
                 break
-            except Exception as error:  # each provider raises its own
+            except Exception as error:  # each provider raises its own exceptions
                 if getattr(error, "status_code", None) in _UNUSABLE:
                     message = str(error)[:_MAX_MESSAGE]
                     raise ServerError(

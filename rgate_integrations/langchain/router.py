@@ -129,7 +129,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     ) -> AsyncIterator[Output]:
         """Decide, then stream the chosen arm."""
         streamed: Any = self._atransform_stream_with_config(_single(input), self._astream, config, **kwargs)
-        # Closes the stream as soon as its reader leaves, not only when the generator is garbage-collected.
+        # Closes the stream as soon as its reader stops, not only when the generator is garbage-collected.
         async with aclosing(streamed) as chunks:
             async for chunk in chunks:
                 yield chunk

@@ -43,7 +43,7 @@ _dispatcher = get_dispatcher(__name__)
 
 
 class RetrievalGateEvent(BaseEvent):
-    """LlamaIndex event: a gate has decided.
+    """A LlamaIndex event: a gate has made a decision.
 
     Attributes:
         decision: The decision.
@@ -152,7 +152,7 @@ class QueryDecider:
         if self.drafter is not None and isinstance(item, Request):
             inherited = self.inherited(bundle)
             draft: Draft | Exception | None = None if inherited is None else inherited.decision.draft
-            # Otherwise this LLM has already written it.
+            # A draft with the source "llm" that came with the request is already by this LLM.
             if not isinstance(draft, Draft) or draft.source != "llm":
                 (draft,) = yield from self.drafter.write_drafts([item.question])
                 new_drafts = [draft] if isinstance(draft, Draft) else []

@@ -50,7 +50,7 @@ class LLMDrafter(Drafter[str]):
         try:
             with instrument_tags({**active_instrument_tags.get(), DRAFT_TAG: True}):
                 return [(yield call)]
-        except Exception as error:  # each provider raises its own
+        except Exception as error:  # each provider raises its own exceptions
             return [error]
 
     def read_draft(self, answer: ChatResponse | CompletionResponse) -> Draft:

@@ -266,7 +266,7 @@ class GatewayCall(QuestionCall):
     """
 
     def __init__(self, gateway: Gateway, llm_request: LLMRequest) -> None:
-        # At most as long as `LLMName` allows: clients choose the name, and it is a key of the cache.
+        # Cut to the length that `LLMName` allows, because clients choose the name, and the cache keeps it.
         gates = gateway.service.gates(str(llm_request.body.get("model") or "")[:200])
         answer_first = gateway.strategy.answer_first if llm_request.can_be_judged_early else None
         strategy = replace(

@@ -144,7 +144,7 @@ class _TimedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle.response_complete:  # and the next request has not come already
+        if self.cycle.response_complete:  # and the next request has not arrived yet
             self._late = self.loop.call_later(self.timeout_keep_alive, self._hang_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -233,7 +233,7 @@ class Guard:
             await self._answer(scope, body, receive, send)
 
     async def _read_body(self, request: Request) -> bytes | Response | None:
-        """Return the body, or the response to one that is too large or slow; None if the client disconnected."""
+        """Return the body, an error response if it is too large or slow, or None if the client disconnected."""
         body = bytearray()
         try:
             async with asyncio.timeout(self._patience):

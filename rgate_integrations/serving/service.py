@@ -201,7 +201,7 @@ def _decide(item: DecideItem, gates: LLMGates, timeout: float) -> Flow[Decision]
     gate, draft = gates.question, item.draft
     if draft is not None and gates.answer is not None:
         gate = gates.answer
-    if isinstance(draft, Draft):  # with an id, a client could read states of other answers of this process
+    if isinstance(draft, Draft):  # an id could name the states of another client's answer
         draft = draft.model_copy(update={"response_id": ""})
     request = read_item(
         item.question,

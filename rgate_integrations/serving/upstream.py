@@ -93,7 +93,7 @@ class Upstream:
         # The client's path already begins with /v1.
         self._base = httpx.URL(base.removesuffix("/v1"))
         self._own_headers = credentials.headers
-        # httpx sets these two for the request that it sends.
+        # httpx itself sets host and content-length.
         self._dropped = {*_HOP_BY_HOP, "host", "content-length"}
         if self._own_headers or not keeps_key:
             self._dropped.add("authorization")
@@ -124,7 +124,7 @@ class Upstream:
         url = self._url_for(request)
         built = self._client.build_request(request.method, url, headers=headers, content=body)
         response = await self._client.send(built, stream=True)
-        # The response could not be forwarded with such a status.
+        # A response with such a status could not be forwarded.
         if not 200 <= response.status_code < 600:
             await response.aclose()
             raise httpx.RemoteProtocolError(f"Invalid status {response.status_code}.")
