@@ -117,7 +117,7 @@ def test_drawn_answers_depend_on_the_seed(proxy):
 def test_what_cannot_be_written(proxy):
     with pytest.raises(ConfigurationError, match="context holds 2048"):
         proxy.answer([{"role": "user", "content": "word " * 3_000}], GenerationOptions())
-    with pytest.raises(ConfigurationError, match="2 layers"):
+    with pytest.raises(ConfigurationError, match="between 0 and 2"):
         written(proxy, layers=(3,))
 
 
