@@ -109,7 +109,7 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
             model.load_adapter(adapter, adapter_name=name, peft_config=config, use_safetensors=True)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise ModelLoadError(
-            f"The adapter {adapter!r} does not fit the model: {str(error).splitlines()[0]}",
+            f"The adapter {adapter!r} could not be loaded into the model: {str(error).splitlines()[0]}",
             hint=f"Use a LoRA adapter of this model that has {_ADAPTER_WEIGHTS}; pickles are not read.",
         ) from error
 

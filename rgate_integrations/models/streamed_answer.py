@@ -136,7 +136,9 @@ class StreamedAnswer:
                     hint="Use fewer passages or fewer earlier turns.",
                 )
             if not all(0 <= layer <= runner.num_layers for layer in self.layers):
-                raise ConfigurationError(f"layers must be in 0 to {runner.num_layers}, not {self.layers}.")
+                raise ConfigurationError(
+                    f"layers must be between 0 and {runner.num_layers}, not {self.layers}."
+                )
             self.fingerprint = runner.fingerprint
             self.encoder = runner.encoder
             self._limit = min(options.max_tokens or room, room)

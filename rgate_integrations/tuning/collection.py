@@ -215,7 +215,7 @@ class Answers:
             if is_unusable or in_a_row[kind] == STOP_AFTER or failures == total:
                 raise ServerError(
                     f"Giving up after {failures} failed calls, the last with: {line['error']}",
-                    hint=f"The answers so far are kept in {str(self.path)!r}. Fix the LLM, then start the run again.",
+                    hint=f"The answers so far are kept in {str(self.path)!r}. Fix the cause, then try again.",
                 )
         if "direct" in arms:
             self._check_finished(self.arms["direct"])
