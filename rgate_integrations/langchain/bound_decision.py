@@ -44,7 +44,7 @@ DECISION_KEY = "__rgate_decided"
 def bind_decision(
     config: RunnableConfig, gate: Runnable[Any, Decision], value: Any, decision: Decision
 ) -> RunnableConfig:
-    """Return a config with the decision about an input."""
+    """Return a copy of a config to which the decision about an input is bound."""
     # Unwrap the user's bindings and chains: a guarded retriever in an arm compares the gate itself with its own.
     while isinstance(gate, RunnableBindingBase | RunnableSequence):
         gate = gate.bound if isinstance(gate, RunnableBindingBase) else gate.last

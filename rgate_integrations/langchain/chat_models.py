@@ -32,7 +32,7 @@ def length_field(llm: Any) -> str | None:
 
 
 def is_decision_model(runnable: Any) -> bool:
-    """Return whether a runnable is one of LangChain's decision models, from a state to typed answers."""
+    """Return whether a runnable is one of LangChain's decision models, which map a state to typed answers."""
     # Older versions lack the module. If an object has one of its types, the module is already imported.
     module = sys.modules.get("langchain_core.decisions")
     return module is not None and isinstance(runnable, module.BaseDecisionModel)

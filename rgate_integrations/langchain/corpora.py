@@ -53,7 +53,7 @@ class PerCorpus(FlowRunnable[Input, Output]):
         """Combine what an input's parts returned or raised, best first, into its result."""
 
     def with_parts(self, parts: Mapping[str, Runnable[Any, Any]]) -> Self:
-        """Return a copy with these runnables instead."""
+        """Return a copy with these runnables as its parts."""
         return self.model_copy(update={"parts": dict(parts)})
 
     @property
@@ -105,13 +105,13 @@ class CorpusChain(PerCorpus[Input, Output]):
         return next(iter(results.values()))
 
     def stream(self, input: Input, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Output]:
-        """Stream the chain of the corpus."""
+        """Stream the chain of the chosen corpus."""
         yield from self._chain(config).stream(input, config, **kwargs)
 
     async def astream(
         self, input: Input, config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncIterator[Output]:
-        """Stream the chain of the corpus."""
+        """Stream the chain of the chosen corpus."""
         stream: Any = self._chain(config).astream(input, config, **kwargs)
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
@@ -138,7 +138,7 @@ class CorpusRetriever(PerCorpus[str, list[Document]], FlowRetriever):
 def as_searched(
     value: Any, kind: type[Any], corpora: Sequence[str], *, any_corpora: bool
 ) -> Runnable[Any, Any]:
-    """Return a retriever or retrieve arm as a runnable.
+    """Convert a retriever or a retrieve arm to a runnable.
 
     Args:
         value: A runnable, anything that LangChain coerces to one, or a mapping from corpus names to several.

@@ -14,7 +14,7 @@ from rgate_integrations.prompts import format_passages
 
 
 def as_passage(document: Document) -> FoundPassage:
-    """Return a document as a passage."""
+    """Convert a document to a passage."""
     metadata = document.metadata or {}  # some stores return None
     return FoundPassage(document.page_content, str(metadata.get("title") or ""))
 

@@ -154,7 +154,7 @@ class ChatDrafter(Drafter[GateCall]):
         return answers
 
     def read_draft(self, answer: Any) -> Draft:
-        """Return a message or a string as a draft."""
+        """Convert a message or a string to a draft."""
         if not isinstance(answer, BaseMessage):
             return Draft(text=str(answer).strip(), source="llm")
         return read_message(answer)

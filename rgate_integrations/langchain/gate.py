@@ -327,7 +327,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
 
 def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
-    """Return a runnable unchanged; make a `RetrievalGate` of anything else."""
+    """Return a runnable unchanged; make a `RetrievalGate` from anything else."""
     if isinstance(gate, Runnable) and not is_decision_model(gate):
         return gate
     return RetrievalGate(gate)

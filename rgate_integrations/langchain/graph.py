@@ -136,7 +136,7 @@ def route_edge(
 
 
 def _mapping(state: Any) -> Any:
-    """Return a state as a mapping, whatever its schema."""
+    """Convert a state to a mapping, whatever its schema."""
     if isinstance(state, BaseModel):
         return dict(state)
     return vars(state) if is_dataclass(state) else state

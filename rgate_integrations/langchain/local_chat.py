@@ -120,7 +120,7 @@ class LocalChat(BaseChatModel, GenerationOptions):
 
 
 def _turn(message: BaseMessage) -> dict[str, str]:
-    """Return a message as a turn of a chat template."""
+    """Convert a message to a turn of a chat template."""
     role = message.role if isinstance(message, ChatMessage) else _ROLES.get(message.type)
     if role is None:
         raise ConfigurationError(f"A local model cannot read messages of type {message.type!r}.")

@@ -194,7 +194,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         return [item.result for item in inputs]
 
     def _route_one(self, single: Run) -> Flow[ArmRun | ArmAnswer]:
-        """Decide about one input; returns what remains to run, or raises."""
+        """Decide about one input; return what remains to run, or raise."""
         (item,) = yield from self._route([single])
         if isinstance(item.result, Exception):
             raise item.result
@@ -218,7 +218,7 @@ async def _single(value: Any) -> AsyncIterator[Any]:
 
 @dataclass(frozen=True)
 class ArmRun:
-    """An arm that remains to run for an input."""
+    """An arm that has yet to run for an input."""
 
     arm: Runnable[Any, Any]
     input: Any

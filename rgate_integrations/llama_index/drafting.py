@@ -54,7 +54,7 @@ class LLMDrafter(Drafter[str]):
             return [error]
 
     def read_draft(self, answer: ChatResponse | CompletionResponse) -> Draft:
-        """Return a response as a draft."""
+        """Convert a response to a draft."""
         # Each position is a list: the generated token, then other likely ones.
         tokens, logprobs = read_logprobs([position[0] for position in answer.logprobs or [] if position])
         return Draft.from_message(

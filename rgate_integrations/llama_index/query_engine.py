@@ -267,7 +267,7 @@ class EngineCall(QuestionCall):
             return (yield Call(engine.retrieve, getattr(engine, "aretrieve", None), copy_bundle(self.bundle)))
 
     def read_passages(self, item: RoutedInput) -> Sequence[FoundPassage]:
-        """Return the nodes as passages."""
+        """Convert the nodes to passages."""
         passages = []
         for node in item.passages:
             title = (node.node.metadata or {}).get("title") or ""

@@ -289,12 +289,12 @@ class GatewayCall(QuestionCall):
         return Gather([Call(never_blocking, search, self._llm_request, each) for each in decisions])
 
     def read_passages(self, item: RoutedInput) -> Sequence[FoundPassage]:
-        """Return the passages in the format of look first."""
+        """Convert the hits to the passages that look first judges."""
         return [FoundPassage(hit.passage.text, hit.passage.title) for hit in item.passages]
 
 
 def _make_headers(decision: Decision) -> dict[str, str]:
-    """Return a decision as headers of the response."""
+    """Convert a decision to response headers."""
     values = {
         "decision": route_label(decision),
         "p-known": f"{decision.p_known:.3f}",

@@ -75,7 +75,7 @@ class SearchFunction:
 
 
 def as_hit(result: Any, query: str) -> Hit:
-    """Return a search result as a hit.
+    """Convert a search result to a hit.
 
     Raises:
         TypeError: The result has no text.

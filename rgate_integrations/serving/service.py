@@ -102,7 +102,7 @@ class LLMGates:
 
     @classmethod
     def for_llm(cls, gate: Decider, llm: str, name_source: str) -> LLMGates:
-        """Return a gate and its answer-first gate, both for an LLM."""
+        """Return a gate and its answer-first gate, both adjusted to an LLM."""
         try:
             judge, question = answer_first_gates(gate)
         except ConfigurationError:
@@ -111,7 +111,7 @@ class LLMGates:
 
 
 class DecisionService:
-    """Decides for all clients with one gate, whose batches they share.
+    """Decides for all clients with one gate, which batches their questions together.
 
     Args:
         gate: The gate.
