@@ -85,7 +85,8 @@ class Drafter(ABC, Generic[_Prompt]):
         if refused and simpler:
             retries = iter((yield from self._ask_in_form(refused, simpler)))
             answers = [next(retries) if says_unsupported(answer) else answer for answer in answers]
-        # Set after the retries, which may set a simpler form: one answer shows that the LLM accepts this one.
+        # Set after the retries, because they may set a simpler form. A single answer shows that the LLM accepts
+        # the form used here.
         if works:
             self.forms = forms
         return answers

@@ -142,8 +142,8 @@ class LikenessSpec(EvidenceSpec[Score | None]):
     def compare(self, likeness: Float64Array) -> Score | None:
         """Return the override of the first example that a request is similar to.
 
-        An example that retrieves must match any segment of the request. One that skips must match all of them, so
-        that no other question in the request is skipped.
+        For an example that retrieves, one similar segment is enough. One that skips must be similar to all segments,
+        so that no other question in the request is skipped.
 
         Args:
             likeness: Cosines of the directions of segments and examples, shape (segments, examples).

@@ -45,7 +45,7 @@ class Run:
 class FlowRunnable(RunnableSerializable[Input, Output]):
     """A runnable with a single method, `flow`, which invoke, batch and their async forms run.
 
-    Each input has its own run in traces, also in a batch. Options are fields, so that ``configurable_fields`` and
+    Each input has its own run in traces, even in a batch. Options are fields, so that ``configurable_fields`` and
     ``dumpd`` find them; unknown names are rejected.
     """
 

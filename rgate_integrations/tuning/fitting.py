@@ -77,10 +77,10 @@ class FittedGate:
 
 
 def read_questions_with(gate: DecisionEngine, questions: Sequence[str], progress: Progress) -> Readings:
-    """Let the prior decide about questions, and read their hidden states from the layers that suit probes.
+    """Decide questions with the prior gate, and read their hidden states from the layers that suit probes.
 
     Raises:
-        RGateError: The gate failed on a question, without which the fit would give a different gate.
+        RGateError: The prior gate failed on a question. Leaving the question out would change the fit.
     """
     strict, proxy = gate.with_options(on_error="raise"), require_states(gate.get_proxy())
     layers = tuple(PooledLayer(depth, "question", "mean") for depth in proxy.question_layers)
