@@ -158,12 +158,12 @@ def build_table(text: str) -> tuple[AbilityEntry, ...]:
     Args:
         text: JSON: ``theta``, ``sd`` and ``source`` by name.
     """
-    entries = []
-    for name, facts in parse_json(text).items():
-        ability = Ability(name, **facts)
-        # Names tend to overrate LLMs. With one standard deviation less, strong ones answer 76 % of the skipped
-        # questions correctly, not 72 % (benchmarks/abilities.py).
-        entries.append(AbilityEntry(parse_name(name), replace(ability, theta=ability.theta - ability.sd)))
+    # Names tend to overrate LLMs. With one standard deviation less, strong ones answer 76 % of the skipped questions
+    # correctly, not 72 % (benchmarks/abilities.py).
+    entries = [
+        AbilityEntry(parse_name(name), Ability(name, **facts | {"theta": facts["theta"] - facts["sd"]}))
+        for name, facts in parse_json(text).items()
+    ]
     # "phi-4-14b" is looked up like any name with a size, so the table needs it in addition to "phi-4".
     for sized, usual in sizes_left_out():
         words = parse_name(usual).words
