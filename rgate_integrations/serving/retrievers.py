@@ -94,7 +94,7 @@ def as_hit(result: Any, query: str) -> Hit:
     metadata = record.get("metadata") or {}
     text = record.get("text") or record.get("page_content")
     if not isinstance(text, str):
-        raise TypeError(f"The search returned a {type(result).__name__} without a text.")
+        raise TypeError(f"The search returned a {type(result).__name__} without text.")
     title = record.get("title") or metadata.get("title") or ""
     passage = Passage(str(record.get("id") or text), text, str(title), metadata)
     return Hit(passage, float(score or record.get("score") or 0.0), query)
