@@ -3,7 +3,7 @@
 #
 # You ask a gate from many callers at once, give it a deadline, point it at a model server, and
 # gate files on several workers. It runs offline on a CPU: `rgate download multilingual-e5-small
-# smollm2-135m-reader smollm2-135m-instruct`, and `pip install "rgate-integrations[ray,served]"`.
+# smollm2-135m-reader smollm2-135m-instruct`, and `pip install "rgate-integrations[ray,openai]"`.
 
 # %%
 import asyncio
@@ -17,7 +17,7 @@ import ray
 import torch
 
 from rgate_integrations import load_gate
-from rgate_integrations.models.served import ServedProxy
+from rgate_integrations.models.remote import RemoteModel
 from rgate_integrations.serving.ray import gate_dataset
 
 logging.getLogger("ray").setLevel("ERROR")
@@ -59,13 +59,13 @@ print(
 # vLLM, SGLang or llama.cpp. No server runs here, which shows what happens then: the gate retrieves, and says why.
 
 # %%
-proxy = ServedProxy("http://127.0.0.1:9/v1", "Qwen/Qwen3-4B", retries=0)
+proxy = RemoteModel("http://127.0.0.1:9/v1", "Qwen/Qwen3-4B", retries=0)
 decision = load_gate("ik", proxy=proxy).decide("Who wrote Hamlet?")
 print(decision.retrieve, "-", decision.error.message)
 
 # %% [markdown]
 # With vLLM: `vllm serve Qwen/Qwen3-4B --enable-lora --lora-modules my-gate=FOLDER`, then
-# `load_gate("ik", proxy=ServedProxy("http://localhost:8000/v1", "Qwen/Qwen3-4B"), adapter="my-gate")`.
+# `load_gate("ik", proxy=RemoteModel("http://localhost:8000/v1", "Qwen/Qwen3-4B"), adapter="my-gate")`.
 
 # %% [markdown]
 # ## A GPU

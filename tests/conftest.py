@@ -17,7 +17,7 @@ from rgate_integrations.models.catalog import READER
 from rgate_integrations.models.download import cached_path, download
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.local import TransformersProxy, shared_proxy
-from rgate_integrations.models.served import ServedProxy
+from rgate_integrations.models.remote import RemoteModel
 from tests.fake_server import Fake, running
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import shipped
@@ -123,7 +123,7 @@ def fake():
 
     def proxy(*script, **options):
         Fake.script = list(script)
-        return ServedProxy(f"{url}/v1", "m", **options)
+        return RemoteModel(f"{url}/v1", "m", **options)
 
     Fake.seen.clear()
     with running(ThreadingHTTPServer(("127.0.0.1", 0), Fake)) as url:

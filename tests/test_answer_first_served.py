@@ -14,7 +14,7 @@ from rgate_integrations.langchain import RetrievalGate
 from tests.langchain_fakes import SINGLES, Judge, each
 
 pytestmark = pytest.mark.model
-httpx = pytest.importorskip("httpx", reason="the client of the server comes with the served extra")
+httpx = pytest.importorskip("httpx", reason="the client of the server comes with the openai extra")
 LONG = "Tell me a long story about a fox."
 UNKNOWN = f"{LONG} Its end is unknown."
 

@@ -15,7 +15,7 @@ from rgate_integrations.errors import (
 )
 from rgate_integrations.index import Passage, PassageIndex
 from rgate_integrations.index.hybrid import HybridIndex
-from rgate_integrations.models.served import ServedProxy
+from rgate_integrations.models.remote import RemoteModel
 from rgate_integrations.runtime.files import locked
 from rgate_integrations.tuning import collect, read_paired
 from rgate_integrations.tuning.arms import ModelArm, read_answer
@@ -146,9 +146,9 @@ def test_without_log_probabilities_there_is_one_gate_and_the_report_says_why(tmp
 def test_a_server_that_moved_answers_for_the_same_model(tmp_path, prior, fake):
     """Regression: after a restart on another port all answers were paid for again."""
     tuned(tmp_path, prior, direct=fake(by_number))
-    moved = ServedProxy("http://127.0.0.1:9/v1", "m")  # nothing listens there
+    moved = RemoteModel("http://127.0.0.1:9/v1", "m")  # nothing listens there
     assert tuned(tmp_path, prior, direct=moved, update=True).failed == 0
-    for other in (ServedProxy(moved.url, "another"), ModelArm(moved, tokens=5)):
+    for other in (RemoteModel(moved.url, "another"), ModelArm(moved, tokens=5)):
         with pytest.raises(ConfigurationError, match="were made with"):
             tuned(tmp_path, prior, direct=other, update=True)
 

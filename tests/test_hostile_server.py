@@ -25,7 +25,7 @@ from rgate_integrations.errors import ConfigurationError, DecisionTimeoutError, 
 from rgate_integrations.gates.papers.verdicts import IK_QUESTION
 from rgate_integrations.models.bounded_http import LONGEST_BODY
 from rgate_integrations.models.completion import read_completion
-from rgate_integrations.models.served import ServedProxy
+from rgate_integrations.models.remote import RemoteModel
 from rgate_integrations.prompts import ANSWER
 from tests.fake_server import Fake, answer, running
 from tests.test_hostile_files import changed
@@ -66,7 +66,7 @@ def failed(proxy, caplog, error, match):
 def test_credentials_are_sent_and_travel_in_pickles_and_are_shown_nowhere(fake, login, key, sent, caplog):
     caplog.set_level(logging.DEBUG)
     host = fake(answer()).url.removeprefix("http://")
-    proxy = ServedProxy(f"http://{login}{host}", "m", api_key=key)
+    proxy = RemoteModel(f"http://{login}{host}", "m", api_key=key)
     for each in (proxy, pickle.loads(pickle.dumps(proxy))):  # noqa: S301
         each.generate(ANSWER, VALUES, tokens=3)
         assert Fake.seen[-1][2] == sent
@@ -94,18 +94,18 @@ def test_credentials_are_sent_and_travel_in_pickles_and_are_shown_nowhere(fake, 
 )
 def test_what_cannot_be_sent_is_refused_without_its_secrets(url, key, why):
     with pytest.raises(ConfigurationError, match=why) as caught:
-        ServedProxy(url, "m", api_key=key)
+        RemoteModel(url, "m", api_key=key)
     assert_no_secret("", caught.value)
 
 
 def test_a_server_that_echoes_the_login_is_not_quoted_with_it(fake, caplog):
     host = fake((400, f"p@ss-word Basic {BASIC}")).url.removeprefix("http://")
-    failed(ServedProxy(f"http://{LOGIN}@{host}", "m"), caplog, EvidenceError, r"\*\*\* Basic \*\*\*")
+    failed(RemoteModel(f"http://{LOGIN}@{host}", "m"), caplog, EvidenceError, r"\*\*\* Basic \*\*\*")
 
 
 @pytest.mark.parametrize(("login", "key"), [("", KEY), (f"{LOGIN}@", None)])
 def test_a_lost_connection_tells_no_secret(login, key, caplog):
-    unreachable = ServedProxy(f"http://{login}127.0.0.1:9/v1", "m", api_key=key, retries=0)
+    unreachable = RemoteModel(f"http://{login}127.0.0.1:9/v1", "m", api_key=key, retries=0)
     failed(unreachable, caplog, ServerError, r"127\.0\.0\.1:9/v1 could not be used")
 
 
@@ -118,7 +118,7 @@ def test_a_transport_error_that_quotes_the_key_is_redacted(fake, monkeypatch, ca
 
 @pytest.mark.parametrize("login_and_host", ["ann:p4ss-word/x@proxy.test:3128", "ann:ss-word#x@proxy.test"])
 def test_a_login_in_the_environments_proxy_server_is_not_quoted(caplog, login_and_host):
-    proxy = ServedProxy("http://model.test:9/v1", "m", retries=0, timeout=5)
+    proxy = RemoteModel("http://model.test:9/v1", "m", retries=0, timeout=5)
     with patch.dict(os.environ, {"ALL_PROXY": f"http://{login_and_host}"}, clear=True):
         failed(proxy, caplog, ConfigurationError, "proxy server in the environment")
 
@@ -163,7 +163,7 @@ def test_a_dripping_server_does_not_outlast_the_timeout(first, piece, caplog):
     """Each of its pieces comes in time. Without a deadline for all of them this would not end."""
     with dripping(first, piece, pause=0.01) as (url, _):
         failed(
-            ServedProxy(url, "m", timeout=0.3, retries=1),
+            RemoteModel(url, "m", timeout=0.3, retries=1),
             caplog,
             ServerError,
             r"no complete answer within 0\.3 s|RemoteProtocolError",
@@ -181,7 +181,7 @@ def test_no_more_of_an_answer_is_read_than_an_answer_can_have_and_none_is_unpack
         dripping(HEAD + header, piece, pause=0) as (url, taken),
         pytest.raises(ServerError, match="more than 16 MiB"),
     ):
-        ServedProxy(url, "m", retries=3).generate(ANSWER, VALUES, tokens=3)
+        RemoteModel(url, "m", retries=3).generate(ANSWER, VALUES, tokens=3)
     assert len(taken) == 1
     assert taken[0] < 3 * LONGEST_BODY, "what the sockets hold may have been sent on"
 
@@ -210,7 +210,7 @@ def test_a_host_name_that_cannot_be_looked_up_in_time_holds_no_question_up(monke
     decision = load_gate("http://gate.test", request_seconds=0.1).decide("who?")
     assert "no complete answer within 0.1 s" in decision.error.message
     with pytest.raises(ServerError, match=r"no complete answer within 0\.1 s"):
-        ServedProxy("http://model.test", "m", timeout=0.1, retries=1).generate(ANSWER, VALUES, tokens=3)
+        RemoteModel("http://model.test", "m", timeout=0.1, retries=1).generate(ANSWER, VALUES, tokens=3)
     is_over.set()
 
 
@@ -249,7 +249,7 @@ def test_a_servers_cookie_does_not_come_back_with_another_request(asks, monkeypa
     monkeypatch.setattr(Cookies, "came", [])
     with running(ThreadingHTTPServer(("127.0.0.1", 0), Cookies)) as url:
         if asks == "a served model":
-            ServedProxy(f"{url}/v1", "m", max_concurrency=1).generate(ANSWER, VALUES * 3, tokens=3)
+            RemoteModel(f"{url}/v1", "m", max_concurrency=1).generate(ANSWER, VALUES * 3, tokens=3)
         else:
             gate = load_gate(url)
             for _ in range(4):
@@ -262,14 +262,14 @@ def test_this_machine_is_asked_without_the_environments_proxy_server(fake, host)
     """It would get the key, and has another idea of what this machine is."""
     port = fake(answer()).url.rpartition(":")[2]
     with patch.dict(os.environ, {"HTTP_PROXY": "http://127.0.0.1:9", "ALL_PROXY": "http://127.0.0.1:9"}):
-        (draft,) = ServedProxy(f"http://{host}:{port}", "m", retries=0).generate(ANSWER, VALUES, tokens=3)
+        (draft,) = RemoteModel(f"http://{host}:{port}", "m", retries=0).generate(ANSWER, VALUES, tokens=3)
     assert draft.text == "Yes"
 
 
 @pytest.mark.parametrize("timeout", [0, -1, math.nan, math.inf])
 def test_a_timeout_that_bounds_nothing_is_refused(timeout):
     with pytest.raises(ConfigurationError, match="timeout"):
-        ServedProxy("http://127.0.0.1:9/v1", "m", timeout=timeout)
+        RemoteModel("http://127.0.0.1:9/v1", "m", timeout=timeout)
     with pytest.raises(ConfigurationError, match="request_seconds"):
         load_gate("http://127.0.0.1:9", request_seconds=timeout)
 

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from rgate_integrations.models.served import ServedProxy
+from rgate_integrations.models.remote import RemoteModel
 from tests.fake_server import Fake
 
 WORDS = ["Vincent", " van", " Gogh", "."]
@@ -37,7 +37,7 @@ END = event({"choices": [{"delta": {}, "finish_reason": "stop"}], "timings": TIM
 
 
 @pytest.fixture
-def url(fake: Callable[..., ServedProxy]) -> str:
+def url(fake: Callable[..., RemoteModel]) -> str:
     return fake((200, "".join(map(word, WORDS)) + END)).url.removesuffix("/v1")
 
 

@@ -9,7 +9,7 @@ import pytest
 from rgate_integrations import load_gate
 from rgate_integrations.errors import EvidenceError, ServerError
 from rgate_integrations.gates.papers.verdicts import IK_QUESTION, JUDGMENT, TARGETS
-from rgate_integrations.models.served import ServedProxy
+from rgate_integrations.models.remote import RemoteModel
 from rgate_integrations.prompts import ANSWER, ANSWER_FEW_SHOT
 from tests.fake_server import Fake, answer
 from tests.patience import PATIENCE
@@ -20,7 +20,7 @@ VALUES = [{"question": "What is the capital of France?"}, {"question": "Who wrot
 @pytest.mark.model
 def test_a_served_model_agrees_with_the_same_model_here(served, smollm2):
     """The server computes with 4-bit weights and 8-bit activations, so it agrees roughly."""
-    proxy = ServedProxy(f"{served.url}/v1", "smollm2", max_concurrency=2, timeout=PATIENCE)
+    proxy = RemoteModel(f"{served.url}/v1", "smollm2", max_concurrency=2, timeout=PATIENCE)
     for draft in proxy.generate(ANSWER, VALUES, tokens=8):
         assert len(draft.logprobs) == len(draft.tokens) <= 8
         assert draft.prompt_tokens > 20
@@ -36,7 +36,7 @@ def test_a_served_model_agrees_with_the_same_model_here(served, smollm2):
 @pytest.mark.model
 @pytest.mark.parametrize("name", ["ik", "adapt", "prompt", "token_probability", "self_eval"])
 def test_gates_decide_with_a_served_model(served, name):
-    gate = load_gate(name, proxy=ServedProxy(f"{served.url}/v1", "smollm2", timeout=PATIENCE))
+    gate = load_gate(name, proxy=RemoteModel(f"{served.url}/v1", "smollm2", timeout=PATIENCE))
     for decision in gate.decide_batch([v["question"] for v in VALUES]):
         assert decision.error is None
         assert 0 <= decision.p_known <= 1

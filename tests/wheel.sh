@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 extras=("$@")
-[ ${#extras[@]} -gt 0 ] || extras=(core langchain langchain-agents llama-index served faiss train ray)
+[ ${#extras[@]} -gt 0 ] || extras=(core langchain langchain-agents llama-index openai faiss train ray)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 

@@ -82,13 +82,13 @@ def llama_index():
     assert absent("langchain_core", "torch", "openai")
 
 
-def served():
+def openai():
     """A server that cannot be reached: its client is there, and the gate retrieves."""
     from rgate_integrations import load_gate
-    from rgate_integrations.models.served import ServedProxy
+    from rgate_integrations.models.remote import RemoteModel
 
     # Nothing listens on port 9.
-    decision = load_gate("ik", proxy=ServedProxy("http://127.0.0.1:9/v1", "m", retries=0)).decide(QUESTION)
+    decision = load_gate("ik", proxy=RemoteModel("http://127.0.0.1:9/v1", "m", retries=0)).decide(QUESTION)
     assert decision.retrieve
     assert decision.error.type == "ServerError"
     assert absent("torch", "langchain_core")

@@ -95,11 +95,11 @@ def open_judge(judge: str | None, concurrency: int, thinking_tokens: int) -> Lan
 
 def _open(name: str, url: str, key: str, concurrency: int, options: RequestOptions) -> LanguageModel:
     if url:
-        from rgate_integrations.models.served import ServedProxy
+        from rgate_integrations.models.remote import RemoteModel
 
         # A thinking LLM may send nothing for a long time, so the timeout grows with its tokens.
         api_key = os.environ.get(key) or None
-        return ServedProxy(
+        return RemoteModel(
             url,
             name,
             api_key=api_key,

@@ -42,12 +42,12 @@ def read_credentials(url: str, api_key: str | SecretStr | None) -> tuple[str, Cr
     Raises:
         ConfigurationError: The URL or the key is invalid, or both a key and a login were given. The message does not
             quote them.
-        MissingDependencyError: The extra ``served`` is not installed.
+        MissingDependencyError: The extra ``openai`` is not installed.
     """
     try:
         import httpx
     except ImportError as error:
-        raise missing_dependency("httpx", "served") from error
+        raise missing_dependency("httpx", "openai") from error
     try:
         parts = httpx.URL(url.strip())
     except httpx.InvalidURL:  # its message may quote a part of the password

@@ -164,7 +164,7 @@ def sampling_arms(direct: Arm, n: int, seed: int = 0) -> dict[str, Arm]:
     if not isinstance(direct, ModelArm):
         raise ConfigurationError(
             "num_samples= needs a model, but direct= is an object whose temperature cannot be set.",
-            hint="Pass a model as direct=, such as ServedProxy(URL, MODEL).",
+            hint="Pass a model as direct=, such as RemoteModel(URL, MODEL).",
         )
     return {f"{SAMPLE} {i + 1}": replace(direct, index=None, seed=seed * n + i) for i in range(n)}
 

@@ -25,7 +25,7 @@ from rgate_integrations.errors import (
     no_answer,
 )
 from rgate_integrations.models.download import cache_dir
-from rgate_integrations.models.served import ServedProxy
+from rgate_integrations.models.remote import RemoteModel
 from rgate_integrations.runtime.files import JsonlLog, json_line, locked
 from rgate_integrations.runtime.records import Record
 from rgate_integrations.tuning.arms import SAMPLE, Arm, ModelArm
@@ -232,7 +232,7 @@ class Answers:
     def _check_finished(self, direct: Arm) -> None:
         """Raise `NoAnswerError` if a server has cut off every answer: they may be thoughts."""
         finished = [draft.finished for (name, _), (draft, _) in self._answers.items() if name == "direct"]
-        is_served = isinstance(direct, ModelArm) and isinstance(direct.llm, ServedProxy)
+        is_served = isinstance(direct, ModelArm) and isinstance(direct.llm, RemoteModel)
         if is_served and len(finished) >= STOP_IF_CUT_OFF and not any(finished):
             raise NoAnswerError(
                 f"All {len(finished)} answers were cut off: the LLM thinks first, or writes at length.",

@@ -18,7 +18,7 @@ from typing import ClassVar
 from rgate_integrations import Decision, Request, load_gate
 from rgate_integrations.errors import ServerError
 from rgate_integrations.models.bounded_http import LONGEST_BODY
-from rgate_integrations.models.served import ServedProxy
+from rgate_integrations.models.remote import RemoteModel
 from tests.fake_server import Fake, answer, running
 from tests.soak.callers import in_threads
 from tests.soak.scenario import Scenario, expect
@@ -138,12 +138,12 @@ class Served(Scenario):
         super().__init__(folder)
         self.server = running(QuietServer(("127.0.0.1", 0), _Lying))
         url = self.server.__enter__()
-        proxy = ServedProxy(f"{url}/v1", "m", api_key=KEY, timeout=10.0, retries=1)
+        proxy = RemoteModel(f"{url}/v1", "m", api_key=KEY, timeout=10.0, retries=1)
         self.gate = load_gate("ik", proxy=proxy, tokens=0)
-        hasty = ServedProxy(f"{url}/v1", "m", api_key=KEY, timeout=0.3, retries=0)
+        hasty = RemoteModel(f"{url}/v1", "m", api_key=KEY, timeout=0.3, retries=0)
         self.dripping = [load_gate("ik", proxy=hasty, tokens=0), load_gate(url, request_seconds=0.3)]
         # Nothing listens on port 9.
-        self.dead = load_gate("ik", proxy=ServedProxy("http://127.0.0.1:9/v1", "m", retries=0), tokens=0)
+        self.dead = load_gate("ik", proxy=RemoteModel("http://127.0.0.1:9/v1", "m", retries=0), tokens=0)
 
     def step(self, chance: random.Random) -> None:
         faults = [_BUSY, _DROPPED, _PACKED, *BROKEN]

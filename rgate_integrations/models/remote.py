@@ -34,7 +34,7 @@ _QUOTED = 300  # maximum characters of a server's message to quote in an error
 _CHARACTERS_PER_TOKEN = 4  # an estimate: the server's tokenizer is unknown
 
 
-class ServedProxy(LanguageModel):
+class RemoteModel(LanguageModel):
     """A model on a server, for gates that use text and probabilities; probes cannot use it.
 
     ``generate`` and ``sample`` use chat completions, or completions for raw prompts, with log-probabilities. Fields
@@ -66,7 +66,7 @@ class ServedProxy(LanguageModel):
 
     Example:
         >>> from rgate_integrations import load_gate
-        >>> proxy = ServedProxy("http://localhost:8000/v1", "Qwen/Qwen3-4B")
+        >>> proxy = RemoteModel("http://localhost:8000/v1", "Qwen/Qwen3-4B")
         >>> gate = load_gate("ik", proxy=proxy)
     """
 
@@ -99,7 +99,7 @@ class ServedProxy(LanguageModel):
         self.habits = ServerHabits(options)
 
     def __repr__(self) -> str:
-        return f"ServedProxy({self.url!r}, {self.name!r})"
+        return f"RemoteModel({self.url!r}, {self.name!r})"
 
     def generate(
         self, prompt: PromptTemplate, values: Sequence[Values], *, tokens: int, adapter: str | None = None
