@@ -173,7 +173,7 @@ class BufferedAnswer(ABC):
     def read(self, chunk: Any) -> bool:
         """Add the text of a chunk to ``partial``; False for a chunk that cannot be judged."""
 
-    def set_logprobs(self, *, wanted: bool) -> None:  # noqa: B027 - needed only with a fallback
+    def set_logprobs(self, *, enabled: bool) -> None:  # noqa: B027 - needed only with a fallback
         """Set whether to request log-probabilities from now on; does nothing by default."""
 
     def flush_events(self) -> Flow[None]:
@@ -193,13 +193,13 @@ class BufferedAnswer(ABC):
             except Exception as error:  # if the answer fails before it is judged, the router retrieves
                 # Only before the first chunk: a rejection comes at once, and a later error has another cause.
                 if self.fallback is not None and not self.chunks and says_unsupported(error):
-                    self.set_logprobs(wanted=False)
+                    self.set_logprobs(enabled=False)
                     self.source, self.fallback = self.fallback, None
                     self._uses_fallback = True
                     continue
                 if self._uses_fallback and not self.chunks:
                     # The LLM rejected not the log-probabilities but the question, perhaps because it is too long.
-                    self.set_logprobs(wanted=True)
+                    self.set_logprobs(enabled=True)
                 self.error = error
                 return
             if chunk is not END:

@@ -33,7 +33,7 @@ def profile_index(index: Any, name: str) -> CorpusProfile:
     passages = getattr(index, "passages", None)
     if passages is None:
         raise missing_passages(type(index).__name__)
-    return profile_texts([each.searchable for each in passages], name, getattr(index, "folder", None))
+    return profile_texts([passage.searchable for passage in passages], name, getattr(index, "folder", None))
 
 
 def missing_passages(what: str) -> ConfigurationError:

@@ -330,7 +330,7 @@ def _measure_margin(texts: Sequence[str], vectors: Float32Array, baseline: float
     """Return how much nearer sentences are to the other passages than the baseline."""
     sentences: dict[int, str] = {}
     for row, text in enumerate(texts if len(texts) > 1 else ()):
-        fitting = [each for each in segments(text) if _MIN_SENTENCE <= len(each) <= _MAX_SENTENCE]
+        fitting = [segment for segment in segments(text) if _MIN_SENTENCE <= len(segment) <= _MAX_SENTENCE]
         if fitting and len(sentences) < _MAX_SENTENCES:
             # Picked by the text's length, not at random, so that the result is always the same.
             sentences[row] = fitting[len(text) % len(fitting)]

@@ -38,20 +38,20 @@ def sample_texts(texts: Iterable[str], most: int) -> Sample:
     Raises:
         ProfileError: A passage is not a string.
     """
-    kept: dict[int, str] = {}
+    sampled: dict[int, str] = {}
     largest: list[int] = []  # heapq keeps the smallest first, so hashes are negated
     seen = 0
     for passage in _passages(texts):
         seen += 1
         number = int.from_bytes(hashlib.blake2b(passage.encode(errors="replace"), digest_size=6).digest())
-        if number in kept or (len(kept) == most and number > -largest[0]):
+        if number in sampled or (len(sampled) == most and number > -largest[0]):
             continue
-        kept[number] = passage
+        sampled[number] = passage
         heapq.heappush(largest, -number)
-        if len(kept) > most:
-            del kept[-heapq.heappop(largest)]
-    numbers = sorted(kept)
-    return Sample(tuple(kept[number] for number in numbers), seen, tuple(numbers[:_SKETCH_SIZE]))
+        if len(sampled) > most:
+            del sampled[-heapq.heappop(largest)]
+    numbers = sorted(sampled)
+    return Sample(tuple(sampled[number] for number in numbers), seen, tuple(numbers[:_SKETCH_SIZE]))
 
 
 def overlap(one: tuple[int, ...], other: tuple[int, ...]) -> float:

@@ -56,35 +56,35 @@ def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0
         raise ConfigurationError(f"searches must be at least 1, not {searches}.")
     search = as_search(retriever)
     deadline = time.monotonic() + timeout
-    found: dict[str, None] = {}
+    passages: dict[str, None] = {}
     latest: list[tuple[int, int]] = []  # passages found and new passages, per search
-    for query in _queries(found, searches):
+    for query in _queries(passages, searches):
         texts = _search_in_time(search, query, deadline)
         if texts is None:
             break
-        before = len(found)
-        found.update(dict.fromkeys(texts))
-        latest = [*latest, (len(texts), len(found) - before)][-_WINDOW:]
+        before = len(passages)
+        passages.update(dict.fromkeys(texts))
+        latest = [*latest, (len(texts), len(passages) - before)][-_WINDOW:]
         total, new = map(sum, zip(*latest, strict=True))
-        if len(latest) == _WINDOW and found and new < _MIN_NEW_SHARE * max(total, 1):
+        if len(latest) == _WINDOW and passages and new < _MIN_NEW_SHARE * max(total, 1):
             break
-    if not found and time.monotonic() >= deadline:
+    if not passages and time.monotonic() >= deadline:
         raise ProfileError(f"No search finished within {timeout:g} s.", hint="Check the retriever's server.")
-    return list(found)
+    return list(passages)
 
 
-def _queries(found: dict[str, None], most: int) -> Iterator[str]:
+def _queries(passages: dict[str, None], most: int) -> Iterator[str]:
     """Yield distinct queries: the shipped ones, then sentences of the passages found so far."""
     asked = set(_FIRST_QUERIES)
     yield from _FIRST_QUERIES[:most]
     used = 0
-    while len(asked) < most and used < len(found):
+    while len(asked) < most and used < len(passages):
         # Newest first, because no other search has found those.
-        passage = list(found)[-1 - used]
+        passage = list(passages)[-1 - used]
         unused = [
-            each[:_MAX_QUERY_CHARS]
-            for each in segments(passage[:2_000])
-            if each[:_MAX_QUERY_CHARS] not in asked
+            segment[:_MAX_QUERY_CHARS]
+            for segment in segments(passage[:2_000])
+            if segment[:_MAX_QUERY_CHARS] not in asked
         ]
         used = 0 if unused else used + 1
         if unused:
@@ -108,17 +108,17 @@ def _search_in_time(search: Search, query: str, deadline: float) -> list[str] | 
 
     start_thread(work, "rgate-profile-search")
     try:
-        found = results.get(timeout=max(deadline - time.monotonic(), 0.0))
+        result = results.get(timeout=max(deadline - time.monotonic(), 0.0))
     except Empty:
         return None
-    if isinstance(found, ConfigurationError):
-        raise found
-    if isinstance(found, Exception):
+    if isinstance(result, ConfigurationError):
+        raise result
+    if isinstance(result, Exception):
         raise ProfileError(
-            f"The retriever failed with {type(found).__name__} during profiling.",
+            f"The retriever failed with {type(result).__name__} during profiling.",
             hint="See the error's cause.",
-        ) from found
-    return found
+        ) from result
+    return result
 
 
 def as_search(retriever: Any) -> Search:
@@ -160,7 +160,7 @@ def read_texts(results: Any) -> Iterator[str]:
     for result in results:
         inner = getattr(result, "passage", getattr(result, "node", result))
         texts = [inner, *(getattr(inner, name, None) for name in ("searchable", "page_content", "text"))]
-        text = next((each for each in texts if isinstance(each, str)), None)
+        text = next((text for text in texts if isinstance(text, str)), None)
         if text is None:
             raise ConfigurationError(f"A search returned {type(result).__name__}, which has no text.")
         if text.strip():

@@ -196,7 +196,7 @@ class Decider(ABC):
 
     def _log_failures(self, requests: Sequence[Request], decisions: Sequence[Decision]) -> None:
         """Log once per call how many decisions failed, and the first error without the users' text."""
-        failures = [each.error for each in decisions if each.error is not None]
+        failures = [decision.error for decision in decisions if decision.error is not None]
         if not failures:
             return
         # Libraries quote their input in errors, and questions do not belong in a log.

@@ -154,7 +154,11 @@ class CorpusGate(Gate):
         asking = self._asking(evidence)
         ranked = self._cover(evidence, asking)
         best = ranked[0]
-        corpora = tuple(each.profile.name for each in ranked[: self.top] if each is best or each.p >= COVERED)
+        corpora = tuple(
+            coverage.profile.name
+            for coverage in ranked[: self.top]
+            if coverage is best or coverage.p >= COVERED
+        )
         score = replace(score, p_covered=best.p, corpora=corpora)
         if not any(asking):
             return score
@@ -162,7 +166,7 @@ class CorpusGate(Gate):
             prefer = self.prefer or ("corpus" if best.profile.is_specific else "llm")
             return score.overridden(best.reason) if prefer == "corpus" else score
         thresholds = (evidence.request.threshold, score.threshold, self.threshold)
-        threshold = next(each for each in thresholds if each is not None)
+        threshold = next(value for value in thresholds if value is not None)
         private_or_fresh = score.signals.get("private", 0.0) + score.signals.get("fresh", 0.0)
         settled = score.override is not None or score.p_known >= threshold or private_or_fresh >= COVERED
         if settled or self.when_uncovered == "retrieve":
@@ -175,10 +179,10 @@ class CorpusGate(Gate):
         texts, heads = evidence[self._vector_spec].texts, self.inner.question_gate()
         if not isinstance(heads, HeadsGate):
             return [True] * len(texts)
-        given = heads.p_kinds(evidence, "given")
-        nothing = given + heads.p_kinds(evidence, "no_knowledge")
+        pasted = heads.p_kinds(evidence, "given")
+        nothing = pasted + heads.p_kinds(evidence, "no_knowledge")
         asking = []
-        for text, p_given, p_nothing in zip(texts, given, nothing, strict=True):
+        for text, p_given, p_nothing in zip(texts, pasted, nothing, strict=True):
             named = any(profile.match_names(text) for profile in self.profiles)
             asking.append(bool(p_given < GIVEN_TEXT and (named or p_nothing < NOTHING_ASKED)))
         return asking
@@ -198,4 +202,4 @@ class CorpusGate(Gate):
             covered, close = profile.p_covered(vectors, texts), profile.closeness(vectors)
             row = int(covered.argmax())
             coverages.append(_Coverage(profile, float(covered[row]), float(close[row]), texts[row]))
-        return sorted(coverages, key=lambda each: (each.p >= COVERED, each.close), reverse=True)
+        return sorted(coverages, key=lambda coverage: (coverage.p >= COVERED, coverage.close), reverse=True)

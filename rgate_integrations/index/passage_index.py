@@ -171,11 +171,11 @@ class PassageIndex:
             vectors = self._embed(new)
         with self._lock:
             old = self._state
-            taken = old.row_of.keys() & {passage.id for passage in new}
-            if taken and not replace:
-                raise duplicate_id(min(taken))
+            existing = old.row_of.keys() & {passage.id for passage in new}
+            if existing and not replace:
+                raise duplicate_id(min(existing))
             self._replace(
-                taken, new, normalise_vectors(check_vectors(vectors, len(new), old.buffer.shape[1]))
+                existing, new, normalise_vectors(check_vectors(vectors, len(new), old.buffer.shape[1]))
             )
 
     def upsert(self, passages: Sequence[Passage], vectors: Float32Array | None = None) -> None:
@@ -257,12 +257,12 @@ class PassageIndex:
         state = self._state
         if not state.passages:
             return [[] for _ in vectors]
-        wanted = normalise_vectors(check_vectors(vectors, len(vectors), state.buffer.shape[1]))
+        normalised = normalise_vectors(check_vectors(vectors, len(vectors), state.buffer.shape[1]))
         # FAISS pads the results with row -1 if k exceeds the number of vectors.
         k = min(k, len(state.passages))
-        nearest = self._faiss.knn(wanted, state.vectors, k, metric=self._faiss.METRIC_INNER_PRODUCT)
+        nearest = self._faiss.knn(normalised, state.vectors, k, metric=self._faiss.METRIC_INNER_PRODUCT)
         results = []
-        for query, cosines, rows in zip(queries or [""] * len(wanted), *nearest, strict=True):
+        for query, cosines, rows in zip(queries or [""] * len(normalised), *nearest, strict=True):
             results.append(
                 [
                     Hit(state.passages[row], float(score), query)

@@ -71,9 +71,9 @@ class ArmAnswer(BufferedAnswer):
             self.partial.pieces.append(text)
         return text is not None
 
-    def set_logprobs(self, *, wanted: bool) -> None:
+    def set_logprobs(self, *, enabled: bool) -> None:
         """Set whether the arm is asked for log-probabilities from now on."""
-        self._direct.wants_logprobs = wanted
+        self._direct.wants_logprobs = enabled
 
     def flush_events(self) -> Flow[None]:
         """Pass the events since the last flush to the listeners."""

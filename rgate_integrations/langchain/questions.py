@@ -74,9 +74,9 @@ def _parse_mapping(value: Mapping[Any, Any], input_key: str | None) -> UserTurn:
     keys = QUESTION_KEYS if input_key is None else (input_key,)
     key = next((key for key in keys if key in value), None)
     if key is None:
-        wanted = " or ".join(map(repr, keys))
+        expected = " or ".join(map(repr, keys))
         raise InvalidQuestionError(
-            f"The input has no key {wanted}; its keys are: {', '.join(map(repr, value)) or 'none'}.",
+            f"The input has no key {expected}; its keys are: {', '.join(map(repr, value)) or 'none'}.",
             hint='Name the key of the question: RetrievalGate(input_key="...").',
         )
     turn = parse_question(value[key])

@@ -84,9 +84,9 @@ class EngineAnswer(BufferedAnswer):
             return replace(response, response_gen=self.astream())
         return replace(response, response_gen=self.stream())
 
-    def set_logprobs(self, *, wanted: bool) -> None:
+    def set_logprobs(self, *, enabled: bool) -> None:
         """Set whether the engine's LLM is asked for log-probabilities from now on."""
-        vars(self._llm)["logprobs"] = wanted or None
+        vars(self._llm)["logprobs"] = enabled or None
 
 
 class EngineStream(ChunkStream):

@@ -218,11 +218,11 @@ class Encoder(OnnxModel):
         states: dict[int, Float32Array] = {}
         below = 0
         for stage, session in self._sessions.items():
-            wanted = {layer for layer in layers if below < layer <= stage}
+            needed = {layer for layer in layers if below < layer <= stage}
             if stage == BRANCH:
-                wanted.add(BRANCH)
-            if wanted:
-                numbers = sorted(wanted)
+                needed.add(BRANCH)
+            if needed:
+                numbers = sorted(needed)
                 arrays = session.run([f"layer_{number}" for number in numbers], inputs | shape)
                 states |= dict(zip(numbers, arrays, strict=True))
             inputs = {f"layer_{BRANCH}": states[BRANCH]}

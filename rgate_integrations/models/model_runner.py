@@ -247,7 +247,10 @@ def choose_tokens(
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     ranked = logprobs
     if temperature > 0:
-        noise = [torch.rand(logits.shape[-1], generator=each, device=logits.device) for each in generators]
+        noise = [
+            torch.rand(logits.shape[-1], generator=generator, device=logits.device)
+            for generator in generators
+        ]
         uniform = torch.stack(noise).clamp(1e-20, 1 - 1e-7)  # keeps both logarithms finite
         ranked = logprobs / temperature - torch.log(-torch.log(uniform))
     ids = ranked.argmax(dim=-1)

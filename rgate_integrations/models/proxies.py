@@ -108,9 +108,9 @@ def read_states(
     unread: dict[HasStates, list[int]] = {}
     for i, draft in enumerate(drafts):
         # States that the LLM has kept cost nothing and are exact.
-        kept = recall_states(draft, proxy.fingerprint, prompt, values[i], layers)
-        if kept is not None:
-            results[i] = HiddenStates(kept, prompt_tokens=0)
+        recalled = recall_states(draft, proxy.fingerprint, prompt, values[i], layers)
+        if recalled is not None:
+            results[i] = HiddenStates(recalled, prompt_tokens=0)
         else:
             unread.setdefault(state_reader(proxy, prompt, layers, draft), []).append(i)
     for model, indices in unread.items():

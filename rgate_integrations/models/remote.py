@@ -243,7 +243,7 @@ class RemoteModel(LanguageModel):
         # All requests at once could exceed the server's queue, and those that wait in it would time out.
         slots = asyncio.Semaphore(self.max_concurrency)
         async with make_client(self.url, self._credentials.headers) as client:
-            calls = [self._complete(client, slots, *each, needs_logprobs) for each in requests]
+            calls = [self._complete(client, slots, *request, needs_logprobs) for request in requests]
             return await asyncio.gather(*calls, return_exceptions=True)
 
     async def _complete(

@@ -187,14 +187,14 @@ class StreamedAnswer:
             # A token is read only when the next one is chosen, so choose the next one now, but only once.
             self._ahead = self._ahead or self._step()
             length = len(self.prompt) + tokens
-            kept = {layer: torch.cat(parts)[:length].float() for layer, parts in self._states.items()}
-            return pool_tensors(kept, question, len(self.prompt), tokens, layers)
+            states = {layer: torch.cat(parts)[:length].float() for layer, parts in self._states.items()}
+            return pool_tensors(states, question, len(self.prompt), tokens, layers)
 
     def _step(self) -> NextTokens:
         """Compute the next token, and keep the states of this step."""
         step = next(self._steps)
-        for layer, kept in self._states.items():
-            kept.append(step.states[layer][0])
+        for layer, parts in self._states.items():
+            parts.append(step.states[layer][0])
         return step
 
     def _next(self) -> GeneratedToken | None:

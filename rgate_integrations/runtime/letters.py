@@ -56,11 +56,11 @@ def find_original(text: str, part: str) -> str:
     if part in text:
         return part
     letters = [(letter, i) for i, character in enumerate(text) for letter in _letters(character)]
-    wanted = _letters(part)
-    begin = "".join(letter for letter, _ in letters).find(wanted)
-    if begin < 0 or not wanted:
+    target = _letters(part)
+    begin = "".join(letter for letter, _ in letters).find(target)
+    if begin < 0 or not target:
         return part
-    first, last = letters[begin][1], letters[begin + len(wanted) - 1][1]
+    first, last = letters[begin][1], letters[begin + len(target) - 1][1]
     return text[first : last + 1] + re.match(r"[^\w\s]*", text[last + 1 :])[0]  # type: ignore[index]  # may be empty
 
 

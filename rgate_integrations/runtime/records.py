@@ -53,7 +53,7 @@ class Record:
         Raises:
             DataFormatError: The value is missing, empty, or not a text.
         """
-        return self._read(key, _TEXT, wanted=f"no {key}")
+        return self._read(key, _TEXT, problem=f"no {key}")
 
     def optional_text(self, key: str) -> str:
         """Return a text or number as stripped text; empty if missing or null.
@@ -61,7 +61,7 @@ class Record:
         Raises:
             DataFormatError: The value is of another type.
         """
-        return self._read(key, _OPTIONAL_TEXT, wanted=f"{key} is not a text") or ""
+        return self._read(key, _OPTIONAL_TEXT, problem=f"{key} is not a text") or ""
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return one or several stripped texts; an empty tuple if missing or null.
@@ -69,7 +69,7 @@ class Record:
         Raises:
             DataFormatError: The value is neither a text nor a list of texts and numbers.
         """
-        return self._read(key, _TEXTS, wanted=f"{key} is neither a text nor a list of texts")
+        return self._read(key, _TEXTS, problem=f"{key} is neither a text nor a list of texts")
 
     def optional_number(self, key: str) -> float | None:
         """Return a finite number, or None if missing or null.
@@ -77,7 +77,7 @@ class Record:
         Raises:
             DataFormatError: The value is of another type.
         """
-        return self._read(key, _OPTIONAL_NUMBER, wanted=f"{key} is not a finite number")
+        return self._read(key, _OPTIONAL_NUMBER, problem=f"{key} is not a finite number")
 
     def numbers(self, key: str) -> tuple[float, ...]:
         """Return a list of at least one finite number.
@@ -85,7 +85,7 @@ class Record:
         Raises:
             DataFormatError: The value is missing, empty, or not a list of numbers.
         """
-        return self._read(key, _NUMBERS, wanted=f"{key} is not a list of numbers")
+        return self._read(key, _NUMBERS, problem=f"{key} is not a list of numbers")
 
     def logprobs(self, key: str) -> tuple[float, ...] | None:
         """Return log-probabilities, each at most 0, or None if missing, null or an empty list.
@@ -93,14 +93,14 @@ class Record:
         Raises:
             DataFormatError: The value is not a list of numbers, or one is above 0.
         """
-        return self._read(key, _LOGPROBS, wanted=f"{key} is not a list of log-probabilities") or None
+        return self._read(key, _LOGPROBS, problem=f"{key} is not a list of log-probabilities") or None
 
-    def _read(self, key: str, kind: TypeAdapter[_T], *, wanted: str) -> _T:
+    def _read(self, key: str, kind: TypeAdapter[_T], *, problem: str) -> _T:
         try:
             return kind.validate_python(self.fields.get(key))
         except ValidationError as error:
             # Not chained, because pydantic's message is a page long.
-            raise self.wrong(f"{wanted} ({error.errors()[0]['msg']})") from None
+            raise self.wrong(f"{problem} ({error.errors()[0]['msg']})") from None
 
 
 def read_records(path: str | Path, *, hint: str = "") -> Iterator[Record]:

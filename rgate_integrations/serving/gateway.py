@@ -111,7 +111,7 @@ class Gateway:
         self.service = service
         self.upstream = upstream
         self._searches = {
-            name: LimitedSearch(each, k=k, timeout=service.timeout) for name, each in retrievers.items()
+            name: LimitedSearch(search, k=k, timeout=service.timeout) for name, search in retrievers.items()
         }
         self._k = k
         self._condense = condense
@@ -286,7 +286,7 @@ class GatewayCall(QuestionCall):
         """Return the step that searches for the question; its result is a list of one list of hits."""
         decisions = [item.latest_decision if self.strategy.chooses_corpus else None for item in inputs]
         search = self._gateway.search
-        return Gather([Call(never_blocking, search, self._llm_request, each) for each in decisions])
+        return Gather([Call(never_blocking, search, self._llm_request, decision) for decision in decisions])
 
     def read_passages(self, item: RoutedInput) -> Sequence[FoundPassage]:
         """Convert the hits to the passages that look first judges."""

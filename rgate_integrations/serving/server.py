@@ -280,8 +280,8 @@ class Guard:
         except Exception as error:
             # Not raised, because uvicorn would log the message, which may quote a question.
             frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
-            places = [f"{os.path.basename(frame.filename)}:{frame.lineno}" for frame in frames]
-            _log.error("A request failed: %s at %s", type(error).__name__, " > ".join(places))
+            locations = [f"{os.path.basename(frame.filename)}:{frame.lineno}" for frame in frames]
+            _log.error("A request failed: %s at %s", type(error).__name__, " > ".join(locations))
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

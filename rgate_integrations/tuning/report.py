@@ -102,7 +102,7 @@ def write_notes(labels: Labels, question: FittedGate, answer_first: FittedGate |
 def _write_gate_notes(labels: Labels, gate: FittedGate) -> list[str]:
     rate = float(gate.retrieves.mean())
     answered = [labels.answered[index] for index in gate.indices]
-    seconds = [(each.seconds["direct"], each.seconds["retrieve"]) for each in answered]
+    seconds = [(answer.seconds["direct"], answer.seconds["retrieve"]) for answer in answered]
     direct, rag = np.median(seconds, axis=0)
     notes = [
         gate.choice.guarantee,
@@ -135,15 +135,15 @@ def mean_tokens(answered: Sequence[Answered], retrieves: BoolArray, cut: int = 0
         The tokens; None if the length of a prompt is unknown.
     """
     total = np.zeros(2)
-    for each, with_retrieval in zip(answered, retrieves, strict=True):
+    for answer, with_retrieval in zip(answered, retrieves, strict=True):
         # Servers that do not count tokens report 0.
-        if 0 in (each.direct.prompt_tokens, each.retrieve.prompt_tokens):
+        if 0 in (answer.direct.prompt_tokens, answer.retrieve.prompt_tokens):
             return None
         if with_retrieval:
-            total += (each.retrieve.prompt_tokens, _count_tokens(each.retrieve))
+            total += (answer.retrieve.prompt_tokens, _count_tokens(answer.retrieve))
         if cut or not with_retrieval:
-            written = _count_tokens(each.direct)
-            total += (each.direct.prompt_tokens, min(written, cut) if with_retrieval else written)
+            written = _count_tokens(answer.direct)
+            total += (answer.direct.prompt_tokens, min(written, cut) if with_retrieval else written)
     return total / len(answered)
 
 
