@@ -50,7 +50,7 @@ _POOLED = {
 _AFTER_QUESTION = "<|im_end|>\n<|im_start|>assistant\n"
 _MAX_QUESTION = 3_072  # tokens; the engine has already truncated requests by characters
 _MAX_HISTORY = 768  # tokens of the earlier turns, of which the end is read
-_BATCH_TOKENS = 256  # larger batches are no faster, and take more memory
+_BATCH_TOKENS = 256  # larger batches take more memory, and are not faster
 # Window size and overlap, in tokens, for longer texts. With windows, time grows with the length and not with its
 # square, memory does not grow, and windows are read in parallel.
 _WINDOW, _OVERLAP = 256, 64
