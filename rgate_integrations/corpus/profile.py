@@ -189,7 +189,7 @@ class CorpusProfile:
         return self.nearness(vectors) - self.baseline / 2
 
     def p_covered(self, vectors: Float32Array, texts: Sequence[str]) -> Float64Array:
-        """Return P(the corpus has something on it), in [0, 1], for each question, shape (questions,).
+        """Return the probability, in [0, 1], that the corpus covers each question, shape (questions,).
 
         Args:
             vectors: The encoder's sentence vectors of the questions, shape (questions, 384).

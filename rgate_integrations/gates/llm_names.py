@@ -10,8 +10,8 @@ Names are parsed by rules, never matched by similarity. In this order:
    it are two words (``llama3.1``, ``gpt4o``), and two numbers in a row are one version (``claude-3-5``,
    ``llama3-1``; Fireworks writes ``v3p1``, Azure ``gpt-35``).
 5. Words that do not matter for what the LLM knows are dropped (`_NOISE`): ``instruct``, ``chat``, ``it``, context
-   lengths, makers. If a size is named, so are the words for speed (``turbo``, ``instant``) and for the active experts
-   of a mixture.
+   lengths, makers. If a size is named, words for speed (``turbo``, ``instant``) and a mixture's active experts are
+   dropped, too.
 
 The order of the words does not matter: ``claude-sonnet-4`` and ``claude-4-sonnet`` are the same. Words for how long
 an LLM thinks (``thinking``, ``high``, ``_32K``) count only if the table has figures with and without them.

@@ -57,7 +57,7 @@ class ForkSafeLock:
         reset_after_fork(self)
 
     def after_fork(self) -> None:
-        """Replace the lock by a new one."""
+        """Replace the lock with a new one."""
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:

@@ -94,9 +94,9 @@ _MESSAGES = TypeAdapter(list[OnErrorOmit[TextMessage]])
 
 
 def parse_question(state: object) -> UserTurn | None:
-    """Return the question of a text, of messages, or of an object with either; None if it has no question.
+    """Return the question in a text, in messages, or in an object with either; None if there is none.
 
-    In a list of messages, the question is the last one, if it is a text message of the user.
+    In a list of messages, the question is the last one, if it is a text message from the user.
     """
     if isinstance(state, Mapping):
         state = state.get("question", state.get("messages"))

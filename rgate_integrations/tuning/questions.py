@@ -18,7 +18,7 @@ from rgate_integrations.runtime.arrays import BoolArray
 from rgate_integrations.runtime.records import Record, read_records
 from rgate_integrations.runtime.text import is_correct, matching_ratio, normalise
 
-_HINT = 'Each line must be {"question": "…"}, with "gold_answers": ["…"] if you know them.'
+_HINT = 'Each line must be {"question": "…"}, with "gold_answers": ["…"] where required.'
 
 LABEL = "closed_book_correct"
 """Default key of the label."""
