@@ -52,7 +52,8 @@ def build_chains(llm: ServedChat, search: RerankedBM25) -> tuple[Runnable, Runna
 
     rag_chain = inputs | with_passages | llm | StrOutputParser()
     llm_chain = alone | llm | StrOutputParser()
-    gated = RetrievalGate().route(retrieve=rag_chain, direct=llm_chain, answer_first=True)
+    gate = RetrievalGate(llm_name=LLM)
+    gated = gate.route(retrieve=rag_chain, direct=llm_chain, answer_first=True)
     return rag_chain, gated
 
 
