@@ -175,6 +175,7 @@ def _route(corpora: Corpora, seed: int) -> np.ndarray:
 
 def _show_llm_selector(name: str, corpora: Corpora, llm_url: str) -> None:
     """Print how often LlamaIndex's selector, which reads descriptions, chooses right, and how often we do."""
+    from llama_index.core.output_parsers.base import OutputParserException
     from llama_index.core.selectors import LLMSingleSelector
     from llama_index.core.tools import ToolMetadata
     from llama_index.llms.openai_like import OpenAILike
@@ -198,7 +199,7 @@ def _show_llm_selector(name: str, corpora: Corpora, llm_url: str) -> None:
         start = time.perf_counter()
         try:
             hits.append(selector.select(choices, question).ind == right)
-        except ValueError:  # it wrote no JSON
+        except (OutputParserException, ValueError):  # it wrote no JSON
             hits.append(False)
         seconds.append(time.perf_counter() - start)
     ours = np.mean([order[index, 0] == numbered[index][0] for index in chosen])
