@@ -15,7 +15,7 @@ from rgate_integrations.gates.folder import read_gate, save_gate
 from rgate_integrations.gates.registry import gate_from_config
 from rgate_integrations.models.base import HiddenStates
 from rgate_integrations.runtime.segments import LAYOUT
-from tests.saved_gates import FACTS, HEADS, LAYERS, NUMBERS, SEGMENTS, change
+from tests.saved_gates import FACTS, HEADS, KINDS, LAYERS, NUMBERS, SEGMENTS, change
 from tests.scripted_proxy import ScriptedProxy
 
 UNSURE = (0, 9, 0, -1)
@@ -321,10 +321,12 @@ def test_further_layers_are_read_only_of_segments_in_context(tmp_path):
         assert decision.signals["task"] == pytest.approx(mean[0])
 
 
-def test_heads_for_other_kinds_in_context_are_refused():
-    fewer = replace(SEGMENTS, kinds=SEGMENTS.kinds[:2], output=SEGMENTS.output[:2])
+@pytest.mark.parametrize(
+    "other", [{"kinds": KINDS[:2], "output": SEGMENTS.output[:2]}, {"kinds": KINDS[::-1]}]
+)
+def test_heads_for_other_kinds_in_context_are_refused(other):
     with pytest.raises(ValueError, match="different kinds"):
-        replace(HEADS, in_context=fewer)
+        replace(HEADS, in_context=replace(SEGMENTS, **other))
 
 
 # --- the reader ----------------------------------------------------------------------------------------------

@@ -349,7 +349,7 @@ class HeadsArtifact(SavedGate):
     def __post_init__(self) -> None:
         """Check that the heads of the first model match."""
         check_shape("english_weight", self.english_weight, len(self.first_facts.layers))
-        if len(self.in_context.kinds) != len(self.segments.kinds):
+        if [kind.name for kind in self.in_context.kinds] != [kind.name for kind in self.segments.kinds]:
             raise ValueError("segments and in_context have different kinds")
 
     @property
