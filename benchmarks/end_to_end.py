@@ -141,7 +141,7 @@ def show(tables: dict[str, pd.DataFrame], title: str) -> None:
         means = 100 * answers.groupby("kind")[["right", "retrieved"]].mean()
         cells = [f"{means.right[kind]:.0f} ({means.retrieved[kind]:.0f})" for kind in kinds]
         by_kind.append([way, *cells])
-    columns = ["way", "right, %", "points against always [95 %]", "retrieved, %", "LLM calls", "read"]
+    columns = ["way", "right, %", "points vs. always [95 %]", "retrieved, %", "LLM calls", "read"]
     print_table([*columns, "first token, s (p50, p95)", "total, s (p50, p95)"], rows, title)
     print_table(["way", *kinds], by_kind, "Right, % (retrieved, %), by kind of question")
 

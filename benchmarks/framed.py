@@ -74,7 +74,7 @@ def main() -> None:
         needy, needless = rows.retrieve[rows.needs], rows.retrieve[~rows.needs]
         shares = f"{needy.mean():.1%}", f"{1 - needless.mean():.1%}"
         table.append([name, shares[0], str(len(needy)), shares[1], str(len(needless))])
-    print_table(["", "retrieved of what needs it", "of", "skipped of the rest", "of"], table)
+    print_table(["", "passages needed: retrieved", "n", "not needed: skipped", "n"], table)
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = [row for row in make_training_rows() if row.part in (FRAMES, GROUPS) and row.kind != KNOWLEDGE]
     singles = decide_all([row for row in rows if row.source == "languages"])
-    columns = ["retrieved of what needs it", "of", "skipped of the rest", "of"]
+    columns = ["passages needed: retrieved", "n", "not needed: skipped", "n"]
     table = []
     for part, title in ((FRAMES, LEARNED), (GROUPS, UNLEARNED)):
         for language, language_rows in singles[singles.part == part].groupby("language"):

@@ -109,7 +109,7 @@ def main() -> None:
         recalls = [f"{share:.3f}" for share in np.mean(shares, axis=0)]
         rows.append([way, "SlimPLM's chain", *recalls, number])
     title = f"{len(questions)} questions, {len(dense)} passages, {arguments.embedder}"
-    print_table(["queries", "search", "recall@5", "recall@10", "queries a question"], rows, title)
+    print_table(["queries", "search", "recall@5", "recall@10", "queries per question"], rows, title)
 
 
 if __name__ == "__main__":

@@ -365,7 +365,7 @@ def show_answers(title: str, requests: Sequence[LabelledRequest], chosen: Choice
             share_cell(*count_skipped(requests, choices, needs_passages=needed)) for needed in (False, True)
         ]
         rows.append(row)
-    columns = ["way", f"right, % of {answered.sum()}", "points against always [95 %]", "read", "written"]
+    columns = ["way", f"right, % of {answered.sum()}", "points vs. always [95 %]", "read", "written"]
     columns += ["LLM calls", "s (p50, p95)", "avoided, %", "missed, %"]
     print_table(columns, rows, f"{title}: answers to {len(requests)} requests")
 

@@ -1,4 +1,4 @@
-"""Does tuning help? Compares fits from nothing, the shipped gate and the tuned one, on recorded answers of LLMs.
+"""Does tuning help? Compares fits from scratch, the shipped gate and the tuned one, on recorded answers of LLMs.
 
     python benchmarks/tune.py --data ../shared/data --cache DIR
 
@@ -54,10 +54,10 @@ class Recording:
     rag: BoolArray | None = None
 
     def build_tables(self, fit: Any, seed: int) -> dict[str, Table]:
-        """Return the tables to fit: without a prior (``nothing``), and with the shipped gate's (``tuned``)."""
+        """Return the tables to fit: without a prior (``scratch``), and with the shipped gate's (``tuned``)."""
         components = Basis.fit(self.states[fit], seed)(self.states)
         tables = {}
-        for name, prior in (("nothing", np.zeros_like(self.prior)), ("tuned", self.prior)):
+        for name, prior in (("scratch", np.zeros_like(self.prior)), ("tuned", self.prior)):
             no_features = np.zeros((len(prior), 0))
             tables[name] = Table(prior, components, no_features, self.known, self.known.astype(float))
         return tables
@@ -141,7 +141,7 @@ def main() -> None:
     arguments = parser.parse_args()
     data, cache = arguments.data, arguments.cache
     recordings = [read_recorded(data, cache, name, llm) for name, llm in SOURCES]
-    show(recordings, ("nothing", "shipped", "tuned", "guaranteed", "held", "skipped"))
+    show(recordings, ("scratch", "shipped", "tuned", "guaranteed", "held", "skipped"))
 
 
 if __name__ == "__main__":

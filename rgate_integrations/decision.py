@@ -23,7 +23,7 @@ def valid_threshold(threshold: object) -> float:
     number = _to_float(threshold)
     if number is None or not 0 <= number < math.inf:
         value = type(threshold).__name__ if number is None else number
-        raise ConfigurationError(f"A threshold must be a number of at least 0, not {value}.")
+        raise ConfigurationError(f"A threshold must be a finite number of at least 0, not {value}.")
     return number
 
 
@@ -125,7 +125,7 @@ class Draft(Frozen):
 
     @property
     def missing(self) -> str:
-        """What this text is instead of an answer, such as ``"nothing"`` or ``"a refusal"``; empty if it is one."""
+        """What this text is instead of an answer, such as ``"nothing"`` or ``"a refusal"``; empty for an answer."""
         return replies.describe_non_answer(self.text)
 
     @property
@@ -149,7 +149,7 @@ class Draft(Frozen):
         columns: dict[str, Any] = {"tokens": (), "token_ids": (), "logprobs": None}
         if tuple(values.get("tokens") or ())[start:]:
             columns = {name: tuple(values.get(name) or ())[start:] for name in columns}
-        # The hidden states that a local LLM keeps are those of its thoughts, so the id is dropped, too.
+        # The hidden states that a local LLM keeps begin with its thoughts, so the id is dropped, too.
         fields = {"text": answer.strip(), "thinking_tokens": thinking, "response_id": ""}
         return {**values, **columns, **fields}
 
@@ -207,7 +207,7 @@ class PartialAnswerInfo(Frozen):
     Attributes:
         tokens_held: Tokens held back until the decision.
         tokens_dropped: How many of them were discarded; 0 if the answer continued.
-        first_look: Time spent on the question and, if a search came first, on its passages; 0 without a first look.
+        first_look: Time to screen the question and, with look first, to search; 0 without screening.
         judging: Time spent judging the first tokens.
         first_token: Time from the call to the first released token; None if no token was released.
     """
@@ -241,16 +241,17 @@ class Request:
         question: What the user asks, without surrounding white space.
         history: The earlier turns, oldest first: lines such as ``user: Who wrote Hamlet?`` and
             ``assistant: Shakespeare.`` A gate that does not read turns retrieves if there are any.
-        draft: The beginning of an answer to judge, as a `Draft` or as text; otherwise the gate's source writes one.
+        draft: The beginning of an answer to judge, as a `Draft` or as text; without it, a gate that needs a draft has
+            one written.
         metadata: What the application knows about the request, for rules that are functions.
         threshold: Overrides the gate's threshold, at least 0.
-        popularity: Popularity of the question's subject, for gates that use it.
+        popularity: Popularity of the question's subject, at least 0, for gates that use it.
         timeout: Maximum wait in seconds; None uses the gate's limit, infinity waits forever.
 
     Raises:
         InvalidQuestionError: The question is empty, not a string, or contains NUL bytes.
-        EvidenceError: The draft, the history, the metadata or the popularity has the wrong type.
-        ConfigurationError: The threshold is not a number of at least 0, or the timeout is not a number above 0.
+        EvidenceError: The draft, history, metadata or popularity has the wrong type, or the history has NUL bytes.
+        ConfigurationError: The threshold is not a finite number of at least 0, or the timeout is not above 0.
     """
 
     question: str

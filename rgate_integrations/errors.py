@@ -23,7 +23,7 @@ class RGateError(Exception):
 
 
 class InvalidQuestionError(RGateError, ValueError):
-    """A question is empty, white space only, or not a string."""
+    """A question is empty, only white space, not a string, or contains NUL bytes."""
 
 
 class UnknownNameError(RGateError, LookupError):
@@ -47,7 +47,7 @@ class ScoreError(RGateError):
 
 
 class ServerError(RGateError, ConnectionError):
-    """A server cannot be used: it is unreachable, stays busy, or rejects the key or path."""
+    """A server cannot be used: it is unreachable, stays busy, rejects the key or path, or sends an invalid answer."""
 
 
 class DecisionTimeoutError(RGateError, TimeoutError):
@@ -59,7 +59,7 @@ class MissingDependencyError(RGateError, ImportError):
 
 
 class ModelLoadError(RGateError):
-    """A model folder or Hub id could not be loaded."""
+    """A model or a saved gate cannot be loaded, or the two do not match."""
 
 
 class DownloadError(RGateError):
@@ -95,7 +95,7 @@ class ProfileError(RGateError, ValueError):
 
 
 class DataFormatError(RGateError, ValueError):
-    """A line of a data file is invalid; the message names file and line."""
+    """A data file is unreadable, empty or invalid; the message says where."""
 
 
 def no_answer(what: str, *, thinking: bool = False) -> NoAnswerError:
@@ -138,3 +138,8 @@ def missing_dependency(module: str, extra: str) -> MissingDependencyError:
         f"This needs the module {module!r}, which is not installed.",
         hint=f'pip install "rgate-integrations[{extra}]"',
     )
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

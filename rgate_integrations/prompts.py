@@ -1,7 +1,7 @@
 """Prompts as data: named fields, a version, and a hash that is stored with every trained artefact.
 
-Values must not bring control tokens into a prompt. For models on servers, this module lists the patterns of such
-tokens.
+The values of fields must not bring control tokens into a prompt. For models on servers, `strip_control_tokens`
+removes them by pattern.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ SHORT_ANSWER = PromptTemplate(
     ),
     stop_at_newline=True,
 )
-"""The prompt for samples, which must be short, because they are compared as strings."""
+"""The prompt for sampled answers, which must be short, because they are compared as strings."""
 
 ANSWER_WITH_PASSAGES = PromptTemplate(
     name="answer-with-passages",
@@ -161,7 +161,7 @@ def format_passages(passages: Iterable[TitledText]) -> str:
     return "\n\n".join(blocks)
 
 
-# No pattern matches white space, so replacing one token by a space cannot create another.
+# No pattern matches white space, so replacing one token with a space cannot create another.
 _BAR = "[|\uff5c]"  # DeepSeek and Hunyuan write the full-width bar
 _PATTERNS = (
     # <|im_end|>, <|eot_id|>, <｜begin▁of▁sentence｜>, <|turn>, <turn|>
@@ -199,7 +199,7 @@ _CONTROL = re.compile("|".join(_PATTERNS))
 
 
 def strip_control_tokens(text: str) -> str:
-    """Replace each control token by a space, so that a text cannot end its turn.
+    """Replace each control token with a space, so that a text cannot end its turn.
 
     Servers interpret the text of control tokens. We do not know which ones a server's model has, so those of all
     families above are replaced. A text that mentions such tokens, or contains HTML's ``<s>``, loses them.

@@ -123,7 +123,7 @@ def test_the_command_measures_a_served_llm(flat, tmp_path, fake):
     page = printed("ability", "--llm", fake(reply).url, "--out", tmp_path / "mine", "--model", "my-model-1b")
     assert len(Fake.seen) == 100
     assert "measured: 100 of 100 anchor questions" in page
-    assert "Before: -1.80 ± 1.50, guessed from 1 billion parameters" in page
+    assert "Before measuring: -1.80 ± 1.50, guessed from 1 billion parameters" in page
 
 
 @pytest.mark.parametrize(

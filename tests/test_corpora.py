@@ -106,7 +106,8 @@ WRONG = {
 @pytest.mark.parametrize("make", WRONG.values(), ids=list(WRONG))
 def test_other_names_than_those_of_the_corpora_are_an_error_at_once(make):
     with pytest.raises(
-        ConfigurationError, match="'docs', 'hr', 'web', but the choices are 'docs', 'web'"
+        ConfigurationError,
+        match="'docs', 'hr', 'web', but the chains, retrievers or tools are named 'docs', 'web'",
     ) as caught:
         make()
     assert "same names" in caught.value.hint

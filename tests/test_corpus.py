@@ -300,7 +300,7 @@ def test_passages_in_ten_languages_are_one_corpus():
 
 def test_names_of_corpora_differ_and_a_mapping_gives_them(fake, tmp_path):
     one = CorpusProfile.from_texts(LOGGER)
-    with pytest.raises(ConfigurationError, match="needs a name of its own"):
+    with pytest.raises(ConfigurationError, match="needs a unique name"):
         load_gate("constant:always", corpus=[one, one])
     folder = one.save(tmp_path / "p")
     gate = load_gate("constant:always", corpus={"a": one, "b": folder, "c": str(folder)})
@@ -500,7 +500,7 @@ def test_the_command_says_what_it_understood(tmp_path):
     assert "logger" in shown
     shown = printed("profile", "--description", "Manual of the X200 data logger", "--out", tmp_path / "d")
     assert shown.startswith("d: ")
-    assert "not there " in shown
+    assert "not covered " in shown
     decided = json.loads(printed("decide", "--corpus", tmp_path / "logger", "--json", "What does E-41 mean?"))
     assert (decided["corpus"], decided["retrieve"]) == ("manual", True)
 

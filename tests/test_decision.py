@@ -76,7 +76,7 @@ def test_a_failure_tells_the_message_and_the_hint_of_any_error_apart(error, part
 
 @pytest.mark.parametrize("threshold", [math.nan, -0.1, True, "high"])
 def test_a_threshold_that_is_none_turns_no_decision(threshold):
-    with pytest.raises(ConfigurationError, match="threshold must be a number of at least 0"):
+    with pytest.raises(ConfigurationError, match="threshold must be a finite number of at least 0"):
         decision().with_threshold(threshold)
 
 

@@ -55,7 +55,7 @@ HAMLET, CAPITAL = "Who wrote Hamlet?", "What is the capital of France?"
         (
             lambda: Decision(question="who?", retrieve=True, p_known=0.2, threshold=True),
             ValidationError,
-            "threshold must be a number",
+            "threshold must be a finite number",
         ),
         (lambda: RetrievalGate("constant:never", threshold=True), ConfigurationError, "not bool"),
         (
@@ -109,7 +109,7 @@ class OnlyQuestions:
     ("field", "value", "error", "why"),
     [
         *(
-            ("threshold", value, ConfigurationError, "threshold must be a number of at least 0")
+            ("threshold", value, ConfigurationError, "threshold must be a finite number of at least 0")
             for value in (math.nan, -0.1, math.inf, "high", True, Unprintable(), 10**400)
         ),
         *(

@@ -139,7 +139,8 @@ def test_a_request_that_was_not_read_whole_retrieves_unless_clearly_needless(scr
     assert (needless.retrieve, needless.p_known, needless.override) == (False, pytest.approx(0.95), None)
     assert (doubtful.retrieve, doubtful.p_known, doubtful.question) == (True, pytest.approx(0.8), LOG)
     assert (
-        doubtful.override.reason == "The request is too long to be read completely, so it may ask for more."
+        doubtful.override.reason
+        == "The request is too long to be read completely, and the rest may need retrieval."
     )
     assert doubtful.warnings[0].endswith(f" of {len(LOG):,} characters were read.")
 

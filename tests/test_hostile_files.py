@@ -144,8 +144,8 @@ def test_any_file_is_read_or_named(name, kind, records, noise, at, tmp_path):
 @pytest.mark.parametrize(
     ("field", "why"),
     [
-        ({"gold_answers": {"a": 1}}, "line 1: gold_answers is neither a text nor a list"),
-        ({"gold_answers": [{"a": 1}]}, "line 1: gold_answers is neither a text nor a list"),
+        ({"gold_answers": {"a": 1}}, "line 1: gold_answers is neither a string nor a list"),
+        ({"gold_answers": [{"a": 1}]}, "line 1: gold_answers is neither a string nor a list"),
         ({"popularity": "much"}, "line 1: popularity is not a finite number"),
         ({"closed_book_logprobs": "abc"}, "line 1: closed_book_logprobs is not a list of log-probabilities"),
         (
@@ -154,7 +154,7 @@ def test_any_file_is_read_or_named(name, kind, records, noise, at, tmp_path):
         ),
         ({"question": "\ud800?"}, "line 1: no question .*unicode"),
         ({"question": " "}, "line 1: no question"),
-        ({"closed_book_text": ["x"]}, "line 1: closed_book_text is not a text"),
+        ({"closed_book_text": ["x"]}, "line 1: closed_book_text is not a string or number"),
     ],
 )
 def test_what_a_field_cannot_be_is_said(tmp_path, field, why):

@@ -28,7 +28,7 @@ from tests.tuning_parts import Direct, Model, N, by_number, known, questions, re
     [
         ([], "no questions"),
         ([{"question": " "}], "question 1: no question"),
-        ([{"question": "x", "gold_answers": {}}], "gold_answers is neither a text nor a list"),
+        ([{"question": "x", "gold_answers": {}}], "gold_answers is neither a string nor a list"),
         ([7], "question 1: no question"),
         ("none.jsonl", "cannot be read"),
     ],

@@ -215,6 +215,8 @@ def test_what_cannot_guard_or_be_guarded(search):
         RetrievalGate(Judge()).guard(lambda query: f"about {query}").invoke("unknown?")
     with pytest.raises(ConfigurationError, match="returned bool instead of a Decision"):
         GatedRetriever(retriever=search, gate=RunnableLambda(lambda q: True)).invoke("b")
+    with pytest.raises(ConfigurationError, match="returned bool instead of a Decision"):
+        ClaimQueryRewriter(RunnableLambda(lambda q: True)).invoke("b")
     assert GatedRetriever(retriever=search).gate.gate.gate == load_gate().gate
 
 

@@ -77,6 +77,11 @@ def search(question):
 # For an arm, what is answered to a question that its text covers; one that it does not cover is never read for.
 FOUND = {
     "a retriever alone": (Shelf(), [Document(page_content=TEXT)]),
+    "a retriever at the end": (RunnableLambda(str) | Shelf(), [Document(page_content=TEXT)]),
+    "a bound retriever at the end": (
+        RunnableLambda(str) | Shelf().with_config(tags=["shelf"]),
+        [Document(page_content=TEXT)],
+    ),
     "a function that returns other things, too": (
         RunnableLambda(search) | (lambda found: f"read {found['question']}"),
         f"read {HELD}",

@@ -51,10 +51,10 @@ def loaded(dumped, readable=READABLE):
 @each(INVOKES)
 def test_a_threshold_that_is_none(threshold, call):
     judge = Judge()
-    with pytest.raises(ConfigurationError, match="threshold must be a number of at least 0"):
+    with pytest.raises(ConfigurationError, match="threshold must be a finite number of at least 0"):
         call(RetrievalGate(judge), "a", {"configurable": {"retrieval_threshold": threshold}})
     assert judge.calls == []
-    with pytest.raises(ConfigurationError, match="threshold must be a number of at least 0"):
+    with pytest.raises(ConfigurationError, match="threshold must be a finite number of at least 0"):
         RetrievalGate(judge, threshold=threshold)
 
 

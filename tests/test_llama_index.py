@@ -139,7 +139,7 @@ def test_each_part_decides_at_a_threshold_of_its_own(call, decides, threshold, r
 @pytest.mark.parametrize("threshold", [-1.0, float("nan"), "high"])
 def test_what_is_no_threshold_is_an_error_at_once(gate, threshold):
     for part in parts(gate):
-        with pytest.raises(ConfigurationError, match="threshold must be a number"):
+        with pytest.raises(ConfigurationError, match="threshold must be a finite number"):
             part.with_threshold(threshold)
 
 

@@ -141,6 +141,24 @@ def test_a_model_is_not_read_from_a_pickle(llm, said):
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("weight_map", [["other.bin"], {"lm_head.weight": 1}, None])
+def test_a_damaged_index_of_weights_is_named(llm, embedder, weight_map):
+    for folder, read in ((llm, load), (embedder, embed)):
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        with pytest.raises(ModelLoadError, match="could not be loaded") as caught:
+            read(folder)
+        assert caught.value.hint
+
+
+def test_an_error_without_a_message_is_named_by_its_type(llm, monkeypatch):
+    def fail(*args, **kwargs):
+        raise NotImplementedError
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", fail)
+    with pytest.raises(ModelLoadError, match="could not be loaded: NotImplementedError"):
+        load(llm)
+
+
 def test_a_pickle_beside_safetensors_is_not_read(llm):
     (llm / "pytorch_model.bin").write_bytes(b"not to be read")
     assert load(llm).config.hidden_size == 32

@@ -90,7 +90,7 @@ def test_the_ability_is_that_of_the_answers_and_nothing_is_measured_where_all_ar
 ):
     done = ability(provider(), "--thinking-tokens", 20)
     assert isinstance(done.exception, NoAnswerError), done.output
-    assert "3 answers were cut off before they began" in str(done.exception)
+    assert "3 answers were cut off while the LLM was still thinking" in str(done.exception)
     assert not (tmp_path / "mine").exists()
     Fake.seen.clear()
     done = ability(provider())
@@ -123,7 +123,7 @@ def test_collect_labels_answers_and_nothing_that_was_cut_off(ask, model, provide
     collected = ["collect", "--closed-book", "--questions", write(tmp_path / "q.jsonl", *ASKED), "--out", out]
     if thinks:
         done = ask(rgate, server, *collected, "--thinking-tokens", 20)
-        assert "3 answers were cut off before they began" in str(done.exception)
+        assert "3 answers were cut off while the LLM was still thinking" in str(done.exception)
         assert not out.exists()
     done = ask(rgate, server, *collected)
     assert done.exit_code == 0, done.output
@@ -150,7 +150,7 @@ def test_a_gate_is_tuned_on_answers_and_none_is_made_of_thoughts(ask, command, p
     run = partial(command, server)
     if thinks:
         done = ask(run, server, "--yes", "--thinking-tokens", 20)
-        assert "3 answers were cut off before they began" in str(done.exception)
+        assert "3 answers were cut off while the LLM was still thinking" in str(done.exception)
         assert not (tmp_path / "my-gate").exists()
     done = ask(run, server, "--yes")
     assert f"{N} questions with a label (gold), 0 without." in done.output

@@ -184,7 +184,7 @@ def test_the_token_is_sent_and_never_shown(words, monkeypatch):
 def test_a_saved_gate_may_not_send_questions_to_a_server(tmp_path):
     inner = {"inner": {"gate": "remote", "url": "http://127.0.0.1:9"}}
     save_gate(SavedGate(method="calibrated", prompts={}, parameters=inner), tmp_path / "gate")
-    with pytest.raises(ModelLoadError, match="ask a server"):
+    with pytest.raises(ModelLoadError, match="asks a server"):
         load_gate(str(tmp_path / "gate"))
 
 

@@ -78,7 +78,7 @@ def test_the_slider_moves_every_number(browser, tmp_path, result):
         )
         right = [q["rag_correct" if q["p_known"] < threshold else "closed_book_correct"] for q in asked]
         assert card("retrieval rate") == f"{100 * np.mean([q['p_known'] < threshold for q in asked]):.1f} %"
-        assert card("in-accuracy") == f"{100 * np.mean(right):.1f} %"
+        assert card("accuracy") == f"{100 * np.mean(right):.1f} %"
     area = auc([q["p_known"] for q in asked], [q["closed_book_correct"] for q in asked])
     assert card("AUC") == f"{area:.3f}"
     assert len(browser.find_elements("css selector", "#sets tr")) == 3
@@ -162,8 +162,8 @@ def test_monitoring_from_the_command_line(tmp_path):
     for number, line in enumerate(lines):
         line |= {"question": f"q{number}", "p_covered": 0.9 if number % 2 else 0.1}
     output = printed("monitor", write(tmp_path / "log.jsonl", *lines), "--gate", tmp_path / "gate")
-    assert "Of 100 decisions, 50.0% are about a corpus." in output
-    assert "25 are not, and the LLM may not know them either:" in output
+    assert "Of 100 questions, 50.0% are about a corpus." in output
+    assert "25 are not, and the LLM may not know the answers either:" in output
     assert [line.strip() for line in output.splitlines() if line.startswith("  q")] == [
         f"q{2 * i}" for i in range(20)
     ]

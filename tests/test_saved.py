@@ -59,7 +59,7 @@ def test_a_gate_that_a_kill_left_aside_still_loads(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"format": 9}, "newer"),
+        ({"format": 9}, "reads formats up to"),
         ({"prompts": {"answer": "0"}}, "another version of the prompt"),
         ({"bias": "x"}, "bias: "),
         ({"source": "stranger"}, "source: Input should be 'proxy'"),

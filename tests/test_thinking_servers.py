@@ -128,7 +128,7 @@ def test_where_every_answer_is_cut_off_nothing_is_measured(ability, dialect, tmp
     done = ability(server, "--thinking-tokens", 20)
     assert isinstance(done.exception, NoAnswerError)
     is_shown = dialect != DIALECTS["a tag that the prompt opens"]
-    assert ("3 answers were cut off before they began" in str(done.exception)) == is_shown
+    assert ("3 answers were cut off while the LLM was still thinking" in str(done.exception)) == is_shown
     assert "--think off" in done.exception.hint
     assert not (tmp_path / "mine").exists()
     if not is_shown:

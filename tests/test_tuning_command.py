@@ -31,7 +31,7 @@ def test_the_command_says_what_it_will_ask_and_what_came_out(command, tmp_path, 
     options = ["--budget", "0.9", "--yes", "--num-samples", "2", "--max-questions", "50"]
     done = command(by_number, "--model", "m", *options)
     assert done.exit_code == 0, done.output
-    assert "50 questions, with these LLM calls to http" in done.output
+    assert "50 questions, with LLM calls to http" in done.output
     assert ": 50 direct, 50 retrieve, 100 sample." in done.output
     assert "share of right answers among up to 2 samples per question" in done.output
     assert "question alone: Retrieves for at most 90.0%" in done.output

@@ -33,14 +33,14 @@ class AnswerFirst:
         answer_above: A question with at least this P(known) is clearly known.
         question_gate: A gate that only reads the question, or an argument for `load_gate`. A clearly unknown question
             goes to the retrieve arm without asking the LLM; the answer to a clearly known one is not held back. With
-            None, every answer is judged. ``"own"`` is the judge's own question gate, which the default gate and tuned
-            gates have; with any other gate, every answer is judged.
-        prefetch: Whether the search of a single question starts together with its answer, for slow searches. If the
-            answer continues, the search is cancelled, or its result dropped. The retrieve arm must be able to search
-            ahead, as for look first, which always searches ahead.
+            None, every answer is judged. ``"own"`` is the question gate that belongs to the adapter's gate, such as
+            the default gate, a tuned one or a server's; if it has none, every answer is judged.
+        prefetch: Whether the search starts together with the answer, for slow searches; only in calls with one
+            question. If the answer continues, the search is cancelled, or its result dropped. The retrieve arm must
+            be able to search ahead, as for look first, which always searches ahead.
 
     Raises:
-        ConfigurationError: A number is out of range, or ``retrieve_below`` is above ``answer_above``.
+        ConfigurationError: ``tokens`` is below 1, or ``retrieve_below`` is above ``answer_above``.
     """
 
     tokens: int = 32
@@ -88,8 +88,8 @@ IS_SETTLED = {
     (Screening.KNOWN, Search.NOTHING): True,  # answered directly
     (Screening.KNOWN, Search.ADDS_LITTLE): True,  # answered directly
     (Screening.KNOWN, Search.HELPS): False,
-    (Screening.UNKNOWN, Search.NOTHING): True,  # retrieved for
-    (Screening.UNKNOWN, Search.HELPS): True,  # retrieved for
+    (Screening.UNKNOWN, Search.NOTHING): True,  # retrieves
+    (Screening.UNKNOWN, Search.HELPS): True,  # retrieves
     (Screening.UNKNOWN, Search.ADDS_LITTLE): False,
     (Screening.UNCLEAR, Search.NOTHING): False,
     (Screening.UNCLEAR, Search.HELPS): False,

@@ -1,4 +1,4 @@
-"""Claims of a draft, and the two published tag formats for them."""
+"""Claims of a draft, and SlimPLM's two published tag formats for them."""
 
 from __future__ import annotations
 

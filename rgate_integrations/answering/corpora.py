@@ -43,7 +43,7 @@ def check_corpora(corpora: Iterable[str], parts: Iterable[str]) -> None:
         )
     if known and set(known) != set(names):
         raise ConfigurationError(
-            f"The gate has the corpora {', '.join(map(repr, known))}, but the choices are "
+            f"The gate has the corpora {', '.join(map(repr, known))}, but the chains, retrievers or tools are named "
             f"{', '.join(map(repr, names))}.",
             hint='Use the same names in both: corpus={"docs": …, "hr": …}.',
         )

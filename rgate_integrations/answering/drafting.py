@@ -75,7 +75,7 @@ class Drafter(ABC, Generic[_Prompt]):
         return drafts
 
     def _ask_in_form(self, prompts: Sequence[_Prompt], forms: list[dict[str, Any]]) -> Flow[Sequence[Any]]:
-        """Send prompts with the first of these options; repeat those that are rejected with the next."""
+        """Send prompts with the first set of options; repeat those that the LLM rejects with the next set."""
         options, *simpler = forms
         answers = yield from self.ask(prompts, options)
         works = any(not isinstance(answer, Exception) for answer in answers)

@@ -62,7 +62,8 @@ class LookFirst:
             )
         if self.model is not None and self.model.features != SEARCH_FEATURES:
             raise ConfigurationError(
-                f"The model was made for the features {', '.join(self.model.features)}.",
+                f"The model was made for the features {', '.join(self.model.features)}, but look first computes "
+                f"{', '.join(SEARCH_FEATURES)}.",
                 hint="Fit it again with this version of the package.",
             )
 

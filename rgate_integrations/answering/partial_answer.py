@@ -171,7 +171,7 @@ class BufferedAnswer(ABC):
 
     @abstractmethod
     def read(self, chunk: Any) -> bool:
-        """Add the text of a chunk to ``partial``; False for a chunk that cannot be judged."""
+        """Add the text of a chunk to ``partial``; return False if the chunk cannot be judged."""
 
     def set_logprobs(self, *, enabled: bool) -> None:  # noqa: B027 - needed only with a fallback
         """Set whether to request log-probabilities from now on; does nothing by default."""

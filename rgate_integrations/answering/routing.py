@@ -258,11 +258,16 @@ class RoutedCall(ABC, Generic[_Input]):
         yield from self._wait_for_search()
         for item in inputs:
             if isinstance(item.outcome, Decision) and item.searched:
-                # A caller's own threshold takes precedence: P(known) above it answers directly, whatever was found.
-                enough = None if item.threshold is None else item.outcome.threshold
+                # A caller's own threshold takes precedence: a P(known) that reaches it answers directly.
+                direct_threshold = None if item.threshold is None else item.outcome.threshold
                 passages = self._passages(item)
                 judge = Call(
-                    decide_with_passages, None, item.outcome, passages, look, direct_threshold=enough
+                    decide_with_passages,
+                    None,
+                    item.outcome,
+                    passages,
+                    look,
+                    direct_threshold=direct_threshold,
                 )
                 item.outcome = yield judge
 
@@ -291,7 +296,7 @@ class RoutedCall(ABC, Generic[_Input]):
         return decision.with_retrieve(decision.retrieve, **changes)
 
     def _finish(self, item: _Input) -> Flow[None]:
-        """Emit the decision of an input; if it retrieves, wait for any search, and let its error be the outcome."""
+        """Emit the decision of an input; if it retrieves, wait for any search, and make its error the outcome."""
         if not isinstance(item.outcome, Decision):
             return
         yield from self.emit(item, item.outcome)

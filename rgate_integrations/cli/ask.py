@@ -220,13 +220,12 @@ def _as_json(question: object, decision: Decision) -> dict[str, Any]:
     if decision.error is not None:
         return {"question": question, "retrieve": True, "error": decision.error.model_dump()}
     fields: dict[str, Any] = decision.model_dump(mode="json", exclude={"draft", "error"})
-    fields["draft"] = None if decision.draft is None else decision.draft.text
-    return fields
+    return {**fields, "draft": None if decision.draft is None else decision.draft.text}
 
 
-def _print_decision(asked: object, decision: Decision) -> None:
+def _print_decision(question: object, decision: Decision) -> None:
     if decision.error is not None:
-        say(f"error     {str(asked)[:80]!r}: {decision.error.message} {decision.error.hint}", fg="red")
+        say(f"error     {str(question)[:80]!r}: {decision.error.message} {decision.error.hint}", fg="red")
         return
     word, colour = ("retrieve", "yellow") if decision.retrieve else ("skip", "green")
     say(f"{word:8} ", nl=False, fg=colour)

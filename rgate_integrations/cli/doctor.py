@@ -33,7 +33,7 @@ _EXTRAS = {
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Report versions, devices and the cache, and how to install missing parts. You need only those that you use."""
+    """Report versions, devices and the cache, and how to install missing parts. Install only those that you use."""
     say_table(("name", "state", "remedy"), list(_examine()), as_json=as_json)
 
 

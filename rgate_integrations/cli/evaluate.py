@@ -88,7 +88,11 @@ def collect(
             progress=bar.report,
         )
     say_habits(answering)
-    say(f"Asked {len(to_ask)} questions. The answers are in {out}. Next: rgate evaluate --data {out}")
+    # Evaluating needs the answers with passages, too.
+    say(
+        f"Asked {len(to_ask)} questions. The answers are in {out}. "
+        f"Next: rgate {'train --out GATE' if closed_book else 'evaluate'} --data {out}"
+    )
 
 
 def evaluate(
@@ -112,7 +116,7 @@ def evaluate(
 
     examples = all_examples(read_paired(data))
     loaded = _load_judged(gate, draft, proxy, corpus)
-    with Bar("reading the gate", stopped=_NOT_WRITTEN) as bar:
+    with Bar("asking the gate", stopped=_NOT_WRITTEN) as bar:
         result, judged = run(loaded, examples, name=gate, draft=draft, progress=bar.report)
     measured = {**result["sets"], "pooled": result["pooled"]}
     say_table(_COLUMNS, [_row(name, numbers) for name, numbers in measured.items()])
@@ -206,7 +210,7 @@ def calibrate(
     policy = make_policy(max_loss, budget)
     files = read_paired(data)
     loaded = _load_judged(gate, draft, proxy)
-    with Bar("reading the gate", stopped=_NOT_WRITTEN) as bar:
+    with Bar("asking the gate", stopped=_NOT_WRITTEN) as bar:
         calibration = run(loaded, files, policy, progress=bar.report, draft=draft)
     save_gate(saved_gate(calibration.gate.gate, calibration.provenance), out)
     say(calibration.choice.guarantee, bold=True)
@@ -264,7 +268,7 @@ def monitor(
     ],
     gate: Annotated[Path, typer.Option(help="Folder of the tuned or calibrated gate.")],
 ) -> None:
-    """Compare logged decisions with the calibration, and list the questions that no corpus covers."""
+    """Compare logged decisions with the calibration, and list likely unknown questions that no corpus covers."""
     from rgate_integrations.gates.corpus import COVERED
     from rgate_integrations.gates.folder import read_gate
     from rgate_integrations.runtime.records import Record, read_records
@@ -287,8 +291,8 @@ def monitor(
         if p_known is not None and not record.fields.get("error") and not record.fields.get("override"):
             logged.append(p_known)
     if covered:
-        say(f"Of {len(covered)} decisions, {sum(covered) / len(covered):.1%} are about a corpus.")
-        say(f"{len(gaps)} are not, and the LLM may not know them either{':' if gaps else '.'}")
+        say(f"Of {len(covered)} questions, {sum(covered) / len(covered):.1%} are about a corpus.")
+        say(f"{len(gaps)} are not, and the LLM may not know the answers either{':' if gaps else '.'}")
         for question in gaps[:_SHOWN_GAPS]:
             say(f"  {' '.join(question.split())[:110]}")
     scores = calibration.numbers("scores")

@@ -37,7 +37,7 @@ def profile(
     ] = None,
     index: Annotated[Path | None, typer.Option(help="Or the folder of an index.")] = None,
     retriever: Annotated[
-        str, typer.Option(help="Or an object that searches, as module:object; it is called --searches times.")
+        str, typer.Option(help="Or MODULE:OBJECT, an object that searches, called up to --searches times.")
     ] = "",
     description: Annotated[
         str, typer.Option(help="Or a description of the corpus in a sentence, which gives a weaker profile.")
@@ -77,7 +77,7 @@ def _show(profile: CorpusProfile, out: Path) -> None:
     words = [*profile.terms.telling, *sorted(profile.terms.names)]
     questions = [form.format(word) for word in words[: 2 * _TERMS] for form in _QUESTIONS_ABOUT_TERMS]
     questions += _OTHER_QUESTIONS
-    # Questions about the terms, and about other things, show where the boundary lies.
+    # Questions about the terms, and about other things, show where the boundary is.
     covered = dict(zip(questions, profile.judge(questions).tolist(), strict=True))
     ranked = sorted(covered, key=covered.__getitem__)
     inside = [question for question in reversed(ranked) if covered[question] >= 0.5]
@@ -85,8 +85,8 @@ def _show(profile: CorpusProfile, out: Path) -> None:
     say(f"{profile.name}: {len(profile.codes):,} of {profile.seen:,} passages, in {out}", bold=True)
     say(f"telling words  {', '.join(words[:_TERMS])}")
     if not profile.is_specific:
-        say("The corpus has no topic, so known questions are not searched for. prefer='corpus' changes that.")
-    for title, examples in (("searched there", inside), ("not there", outside)):
+        say("The corpus has no single topic, so questions that the LLM knows skip it unless prefer='corpus'.")
+    for title, examples in (("covered", inside), ("not covered", outside)):
         for question in examples[:_QUESTIONS]:
             say(f"{title:14} {covered[question]:.2f}  {question}")
             title = ""

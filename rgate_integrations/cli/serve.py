@@ -87,7 +87,7 @@ def serve(
     """Serve decisions over HTTP; with --upstream, also as a gateway that retrieves if the LLM needs it.
 
     POST /v1/systemone, /v1/decide, /v1/queries; GET /health, /ready, /metrics; with --upstream, also all routes of
-    that server. The environment variable RGATE_TOKEN has the bearer token that clients must send.
+    that server. The environment variable RGATE_TOKEN holds the bearer token that clients must send.
     """
     from rgate_integrations.corpus.indexed import profile_index
 
@@ -135,7 +135,7 @@ def _make_gateway(
         return Gateway(service, server, search, k=k, **options)
     if search is not None or any(options.values()):
         raise ConfigurationError(
-            "Options of the gateway need --upstream.",
+            "--index, --retriever, --shadow, --condense, --answer-first and --look-first need --upstream.",
             hint="Add --upstream with the base URL of the LLM's server, or leave these options out.",
         )
     return None
@@ -154,7 +154,7 @@ def _open_retriever(indexes: Sequence[str], name: str | None) -> Retriever | dic
     """Return an index, several by name, the object named as MODULE:OBJECT, or None.
 
     Raises:
-        ConfigurationError: One of several indexes has no name of its own, or the object cannot be imported.
+        ConfigurationError: Several indexes share a name or lack one, or the object cannot be imported.
     """
     folders = {}
     for option in indexes:
@@ -185,7 +185,7 @@ def mcp(
 ) -> None:
     """Serve the tools should_retrieve and search_queries to agents of any framework.
 
-    With --http, the environment variable RGATE_TOKEN has the bearer token that clients must send.
+    With --http, the environment variable RGATE_TOKEN holds the bearer token that clients must send.
     """
     try:
         from rgate_integrations.serving.agents import make_mcp_app, make_mcp_server, serve_stdio

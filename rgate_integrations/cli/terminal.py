@@ -61,7 +61,7 @@ DraftOf = Annotated[
 ]
 MaxLossOption = Annotated[
     float | None,
-    typer.Option("--max-loss", help="Maximum loss of accuracy versus always retrieving, such as 0.02."),
+    typer.Option("--max-loss", help="Maximum loss of accuracy versus always retrieving; 0.02 by default."),
 ]
 BudgetOption = Annotated[
     float | None,

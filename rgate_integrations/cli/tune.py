@@ -139,7 +139,9 @@ def _confirm(
     """Print the number of calls, and ask for confirmation."""
     remaining = [f"{number} {kind}" for kind, number in calls.items() if number]
     with bar.hidden():
-        say(f"{num_questions} questions, with these LLM calls to {llm}: {', '.join(remaining)}.", err=True)
+        say(
+            f"{num_questions} questions, with LLM calls to {llm}: {', '.join(remaining) or 'none'}.", err=True
+        )
         if judge is not None:
             say(f"Then {judge} judges the answers.", err=True)
         if remaining and not yes:
@@ -195,7 +197,8 @@ def train(
         raise ConfigurationError("Only a probe can be trained with --system.", hint="Add --gate probe.")
     if self_label and (gate == "rewriter" or draft == "recorded"):
         raise ConfigurationError(
-            "--self-label cannot be combined with the rewriter or recorded drafts.", hint="Use --draft proxy."
+            "--self-label cannot be combined with the rewriter or recorded drafts.",
+            hint="Omit it, or use another --gate and --draft proxy.",
         )
     options = TrainingOptions(
         draft=draft,
@@ -298,7 +301,7 @@ def ability(
     say(
         f"Ability {estimate.theta:+.2f} (95 %: {estimate.theta - margin:+.2f} to {estimate.theta + margin:+.2f}); "
         "Llama-3.1-8B-Instruct has 0. "
-        f"Before: {prior.theta:+.2f} ± {prior.sd:.2f}, {prior.source}.",
+        f"Before measuring: {prior.theta:+.2f} ± {prior.sd:.2f}, {prior.source}.",
         bold=True,
     )
     say(f'Saved. Use it as load_gate(llm_name="{measured.folder}").')
@@ -307,6 +310,7 @@ def ability(
 def _say_failed(calls: int) -> None:
     if calls:
         say(
-            f"{calls} calls failed, or were cut off before an answer. Run the same command to repeat them.",
+            f"{calls} calls failed, or were cut off before an answer. Run the command again to repeat them "
+            "(rgate tune: with --update).",
             fg="yellow",
         )

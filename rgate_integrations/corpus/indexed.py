@@ -39,7 +39,7 @@ def profile_index(index: Any, name: str) -> CorpusProfile:
 def missing_passages(what: str) -> ConfigurationError:
     """Return the error for an object whose passages cannot be read."""
     return ConfigurationError(
-        f"corpus=True must read the passages of one index, which {what} does not provide.",
+        f"A profile needs the passages of one index, which {what} does not provide.",
         hint="Make the profile yourself: corpus=CorpusProfile.from_retriever(retriever).",
     )
 

@@ -18,7 +18,7 @@ from rgate_integrations.corpus.sampling import Sample, overlap, sample_texts
 from rgate_integrations.corpus.searching import collect_passages
 from rgate_integrations.corpus.terms import Terms, find_terms, tokenize
 from rgate_integrations.decision import Frozen
-from rgate_integrations.errors import ProfileError
+from rgate_integrations.errors import ProfileError, first_line
 from rgate_integrations.models.download import fetch_path
 from rgate_integrations.models.encoder import ENCODER, FINGERPRINT, Encoder, shared_encoder
 from rgate_integrations.runtime.arrays import Float32Array, Float64Array
@@ -69,7 +69,7 @@ class CorpusProfile:
         codes: Vectors of a sample of its passages, shape (passages, 256), int8, not normalised.
         terms: Its telling words, and its names, such as products, identifiers and error codes.
         baseline: Median nearness of unrelated requests, which ship with the package.
-        margin: How much nearer sentences from its own passages are, each compared with the other passages.
+        margin: How far its own sentences, each compared with the other passages, exceed the baseline.
         source: What the profile was made from. A description gives a weaker profile than passages.
         seen: Number of passages seen.
         sketch: Hashes by which `is_outdated` compares the corpus with a later state.
@@ -89,7 +89,7 @@ class CorpusProfile:
         """Make a profile of a corpus from a sample of at most 1,500 different passages.
 
         Args:
-            texts: The passages, read once; longer texts are split.
+            texts: The passages, read once; texts over 2,000 characters are split.
             name: Name of the corpus.
 
         Raises:
@@ -112,7 +112,7 @@ class CorpusProfile:
             timeout: Maximum time of all searches, in seconds.
 
         Raises:
-            ConfigurationError: The retriever cannot be searched.
+            ConfigurationError: The retriever cannot be searched, or ``searches`` is below 1.
             ProfileError: A search failed, or nothing was found in time.
             ModelLoadError: The encoder is not downloaded.
         """
@@ -274,7 +274,7 @@ class CorpusProfile:
             raise
         except Exception as error:  # the folder may come from anywhere
             raise ProfileError(
-                f"The profile in {str(folder)!r} cannot be read: {str(error).splitlines()[0]}.",
+                f"The profile in {str(folder)!r} cannot be read: {first_line(error)}.",
                 hint=_MAKE_AGAIN,
             ) from error
 

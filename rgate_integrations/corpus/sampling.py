@@ -32,7 +32,7 @@ def sample_texts(texts: Iterable[str], most: int) -> Sample:
     """Sample the passages with the smallest hashes, which gives no duplicates and does not depend on the order.
 
     Args:
-        texts: The passages; longer texts are split.
+        texts: The passages; texts over 2,000 characters are split.
         most: Maximum sample size.
 
     Raises:

@@ -33,14 +33,14 @@ _FIRST_QUERIES = (
 )
 """First queries, for all kinds of corpora; each finds something in some of them."""
 _WINDOW, _MIN_NEW_SHARE = 20, 0.05
-"""Collection ends when less than this share of the latest results is new."""
+"""Collection ends when less than this share of the results of the last ``_WINDOW`` searches is new."""
 _MAX_QUERY_CHARS = 120  # characters
 
 
 def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0) -> list[str]:
     """Return the distinct passages that a bounded number of searches finds.
 
-    The first queries are shipped; each later one is a sentence of a passage found before. Searching ends early when
+    The first queries are shipped; each later one is a sentence of a passage found so far. Searching ends early when
     the results contain little that is new.
 
     Args:
@@ -141,8 +141,8 @@ def as_search(retriever: Any) -> Search:
     if callable(search_batch := getattr(retriever, "search", None)):
         return lambda query: search_batch([query], _TOP_K)[0]
     if callable(retriever):
-        found: Search = retriever
-        return found
+        function: Search = retriever
+        return function
     raise ConfigurationError(
         f"{type(retriever).__name__} cannot be searched.",
         hint="Pass a retriever, a vector store, a PassageIndex, or a function from a query to texts.",

@@ -28,7 +28,7 @@ _UNKNOWN = -15.0  # below this, a word is several tokens, so it is not a common 
 _COMMON = -10.5  # above this, a word is too common to be informative
 _MIN_EXCESS = 1.5  # natural log of how many times more frequent than in other text a telling word must be
 _REFERENCE_WORDS = 20
-"""How many of a corpus's most common words show what share of the encoder's text is in the corpus's language."""
+"""Number of a corpus's most common words from which we estimate how much of the encoder's text is in its language."""
 
 
 class Terms(NamedTuple):
@@ -61,10 +61,10 @@ def find_terms(passages: Sequence[str], encoder: Encoder) -> Terms:
     frequencies = {word: max(encoder.log_frequency(word), _RARE) for word in counts}
     excess = {word: math.log(count / total) - frequencies[word] for word, count in counts.items()}
     commonest = sorted(frequencies, key=frequencies.__getitem__, reverse=True)[:_REFERENCE_WORDS]
-    of_language = float(np.median([excess[word] for word in commonest])) if commonest else 0.0
+    language_excess = float(np.median([excess[word] for word in commonest])) if commonest else 0.0
     weights = {}
     for word, count in counts.items():
-        weight = excess[word] - of_language - _MIN_EXCESS
+        weight = excess[word] - language_excess - _MIN_EXCESS
         if weight > 0 and frequencies[word] < _COMMON and (count > 1 or len(passages) == 1):
             weights[word] = weight * math.sqrt(count)
     telling = sorted(weights, key=weights.__getitem__, reverse=True)[:MAX_TELLING]

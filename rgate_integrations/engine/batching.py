@@ -55,7 +55,7 @@ class Batcher(Generic[_Item, _Result]):
         futures = [future for _, future in queued]
         try:
             with self._changed:
-                # Other threads are daemons, which end with the process while they wait.
+                # Other threads are daemons: they wait for these futures until the process ends.
                 if self._closed and threading.current_thread() is not threading.main_thread():
                     return futures
                 if self._closed:  # the main thread is running exit handlers, and must not wait forever

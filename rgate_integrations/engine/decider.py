@@ -116,8 +116,9 @@ class Decider(ABC):
 
         Raises:
             InvalidQuestionError: The question is empty, not a string, or contains NUL bytes.
-            EvidenceError: A field has the wrong type.
-            ConfigurationError: The threshold is not a number of at least 0, or the timeout is not a number above 0.
+            EvidenceError: A field has the wrong type, or the history has NUL bytes.
+            ConfigurationError: The threshold is not a finite number of at least 0, or the timeout is not above 0.
+            Exception: The gate failed, and ``on_error`` is ``"raise"``.
         """
         return run(self.flow([Request.coerce(question, **fields)]))[0]
 
@@ -136,6 +137,9 @@ class Decider(ABC):
 
         Returns:
             One decision per question, in order.
+
+        Raises:
+            ConfigurationError: ``requests`` is a single question, not a list.
         """
         return run(self.flow(requests))
 

@@ -135,7 +135,7 @@ class DecisionEngine(Decider):
                 ``timeout=None`` removes the limit.
 
         Raises:
-            ConfigurationError: The gate has no such parameter.
+            ConfigurationError: A parameter is unknown, or a value is invalid.
         """
         if gate is self.gate and not changes:  # a copy would not share batches with this engine
             return self
@@ -181,11 +181,11 @@ class DecisionEngine(Decider):
         return self.with_options(always=merged.always, never=merged.never)
 
     def decides_like(self, other: Decider) -> bool:
-        """Return whether another engine has an equal gate and options, as the default gates of two adapters have."""
+        """Return whether another engine has an equal gate and options, like the default gates of two adapters."""
         return isinstance(other, DecisionEngine) and self.config() == other.config() and self.llm is other.llm
 
     def config(self) -> dict[str, Any]:
-        """Return the gate's name and parameters, and the options; engines that decide alike have equal ones."""
+        """Return the gate's name and parameters, and the options; engines that decide alike have equal configs."""
         options = {"on_error": self.on_error, "timeout": self.timeout, "rules": self.rules}
         return {**self.gate.config(), **options}
 

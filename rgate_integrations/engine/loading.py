@@ -96,9 +96,9 @@ def load_gate(
         if isinstance(proxy, str):  # an inner gate may need it during construction
             parameters["proxy"] = proxy
         gate = make_gate(DEFAULT_GATE if name is None else str(name), **parameters)
-    drafter = getattr(llm, "name", "")
-    if isinstance(drafter, str):  # a user's object may have any attribute of that name
-        gate = gate.for_llm(drafter, "the model that drafts")
+    drafter_name = getattr(llm, "name", "")
+    if isinstance(drafter_name, str):  # a user's object may have any attribute of that name
+        gate = gate.for_llm(drafter_name, "the model that drafts")
     if llm_name:
         gate = set_llm(gate, llm_name)
     if corpus is not None:
@@ -157,6 +157,7 @@ def resolve_gate(gate: Any = None, llm_name: str = "", **options: Unpack[GateOpt
 
     Raises:
         ConfigurationError: The gate is none of these, or it does not accept an option.
+        ModelLoadError: A trained gate or a measured ability cannot be read.
         ProfileError: The profile of a corpus cannot be read.
         UnknownNameError: No gate has that name.
     """
@@ -192,7 +193,7 @@ def resolve_gate(gate: Any = None, llm_name: str = "", **options: Unpack[GateOpt
 
 
 OWN = "own"
-"""Means the judging gate's own question gate; see `answer_first_gates`."""
+"""Means the question gate that belongs to the adapter's gate; see `answer_first_gates`."""
 
 
 def answer_first_gates(

@@ -23,9 +23,8 @@ MIN_P_KNOWN_IF_TRUNCATED = 0.9
 # Shares of a truncated request: its beginning and its end (0.45 each), since people put their question before or
 # after a pasted text, and the sentences in between that ask for something.
 _END_SHARE, _MIDDLE_SHARE = 0.45, 0.1
-_MAX_MIDDLE_CHARACTERS = (
-    200_000  # characters searched for questions, because splitting a book into sentences takes seconds
-)
+# Maximum characters of the middle to search for such sentences, because splitting a book takes seconds.
+_MAX_MIDDLE_CHARACTERS = 200_000
 # Beginnings of sentences that ask for something. A match only means that the gate reads the sentence.
 _ASKS = re.compile(
     r"(?:who|whom|whose|what|when|where|which|why|how|is|are|was|were|do|does|did|can|could|has|have|had|will|would"
@@ -47,15 +46,15 @@ def score_requests(
     resolved = resolve_turns(gate, requests, sources) if gate.reads_history else requests
     evidence = []
     # The cheapest rules decide first: patterns and functions, then examples, then the gate.
-    for request, whole in zip(requests, resolved, strict=True):
+    for request, resolved_request in zip(requests, resolved, strict=True):
         ruling = rules.match(request)
         item = Evidence(request)
         if ruling is not None:
             item.pieces[verdict] = Piece(ruling)
-        elif isinstance(whole, Exception):
-            item.pieces[verdict] = whole
+        elif isinstance(resolved_request, Exception):
+            item.pieces[verdict] = resolved_request
         elif reads_model:
-            item = read_request(whole, sources)
+            item = read_request(resolved_request, sources)
         evidence.append(item)
     # A request that already has a verdict costs nothing more, because `find` only computes missing pieces.
     context = Context(evidence, sources, planned)
@@ -82,11 +81,11 @@ def score_requests(
             score = replace(score, warnings=(warning, *score.warnings))
             if item.leaves_out or score.p_known < MIN_P_KNOWN_IF_TRUNCATED:
                 score = score.overridden(
-                    "The request is too long to be read completely, so it may ask for more."
+                    "The request is too long to be read completely, and the rest may need retrieval."
                 )
         encoding = detect_encoding(item.question) if reads_model else ""
         if encoding:
-            score = score.overridden(f"Written in {encoding}, which the gate does not read.")
+            score = score.overridden(f"Contains text in {encoding}, which the gate does not read.")
         scores.append(score)
     return scores
 
@@ -97,11 +96,11 @@ def _add_corpora(verdict: ScoreSpec, context: Context) -> None:
         score = getattr(item.pieces[verdict], "value", None)
         if score is None or score.corpora or score.override is None or not score.override.retrieve:
             continue
-        asked = Evidence(item.request)
-        (piece,) = context.part([asked]).find(verdict)
+        unruled = Evidence(item.request)
+        (piece,) = context.part([unruled]).find(verdict)
         if isinstance(piece, Piece):
             score = replace(score, p_covered=piece.value.p_covered, corpora=piece.value.corpora)
-            item.pieces[verdict] = Piece(score, asked.cost)
+            item.pieces[verdict] = Piece(score, unruled.cost)
 
 
 def read_request(request: Request, sources: Sources) -> Evidence:

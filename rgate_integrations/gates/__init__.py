@@ -1,4 +1,4 @@
-"""Gates: evidence in, P(known) out. Subclass `Gate` for your own."""
+"""Gates: evidence in, P(known) out. Subclass `Gate` to write your own."""
 
 from rgate_integrations.gates.base import Gate, GateInfo, Score
 

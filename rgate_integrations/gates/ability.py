@@ -1,4 +1,4 @@
-"""How much an LLM knows, as a number with its uncertainty: by the LLM's name, or measured by ``rgate ability``."""
+"""How much an LLM knows, as a number with its uncertainty: looked up by name, or measured by ``rgate ability``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ REFERENCE_LLM = "Llama-3.1-8B-Instruct"
 
 _FORMAT = 1
 _DEFAULT_SIZE = 8.0
-# Roughly how many logits a doubling of the parameters is worth, below the smallest known LLM of a family.
+# Roughly how many logits a doubling of the parameters is worth, for sizes below those in the table and for LLMs that
+# are not in it.
 _LOGITS_PER_DOUBLING = 0.6
 # Standard deviation of a guess based on LLMs of the same tier, of the same version, or of the same family.
 _SIBLING_SD, _VERSION_SD, _FAMILY_SD = 0.8, 1.0, 1.5
@@ -74,18 +75,18 @@ class AbilityEntry:
 
 
 def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
-    """Return the ability of an LLM, and a warning, which is empty if the name identifies the LLM.
+    """Return the ability of an LLM, and a warning if its name matches nothing in the table (otherwise empty).
 
     The first of these that applies is used. Abilities from the table are lowered by one standard deviation.
 
     1. a folder made by ``rgate ability``: the measured ability;
-    2. the table, by the words of the name (see `rgate_integrations.gates.llm_names`), if need be without the words
-       for how long the LLM thinks: the line with the same date, or else the least able LLM with these words;
+    2. the table: the line with the words of the name (see `rgate_integrations.gates.llm_names`), if necessary without
+       the words for how long the LLM thinks; of several, the one with the same date, or else the least able LLM;
     3. a family of the table. With a size: the ability of this family at that size, of the same version if possible.
        Without one: that of the latest predecessor of the same tier, such as ``opus``; or else of the least able LLM
-       of the version, or of the family. A guess never raises ability. If a name has two families, such as a
-       distilled LLM's, the less able one counts;
-    4. a size alone, which can only lower the ability;
+       of the version, or of the family. A guess is never above the known LLMs that it is based on. If a name has two
+       families, such as a distilled LLM's, the less able one counts;
+    4. a size alone, which never gives more than the default;
     5. the default.
 
     Args:
@@ -101,7 +102,7 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
     if measured is not None:
         return measured, ""
     model = parse_name(name)
-    # The same LLM, perhaps with another date or by another server's name for it.
+    # The same LLM, perhaps with another date or as another server spells it.
     same = _same_llm(model)
     if same:
         dated = [entry for entry in same if _same_date(entry.name.date, model.date)]
@@ -158,8 +159,8 @@ def build_table(text: str) -> tuple[AbilityEntry, ...]:
     Args:
         text: JSON: ``theta``, ``sd`` and ``source`` by name.
     """
-    # Names tend to overrate LLMs. With one standard deviation less, strong ones answer 76 % of the skipped questions
-    # correctly, not 72 % (benchmarks/abilities.py).
+    # Abilities by name tend to be too high. With one standard deviation less, strong LLMs answer 76 % of the skipped
+    # questions correctly, not 72 % (benchmarks/abilities.py).
     entries = [
         AbilityEntry(parse_name(name), Ability(name, **facts | {"theta": facts["theta"] - facts["sd"]}))
         for name, facts in parse_json(text).items()
@@ -181,7 +182,7 @@ def _least_able(entries: Sequence[AbilityEntry]) -> Ability:
 
 
 def _same_llm(model: ModelName) -> list[AbilityEntry]:
-    """Return the lines of an LLM by all words of its name, or else without the words for how long it thinks."""
+    """Return the lines with all words of an LLM's name, or else without the words for how long it thinks."""
     table = ability_table()
     for words in (model.words, model.without_effort, model.without_any_effort):
         exact = [entry for entry in table if entry.name.words == words]
@@ -192,7 +193,7 @@ def _same_llm(model: ModelName) -> list[AbilityEntry]:
 
 
 def _guess_by_family(model: ModelName, family: str, members: Sequence[AbilityEntry]) -> Ability:
-    """Guess from the members of a family; needs at least one."""
+    """Guess the ability from the members of a family; needs at least one."""
     version, lowest = model.families[family], _least_able(members)
     of_version = [entry for entry in members if version and entry.name.families[family] == version]
     if model.size is None:
@@ -206,13 +207,15 @@ def _guess_by_family(model: ModelName, family: str, members: Sequence[AbilityEnt
             source = f"guessed from its size and others of its family, such as {nearest.llm}"
             return Ability(family, theta, sd, source)
     theta = min(lowest.theta, _guess_by_size(model.size))
-    return Ability(family, theta, _FAMILY_SD, f"guessed from its size and the weakest known, {lowest.llm}")
+    return Ability(
+        family, theta, _FAMILY_SD, f"guessed from its size and the weakest known of its family, {lowest.llm}"
+    )
 
 
 def _guess_by_tier(
     model: ModelName, family: str, members: Sequence[AbilityEntry], of_version: Sequence[AbilityEntry]
 ) -> Ability:
-    """Guess from the members of a family for a name without a size."""
+    """Guess the ability from the members of a family, for a name without a size."""
     tier, number = model.tier(family), model.version(family)
     numbers = [entry.name.version(family) or 0.0 for entry in members]
     unknown = tier.difference(*(entry.name.tier(family) for entry in members))
@@ -266,14 +269,14 @@ def _is_one_tier(entries: Sequence[AbilityEntry], family: str) -> bool:
 
 
 def _guess_by_size(size: float) -> float:
-    """Return the ability by size alone, at most the default's."""
+    """Guess the ability from the size alone; never above the default."""
     return min(0.0, _LOGITS_PER_DOUBLING * math.log2(size / _DEFAULT_SIZE))
 
 
 def _interpolate(size: float, entries: Sequence[AbilityEntry]) -> tuple[float, Ability]:
-    """Return the ability at a size, and the LLM of the nearest size; all entries have a size.
+    """Return the ability at a size, and the LLM of the nearest size; all entries must have a size.
 
-    The ability is interpolated between two sizes, and constant above the largest.
+    The ability is interpolated between two sizes, constant above the largest, and lower below the smallest.
     """
     # By the logarithm of the size, because each doubling is worth about the same; for equal sizes, the least able.
     weakest_at: dict[float, Ability] = {}

@@ -18,9 +18,9 @@ from rgate_integrations.gates.probe import ProbeGate
 class AnswerGate(Gate):
     """Weighs a partial answer against the question, by the kind of the request.
 
-    Whether an LLM can write a letter alone depends on the question. The log-probabilities of its words say nothing
-    about that: a letter can begin in many ways, so any one is improbable. Whether the LLM knows a fact is easier
-    to see from the answer than from the question. So ::
+    The question shows whether the LLM alone can do a task, such as writing a letter. The log-probabilities of the
+    letter say nothing about that: it can begin in many ways, so any one is improbable. Whether the LLM knows a fact
+    is easier to see from the answer than from the question. So ::
 
         logit(p_known) = (1 - w) * logit(P by the question) + w * logit(P by the partial answer)
         w = weight * P(answerable if known) / (P(answerable if known) + P(always answerable))
@@ -28,8 +28,8 @@ class AnswerGate(Gate):
     ``"answer:QUESTION,ANSWER"`` names the two gates, each of which has its own proxy.
 
     Attributes:
-        question: The heads, which know the kind of a request.
-        answer: Judges the partial answer.
+        question: The heads, which judge the question and the kind of request.
+        answer: The gate that judges the partial answer.
         weight: Weight of the partial answer for a question about a fact, in [0, 1].
         proxy: The model that reads the partial answer.
     """
@@ -56,7 +56,11 @@ class AnswerGate(Gate):
 
     @classmethod
     def parse_argument(cls, argument: str) -> dict[str, Any]:
-        """Read ``answer:QUESTION,ANSWER``; each is a name or a folder."""
+        """Read ``answer:QUESTION,ANSWER``; each is the name or folder of a gate.
+
+        Raises:
+            ConfigurationError: It does not name two gates.
+        """
         question, _, answer = argument.partition(",")
         if not question or not answer:
             raise ConfigurationError(
@@ -71,7 +75,7 @@ class AnswerGate(Gate):
         return share_with_inner(values, "answer")
 
     def model_post_init(self, context: Any) -> None:
-        """Let the reader score every fact: it reads the partial answer anyway, and its score counts."""
+        """Let the reader, the second model of the heads, score every fact: it reads the partial answer anyway."""
         self._heads = self.question.replace(margin=ALWAYS_READ)
 
     def question_gate(self) -> Gate:
@@ -100,6 +104,6 @@ class AnswerGate(Gate):
         )
 
     def for_llm(self, name: str, name_source: str = "") -> Self:
-        """Return a copy whose heads judge what this LLM knows; itself if they do not change."""
+        """Return a copy whose heads judge what this LLM knows, or the gate itself if they do not change."""
         question = self.question.for_llm(name, name_source)
         return self if question is self.question else self.replace(question=question)

@@ -30,7 +30,7 @@ PRIOR = "prior"
 ANSWER_FIRST = "answer-first"
 """Subfolder of a tuned gate that holds the gate for partial answers."""
 
-_MIN_LOGPROB = -20.0  # below this, a token is impossible anyway, and some servers write -9999
+_MIN_LOGPROB = -20.0  # below this, a token is practically impossible; some servers write -9999
 
 AnyStates: TypeAlias = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
@@ -57,7 +57,7 @@ class SavedGate:
         method: Name of the gate, as for `load_gate`.
         base_model: The proxy that it was trained with: catalogue name, folder or Hub id.
         fingerprint: `rgate_integrations.models.base.Proxy.fingerprint` of the proxy; empty if unknown.
-        llm: The LLM whose knowledge it judges.
+        llm: The LLM whose knowledge it judges; empty for any.
         threshold: Default threshold.
         prompts: Hash of each prompt that it was trained with, by name; with other prompts its scores are meaningless.
         parameters: Other parameters of the gate, as JSON values.
@@ -75,7 +75,7 @@ class SavedGate:
 
 
 def check_shape(name: str, array: Float32Array, *shape: int) -> None:
-    """Reject an array of another shape.
+    """Reject an array that does not have the expected shape.
 
     Args:
         name: The array's name in the error.
@@ -83,7 +83,7 @@ def check_shape(name: str, array: Float32Array, *shape: int) -> None:
         *shape: The length of each axis but the last, which must not be empty.
 
     Raises:
-        ValueError: The array has another shape.
+        ValueError: The array has another shape, or is empty.
     """
     if array.shape[:-1] != shape or not array.size:
         expected = ", ".join(map(str, shape))
@@ -175,7 +175,7 @@ class TunedArtifact(SavedGate):
     tokens: Count = 0
 
     def __post_init__(self) -> None:
-        """Check that there is one vector per layer."""
+        """Check that there is one vector per layer, and that the head is a vector."""
         check_shape("weight", self.weight, len(self.layers))
         if self.head.ndim != 1:
             raise ValueError(f"head must be a vector, but has the shape {self.head.shape}")
@@ -189,7 +189,7 @@ class Kind:
         name: Its name in the decision's signals.
         answerable: Whether the LLM alone answers it well: always, never, or if it knows the fact.
         about: What such a request does, as a phrase that follows "The question …".
-        bias: Added to the weighted sum of the states.
+        bias: Added to the logit of the kind; see `KindHead`.
     """
 
     name: str
@@ -232,7 +232,7 @@ class KindHead:
         if self.output.shape != (len(self.kinds), units):
             raise ValueError(f"output has the shape {self.output.shape}, not ({len(self.kinds)}, {units})")
         if self.hidden_bias.ndim != 1 or (self.hidden.shape[1] - LAYOUT) % max(len(self.layers), 1):
-            raise ValueError(f"hidden has the shape {self.hidden.shape}, which does not fit the layers")
+            raise ValueError(f"hidden has the shape {self.hidden.shape}, which does not match the layers")
 
     @property
     def states_shape(self) -> tuple[int, int]:
@@ -268,9 +268,9 @@ class FactHeads:
         known_bias: Added to the logit.
         ability_slope: Added to the logit for each unit of the LLM's ability.
         default_ability: Mean and standard deviation of the ability of an unknown LLM.
-        news_weight: Shape (L, H), float32: a question may be about undated news if the sum of this times its states
-            and `news_bias` is positive. None for no such check.
-        news_bias: Added to that sum.
+        news_weight: Shape (L, H), float32: a question may be about news, dated or not, if
+            ``sum(news_weight * states) + news_bias > 0``. None for no such check.
+        news_bias: See `news_weight`.
     """
 
     base_model: str
@@ -316,7 +316,7 @@ class FactHeads:
         """Return P(the LLM knows the fact), shape (n,); see `known_logits`.
 
         Even a very capable LLM has not seen the latest news. So for news the ability is at most 0, and the low
-        P(known) also catches news that the kinds overlook.
+        P(known) also catches news that the heads for kinds overlook.
         """
         abilities = np.where(self.about_news(states), min(theta, 0.0), theta)
         return sigmoids(self.known_logits(states, abilities, sd))
@@ -328,14 +328,15 @@ class HeadsArtifact(SavedGate):
 
     Attributes:
         segments: Classifies a segment by the states of `base_model`, which reads any language.
-        in_context: Classifies a segment that has neighbours or earlier turns, from layers adapted to that. Its logits
-            are averaged with those of `segments`.
+        in_context: Classifies a segment that has neighbours or earlier turns, from layers that are adapted to this
+            task. Its logits are averaged with those of `segments`.
         first_facts: Estimates from the states of `base_model` whether a fact is known.
         facts: Estimates the same from a second model, which is better but needs another pass and only reads
             English.
-        english_weight: Shape (L, H), float32: a question is English if the sum of this times the first model's
-            states, over the layers of `first_facts`, and `english_bias` is positive.
-        english_bias: Added to that sum.
+        english_weight: Shape (L, H), float32: a question is English if
+            ``sum(english_weight * states) + english_bias > 0``, for the first model's states of the layers of
+            `first_facts`.
+        english_bias: See `english_weight`.
     """
 
     method: Literal["heads"] = "heads"

@@ -1,4 +1,6 @@
-"""`Gate`: what evidence it needs, and how it scores it. A gate owns no model, no queue and no thread.
+"""`Gate`, the base class of gates: it declares the evidence it needs, and scores it.
+
+A gate owns no model, no queue and no thread.
 
 A new gate is one class: parameters, `Gate.specs` and `Gate.score`. The engine does the rest.
 """
@@ -44,7 +46,7 @@ class GateInfo:
 
 @dataclass(frozen=True)
 class Score:
-    """How a gate judges one question; the decision carries all of it.
+    """How a gate judges one question; the decision copies these fields.
 
     Attributes:
         p_known: Probability in [0, 1] that the LLM answers correctly without retrieval. Higher means skip.
@@ -53,7 +55,7 @@ class Score:
         warnings: Problems that did not stop the gate.
         signals: Probabilities behind `p_known`, by name.
         llm: The LLM whose knowledge was judged, and the source of its name.
-        threshold: The threshold unless the caller gives one; None for the gate's own.
+        threshold: The threshold unless the caller gives one; None for the threshold of the gate.
         override: A decision that takes precedence over the threshold, if any.
         p_covered: Probability in [0, 1] that a corpus has something on the request; None without a corpus.
         corpora: Names of the corpora to search if it retrieves, best first.
@@ -75,7 +77,7 @@ class Score:
     cost: Cost = field(default_factory=Cost)
 
     def overridden(self, reason: str, *, retrieve: bool = True) -> Score:
-        """Return this score with an override, unless it already has one that retrieves."""
+        """Return this score with an override, which replaces an earlier one only if that skips and this retrieves."""
         if self.override is not None and self.override.retrieve >= retrieve:
             return self
         return replace(self, override=Override(retrieve=retrieve, reason=reason))
@@ -84,7 +86,7 @@ class Score:
 class Gate(BaseModel, ABC):
     """Scores evidence: how likely is it that the LLM knows the answer?
 
-    Gates are immutable values. To decide with one, pass it to `load_gate`, or to an adapter as ``gate=``.
+    Gates are immutable values. To use one, pass it to `load_gate`, or to an adapter as ``gate=``.
 
     Example:
         >>> from rgate_integrations import load_gate
@@ -108,7 +110,7 @@ class Gate(BaseModel, ABC):
         proxy: Catalogue name, folder or Hub id of the proxy model that computes its evidence.
         info: Its description; gates that `load_gate` knows by name have one.
         gate_fields: Names of the parameters that hold other gates.
-        argument: Name of the parameter that may follow a colon, as in ``probe:FOLDER``; empty for none.
+        argument: Name of the parameter whose value may follow a colon, as in ``probe:FOLDER``; empty for none.
         judges_llm: Whether it judges a particular LLM: by the LLM's name, see `for_llm`, or because it was fitted to
             the LLM's answers.
     """
@@ -137,7 +139,7 @@ class Gate(BaseModel, ABC):
 
     @property
     def name(self) -> str:
-        """The name by which `load_gate` knows it, or its class's name."""
+        """The name by which `load_gate` knows it, or its class name."""
         return self.info.name if hasattr(self, "info") else type(self).__name__
 
     @property
@@ -182,7 +184,7 @@ class Gate(BaseModel, ABC):
         """Return a gate with these parameters.
 
         Raises:
-            ConfigurationError: A parameter is unknown or out of range.
+            ConfigurationError: A parameter is unknown or invalid.
         """
         try:
             return cls.model_validate(dict(parameters))
@@ -201,7 +203,7 @@ class Gate(BaseModel, ABC):
             ) from error
 
     def replace(self, **parameters: Any) -> Self:
-        """Return a copy with other parameters, or the gate itself without any; see `from_parameters`."""
+        """Return a copy with changed parameters, or the gate itself if there are none; see `from_parameters`."""
         return self.from_parameters({**self.__dict__, **parameters}) if parameters else self
 
     def for_llm(self, name: str, name_source: str = "") -> Self:
@@ -221,7 +223,7 @@ class Gate(BaseModel, ABC):
 
 
 CLIENT = "the client"
-"""Source of an LLM's name that a client sent to a server: treated like a user's, but never as a folder here."""
+"""The source of a name that a client sent to a server. It counts as the user's, but is never read as a folder."""
 USER_SOURCES = ("", CLIENT)
 
 
@@ -239,7 +241,10 @@ class NamedLLMGate(Gate):
     llm_name_source: str = ""
 
     def for_llm(self, name: str, name_source: str = "") -> Self:
-        """Return a copy for this LLM, or itself if the user named another LLM and this name was only detected."""
+        """Return a copy for this LLM, or the gate itself if nothing changes.
+
+        A detected name never replaces one that the user gave.
+        """
         is_fixed = bool(self.llm_name) and self.llm_name_source in USER_SOURCES
         is_same = (name, name_source) == (self.llm_name, self.llm_name_source)
         if not name or is_same or (is_fixed and name_source not in USER_SOURCES):
@@ -315,10 +320,10 @@ class ScoreSpec(EvidenceSpec[Score]):
         proxy = evidence.proxies.get(self.gate.proxy) or evidence.proxies.get("")
         warnings = _check_model(self.gate, proxy)
         score = self.gate.score(evidence)
-        # Rounding is tolerated. Any other score outside [0, 1] is a bug of the gate, and must not skip retrieval.
+        # Rounding is tolerated. Any other score outside [0, 1] is a bug in the gate, and must not skip retrieval.
         p = score.p_known
         if not -_ROUNDING <= p <= 1 + _ROUNDING:  # also true for NaN
-            raise ScoreError(f"The gate {self.gate.name!r} returned {p}, which is not in [0, 1].")
+            raise ScoreError(f"The gate {self.gate.name!r} returned p_known={p}, which is not in [0, 1].")
         warnings = tuple(dict.fromkeys((*score.warnings, *warnings)))
         return replace(score, p_known=min(max(p, 0.0), 1.0), warnings=warnings)
 
@@ -344,7 +349,7 @@ def _check_model(gate: Gate, proxy: Proxy | None) -> tuple[str, ...]:
     if not isinstance(trained, SavedGate) or proxy is None or trained.fingerprint in ("", proxy.fingerprint):
         return ()
     if not proxy.fingerprint:
-        return (f"Cannot check whether the gate {gate.name!r} was trained on {proxy.name!r}.",)
+        return (f"Cannot check that {gate.name!r} was trained on {proxy.name!r}, whose weights are unknown.",)
     raise ModelLoadError(
         f"The gate {gate.name!r} was trained on {trained.base_model!r} (weights {trained.fingerprint}), but "
         f"{proxy.name!r} has the weights {proxy.fingerprint}.",

@@ -1,4 +1,4 @@
-"""A gate with a calibrated P(known) and a threshold chosen on paired data."""
+"""A gate with a calibrated P(known), and a threshold chosen on answers with and without retrieval."""
 
 from __future__ import annotations
 

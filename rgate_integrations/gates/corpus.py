@@ -18,7 +18,8 @@ from rgate_integrations.gates.heads import HeadsGate
 COVERED = 0.5
 """Minimum P(covered) of a request that is about a corpus."""
 GIVEN_TEXT = 0.4
-"""A segment with at least this P(given) asks nothing: front ends paste chats about the corpus into their prompts."""
+"""A segment with at least this P(given) is pasted text and asks nothing, even if it names something in the corpus:
+front ends paste whole chats into their prompts."""
 NOTHING_ASKED = 0.85
 """A segment asks nothing of a corpus if P(small talk, a task or pasted text) is at least this."""
 _REASON_WORDS = 3  # maximum number of the corpus's words to show in a reason
@@ -68,7 +69,7 @@ class CorpusGate(Gate):
 
     Attributes:
         inner: Estimates what the LLM knows.
-        profiles: The corpora, each with a name of its own.
+        profiles: The corpora, each with a unique name.
         prefer: Who answers a request about a corpus: ``"corpus"``, or ``"llm"`` if it knows. None means ``"corpus"``
             for a specific corpus, and ``"llm"`` for one about everything, such as an encyclopaedia.
         when_uncovered: What to do if no corpus covers a request and the LLM may not know: ``"retrieve"``,
@@ -99,7 +100,7 @@ class CorpusGate(Gate):
     def _check_names(self) -> Self:
         if len(set(self.corpora)) < len(self.corpora):
             raise ConfigurationError(
-                f"Each corpus needs a name of its own; these are {', '.join(self.corpora)}.",
+                f"Each corpus needs a unique name, but the names are {', '.join(self.corpora)}.",
                 hint='Name them yourself: corpus={"docs": a, "hr": b}.',
             )
         return self
@@ -171,11 +172,14 @@ class CorpusGate(Gate):
         settled = score.override is not None or score.p_known >= threshold or private_or_fresh >= COVERED
         if settled or self.when_uncovered == "retrieve":
             return score
-        reason = f"No corpus covers it (highest P(covered) {best.p:.2f}), and the LLM may not know it."
+        reason = (
+            f"No corpus covers the question (highest P(covered) {best.p:.2f}), "
+            "and the LLM may not know the answer."
+        )
         return replace(score.overridden(reason, retrieve=False), outcome=self.when_uncovered)
 
     def _asking(self, evidence: Evidence) -> list[bool]:
-        """Return whether each segment asks anything. One with a name from a corpus does, unless it is given text."""
+        """Return whether each segment asks anything. One with a name from a corpus does, unless it is pasted text."""
         texts, heads = evidence[self._vector_spec].texts, self.inner.question_gate()
         if not isinstance(heads, HeadsGate):
             return [True] * len(texts)

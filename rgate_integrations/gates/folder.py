@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.errors import ModelLoadError, first_line
 from rgate_integrations.gates.artifacts import (
     ANSWER_FIRST,
     PRIOR,
@@ -151,7 +151,7 @@ def read_gate(name: str | Path) -> SavedGate:
         version, digest = content.pop("format", None), content.pop("weights_sha256", "")
         if isinstance(version, int) and version > FORMAT:
             raise ModelLoadError(
-                f"The gate in {str(folder)!r} has format {version}, newer than {FORMAT}.",
+                f"The gate in {str(folder)!r} has format {version}, but this version reads formats up to {FORMAT}.",
                 hint="Upgrade rgate-integrations.",
             )
         kind = _WITH_WEIGHTS.get(content.get("method"), SavedGate)
@@ -221,14 +221,14 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:  # the Hub client raises errors from several libraries
         raise ModelLoadError(
-            f"The gate {name!r} could not be fetched from the Hub: {str(error).splitlines()[0]}",
+            f"The gate {name!r} could not be fetched from the Hub: {first_line(error)}",
             hint="Check the name and the network, or give a local folder.",
         ) from error
 
 
 def model_card(gate: SavedGate, name: str) -> str:
     """Return the model card of a saved gate (``README.md``), which says what it is and how it was made."""
-    provenance = json_text(gate.provenance).strip().replace("`", "'")  # so that it cannot end its block
+    provenance = json_text(gate.provenance).strip().replace("`", "'")  # so that it cannot end the code block
     return f"""# {plain(name)}
 
 A retrieval gate of `rgate-integrations`: P(the LLM answers correctly without retrieval).
@@ -250,5 +250,5 @@ Use it as `load_gate("{plain(name)}")`. Scores for another LLM are a guess: cali
 
 
 def plain(name: str) -> str:
-    """Make a name safe for Markdown: one line, without HTML, which a web page would run."""
+    """Make a name safe for Markdown: one line, with HTML escaped, because a web page would run it."""
     return html.escape(" ".join(name.split()), quote=False)

@@ -32,7 +32,7 @@ _MAX_QUESTIONS = 8
 _MIN_INFLUENCE = 0.1
 ALWAYS_READ = 40.0
 """A margin in logits so wide that the reader is asked about every fact."""
-# Added to the ability for a question in a language other than English: four LLMs know less of SimpleQA in Czech than
+# Added to the ability for a question in a language other than English: on SimpleQA, four LLMs do worse in Czech than
 # in English, by 0 to 0.4 in log-odds.
 _FOREIGN_PENALTY = -0.4
 _URL = re.compile(r"\b(?:https?://|www\.)\w", re.IGNORECASE)
@@ -48,11 +48,11 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     They need one pass over the request, and no draft. The LLM alone answers some kinds of requests well (thanks,
     sums, letters), some not at all (private documents, news), and questions about facts if it knows the fact::
 
-        p_known = P(kinds that it always answers) + P(kinds that it answers if it knows the fact) * P(known)
+        p_known = P(kinds that it always answers) + P(kinds that it answers if it knows the fact) * P(it knows it)
 
-    Every segment (sentence or line) is scored, and the request gets the lowest P(known). Pasted text is a kind of
-    its own that needs no retrieval. The encoder recognises the kinds, in any language, and takes a first look at
-    facts. The reader, a second model for English only, takes a closer look where the LLM may know the fact well
+    Every segment (sentence or line) is scored, and the request gets the lowest P(known). Pasted text is a
+    separate kind, which needs no retrieval. The encoder recognises the kinds, in any language, and takes a first look
+    at facts. The reader, a second model for English only, takes a closer look where the LLM may know the fact well
     enough to skip. In other languages, the first look decides.
 
     Decisions carry the probabilities of the deciding segment as ``signals``. Drafts are ignored.
@@ -85,8 +85,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 
     @model_validator(mode="before")
     @classmethod
-    def _know_llm(cls, values: Any) -> Any:
-        """Look up what the LLM knows, unless it is given."""
+    def _look_up_ability(cls, values: Any) -> Any:
+        """Look up the LLM's ability, unless it is given."""
         if not isinstance(values, dict):  # a gate of another class, which pydantic rejects
             return values
         ability, name = values.get("ability"), values.get("llm_name", "")
@@ -103,7 +103,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         return {**values, "ability": ability, "llm_name": name or getattr(ability, "llm", "")}
 
     def replace(self, **parameters: Any) -> Self:
-        """Return a copy with other parameters; a new artefact is read, and the ability of a new LLM looked up."""
+        """Return a copy with other parameters; a new artefact is read, and the ability of a new LLM is looked up."""
         if "llm_name" in parameters:
             parameters = {"ability": None, "llm_name_source": "", **parameters}
         return super().replace(**parameters)
@@ -111,12 +111,12 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     def answer_gate(self) -> Gate:
         """Return the gate that combines these heads with the probe of partial answers."""
         gate = make_gate("answer", question=self)
-        # Both gates have default thresholds of their own, but a threshold that the caller chose applies to both.
+        # The two gates have different default thresholds, but a threshold that the caller chose applies to both.
         is_chosen = self.threshold != self.trained.threshold
         return gate.replace(threshold=self.threshold) if is_chosen else gate
 
     def question_gate(self) -> Gate:
-        """Return these heads."""
+        """Return this gate."""
         return self
 
     @property
@@ -140,7 +140,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         trained = self.trained
         if not trained.is_english(states.whole):
             return ()
-        # The reader costs a second pass: it is only asked if a known fact would skip and an unknown one retrieve.
+        # The reader costs a second pass: it is only used if a known fact would skip and an unknown one retrieve.
         logit_known = trained.first_facts.known_logits(states.whole[None], *self._ability)
         highest = np.array([0.0, *sigmoids(logit_known + self.margin)])
         if_unknown, if_known = [p_answered(trained.segments.kinds, shares, p).min() for p in highest[:, None]]
@@ -245,8 +245,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 class KindsSpec(EvidenceSpec[Float64Array]):
     """The probability of each kind for each segment, shape (segments, kinds).
 
-    It is evidence, and so computed only once, because it is read up to three times. The specs of copies of a gate are
-    equal, because the copies share the heads.
+    It is a spec so that it is computed only once, although it is read up to three times. The specs of copies of a
+    gate are equal, because the copies share the heads.
 
     Attributes:
         states: The states of the segments.

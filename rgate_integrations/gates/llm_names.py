@@ -141,7 +141,7 @@ _SIZE = r"e?(?:(\d{1,3})x)?(\d{1,5}(?:\.\d{1,5})?)([bmt])"
 _ACTIVE = r"a\d+(\.\d+)?b|\d+e"  # in a mixture: active parameters, number of experts
 _CONTEXT = rf"\d+k|1m|\d{{5,}}|{_DATE}"
 _BILLIONS = {"m": 0.001, "b": 1.0, "t": 1000.0}
-# The experts of a mixture share layers, so its size is about this part of the product: 8x7b has 47 billion.
+# The experts of a mixture share layers, so its size is about this fraction of the product: 8x7b has 47 billion.
 _SHARED = 0.83
 
 
@@ -151,8 +151,8 @@ class ModelName:
 
     Attributes:
         words: The relevant words; two names with the same words mean the same LLM.
-        families: The version of each of `FAMILIES` in the name, in order; empty for none. A distilled LLM may name
-            two.
+        families: Version of each of `FAMILIES` in the name, in order; the version is empty if unknown. The name of a
+            distilled LLM may have two.
         size: Billions of parameters; None if unknown.
         date: The digits of the date; may be empty.
         numbered: The families whose version is where their maker puts it. In ``gpt-bot-5``, 5 may be the bot's.
@@ -176,7 +176,7 @@ class ModelName:
 
     @property
     def without_any_effort(self) -> frozenset[str]:
-        """The same, also without words that can be a tier: ``max`` is a tier for Qwen, but an effort for Claude."""
+        """The same, also without words that can be a tier: ``max`` is a tier for Qwen, an effort level for Claude."""
         return self.words - _EFFORT - _TIERS_OR_EFFORT
 
     def version(self, family: str) -> float | None:

@@ -135,7 +135,7 @@ def read_utility_model(name: str | Path = DEFAULT) -> PassageUtilityModel:
 
 
 def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64Array:
-    """Return features that show how well passages cover a question, shape (`SEARCH_FEATURES`,).
+    """Return features that show how well passages cover a question, shape (5,): see `SEARCH_FEATURES`.
 
     Words are weighted by their rarity in English, because a missing name says more than a missing verb.
 
@@ -145,7 +145,8 @@ def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64A
 
     Returns:
         In [0, 1]: the weighted share of the question's words in the first passage, in the best one, and in all
-        together; the share of passages whose title the question names, and of those that link to another title.
+        together; out of `READ`, the share of passages whose title the question names, and of those whose title only
+        another passage names.
     """
     asked = tokenize(question)
     weights = {word: weight_of(word) for word in asked - _STOPWORDS}
@@ -186,6 +187,6 @@ def _common() -> dict[str, float]:
 
 
 def _share(weights: Mapping[str, float], words: frozenset[str]) -> float:
-    """Return the share of the weights whose words are among these; 0 without weights."""
+    """Return the share of the total weight that belongs to these words; 0 without weights."""
     covered = sum(weight for word, weight in weights.items() if word in words)
     return covered / (sum(weights.values()) or 1.0)

@@ -86,7 +86,7 @@ def make_gate(name: str, **parameters: Any) -> Gate:
 
 
 def loadable(folder: str | Path) -> str:
-    """Return a folder in the form that `make_gate` needs: ``./`` goes before one named like a gate.
+    """Return a folder in the form that `make_gate` needs: ``./`` is added if it is named like a gate.
 
     >>> loadable("tuned"), loadable("mine"), loadable("gates/ik")
     ('./tuned', 'mine', 'gates/ik')
@@ -142,6 +142,8 @@ def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:
     for spec in expand_specs([ScoreSpec(gate)]):
         if isinstance(spec, ScoreSpec) and spec.gate.name == "remote":
             # A folder from anywhere could send all questions to a stranger's server.
-            raise ModelLoadError("A saved gate must not ask a server.", hint="Do not use this gate.")
+            raise ModelLoadError(
+                f"The saved gate {name!r} asks a server, which is not allowed.", hint="Do not use this gate."
+            )
     check_prompts(gate, saved, name)
     return gate

@@ -1,4 +1,4 @@
-"""A gate that asks a decision server, ``load_gate("http://localhost:8377")``, and the server's HTTP client."""
+"""A gate that asks a decision server, ``load_gate("http://localhost:8377")``, and the HTTP client that it uses."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ _READY_TIMEOUT = 0.25  # seconds; questions must not wait long for a server that
 _MAX_QUOTED = 300  # maximum characters of a server's answer to quote in an error
 _ANSWER = TypeAdapter(dict[str, list[Decision]])
 _LOGIN = re.compile("//.*@")
-# Without metadata, which only the client's rules read, and without threshold and timeout, which the client applies.
+# The fields to send: not metadata, which only the client's rules read, nor threshold and timeout, which the client
+# applies.
 _SENT = {"question", "history", "draft", "popularity"}
 
 
 class RemoteGate(NamedLLMGate):
     """Decides like a server's gate, for questions and for partial answers, at the server's threshold.
 
-    Concurrent callers share requests. If the server is down, slow or overloaded, the gate fails, so it retrieves.
-    The client applies its rules itself.
+    Concurrent callers share requests. If the server is down, slow or overloaded, the gate fails, so the question
+    retrieves. The client applies its rules (``always=``, ``never=``) itself.
 
     Attributes:
         url: The server, such as ``http://localhost:8377``.
         token: The server's bearer token; None for the environment's ``RGATE_TOKEN``. Never part of a config.
-        request_seconds: Maximum time of a request to the server.
+        request_seconds: Maximum time of a request to the server, in seconds.
         llm_name: The LLM whose knowledge is judged; empty for the one that the server was started for.
         llm_name_source: Where the name was detected; empty if the user gave it.
     """
@@ -134,7 +135,7 @@ class DecisionClient:
     Args:
         url: Base URL of the server, such as ``http://localhost:8377``.
         token: The bearer token; None for the environment's ``RGATE_TOKEN``.
-        seconds: Maximum time of a request and its complete answer.
+        seconds: Maximum time of a request and its complete answer, in seconds.
 
     Raises:
         ConfigurationError: The URL or the token is invalid.
@@ -158,7 +159,10 @@ class DecisionClient:
                 server.
         """
         if self._is_broken and self._send("GET", "/ready", seconds=_READY_TIMEOUT).status != 200:
-            raise ServerError(f"The decision server at {self.url} is not ready.")
+            raise ServerError(
+                f"The decision server at {self.url} is not ready.",
+                hint="Wait until it is ready, or check its log.",
+            )
         self._is_broken = False
         body = {"questions": items, "llm": llm, "llm_name_source": llm_name_source}
         answer = self._send("POST", "/v1/decide", seconds=self._seconds, body=body)

@@ -2,7 +2,7 @@
 
 For example, a rule makes questions about contracts retrieve without training a gate. A rule is an example, a pattern
 or a function. Examples are compared by the states of the encoder's layer 8, which the default gate reads anyway. All
-requests have most of such a state in common, so the mean is subtracted, and the rest is projected on the directions
+requests have most of such a state in common, so the mean is subtracted, and the rest is projected onto the directions
 in which requests differ most, each scaled to the same variance.
 """
 
@@ -80,7 +80,7 @@ class Rules:
         """Read a JSON file such as ``{"always": ["an example", {"pattern": "a regular expression"}], "never": []}``.
 
         Raises:
-            DataFormatError: The file does not have this format.
+            DataFormatError: The file cannot be read, or does not have this format.
         """
         try:
             rules: dict[Any, Any] = _WRITTEN.validate_json(read_file(path).removeprefix(codecs.BOM_UTF8))
@@ -92,7 +92,7 @@ class Rules:
             ) from error
 
     def match(self, request: Request) -> Score | None:
-        """Return the override of the first pattern or function that matches; None if none does."""
+        """Return the override of the first pattern or function that matches, or fails; None if none does."""
         # "always" comes first, so that the request retrieves if both match.
         for name, rules, p_known in (("always", self.always, 0.0), ("never", self.never, 1.0)):
             for rule in rules:
@@ -100,7 +100,7 @@ class Rules:
                     reason = _match_rule(rule, request)
                 except Exception as error:  # a user's function may raise anything
                     problem = (
-                        f"A function in {name}= failed, so this retrieves: {type(error).__name__}: {error}"
+                        f"A {name}= function failed, so the gate retrieves: {type(error).__name__}: {error}"
                     )
                     return Score(0.0, "", warnings=(problem,)).overridden(problem)
                 if reason:
@@ -108,7 +108,7 @@ class Rules:
         return None
 
     def likeness_for(self, gate: Gate) -> tuple[LikenessSpec, ...]:
-        """Return the spec that compares requests with the examples, if any; it uses the gate's states if it can."""
+        """Return the spec that compares requests with the examples, if any; it uses the gate's states if possible."""
         examples = [(rule, 0.0) for rule in self.always if isinstance(rule, str)]
         examples += [(rule, 1.0) for rule in self.never if isinstance(rule, str)]
         states = RequestSpec((LAYER,), (LAYER,), model=ENCODER)

@@ -117,6 +117,6 @@ def check_prompts(gate: Gate, saved: SavedGate, name: str) -> None:
 
 
 def prompt_hashes(gate: Gate) -> dict[str, str]:
-    """Return name and hash of every prompt that a gate's evidence uses."""
+    """Return the hash of every prompt that a gate's evidence uses, by name."""
     prompts = [getattr(spec, "prompt", None) for spec in expand_specs(gate.specs)]
     return {prompt.name: prompt.hash for prompt in prompts if prompt is not None}

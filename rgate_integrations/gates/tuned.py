@@ -25,15 +25,15 @@ from rgate_integrations.runtime.arrays import Float64Array
 DRAFT_FEATURES = ("first", "mean", "least", "sum", "length")
 """Names of the features that `draft_features` returns, in order."""
 
-_MIN_LOGPROB = -20.0  # log-probability of a token; lower values say no more, and some servers write -9999
+_MIN_LOGPROB = -20.0  # minimum of a token; lower values add nothing, and some servers write -9999
 
 
 class TunedGate(TrainedGate):
-    """A shipped gate, corrected for another LLM by ``rgate tune``.
+    """A gate that ``rgate tune`` has corrected for an LLM.
 
-    The logit is ``slope * prior + w · h + v · f + bias``: prior is the logit of the shipped gate, a copy of which
-    is in the same folder; h are hidden states of the question; f are the `draft_features` of a partial answer, for
-    the gate that judges one.
+    The logit is ``slope * prior + w · h + v · f + bias``: prior is the logit of the uncorrected gate, a copy of
+    which is in the same folder; h are hidden states of the question; f are the `draft_features` of a partial answer,
+    if the gate judges one.
 
     Attributes:
         artifact: Folder made by ``rgate tune``; its subfolder ``answer-first`` has the gate for partial answers.
@@ -46,7 +46,7 @@ class TunedGate(TrainedGate):
         "tuned", "rgate tune", "hidden states of the question, log-probabilities", "yes", "one pass"
     )
     kind = TunedArtifact
-    judges_llm = True  # the LLM that it was tuned on
+    judges_llm = True  # it judges the LLM that it was tuned on
 
     trained: SkipValidation[TunedArtifact] = Field(exclude=True, repr=False)
 
@@ -60,11 +60,11 @@ class TunedGate(TrainedGate):
         self._prior = make_gate(saved.method, artifact=folder, trained=saved, proxy=self.proxy)
 
     def answer_gate(self) -> Gate | None:
-        """Return the gate for partial answers, from the subfolder, or itself if it judges them."""
+        """Return the gate for partial answers: itself if it judges them, or else the one in the subfolder, if any."""
         return self if self.reads_drafts else self._load_relative(ANSWER_FIRST)
 
     def question_gate(self) -> Gate | None:
-        """Return the gate for questions: the one in the folder above if this one judges answers, or else itself."""
+        """Return the gate for questions: the one in the parent folder if this one judges answers, or else itself."""
         return self._load_relative(os.pardir) if self.reads_drafts else self
 
     def _load_relative(self, folder: str) -> Gate | None:

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from rgate_integrations.errors import ModelLoadError, missing_dependency
+from rgate_integrations.errors import ModelLoadError, first_line, missing_dependency
 from rgate_integrations.models.download import cached_path, resolve_model
 from rgate_integrations.models.encoder import ENCODER, Prefix, shared_encoder
 from rgate_integrations.models.pretrained import quiet, refuse_pickles, refuse_special_files
@@ -142,9 +142,9 @@ def _load(where: str) -> _Encode:
             model = SentenceTransformer(
                 where, trust_remote_code=False, model_kwargs={"use_safetensors": True}
             )
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(
-            f"The embedder {where!r} could not be loaded: {str(error).splitlines()[0]}",
+            f"The embedder {where!r} could not be loaded: {first_line(error)}",
             hint="Give a sentence-transformers folder or Hub id, or a name from `rgate download`.",
         ) from error
 

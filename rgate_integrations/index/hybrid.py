@@ -124,7 +124,7 @@ def fuse(
         rankings: Result lists, best first.
         key: Function that returns the same key for equal items, of which the best-ranked one is returned.
         k: Maximum number of items to return; all when None.
-        constant: The larger it is, the smaller is the advantage of the first ranks.
+        constant: The larger it is, the smaller the advantage of the first ranks.
 
     Returns:
         The items, best first; ties keep the order of first appearance.

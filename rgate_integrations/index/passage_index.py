@@ -18,6 +18,7 @@ from rgate_integrations.errors import (
     IndexMismatchError,
     IndexNotFoundError,
     RGateError,
+    first_line,
     missing_dependency,
 )
 from rgate_integrations.index.embedder import Embedder, SentenceEmbedder
@@ -161,8 +162,7 @@ class PassageIndex:
 
         Raises:
             ConfigurationError: The embedder failed, or the vectors cannot be used.
-            DataFormatError: An id already exists or occurs twice in the batch, or a value of the metadata cannot be
-                stored as JSON.
+            DataFormatError: An id already exists or occurs twice in the batch, or a value cannot be stored.
         """
         if not passages:
             return
@@ -224,7 +224,11 @@ class PassageIndex:
         return [state.passages[state.row_of[name]] for name in map(str, ids) if name in state.row_of]
 
     def vectors(self, ids: Iterable[str]) -> Float32Array:
-        """Return the vectors of passages by id, shape (ids, dimension)."""
+        """Return the vectors of passages by id, shape (ids, dimension).
+
+        Raises:
+            KeyError: An id is unknown.
+        """
         state = self._state
         return state.vectors[[state.row_of[str(name)] for name in ids]]
 
@@ -317,9 +321,9 @@ class PassageIndex:
             name, identity, state = _read(path)
         except IndexMismatchError:
             raise
-        except Exception as error:  # the file may hold anything, so any exception may come
+        except Exception as error:  # the file may hold anything, so anything may be raised
             raise IndexCorruptError(
-                f"The index {str(path)!r} cannot be read: {str(error).splitlines()[0]}",
+                f"The index {str(path)!r} cannot be read: {first_line(error)}",
                 hint=f"Build the index again: {_BUILD}",
             ) from error
         index = cls._from_state(embedder or SentenceEmbedder(name), state)

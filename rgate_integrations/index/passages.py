@@ -100,7 +100,7 @@ def check_passages(passages: Iterable[Passage]) -> list[Passage]:
 
 def duplicate_id(name: str) -> DataFormatError:
     """Return the error for an id that already exists."""
-    return DataFormatError(f"The id {name!r} occurs twice.", hint="Ids of passages must differ.")
+    return DataFormatError(f"The id {name!r} occurs twice.", hint="Use unique ids, or upsert to replace it.")
 
 
 def _copy_json(value: Any, depth: int) -> Any:

@@ -86,7 +86,7 @@ class ArmAnswer(BufferedAnswer):
         yield from self.close()
 
     def result(self) -> Flow[Any]:
-        """Release the answer, and return the whole of it, or the arm's exception."""
+        """Release the answer, and return it in one piece, or return the arm's exception."""
         try:
             return merge_chunks((yield self.drain()))
         except Exception as error:  # in a batch, it must not fail the other inputs
@@ -94,7 +94,7 @@ class ArmAnswer(BufferedAnswer):
 
 
 class ArmStream(ChunkStream):
-    """The chunks of an arm. Closing it stops the LLM, even if the arm would read the LLM's whole answer."""
+    """The chunks of an arm. Closing the stream stops the LLM, even if the arm would read the LLM's whole answer."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class ArmStream(ChunkStream):
         """Stop the LLM, and wait until its run has ended."""
         self._events.shut_down()
         await super().aclose()
-        # Each inner generator ends in a task of its own, which the loop starts after the outer one has ended.
+        # Each inner generator ends in a separate task, which the loop starts after the outer one has ended.
         for _ in range(_MAX_TURNS):
             if not self._events.running:
                 return

@@ -62,7 +62,7 @@ def gated_rag(
     decider = gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)
     with_passages = prompt or _chat_prompt(ANSWER_WITH_PASSAGES, passages="context", question=QUESTION)
     closed_book = direct_prompt or _chat_prompt(ANSWER, question=QUESTION)
-    # The search is a step of its own, so that look first can run the arm up to it.
+    # The search is a separate step, so that look_first can run the arm up to it.
     find = as_searched(retriever, CorpusRetriever, decider.gate.corpora, any_corpora=decider.corpus is True)
     search = RunnableLambda(itemgetter(QUESTION)) | find
     retrieve: Runnable[Any, Any] = RunnablePassthrough.assign(sources=search).pipe(

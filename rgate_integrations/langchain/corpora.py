@@ -24,7 +24,7 @@ from rgate_integrations.runtime.flow import Flow
 
 
 class PerCorpus(FlowRunnable[Input, Output]):
-    """One runnable per corpus; the decision of the surrounding router or guard says which of them run.
+    """One runnable per corpus; the decision of the surrounding router or `GatedRetriever` says which run.
 
     Args:
         parts: The runnables, by the names of their corpora.
@@ -141,8 +141,8 @@ def as_searched(
     """Convert a retriever or a retrieve arm to a runnable.
 
     Args:
-        value: A runnable, anything that LangChain coerces to one, or a mapping from corpus names to several.
-        kind: The class that combines several: `CorpusChain` or `CorpusRetriever`.
+        value: A runnable, anything that LangChain coerces to one, or a mapping from corpus names to these.
+        kind: The class that combines the values of a mapping: `CorpusChain` or `CorpusRetriever`.
         corpora: Names of the gate's corpora.
         any_corpora: Whether the gate accepts any names, because it has no corpora yet.
 

@@ -27,9 +27,10 @@ def format_documents(documents: Sequence[Document]) -> str:
 def fuse_documents(
     origins: Sequence[Mapping[str, Any]], results: Sequence[Any], k: int | None = None
 ) -> list[Document] | Exception:
-    """Fuse the results of one question's searches by reciprocal rank; if a search failed, return its exception.
+    """Fuse the results of one question's searches by reciprocal rank.
 
-    The documents are copies, with origin and rank in their metadata.
+    The documents are copies, with origin and rank in their metadata. If a search failed, its exception
+    is returned; if one returned anything but documents, a `ConfigurationError` is returned.
 
     Args:
         origins: Metadata about each search.
@@ -46,7 +47,7 @@ def fuse_documents(
         for rank, document in enumerate(result, start=1):
             if not isinstance(document, Document):
                 return ConfigurationError(
-                    f"The guarded runnable returned {type(result).__name__} instead of a list of documents.",
+                    f"The guarded runnable returned {type(document).__name__} instead of documents.",
                     hint="Guard the retriever, not the chain around it.",
                 )
             # Some stores return documents whose metadata is None.
@@ -54,9 +55,9 @@ def fuse_documents(
             metadata = {**origin, "rgate_rank": rank, **(document.metadata or {})}
             ranking.append(document.model_copy(update={"metadata": metadata}))
         rankings.append(ranking)
-    return fuse(rankings, key=_identity, k=k)
-
-
-def _identity(document: Document) -> tuple[Any, ...]:
-    """Return a document's key; ids are unique only within a corpus."""
-    return document.metadata.get("rgate_corpus"), document.id or document.page_content
+    # Ids are unique only within a corpus.
+    return fuse(
+        rankings,
+        key=lambda document: (document.metadata.get("rgate_corpus"), document.id or document.page_content),
+        k=k,
+    )

@@ -96,7 +96,9 @@ def condense_follow_ups(condense: Runnable[Any, Any] | None, calls: Sequence[Gat
                 raise answer
             question = split_thoughts(parse_question(answer).question).answer.strip()
             if not question:
-                raise InvalidQuestionError("The condensed question is empty.")
+                raise InvalidQuestionError(
+                    "The condensed question is empty.", hint="Check what the condense= runnable returns."
+                )
         except Exception as error:  # the application's runnable may raise anything
             call.condense_error = error
         else:
@@ -113,14 +115,14 @@ class ChatDrafter(Drafter[GateCall]):
         tokens: Maximum number of tokens.
 
     Raises:
-        ConfigurationError: ``llm`` keeps a message history, which the drafts would end up in.
+        ConfigurationError: ``llm`` keeps a message history, to which it would add the drafts.
     """
 
     def __init__(self, llm: Runnable[Any, Any], tokens: int) -> None:
         super().__init__(tokens)
         if isinstance(llm, RunnableWithMessageHistory):
             raise ConfigurationError(
-                "An LLM with a message history would keep the drafts in it.",
+                "An LLM with a message history would add the drafts to that history.",
                 hint="Pass the chat model itself as llm=, and add the history to the chain that answers.",
             )
         self.llm = llm

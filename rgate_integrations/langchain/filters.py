@@ -35,7 +35,7 @@ def as_predicate(filter: Filter | None) -> Callable[[Document], bool]:
     A filter maps keys of the metadata to conditions, all of which must hold. A condition is a value that the key must
     have, a list that must contain the key's value, or a mapping of operators or nested keys. The operators are
     ``$eq $ne $gt $gte $lt $lte $in $nin``, and ``$not``, ``$and``, ``$or``, which take conditions or whole filters. A
-    comparison with a missing key, or with a value of another type, is false; so ``$ne``, ``$nin`` and ``$not`` are
+    comparison with a missing key, or with a value of another type, is false, except that ``$ne`` and ``$nin`` are
     true.
 
     Raises:
@@ -53,7 +53,7 @@ def as_predicate(filter: Filter | None) -> Callable[[Document], bool]:
     if not isinstance(filter, Mapping | None):
         raise ConfigurationError(
             f"A filter must be a mapping or a function of the document, not {type(filter).__name__}.",
-            hint='Pass one such as {"year": {"$gte": 1990}}.',
+            hint='Pass a mapping such as {"year": {"$gte": 1990}}.',
         )
     condition = _compile(filter or {}, has_key=False, depth=_MAX_DEPTH)
     return lambda document: condition(document.metadata)
@@ -120,6 +120,7 @@ def _get(value: Any, key: Any) -> Any:
     outer, dot, rest = str(key).partition(".")
     if key not in value and dot and isinstance(value.get(outer), Mapping):
         raise ConfigurationError(
-            f"{key!r} is not a path into the metadata.", hint=f"Use {{{outer!r}: {{{rest!r}: …}}}}."
+            f"The metadata has no key {key!r}, and filters do not accept dotted paths.",
+            hint=f"Use {{{outer!r}: {{{rest!r}: …}}}}.",
         )
     return value.get(key, _MISSING)

@@ -69,13 +69,14 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         input_key: Key of the question in dict inputs; ``question``, ``input``, ``query`` or ``messages``
             when None.
         llm: Your own chat model: it drafts an answer, which the gate judges. The default gate is then
-            ``answer:default,default-answer``. Each question costs an LLM call for the draft, and a known one a second
-            call for the answer; ``route(..., answer_first=True)`` avoids that. Drafting runs have the tags
-            ``nostream``, which hides them in LangGraph, and ``rgate_draft``. If retrieval is skipped, a router's
+            ``answer:default,default-answer``. Each question costs an LLM call for the draft, and a known question
+            costs a second call for the answer; ``route(..., answer_first=True)`` avoids that. Drafting runs have the
+            tags ``nostream``, which hides them in LangGraph, and ``rgate_draft``. If retrieval is skipped, a router's
             direct arm gets the draft in ``config["metadata"]["rgate_draft"]``.
         tokens: Maximum number of tokens of the draft, at least 1.
-        condense: A runnable from messages to one standalone question, for follow-ups. Without it, or if it fails, a
-            gate that does not read the earlier turns retrieves for every follow-up, with a warning.
+        condense: A runnable from messages to one standalone question, for follow-ups. If it fails, the follow-up
+            retrieves, with a warning. Without it, a gate that does not read the earlier turns retrieves for every
+            follow-up.
         llm_name: Name of the LLM that answers, or a folder made by ``rgate ability``: P(known) is adjusted to it. By
             default the name comes from the chat model in the direct arm of `route`, or from ``llm``; with several
             models, such as fallbacks, the least capable one counts.
@@ -85,8 +86,9 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             `route` and `guard` make a profile of the passages in your index.
 
     Raises:
-        ConfigurationError: A rule is invalid, the gate is the user's own object and takes no rules or corpus, or the
-            threshold is not a number of at least 0.
+        ConfigurationError: A rule or option is invalid, the gate does not accept it, the threshold is not a number of
+            at least 0, or ``llm`` keeps a message history.
+        UnknownNameError: No gate has that name.
         ProfileError: The profile of a corpus cannot be read.
 
     Example:
@@ -233,9 +235,9 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         """Return a runnable that sends each input to one of two arms.
 
         Args:
-            retrieve: The arm for unknown questions, such as an existing RAG chain. With several corpora, also a
-                mapping from their names to chains: the best corpus's chain runs, whatever ``top`` is, or the first
-                if the gate failed.
+            retrieve: The arm for unknown questions, such as an existing RAG chain. With several corpora, it may be a
+                mapping from their names to chains: only the best corpus's chain runs, whatever ``top`` is; if the
+                gate fails, the first chain runs.
             direct: The arm for known questions, such as the LLM without retrieval.
             answer_first: Let ``direct`` start to answer, and judge its first tokens: if the LLM knows, the answer
                 continues; otherwise it is cancelled. ``llm=`` is not used. Options: `AnswerFirst`.
@@ -245,8 +247,10 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 the input is a mapping, its other keys are kept; any other input is put under ``input``.
 
         Raises:
-            ConfigurationError: ``retrieve`` must search ahead but is neither a sequence of steps nor a retriever; the
-                gate cannot judge an answer; ``condense`` is missing; or the names of chains and corpora differ.
+            ConfigurationError: With ``look_first`` or `AnswerFirst.prefetch`: ``retrieve`` is neither a sequence of
+                steps nor a retriever. With ``answer_first``: the gate cannot judge an answer. With ``condensed_key``:
+                ``condense`` is missing. With ``corpus=True``: the passages cannot be read. Or the names of chains and
+                corpora differ.
         """
         searched = self._as_searched(retrieve, CorpusChain)
         if self.corpus is True:
@@ -283,7 +287,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     def _sibling_gate(self, gate: Decider) -> RetrievalGate:
         """Return a gate that reads inputs as this one does, but writes no drafts."""
         return RetrievalGate(
-            gate.for_llm(self.llm_name),  # the second gate of a pair is not adjusted to the LLM yet
+            gate.for_llm(self.llm_name),  # a gate passed as question_gate= is not adjusted to it yet
             threshold=self.threshold,
             input_key=self.input_key,
             condense=self.condense,
@@ -303,8 +307,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
         Args:
             retriever: A retriever, or any runnable or function from a query to documents. For a gate with several
-                corpora, also a mapping from their names to retrievers: at most ``top`` search, or all if the gate
-                failed.
+                corpora, it may be a mapping from their names to retrievers: at most ``top`` of them run, or all if
+                the gate fails.
             k: Maximum number of documents; None for no limit.
             always_include_question: See `QueryPlanner`.
             max_queries: See `QueryPlanner`.
@@ -312,7 +316,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             known_message: Text of a document to return for known questions, for tools of `create_retriever_tool`.
 
         Raises:
-            ConfigurationError: The names of the retrievers and the gate's corpora differ.
+            ConfigurationError: The names of the retrievers and the gate's corpora differ. With ``corpus=True``: the
+                passages cannot be read.
         """
         searched = self._as_searched(retriever, CorpusRetriever)
         return GatedRetriever(
@@ -334,7 +339,7 @@ def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
 
 
 class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever, QueryPlanner):
-    """Guards a retriever: returns ``[]`` for a known question, and otherwise searches for each query of the plan.
+    """Guards a retriever: returns ``[]`` for a known question, else searches for the question and its draft's claims.
 
     Each decision is a child run in traces and a custom event, ``retrieval_gate``. Keyword arguments of a call, such
     as ``filter=``, reach the guarded retriever.
@@ -349,7 +354,7 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
         known_message: See `RetrievalGate.guard`; the other options are those of `QueryPlanner`.
 
     Raises:
-        ConfigurationError: The guarded runnable does not return documents.
+        ConfigurationError: The guarded runnable does not return documents, or the gate does not return a `Decision`.
         InvalidQuestionError: An input has no question, or an empty one.
     """
 

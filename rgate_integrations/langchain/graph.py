@@ -40,8 +40,8 @@ _VALUES = (
 CHECKPOINT_TYPES = tuple((kind.__module__, kind.__name__) for kind in _VALUES)
 """Module and name of each class whose values a graph's state may hold.
 
-A checkpoint names the class of each value. LangGraph's strict mode restores only listed classes; otherwise it warns
-about the others::
+A checkpoint names the class of each value. In strict mode, LangGraph restores only listed classes; in other modes,
+it warns about the rest::
 
     serde = JsonPlusSerializer(allowed_msgpack_modules=CHECKPOINT_TYPES)
     graph.compile(checkpointer=InMemorySaver(serde=serde))
@@ -112,19 +112,19 @@ def route_edge(
 
     def route(state: Any) -> str | list[str]:
         decision = _mapping(state).get(decision_key)
-        is_retrieved = retrieves(decision)
-        if is_retrieved is None:
+        must_retrieve = retrieves(decision)
+        if must_retrieve is None:
             raise ConfigurationError(
                 f"The state has no decision under {decision_key!r}.",
                 hint="Add gate_node(...) before this edge, and its key to the state.",
             )
-        if not is_retrieved:
+        if not must_retrieve:
             return direct
-        named = get_field(decision, "corpora") or ()
-        chosen = [nodes[name] for name in named if name in nodes]
-        if named and not chosen and not isinstance(retrieve, str):
+        corpora = get_field(decision, "corpora") or ()
+        chosen = [nodes[name] for name in corpora if name in nodes]
+        if corpora and not chosen and not isinstance(retrieve, str):
             raise ConfigurationError(
-                f"The corpus {named[0]!r} has no node.",
+                f"The corpus {corpora[0]!r} has no node.",
                 hint=f"Add it to retrieve=, which has: {', '.join(nodes)}.",
             )
         # A single node as a string, which is the usual form of an edge's result.

@@ -123,7 +123,10 @@ def _turn(message: BaseMessage) -> dict[str, str]:
     """Convert a message to a turn of a chat template."""
     role = message.role if isinstance(message, ChatMessage) else _ROLES.get(message.type)
     if role is None:
-        raise ConfigurationError(f"A local model cannot read messages of type {message.type!r}.")
+        raise ConfigurationError(
+            f"A local model cannot read messages of type {message.type!r}.",
+            hint=f"Use messages of these types: {', '.join(_ROLES)}.",
+        )
     if role != "assistant" and any(block["type"] != "text" for block in message.content_blocks):
         raise ConfigurationError("A local model can only read text.", hint="Remove images and files.")
     return {"role": role, "content": message.text}

@@ -36,8 +36,8 @@ _GENERIC_TYPES = ("function", "custom")  # types of a tool description that do n
 class RetrievalGateState(AgentState[Any]):
     """An agent's state with the decision for the current user turn.
 
-    ``retrieval_decision`` is the last middleware's decision; ``retrieval_decisions`` has the decisions of all, by
-    their names.
+    ``retrieval_decision`` is the last middleware's decision; ``retrieval_decisions`` maps the name of each middleware
+    to its decision.
     """
 
     retrieval_decision: NotRequired[Decision]
@@ -60,7 +60,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
             pass the tool itself if another middleware may have removed it by then.
 
     Raises:
-        ConfigurationError: ``tools`` is not a list of tools, or empty.
+        ConfigurationError: ``tools`` is not a list, is empty, or has a tool without a name.
         UnknownNameError: Raised by the first call of the model: the agent has no tool with that name.
 
     Example:
@@ -77,7 +77,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
                 "tools must be a list of one or more tools.", hint='Pass a list such as ["search_docs"].'
             )
         self.gate = as_gate_runnable(gate)
-        # Decides if there is no question: it always retrieves, which hides nothing.
+        # Used if the input has no question: it always retrieves, so nothing is hidden.
         self._without_question = resolve_gate("constant:always")
         self.hidden = frozenset(_names(tool)[0] for tool in tools)
         self._unchecked = frozenset(tool for tool in tools if isinstance(tool, str))
@@ -130,7 +130,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         # Each name is checked only once, since another middleware may remove a tool later.
         self._unchecked -= names
         if self._unchecked:
-            raise unknown_name("tool of this agent", min(self._unchecked), names)
+            raise unknown_name("agent tool", min(self._unchecked), names)
         if not self._known(request.state):
             return request
         visible = [tool for tool in request.tools if self.hidden.isdisjoint(_names(tool))]

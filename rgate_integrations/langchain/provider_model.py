@@ -1,4 +1,4 @@
-"""A provider's LLM, such as ``openai:gpt-5``, through LangChain's chat model, which handles key and retries."""
+"""A provider's LLM, such as ``openai:gpt-5``, through LangChain's chat model, which handles the key and retries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rgate_integrations.models.request_options import RequestOptions, ServerHabi
 from rgate_integrations.prompts import PromptTemplate
 from rgate_integrations.runtime.flow import Call, run
 
-# Arguments of each provider's chat model. For other providers, users pass their own.
+# Arguments that set the thinking of each provider's chat model. For other providers, users pass their own.
 _THINK: dict[str, dict[Think, dict[str, Any]]] = {
     "openai": {"off": {"reasoning_effort": "none"}, "low": {"reasoning_effort": "low"}},
     "anthropic": {"off": {"thinking": {"type": "disabled"}}},
@@ -43,7 +43,7 @@ class ProviderModel(LanguageModel):
 
     Raises:
         MissingDependencyError: LangChain or the provider's package is not installed.
-        ConfigurationError: The provider or an argument is unknown, or the key is missing.
+        ConfigurationError: The provider or an argument is unknown, its thinking cannot be set, or the key is missing.
     """
 
     is_remote: ClassVar[bool] = True
@@ -148,13 +148,14 @@ class ProviderModel(LanguageModel):
                 if getattr(error, "status_code", None) in _UNUSABLE:
                     message = str(error)[:_MAX_MESSAGE]
                     raise ServerError(
-                        f"The provider of {self.name} rejected the request: {message}"
+                        f"The provider of {self.name} rejected the request: {message}",
+                        hint="Check the API key and the name of the LLM.",
                     ) from error
                 if not names or not says_unsupported(error):
                     raise
                 # Drop the field that the error names, or else the first, which the fewest models accept.
-                named = [name for name in names if name.removesuffix("s") in str(error)]
-                names.remove((named or names)[0])
+                mentioned = [name for name in names if name.removesuffix("s") in str(error)]
+                names.remove((mentioned or names)[0])
         # Remember refused fields only after an answer, in case the error was about something else.
         self.habits.refused += [name for name in self._settable if name not in (*names, *self.habits.refused)]
         return draft

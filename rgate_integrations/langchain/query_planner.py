@@ -18,7 +18,7 @@ from rgate_integrations.runtime.flow import Flow
 
 
 class QueryPlanner(BaseModel):
-    """A gate, and the options with which its decisions become queries.
+    """A gate, and the options for turning its decisions into queries.
 
     Attributes:
         gate: A `RetrievalGate`, or any runnable from a question to a `Decision`.
@@ -45,19 +45,29 @@ class QueryPlanner(BaseModel):
         )
 
 
-def emit_searched(single: Run, decision: Any) -> Flow[Any]:
-    """Emit a decision and return it; return an exception if there is nothing to search for.
+def check_decision(result: Any) -> Decision | Exception:
+    """Return what a gate made of an input, if it is a decision or an exception.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if isinstance(result, Decision | Exception):
+        return result
+    raise ConfigurationError(
+        f"The gate returned {type(result).__name__} instead of a Decision.",
+        hint="Pass a RetrievalGate, or an argument for its gate=.",
+    )
+
+
+def emit_searched(single: Run, result: Any) -> Flow[Any]:
+    """Emit a decision and return it; for a failed input or an empty question, return the exception.
 
     Raises:
         ConfigurationError: The gate returned something other than a decision.
     """
+    decision = check_decision(result)
     if isinstance(decision, Exception):
         return decision
-    if not isinstance(decision, Decision):
-        raise ConfigurationError(
-            f"The gate returned {type(decision).__name__} instead of a Decision.",
-            hint="Pass a RetrievalGate, or an argument for its gate=.",
-        )
     bound = read_bound(single.config)
     if bound is None or bound.decision is not decision:  # otherwise the surrounding router has emitted it
         yield from emit_decision_event(decision, single.child())

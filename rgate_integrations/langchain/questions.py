@@ -53,7 +53,7 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
 
     Args:
         value: The runnable's input. Among messages, the last human one is the question.
-        input_key: Key of the question in a mapping; by default, its first key out of `QUESTION_KEYS`. The earlier
+        input_key: Key of the question in a mapping; by default, the first of `QUESTION_KEYS` that it has. The earlier
             turns are under one of `HISTORY_KEYS`, or under ``messages`` if those end with the question.
 
     Raises:
@@ -120,7 +120,7 @@ def _messages(value: Any) -> Sequence[BaseMessage]:
 
 
 def _as_typed_message(message: BaseMessage) -> BaseMessage:
-    """Return a `ChatMessage` as the message class of its role; others unchanged."""
+    """Convert a `ChatMessage` to the message class of its role; return other messages unchanged."""
     if isinstance(message, ChatMessage):
         role = message.role.lower()
         if role in ("user", "human"):

@@ -15,7 +15,7 @@ from rgate_integrations.decision import Decision
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.index.retriever import Retriever
 from rgate_integrations.langchain.gate import as_gate_runnable
-from rgate_integrations.langchain.query_planner import QueryPlanner
+from rgate_integrations.langchain.query_planner import QueryPlanner, check_decision
 from rgate_integrations.langchain.questions import QuestionInput
 from rgate_integrations.langchain.runnable import BatchCall, FlowRunnable, Run
 from rgate_integrations.runtime.flow import Flow
@@ -26,7 +26,7 @@ class IndexRetriever(BaseRetriever):
 
     Attributes:
         index: Any object with ``search(queries, k)``: a `PassageIndex`, `BM25Index`, `HybridIndex`, or your own.
-        k: Documents per query, at least 1; ``invoke(..., k=)`` overrides it.
+        k: Maximum number of documents per query, at least 1; ``invoke(..., k=)`` overrides it.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -60,7 +60,8 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
     questions and, if the claims are filtered, once for all claims.
 
     Args:
-        gate: A `RetrievalGate`, or a ``gate`` argument for one.
+        gate: A `RetrievalGate`, or a ``gate`` argument for one. Claims need one that drafts, such as
+            ``RetrievalGate(llm=...)``.
         rewriter: Turns drafts into claims; when None, each sentence is a claim.
         always_include_question: Whether the question itself is always a query.
         max_queries: Maximum number of queries per question, at least 1.
@@ -96,7 +97,8 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
     def flow(self, runs: list[Run]) -> Flow[list[list[str] | Exception]]:
         """Decide for a batch, then plan the queries of the unknown questions."""
         configs = [single.child("gate") for single in runs]
-        results: list[Any] = yield BatchCall(self.gate, [single.input for single in runs], configs)
+        outputs = yield BatchCall(self.gate, [single.input for single in runs], configs)
+        results = [check_decision(output) for output in outputs]
         decisions = [result for result in results if isinstance(result, Decision)]
         plans = iter((yield from self.plan(decisions, self.rewriter)))
         # An input without a question keeps its exception.

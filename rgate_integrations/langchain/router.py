@@ -98,7 +98,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             name=name,
             **fields,
         )
-        # Made once, because the direct arm remembers what its LLM refuses. An unsuitable arm raises its error here.
+        # Made once, because the direct arm remembers what its LLM refuses. An unsuitable retrieve arm raises here.
         self._direct_arm = DirectArm(self.direct)
         self._search_arm = split_arm(self.retrieve) if self.strategy.searches_ahead else None
 
@@ -241,7 +241,7 @@ class RouterInput(RoutedInput):
     Attributes:
         run: The input of the arms, and its run.
         gate_input: The input of the gates: the arms' input, or the condensed question.
-        retrievers: Records its search if the retrieve arm searches ahead.
+        retrievers: Records this input's search, if the retrieve arm searches ahead.
         result: What remains to run; afterwards its output, or this input's exception.
     """
 
@@ -280,7 +280,7 @@ class RouterCall(RoutedCall[RouterInput]):
         self._cancellation: dict[str, Any] = {}
 
     def condense(self, key: str) -> Flow[None]:
-        """Condense follow-ups; the gates get the result as their input, the arms under a key."""
+        """Condense follow-ups. The gates get the standalone question as input, and the arms get it under ``key``."""
         gate = self.router.gate
         calls = [GateCall.read(item.run, getattr(gate, "input_key", None)) for item in self.inputs]
         yield from condense_follow_ups(getattr(gate, "condense", None), calls)
@@ -352,7 +352,7 @@ class RouterCall(RoutedCall[RouterInput]):
     def emit(self, item: RouterInput, decision: Decision) -> Flow[None]:
         """Emit the decision, and bind it to the arms' config, so that no gate inside an arm decides again."""
         yield from emit_decision_event(decision, item.run.child())
-        # Emitted first: components inside the arm do not emit a decision that they reuse.
+        # Emitted here, because components inside the arm do not emit a decision that they reuse.
         item.run.config = bind_decision(item.run.config, self.router.gate, item.run.input, decision)
 
     def remaining_run(self, item: RouterInput) -> ArmRun | ArmAnswer | Exception:

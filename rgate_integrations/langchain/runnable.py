@@ -1,6 +1,6 @@
-"""`FlowRunnable`: a runnable whose logic is a single flow over a batch, for all call styles.
+"""`FlowRunnable`: a runnable that implements invoke, batch and their async forms as a single flow over a batch.
 
-The step `BatchCall` runs other runnables in such a flow.
+The step `BatchCall` runs other runnables in such a flow; see `rgate_integrations.runtime.flow`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Run:
 
 
 class FlowRunnable(RunnableSerializable[Input, Output]):
-    """A runnable with a single method, `flow`, which invoke, batch and their async forms run.
+    """A runnable whose subclasses implement only `flow`, which invoke, batch and their async forms run.
 
     Each input has its own run in traces, even in a batch. Options are fields, so that ``configurable_fields`` and
     ``dumpd`` find them; unknown names are rejected.
@@ -180,12 +180,10 @@ class BatchCall(Call):
 
 def run_batches(batches: Sequence[Step], config: RunnableConfig) -> Flow[list[list[Any]]]:
     """Run batches in parallel, or one after the other with ``max_concurrency``, which limits all of them together."""
+    groups = [batches] if config.get("max_concurrency") is None else [[batch] for batch in batches]
     results: list[list[Any]] = []
-    if config.get("max_concurrency") is None:
-        results = yield Gather(batches)
-        return results
-    for batch in batches:
-        results += yield Gather([batch])
+    for group in groups:
+        results += yield Gather(group)
     return results
 
 

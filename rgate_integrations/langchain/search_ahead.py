@@ -39,7 +39,7 @@ class RetrieverRuns(BaseCallbackHandler):
 
     @property
     def documents(self) -> list[Any]:
-        """What each retriever found, in the order in which they started, without retrievers inside other ones."""
+        """What each retriever found, in the order of their starts, without retrievers inside other retrievers."""
         # A retriever that calls another one, such as a reranker, returns the documents that count.
         outermost = [run_id for run_id, parent in self._parents.items() if parent not in self._parents]
         return list(map(self._documents.get, outermost))
@@ -100,12 +100,13 @@ class ArmSearch(BatchCall):
 def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, Any]]:
     """Split a retrieve arm into its steps up to the retriever, and the rest.
 
-    Without a retriever among its steps, as in a chain of functions, the first step counts as the search.
+    Without a retriever among the steps, as in a chain of functions, the first step counts as the search.
 
     Raises:
         ConfigurationError: The arm is a single step other than a retriever.
     """
-    if isinstance(arm, BaseRetriever):
+    last = arm.last if isinstance(arm, RunnableSequence) else arm
+    if isinstance(getattr(last, "bound", last), BaseRetriever):
         return arm, RunnablePassthrough()
     if isinstance(arm, CorpusChain):
         halves = {name: split_arm(part) for name, part in arm.parts.items()}
@@ -117,7 +118,8 @@ def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any
         return arm.model_copy(update={"bound": first}), arm.model_copy(update={"bound": rest, "kwargs": {}})
     if not isinstance(arm, RunnableSequence):
         raise ConfigurationError(
-            f"To search ahead, a router needs a retrieve arm of several steps; {type(arm).__name__} is only one.",
+            "look_first and AnswerFirst.prefetch need a retrieve arm of several steps, or a retriever, but "
+            f"{type(arm).__name__} is neither.",
             hint="Pass the chain itself, with its retriever in one of the first steps, or guard the retriever.",
         )
     steps = arm.steps

@@ -35,9 +35,9 @@ class FaissVectorStore(VectorStore):
     ``FaissVectorStore(embedding=e)`` is an empty store. Any number of threads and tasks may read and write. A write
     is atomic: if it raises, nothing has changed. Async methods run in a thread.
 
-    Scores are cosines; their relevance is ``(cosine + 1) / 2``. Metadata must be JSON: text, numbers, booleans, None,
-    lists, and dicts with text as keys. Blank texts are stored like any other. Every search takes ``filter=``; see
-    `as_predicate`.
+    Scores are cosines; the relevance score is ``(cosine + 1) / 2``. Metadata must be JSON: strings, numbers,
+    booleans, None, lists, and dicts with string keys. Blank texts are stored like any other. Every search takes
+    ``filter=``; see `as_predicate`.
 
     Args:
         embedding: Embeds documents and queries.
@@ -75,13 +75,17 @@ class FaissVectorStore(VectorStore):
 
         Raises:
             DataFormatError: Metadata cannot be stored as JSON. Nothing was embedded or stored.
-            ConfigurationError: The ids do not match, or the embeddings fail or have another dimension. Nothing was
-                stored.
+            ConfigurationError: The numbers of ids, metadatas and texts differ, or the vectors are invalid or have
+                another dimension. Nothing was stored.
         """
         return self._upsert(list(texts), metadatas, ids)
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
-        """Delete documents by id, or all of them with None; unknown ids are ignored."""
+        """Delete documents by id, or all of them with None; unknown ids are ignored.
+
+        Raises:
+            ConfigurationError: ``ids`` is a string.
+        """
         if ids is None:
             ids = [passage.id for passage in self.index]
         self.index.delete(_check_ids(ids))
@@ -130,7 +134,8 @@ class FaissVectorStore(VectorStore):
         ids = [None] * len(texts) if ids is None else ids
         if not len(ids) == len(metadatas) == len(texts):
             raise ConfigurationError(
-                f"{len(ids)} ids and {len(metadatas)} metadatas do not match {len(texts)} texts."
+                f"{len(ids)} ids and {len(metadatas)} metadatas do not match {len(texts)} texts.",
+                hint="Pass one id and one metadata dict per text.",
             )
         names = [uuid.uuid4().hex if id is None else str(id) for id in ids]  # 0 and "" are ids
         passages = {}
@@ -142,7 +147,11 @@ class FaissVectorStore(VectorStore):
     # --- searching -----------------------------------------------------------------------------------------
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        """Return the documents with these ids, in this order; unknown ids are skipped."""
+        """Return the documents with these ids, in this order; unknown ids are skipped.
+
+        Raises:
+            ConfigurationError: ``ids`` is a string.
+        """
         return list(map(_document, self.index.get(_check_ids(ids))))
 
     def similarity_search(

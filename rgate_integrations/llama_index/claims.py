@@ -23,14 +23,14 @@ from rgate_integrations.runtime.flow import Call, Flow, Gather, run
 
 
 class ClaimFusionRetriever(FlowRetriever):
-    """Searches for every query of the plan with every retriever, and fuses the results by reciprocal rank.
+    """Searches for a question and its draft's claims with every retriever, and fuses the results by reciprocal rank.
 
     It always retrieves: it decides what to search for, not whether. Inside a `GatedQueryEngine`, or behind a
     `RetrievalGateSelector`, it uses the draft that was judged there instead of writing its own.
 
     Args:
         retrievers: The retrievers, of any kind.
-        gate: The gate that drafts the answer; the default gate when None.
+        gate: The gate that drafts the answer. The default gate, used when None, writes no draft: pass ``draft_llm``.
         draft_llm: Drafts the answer instead of the gate's proxy model; a better model makes better claims.
         tokens: Maximum number of tokens of the LLM's draft, at least 1.
         similarity_top_k: Maximum number of nodes, at least 1.
@@ -75,7 +75,7 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
     blocks the event loop during a transform; `ClaimQueryEngine` does not.
 
     Args:
-        gate: The gate that drafts the answer; the default gate when None.
+        gate: The gate that drafts the answer. The default gate, used when None, writes no draft: pass ``draft_llm``.
         draft_llm: Drafts the answer instead of the gate's proxy model.
         max_queries: Maximum number of queries per question, at least 1.
         filter_claims: Whether the gate judges each claim and drops the known ones.

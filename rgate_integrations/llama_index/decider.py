@@ -99,7 +99,7 @@ class QueryDecider:
     gate, it reuses only the draft.
 
     Args:
-        gate: A gate, or an argument for `load_gate`; when None, the shipped default for the source of the draft.
+        gate: A gate, or an argument for `load_gate`; when None, the default gate, which depends on ``draft_llm``.
         draft_llm: Writes the drafts; when None, the gate does.
         tokens: Maximum number of tokens of a draft, at least 1.
         memory: A chat memory with the turns before the question, for engines that do not condense follow-ups.
@@ -210,7 +210,7 @@ class QueryDecider:
         )
 
     def _read_history(self, question: str) -> Flow[tuple[str, ...]]:
-        """Return the turns before the question in the format of gates."""
+        """Return the turns before the question in the format that gates read."""
         messages: list[ChatMessage] = []
         if self.memory is not None:
             messages = yield Call(self.memory.get, self.memory.aget)
@@ -232,7 +232,7 @@ class Gated:
     get_prompts: Callable[[], PromptDictType]
 
     def with_threshold(self, threshold: float | None) -> Self:
-        """Return a copy with another threshold, for one question or for good.
+        """Return a copy with another threshold; this object keeps its own.
 
         Args:
             threshold: At least 0; the gate retrieves iff P(known) is below it. None restores the gate's own.
@@ -252,7 +252,7 @@ class Gated:
         """Replace prompts, given by their keys in ``get_prompts``.
 
         Raises:
-            ConfigurationError: A key has no prompt.
+            ConfigurationError: ``get_prompts`` has no such key.
         """
         known = self.get_prompts()
         for key in prompts_dict:

@@ -70,9 +70,10 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             a profile of the passages in your index.
 
     Raises:
-        ConfigurationError: The names of retrievers and corpora differ. With ``look_first`` or
-            `AnswerFirst.prefetch`: the engine does not work in two steps, or its retriever has a gate. With
-            ``answer_first``: the gate only reads the question. With ``corpus=True``: the passages cannot be read.
+        ConfigurationError: The gate or an option is invalid, or the names of retrievers and corpora differ. With
+            ``look_first`` or `AnswerFirst.prefetch`: the engine does not work in two steps, or its retriever has a
+            gate. With ``answer_first``: the gate only reads the question. With ``corpus=True``: the passages cannot
+            be read.
         ProfileError: The profile of a corpus cannot be read.
     """
 
@@ -128,9 +129,9 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
     ) -> GatedQueryEngine:
         """Wrap a query engine.
 
-        The direct arm sends ``llm`` the system messages of the engine's own prompt, and the question. It is
-        LlamaIndex's engine without an index, so it never answers "Empty Response". The engine's ``output_cls`` also
-        applies to it; such an answer does not stream.
+        The direct arm sends ``llm`` the system messages of the engine's own prompt, and the question. It is the
+        engine of LlamaIndex's ``EmptyIndex``, which never answers "Empty Response". The wrapped engine's
+        ``output_cls`` also applies to it; such an answer does not stream.
 
         Args:
             query_engine: Any query engine.

@@ -120,22 +120,22 @@ class GatedRetriever(Gated, FlowRetriever):
     to this retriever instead of the engine, so that they only see passages.
 
     Args:
-        retriever: The guarded retriever. With several corpora, also a mapping from their names to retrievers: at most
-            ``top`` search, or all of them if the gate failed.
+        retriever: The guarded retriever. With several corpora, it may be a mapping from their names to retrievers: at
+            most ``top`` of them run, or all if the gate fails.
         gate: A gate, or an argument for `load_gate`; the default gate when None.
         llm: Your own LLM: it drafts an answer, which the gate judges.
         tokens: Maximum number of tokens of the draft, at least 1.
         memory: The memory of a chat engine that does not condense follow-ups, such as ``ContextChatEngine``, from
             which the gate reads the earlier turns.
-        known_message: Text of the note; when None, nothing is returned instead.
+        known_message: Text of the note; when None, a known question returns an empty list.
         node_postprocessors: Applied to the passages, never to the note.
         **options: ``always=`` and ``never=``: rules as in `load_gate`, instead of the gate's own. ``corpus=``, with
             ``prefer=``, ``when_uncovered=`` and ``top=``: the corpus, as in `load_gate`; ``corpus=True`` makes a
             profile of the passages in your index.
 
     Raises:
-        ConfigurationError: The names of retrievers and corpora differ, or with ``corpus=True`` the passages cannot be
-            read.
+        ConfigurationError: The gate or an option is invalid, the names of retrievers and corpora differ, or with
+            ``corpus=True`` the passages cannot be read.
         ProfileError: The profile of a corpus cannot be read.
     """
 
@@ -270,7 +270,7 @@ class IndexRetriever(FlowRetriever):
         super().__init__()
 
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
-        """Search the index, for async callers in a thread, so that the event loop is not blocked."""
+        """Search the index; for async callers, in a thread, so that the event loop is not blocked."""
         (hits,) = yield Call(self.index.search, None, [bundle.query_str], self.similarity_top_k)
         nodes = []
         for hit in hits:

@@ -1,1 +1,1 @@
-"""Local and remote models: the proxies of gates, the LLMs that answer, and their downloads."""
+"""Local and remote models: proxies for gates, answering LLMs, and downloads."""

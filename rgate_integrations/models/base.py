@@ -1,4 +1,4 @@
-"""The interfaces of models: drafts and samples, scores of fixed continuations, hidden states.
+"""Interfaces for models: drafts and samples, scores of fixed continuations, hidden states.
 
 A model inherits from the interfaces that it supports. Every method takes a batch and returns results in the same
 order. Apart from rounding, a result does not depend on the batch. Models apply their own maximum batch size and are
@@ -45,8 +45,8 @@ class HiddenStates:
 
     Attributes:
         states: Shape (requested layers, hidden size), float32.
-        prompt_tokens: Length of the text that was read, in tokens; 0 if nothing was read, because the states were
-            kept while a draft was written.
+        prompt_tokens: Length of the text that was read, in tokens; 0 if nothing was read, because the states had
+            been kept when the draft was generated.
     """
 
     states: Float32Array = field(repr=False)
@@ -69,7 +69,7 @@ class RequestStates:
 
 
 class Proxy(ABC):
-    """A model that provides evidence; the subclasses say what it can do.
+    """A model that provides evidence for a gate; the subclasses define what it can do.
 
     Attributes:
         name: Catalogue name, folder, Hub id, or the model's name on a server.
@@ -84,7 +84,7 @@ class Proxy(ABC):
 
     @abstractmethod
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return the first ``tokens`` tokens of a text, or None if it is not longer."""
+        """Return the first ``tokens`` tokens of a text, or None if it already fits."""
 
 
 class Generates(Proxy):
@@ -204,7 +204,7 @@ class HasStates(Proxy):
 
 
 def draft_tokens_or_text(draft: Draft, model: str) -> str | tuple[int, ...]:
-    """Return the tokens of a draft that the model wrote itself; otherwise its text."""
+    """Return a draft's token ids if the model wrote it itself; otherwise the draft's text."""
     if draft.token_ids and draft.source == "proxy" and draft.model == model:
         return draft.token_ids
     return draft.text

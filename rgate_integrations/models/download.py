@@ -1,6 +1,6 @@
-"""Makes models and corpora in the user's cache folder, and resolves model arguments.
+"""Downloads models and corpora into the user's cache folder, and resolves model arguments.
 
-Everything is made under a temporary name and renamed as the last step, so whatever has its final name is complete.
+Everything is written under a temporary name and renamed as the last step, so whatever has its final name is complete.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ the history of each article names them. The text is licensed under the Creative 
 Attribution-ShareAlike 4.0 International licence (CC BY-SA 4.0), creativecommons.org/licenses/by-sa/4.0/:
 you may copy, change and share it if you name the source and pass it on under the same licence.
 
-Changes: taken from the package {source}; white space joined, every other field left out.
+Changes: taken from the package {source}; runs of white space collapsed, all other fields dropped.
 """
 
 _log = logging.getLogger("rgate_integrations")
@@ -73,8 +73,8 @@ def fetch_path(name: str, what: str) -> Path:
         what: What to call it in errors.
 
     Raises:
-        ModelLoadError: It is not in the cache and may not be downloaded: ``RGATE_OFFLINE=1`` or ``HF_HUB_OFFLINE=1``
-            is set, or this process is a server. The hint is the command that downloads it.
+        ModelLoadError: It is not in the cache and may not be downloaded: a variable such as ``RGATE_OFFLINE=1`` is
+            set (see `OFFLINE`), or this process is a server. The hint is the command that downloads it.
         DownloadError: The download failed now, or less than 5 minutes ago.
         MissingDependencyError: A GGUF must be converted, and the extra ``local`` is not installed.
     """
@@ -82,20 +82,21 @@ def fetch_path(name: str, what: str) -> Path:
 
 
 def download(name: str, *, source: Source | None = None) -> Path:
-    """Download a catalogue entry into the cache unless it is there.
+    """Download a catalogue entry into the cache unless it is already there.
 
     If a download is interrupted, the next one of the same name continues with its files.
 
     Args:
         name: Name of the entry.
-        source: The Hugging Face ``"hub"`` or the package ``"index"``, which have the same files. None takes the Hub
+        source: The Hugging Face ``"hub"`` or the package ``"index"``, which give the same model. None takes the Hub
             if it can be reached within a few seconds, and the index otherwise.
 
     Returns:
-        The entry's folder: a plain Hugging Face folder, the files of a gate's model, or ``passages.jsonl``.
+        The entry's folder, which contains a plain Hugging Face model, a gate's model, or ``passages.jsonl``.
 
     Raises:
         UnknownNameError: The catalogue has no such entry.
+        ConfigurationError: The source is unknown.
         DownloadError: No network, no disk space, or no permission; the cache is unchanged.
         ChecksumError: A file does not match its pinned checksum; the cache is unchanged.
         MissingDependencyError: A GGUF must be converted, and the extra ``local`` is not installed.
@@ -115,7 +116,7 @@ _first_use = FirstUse(cached_path, download)
 
 
 def download_gguf(name: str, *, source: Source | None = None) -> Path:
-    """Download a model's GGUF file as it is, for llama.cpp; `download` converts it.
+    """Download a model's unconverted GGUF file, for llama.cpp, and return its path.
 
     Args:
         name: Name of a model of the catalogue.
@@ -123,6 +124,7 @@ def download_gguf(name: str, *, source: Source | None = None) -> Path:
 
     Raises:
         UnknownNameError: No GGUF has that name.
+        ConfigurationError: The source is unknown.
         DownloadError: No network, no disk space, or no permission; the cache is unchanged.
         ChecksumError: The file does not match its pinned checksum.
     """
@@ -225,9 +227,9 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
         kind: What to call it in errors.
 
     Raises:
-        ModelLoadError: A catalogue entry that is missing and may not be downloaded, or a path that does not exist.
-        DownloadError: A catalogue entry that could not be downloaded; see `fetch_path`.
-        UnknownNameError: Neither a catalogue name, nor a folder, nor a Hub id.
+        ModelLoadError: The catalogue entry is missing and may not be downloaded, or the path is not a folder.
+        DownloadError: The catalogue entry could not be downloaded; see `fetch_path`.
+        UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.
     """
     name = os.fspath(name)
     known = catalogue_names("gguf", "embedder", "encoder")

@@ -48,9 +48,9 @@ Range: TypeAlias = tuple[int, int]
 """Start and end of a range of characters or tokens, as in a slice."""
 
 _BEGIN, _END = 0, 2  # ids of the tokens around each text
-_SURROGATE = re.compile("[\ud800-\udfff]")  # halves of a character, which UTF-8 cannot encode
+_SURROGATE = re.compile("[\ud800-\udfff]")  # lone surrogates, which UTF-8 cannot encode
 # A text of more than 512 tokens is read in windows, which overlap by this many. A token counts in the window where it
-# is further from the edge.
+# is farther from the edge.
 _OVERLAP = 128
 _BATCH_TOKENS = 128  # larger batches do not fit into a core's caches, and are slower
 
@@ -136,15 +136,15 @@ class Encoder(OnnxModel):
             prefix: What the texts are; see `vectors`.
         """
         pairs = zip(texts, parts or [()] * len(texts), strict=True)
-        rows = [self.tokens(text, own_parts, prefix=prefix) for text, own_parts in pairs]
+        rows = [self.tokens(text, text_parts, prefix=prefix) for text, text_parts in pairs]
         before = len(self._tokens_before(prefix))
         windows = [list(_windows(row, before)) for row in rows]
         every = list(chain.from_iterable(windows))
         lengths = [len(window.ids) for window in every]
         sums = iter(self._run_batches(every, lengths, _BATCH_TOKENS, partial(self._sums, layers=layers)))
         results = []
-        for row, own_windows in zip(rows, windows, strict=True):
-            total = np.sum([next(sums) for _ in own_windows], axis=0, dtype=np.float32)
+        for row, row_windows in zip(rows, windows, strict=True):
+            total = np.sum([next(sums) for _ in row_windows], axis=0, dtype=np.float32)
             counts = np.array([end - begin for begin, end in row.ranges], np.float32)
             means = total / counts[:, None, None]
             results.append(Encoded(means[0], means[1:], len(row.ids)))
@@ -160,7 +160,7 @@ class Encoder(OnnxModel):
         return float(sum(map(self._tokens.get_score, self.ids(word))))
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return the first ``tokens`` tokens of a text, or None if it is not longer."""
+        """Return the first ``tokens`` tokens of a text, or None if it already fits."""
         _, ends = self._tokenize(text)
         return text[: ends[tokens - 1]] if len(ends) > tokens else None
 
@@ -203,7 +203,7 @@ class Encoder(OnnxModel):
         return results
 
     def states(self, texts: Sequence[Sequence[int]], layers: Sequence[int]) -> list[Float32Array]:
-        """Return the states of each text of at most 512 tokens, shape (layers, tokens, 384), from a single run."""
+        """Return each text's states, shape (layers, tokens, 384), from one run; no text may exceed 512 tokens."""
         lengths = np.array(list(map(len, texts)))
         ends = lengths.cumsum()
         columns = np.arange(lengths.max())

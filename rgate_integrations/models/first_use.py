@@ -24,7 +24,7 @@ from rgate_integrations.runtime.threads import ForkSafeLock
 OFFLINE = ("RGATE_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 """Environment variables that forbid downloads on first use; the last two are Hugging Face's."""
 
-# Meanwhile gates retrieve. Trying again for every question would delay each one by the network's timeout.
+# The wait after a failed download. Retrying for every question would delay each one by the network's timeout.
 _RETRY_SECONDS = 300.0
 
 _log = logging.getLogger("rgate_integrations")
@@ -49,7 +49,7 @@ def find_download_obstacle() -> str:
 
 
 class FirstUse:
-    """Downloads missing entries, each once, and remembers failures for five minutes. Thread-safe.
+    """Downloads missing catalogue entries, each once, and remembers failures for five minutes. Thread-safe.
 
     Args:
         find_cached: Function that returns a catalogue entry's folder, or None if it is not in the cache.

@@ -43,7 +43,7 @@ _CLOSE_SECONDS = 10.0
 
 
 class ModelLock:
-    """Lets one thread at a time use a model, first come, first served. A streamed answer takes it once per token."""
+    """Lets one thread at a time use a model, first come, first served. A streamed answer locks it once per token."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -76,7 +76,7 @@ class ModelLock:
             raise RuntimeError("The process is ending, and its models are closed.")
 
     def close(self) -> None:
-        """Refuse further use, and wait for the thread that holds the lock."""
+        """Refuse further use, and wait up to 10 seconds for the thread that holds the lock."""
         self.closed = True
         if self.in_use.acquire(timeout=_CLOSE_SECONDS):
             self.in_use.release()
@@ -93,11 +93,14 @@ class TransformersProxy(LanguageModel, HasStates):
     Args:
         model: Catalogue name (see ``rgate download``), local folder, or Hub id.
         device: A torch device, or ``"auto"`` for CUDA if available.
-        dtype: ``"float32"``, ``"bfloat16"``, or ``"auto"`` as above. On CPUs that support bfloat16, it makes drafts
-            faster but sometimes changes their wording.
+        dtype: ``"float32"``, ``"bfloat16"``, or ``"auto"`` as above. On CPUs that support it, bfloat16 makes
+            drafts faster but sometimes changes their wording.
 
     Attributes:
         max_batch_size: Maximum number of sequences in one forward pass.
+
+    Raises:
+        ConfigurationError: The dtype is unknown.
     """
 
     max_batch_size = 16
@@ -164,7 +167,8 @@ class TransformersProxy(LanguageModel, HasStates):
             options: Options of the generation.
 
         Raises:
-            ConfigurationError: The model has no chat template, or the template rejects the conversation.
+            ConfigurationError: The model has no chat template, the template rejects the conversation, the prompt
+                fills the model's context, or a layer does not exist.
         """
         layers = options.layers
         if layers is None:  # the layers that `rgate train` reads
@@ -199,7 +203,7 @@ class TransformersProxy(LanguageModel, HasStates):
         return [HiddenStates(pooled, len(row)) for pooled, row in zip(states, rows, strict=True)]
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return the first ``tokens`` tokens of a text, or None if it is not longer. Loads the model."""
+        """Return the first ``tokens`` tokens of a text, or None if it already fits. Loads the model."""
         return self.encoder.truncate(text, tokens)
 
     # --- the model -------------------------------------------------------------------------------------------
@@ -225,7 +229,7 @@ class TransformersProxy(LanguageModel, HasStates):
             DownloadError: The model is missing and could not be downloaded.
             MissingDependencyError: torch or transformers is not installed.
         """
-        # Without the lock once it is loaded, because an answer that is being written holds it.
+        # A loaded model is returned without the lock, which a running batch would hold for a while.
         if self._runner is None:
             with self._locked_runner() as runner:
                 return runner

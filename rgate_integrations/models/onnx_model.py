@@ -1,4 +1,4 @@
-"""The base of reader and encoder: runs ONNX Runtime on the CPU, tests itself, and reads texts in parallel."""
+"""The base class of reader and encoder: runs ONNX Runtime on the CPU, tests itself, and reads texts in parallel."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class OnnxSession:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1  # we parallelise over texts instead, with one thread per text
+        options.intra_op_num_threads = 1  # we parallelise over texts instead, with one thread per batch
         # Errors only: its warnings about the graph are of no use to users.
         options.log_severity_level = 3
         folder = str(self._folder)
@@ -77,8 +77,8 @@ class OnnxModel(ABC):
 
     Args:
         folder: The folder with its files.
-        threads: Number of texts of a batch to read in parallel; by default one per core, or ``OMP_NUM_THREADS``.
-            A single text is read by one thread, which leaves the CPU to an LLM on the same machine.
+        threads: Number of threads that read the texts of a call; by default one per core, or ``OMP_NUM_THREADS``.
+            A single short text is read by one thread, which leaves the CPU to an LLM on the same machine.
         self_test: Whether to compare the states of a few texts with the shipped ones. Off only while the model's
             files are made.
 
@@ -105,7 +105,8 @@ class OnnxModel(ABC):
             reason = str(error).partition("\n")[0]
             raise ModelLoadError(
                 f"{self.title} in {str(folder)!r} could not be loaded: {reason}",
-                hint=f"Remove the folder and run `rgate download {self.entry}`. If it fails again, report your CPU.",
+                hint=f"Remove the folder and run `rgate download {self.entry}`. "
+                "If it fails again, report it with your CPU's model.",
             ) from error
 
     @abstractmethod
@@ -114,7 +115,7 @@ class OnnxModel(ABC):
 
     @abstractmethod
     def _compute_test_states(self, text: str) -> Float32Array:
-        """Return the states of a text, to be compared with their first values in the self-test's file."""
+        """Return the states of a text, whose first values are compared with those in the self-test's file."""
 
     def _check_states(self) -> None:
         """Raise ValueError if the states are wrong, because of wrong files or a CPU that computes differently."""
@@ -135,7 +136,7 @@ class OnnxModel(ABC):
     ) -> list[_Result]:
         """Read texts in parallel batches, and return the results in the order of the texts.
 
-        Texts of similar length share a batch, so that little attention is spent on padding. All threads get about the
+        Texts of similar length share a batch, so that attention computes little padding. All threads get about the
         same number of tokens, because a call takes as long as its slowest thread.
 
         Args:

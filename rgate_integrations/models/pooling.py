@@ -52,7 +52,7 @@ def layer_numbers(layers: Iterable[PooledLayer]) -> list[int]:
 
 
 def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:
-    """Return the middle layers of a model, where probes work best (measured: docs/benchmarks/gate_quality.md)."""
+    """Return every other middle layer of a model; probes work best there (see docs/benchmarks/gate_quality.md)."""
     first, last = _DEPTH[span]
     return tuple(range(round(layers * first), round(layers * last) + 1, 2))
 
@@ -64,7 +64,7 @@ def pool_states(
 
     Args:
         states: Arrays or tensors by layer number, each of shape (tokens, hidden size).
-        question: Positions of the question in the prompt; empty if it was not found.
+        question: Positions of the question in the prompt; if empty, its span is the prompt.
         prompt: Length of the prompt.
         draft: Length of the draft; if 0, its span is the prompt.
         layers: The states to return.

@@ -1,7 +1,7 @@
-"""Loads causal language models, tokenizers and LoRA adapters with transformers, but never runs code or reads pickles.
+"""Loads causal language models, tokenizers and LoRA adapters with transformers. Never runs code or reads pickles.
 
-The options used here make transformers refuse both, as sentence-transformers does since version 6. Some files they
-would still unpickle; `refuse_pickles` finds these.
+The options used here make transformers refuse both, as sentence-transformers does since version 6. Both libraries
+would still unpickle some files; `refuse_pickles` rejects these.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rgate_integrations.errors import ModelLoadError
+from rgate_integrations.errors import ModelLoadError, first_line
 from rgate_integrations.models.download import resolve_model
 from rgate_integrations.runtime.files import parse_json, read_file
 
@@ -20,7 +20,7 @@ _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def load_pretrained(name: str, device: str = "auto", dtype: str = "auto") -> Any:
-    """Load a model, ready to run.
+    """Load a causal language model, ready to run.
 
     Args:
         name: Catalogue name, local folder, or Hub id.
@@ -29,6 +29,7 @@ def load_pretrained(name: str, device: str = "auto", dtype: str = "auto") -> Any
 
     Raises:
         ModelLoadError: It is not a causal language model, cannot be loaded, or its weights are not safetensors.
+        DownloadError: The model is missing and could not be downloaded.
         UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.
     """
     import torch
@@ -74,9 +75,9 @@ def _load_errors(name: str) -> Iterator[None]:
     """Convert errors of transformers to `ModelLoadError`."""
     try:
         yield
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(
-            f"The model {name!r} could not be loaded: {str(error).splitlines()[0]}",
+            f"The model {name!r} could not be loaded: {first_line(error)}",
             hint="Use a name from `rgate download`, or a folder or Hub id of a causal language model. Models that "
             "need their own code are not supported, because it is never run.",
         ) from error
@@ -99,7 +100,7 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
         from transformers.utils import cached_file
 
         config = PeftConfig.from_pretrained(adapter)
-        # Raises if the safetensors file is missing: load_adapter would then unpickle another, despite its options.
+        # Raises if the safetensors file is missing: despite its options, the model would then unpickle another file.
         cached_file(adapter, _ADAPTER_WEIGHTS)
         if getattr(config, "alora_invocation_tokens", None):
             raise ValueError("it is an activated LoRA, which only acts on a part of the text")
@@ -109,7 +110,7 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
             model.load_adapter(adapter, adapter_name=name, peft_config=config, use_safetensors=True)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise ModelLoadError(
-            f"The adapter {adapter!r} could not be loaded into the model: {str(error).splitlines()[0]}",
+            f"The adapter {adapter!r} could not be loaded into the model: {first_line(error)}",
             hint=f"Use a LoRA adapter of this model that has {_ADAPTER_WEIGHTS}; pickles are not read.",
         ) from error
 

@@ -45,7 +45,10 @@ def language_model(proxy: Proxy) -> LanguageModel:
     if isinstance(proxy, ReaderProxy):
         return local.shared_proxy(proxy.name)
     if not isinstance(proxy, LanguageModel):
-        raise EvidenceError(f"The proxy {proxy.name!r} can neither generate nor score text.")
+        raise EvidenceError(
+            f"The proxy {proxy.name!r} can neither generate nor score text.",
+            hint=f"Use another proxy, such as {DEFAULT_MODEL!r}.",
+        )
     return proxy
 
 
@@ -64,8 +67,8 @@ def state_reader(
         EvidenceError: The model gives no hidden states.
     """
     if isinstance(proxy, ReaderProxy):
-        is_own = draft is not None and not isinstance(draft_tokens_or_text(draft, proxy.name), str)
-        return local.shared_proxy(proxy.name) if is_own or not can_read(prompt, layers) else proxy
+        is_own_draft = draft is not None and not isinstance(draft_tokens_or_text(draft, proxy.name), str)
+        return local.shared_proxy(proxy.name) if is_own_draft or not can_read(prompt, layers) else proxy
     return require_states(proxy)
 
 

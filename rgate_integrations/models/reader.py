@@ -270,7 +270,7 @@ class ReaderProxy(HasStates):
         return self.reader.request_states(texts, layers)
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return the first ``tokens`` tokens of a text, or None if it is not longer."""
+        """Return the first ``tokens`` tokens of a text, or None if it already fits."""
         return self.reader.truncate(text, tokens)
 
 

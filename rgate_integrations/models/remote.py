@@ -40,7 +40,7 @@ class RemoteModel(LanguageModel):
     ``generate`` and ``sample`` use chat completions, or completions for raw prompts, with log-probabilities. Fields
     that a server refuses are not sent again: ``max_tokens`` becomes ``max_completion_tokens``; log-probabilities,
     temperature and similar fields are left out. The answer is the text after the model's thoughts, and is empty if
-    these were cut off. An adapter is named as on the server (vLLM: ``--lora-modules``).
+    these were cut off. Refer to an adapter by its name on the server (vLLM: ``--lora-modules``).
 
     ``score`` starts the assistant's turn with the targets' common prefix, and requests one token with the 20 most
     probable alternatives. The targets are compared by their first token after the prefix. A target outside the top 20
@@ -53,8 +53,9 @@ class RemoteModel(LanguageModel):
         model: Name of the model on the server.
         api_key: Sent as a bearer token, without surrounding white space; ``OPENAI_API_KEY`` is never read.
         timeout: Maximum seconds for one request and its whole answer.
-        retries: Maximum number of retries, with back-off, after 408, 429, 5xx or a lost connection.
-        max_concurrency: Maximum number of concurrent requests, which the server batches.
+        retries: Maximum number of retries, with back-off, after 408, 429, 500, 502 to 504, a timeout, or a lost
+            connection.
+        max_concurrency: Maximum number of concurrent requests per call; the server batches them.
         options: Additional fields of the application's requests, and how long the model may think.
 
     Raises:
@@ -156,7 +157,7 @@ class RemoteModel(LanguageModel):
         return [self._score(rests, likeliest, draft.prompt_tokens) for draft, likeliest in completions]
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Truncate a text to about a number of tokens; None if it is not longer."""
+        """Truncate a text to about ``tokens`` tokens, or return None if it already fits."""
         characters = tokens * _CHARACTERS_PER_TOKEN
         return text[:characters] if len(text) > characters else None
 
@@ -223,8 +224,8 @@ class RemoteModel(LanguageModel):
         """Send requests concurrently; the server batches them.
 
         Raises:
-            ServerError: All requests failed, so repeating them one by one is useless. This is the first request's
-                error, and may also be an `EvidenceError`.
+            ServerError: All requests failed, so repeating them one by one is useless. The first request's
+                error is raised, which may also be an `EvidenceError`.
             EvidenceError: Some requests failed, so the caller repeats them one by one.
         """
         outcomes = run_requests(self._ask_all(requests, needs_logprobs))

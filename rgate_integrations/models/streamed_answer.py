@@ -31,7 +31,7 @@ _ONE_OR_SEVERAL = BeforeValidator(lambda stop: (stop,) if isinstance(stop, str) 
 
 
 class GenerationOptions(BaseModel):
-    """Options of generation, which local chat models and LLMs inherit as fields.
+    """Generation options, which local chat models and LLMs inherit as fields.
 
     Attributes:
         temperature: 0 is greedy; above 0, tokens are sampled.
@@ -56,6 +56,7 @@ class GenerationOptions(BaseModel):
 
         Raises:
             ConfigurationError: An option is unknown.
+            pydantic.ValidationError: An option has an invalid value.
         """
         options = self.model_dump(include=set(GenerationOptions.model_fields))
         unknown = call.keys() - options.keys()
@@ -132,7 +133,8 @@ class StreamedAnswer:
             room = runner.context_size - len(prompt)
             if room < 1:
                 raise ConfigurationError(
-                    f"The prompt has {len(prompt)} tokens, but the model's context holds {runner.context_size}.",
+                    f"The prompt has {len(prompt)} tokens, and the model's context holds "
+                    f"{runner.context_size}: there is no room for an answer.",
                     hint="Use fewer passages or fewer earlier turns.",
                 )
             if not all(0 <= layer <= runner.num_layers for layer in self.layers):
@@ -222,7 +224,7 @@ _live: WeakValueDictionary[str, StreamedAnswer] = WeakValueDictionary()
 
 
 def find_answer(response_id: str) -> StreamedAnswer | None:
-    """Return the local answer with that id; None for other LLMs, or if the answer has been read and judged."""
+    """Return the local answer with that id; None for other LLMs, or if the answer is no longer in use."""
     return _live.get(response_id)
 
 

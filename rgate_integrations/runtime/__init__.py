@@ -1,1 +1,1 @@
-"""Shared foundations: flows for threads and asyncio, atomic files, records and locks."""
+"""Shared foundations: flows for threads and asyncio, atomic files, records, locks and text."""

@@ -360,7 +360,7 @@ def json_line(value: Any) -> str:
 def json_text(value: Any, indent: int | None = 1) -> str:
     """Return a value as the human-readable text of a JSON file."""
     text = json.dumps(value, indent=indent, ensure_ascii=False)
-    # UTF-8 cannot encode half a surrogate pair; Python escapes it the same way as JSON does.
+    # UTF-8 cannot encode lone surrogates; Python escapes them the same way as JSON does.
     return text.encode(errors="backslashreplace").decode() + "\n"
 
 
@@ -402,7 +402,9 @@ def _temporary(target: Path) -> Iterator[Path]:
 def _beside(target: Path, mark: str) -> Path:
     """Return another name in the same folder, because a rename is atomic only within one file system."""
     if target.name in ("", ".."):  # the current folder, or the root
-        raise ConfigurationError(f"{str(target)!r} cannot name a file or folder.")
+        raise ConfigurationError(
+            f"{str(target)!r} cannot name a file or folder.", hint="Choose another path."
+        )
     return target.with_name(f".{target.name}-{mark}")
 
 

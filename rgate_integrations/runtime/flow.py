@@ -112,13 +112,13 @@ class Call(Step):
 class Gather(Step):
     """Steps that run in parallel, in threads or on the event loop. The result is a list in the same order.
 
-    If one raises, the error is raised, and the others are dropped.
+    If one fails, its error is raised, and the results of the others are ignored.
     """
 
     steps: Sequence[Step]
 
     def run(self) -> list[Any]:
-        """Run the last step in this thread, and each of the others in a thread of its own."""
+        """Run the last step in this thread, and each of the others in its own thread."""
         # The caller's thread would only wait, so it runs one of the steps.
         jobs = [_run_in_thread(step) for step in self.steps[:-1]]
         try:

@@ -1,4 +1,7 @@
-"""Converts text to plain letters for models: folds compatibility forms, drops invisible characters and emoji runs."""
+"""Converts text to plain letters for models, and detects encoded text.
+
+Compatibility forms are folded, and invisible characters and runs of emoji are dropped.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from urllib.parse import unquote
 _FEWEST = 12
 # Full-width punctuation, which ends sentences in ordinary Chinese and Japanese.
 _MARKS = re.compile("([\u2026\u3001-\u303f\uff01\uff08\uff09\uff0c\uff1a\uff1b\uff1f\uff5e-\uff65])")
-# Unicode's Default_Ignorable_Code_Point. Scripts from Hebrew to Khmer and Meetei are spelt with the joiners.
+# Unicode's Default_Ignorable_Code_Point. Scripts from Hebrew to Khmer and Meetei need zero-width
+# joiners and non-joiners for spelling, so these are kept there.
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164"
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
@@ -41,7 +45,7 @@ def plain_text(text: str) -> str:
     # The usual case, which needs none of this.
     if text.isascii():
         return text
-    # Punctuation is left out, because NFKC would turn the full-width marks that end Chinese sentences into ASCII.
+    # Punctuation is kept as is: NFKC would turn the full-width marks that end Chinese sentences into ASCII.
     parts = _MARKS.split(_INVISIBLE.sub("", text))
     parts[::2] = [unicodedata.normalize("NFKC", part) for part in parts[::2]]
     return _EMOJI_RUN.sub(" ", "".join(parts)).strip() or text
@@ -69,7 +73,7 @@ def _letters(text: str) -> str:
 
 
 def detect_encoding(text: str) -> str:
-    """Return the encoding of a hidden text that models cannot read, such as ``base64``; empty without one.
+    """Return the encoding of hidden text that models cannot read, such as ``base64``; empty if there is none.
 
     >>> detect_encoding("Please answer: V2hlbiBpcyBteSBiaWxsIGR1ZT8=")
     'base64'

@@ -48,28 +48,28 @@ class Record:
         return DataFormatError(f"{self.where}: {what}.", hint=self.hint)
 
     def text(self, key: str) -> str:
-        """Return a stripped text.
+        """Return a stripped string.
 
         Raises:
-            DataFormatError: The value is missing, empty, or not a text.
+            DataFormatError: The value is missing, empty, or not a string.
         """
         return self._read(key, _TEXT, problem=f"no {key}")
 
     def optional_text(self, key: str) -> str:
-        """Return a text or number as stripped text; empty if missing or null.
+        """Return a string or number as a stripped string; empty if missing or null.
 
         Raises:
             DataFormatError: The value is of another type.
         """
-        return self._read(key, _OPTIONAL_TEXT, problem=f"{key} is not a text") or ""
+        return self._read(key, _OPTIONAL_TEXT, problem=f"{key} is not a string or number") or ""
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """Return one or several stripped texts; an empty tuple if missing or null.
+        """Return one or several stripped strings; an empty tuple if missing or null.
 
         Raises:
-            DataFormatError: The value is neither a text nor a list of texts and numbers.
+            DataFormatError: The value is neither a string or number nor a list of them.
         """
-        return self._read(key, _TEXTS, problem=f"{key} is neither a text nor a list of texts")
+        return self._read(key, _TEXTS, problem=f"{key} is neither a string nor a list of strings")
 
     def optional_number(self, key: str) -> float | None:
         """Return a finite number, or None if missing or null.
@@ -104,7 +104,7 @@ class Record:
 
 
 def read_records(path: str | Path, *, hint: str = "") -> Iterator[Record]:
-    """Read a JSONL file of objects, also gzipped.
+    """Read a JSONL file of objects, plain or gzipped.
 
     Args:
         path: The file.
@@ -170,7 +170,7 @@ _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _TEXT = TypeAdapter(Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)])
 _OPTIONAL_TEXT = TypeAdapter(_Text | None)
 _TEXTS = TypeAdapter(
-    # A single text counts as a list of one, and null as an empty list.
+    # A single value counts as a list of one, and null as an empty list.
     Annotated[
         tuple[_Text, ...],
         BeforeValidator(lambda value: value if isinstance(value, list) else [] if value is None else [value]),

@@ -21,7 +21,7 @@ _CLOSING = re.compile(
     rf"</(?:seed:)?think(?:ing)?>|</thought>|</reasoning>|\[/THINK\]|<channel\|>|assistantfinal|{_FINAL}",
     re.IGNORECASE,
 )
-# If the prompt has opened the tag, the reply has only the closing one. In quotes, the answer is about the tag.
+# If the prompt has opened the tag, the reply has only the closing one. A tag in quotes is part of an answer.
 _CLOSING_ALONE = re.compile(rf"(?<![`'\"])</think>|{_FINAL}", re.IGNORECASE)
 _TURN_END = re.compile(r"(?:<\|(?:return|end|END_RESPONSE)\|>)+\s*\Z")
 
@@ -30,7 +30,7 @@ THINKING_OFF = "thinking off"
 
 _THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _THOUGHT_TYPES = frozenset(("reasoning", "thinking", "redacted_thinking", "reasoning_content", "thought"))
-# Providers have different words for the same finish reason.
+# Providers have different words for an answer that was cut off at its maximum length.
 _CUT = frozenset(("length", "max_tokens", "max_output_tokens", "incomplete", "model_length"))
 
 _SORRY = r"(?:(?:i am|i'm) (?:very |so |really )?sorry|sorry|i apologi[sz]e|unfortunately)\b[^a-z]*(?:but )?"
@@ -54,8 +54,8 @@ class Reply(NamedTuple):
     """An LLM's reply.
 
     Attributes:
-        thoughts: Its visible thoughts; None without any.
-        answer: The text after them; empty while it still thinks.
+        thoughts: Its visible thoughts; None if there are none.
+        answer: The text after them; empty if the text ends while the LLM is still thinking.
     """
 
     thoughts: str | None
@@ -133,7 +133,7 @@ def get_field(thing: Any, name: str) -> Any:
 
 
 def count_thinking(usage: Any) -> int:
-    """Return an API's count of thinking tokens, from the usage of OpenAI, SGLang or LangChain."""
+    """Return an API's count of thinking tokens, from the usage of OpenAI, SGLang or LangChain; 0 if it has none."""
     counts = (
         get_field(usage, "reasoning_tokens"),
         get_field(get_field(usage, "output_token_details"), "reasoning"),

@@ -15,7 +15,7 @@ LAYOUT = 11
 """Number of columns of `layout`."""
 
 QUESTION_MARKS = ("?", "？", "؟")
-"""Question marks of all scripts."""
+"""Question marks: Latin, full-width and Arabic."""
 
 _CLOSERS = "\"')]*_”’»」』）"
 _OPENERS = "\"'([*_“‘«「『（¿¡"

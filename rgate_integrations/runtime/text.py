@@ -1,4 +1,4 @@
-"""Compares answers by the field's conventions, and redacts private texts in logs."""
+"""Compares answers after SQuAD's normalisation, and redacts private texts in logs."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def normalise(text: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """Replace halves of surrogate pairs by ``?``, because UTF-8 cannot encode them and tokenizers reject them."""
+    """Replace lone surrogates by ``?``, because UTF-8 cannot encode them and tokenizers reject them."""
     return text.encode("utf-8", errors="replace").decode()
 
 
 def replace_surrogates(content: bytes) -> bytes:
-    r"""Replace escaped halves of surrogate pairs in JSON, because some parsers reject a whole message for one.
+    r"""Replace escaped lone surrogates in JSON, because some parsers reject a whole message for one.
 
     >>> print(replace_surrogates(rb'["\ud83d\ude00", "\ud83d", "\\ud83d"]').decode())
     ["\ud83d\ude00", "\ufffd", "\\ud83d"]
@@ -69,7 +69,7 @@ def redact(message: object, *private: object) -> str:
         return "…" if part in words or (len(part) > 2 and part in text) else match.group()
 
     # Truncate last, because half of a private word would not be recognised.
-    plain = _ESCAPE.sub(" ", unquote(str(message)[: 4 * _MAX_LOGGED]))  # errors of HTTP quote URLs
+    plain = _ESCAPE.sub(" ", unquote(str(message)[: 4 * _MAX_LOGGED]))  # HTTP errors quote URLs
     printable = "".join(character if character.isprintable() else " " for character in plain)
     return _WORD.sub(mask, " ".join(printable.split()))[:_MAX_LOGGED]
 
@@ -89,7 +89,7 @@ def normalise_answers(answers: Sequence[str]) -> list[str]:
 
 
 def contains_answer(text: str, answer: str) -> bool:
-    """Return whether a normalised answer occurs in a normalised text, on token boundaries.
+    """Return whether an answer occurs in a text, on token boundaries, after both are normalised.
 
     An answer that normalises to nothing is never contained.
 

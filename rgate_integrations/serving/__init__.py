@@ -1,4 +1,4 @@
-"""Gates for many clients: the decision server, the gateway before an LLM, MCP, and Ray.
+"""Gates for many clients: the decision server, the gateway in front of an LLM, MCP, and Ray.
 
 `server` checks clients and limits the size and duration of requests; `app` has the routes; `service` decides for all
 clients with one gate. Requests to any other route go to `gateway`, which finds the question (`llm_requests`),

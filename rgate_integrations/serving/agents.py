@@ -118,7 +118,7 @@ def serve_stdio(server: MCPServer) -> None:
 
 
 def make_mcp_app(server: MCPServer) -> ASGIApp:
-    """Return the application that serves at ``/mcp``.
+    """Return the ASGI application that serves MCP at ``/mcp``.
 
     Run it behind `rgate_integrations.serving.server.make_server`, which checks clients and passes complete bodies.
     """
@@ -126,7 +126,7 @@ def make_mcp_app(server: MCPServer) -> ASGIApp:
     no_second_check = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     app = server.streamable_http_app(transport_security=no_second_check)
 
-    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+    async def repairing_app(scope: Scope, receive: Receive, send: Send) -> None:
         async def receive_repaired() -> Message:
             message = await receive()
             return (
@@ -135,4 +135,4 @@ def make_mcp_app(server: MCPServer) -> ASGIApp:
 
         await app(scope, receive_repaired, send)
 
-    return served
+    return repairing_app

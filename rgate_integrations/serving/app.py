@@ -92,7 +92,7 @@ class DecisionRoutes:
         return DecideResponse(decisions=decisions)
 
     async def queries(self, body: DecideRequest, timeout: Milliseconds = None) -> QueriesResponse:
-        """Return search queries: the question and the claims of its draft; none if the LLM knows."""
+        """Return search queries: the question and the claims of its draft; none if the LLM knows the answer."""
         decisions = await self.service.decide(body.items(), body.llm, body.llm_name_source, timeout)
         return QueriesResponse(plans=await arun(plan_queries_flow(decisions)))
 
@@ -125,7 +125,7 @@ class DecisionRoutes:
             for detail in error.errors()[:_MAX_ERRORS]:
                 field = ".".join(map(str, detail["loc"][1:])) or "body"
                 messages.append(f"{field[:100]}: {detail['msg']}")
-            return problem(422, "InvalidRequest", "; ".join(messages), "The format is at /openapi.json.")
+            return problem(422, "InvalidRequest", "; ".join(messages), "See /openapi.json for the format.")
         kind = type(error).__name__
         self.service.metrics.errors.labels(kind).inc()
         if isinstance(error, QueueFullError):
@@ -178,7 +178,7 @@ def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAP
     app.post("/v1/queries")(routes.queries)
     for path, state in (("health", routes.health), ("ready", routes.ready), ("metrics", routes.metrics)):
         app.get(f"/{path}", response_class=PlainTextResponse)(state)
-        # These routes need no token, so other methods must not fall through to the gateway.
+        # Other methods must not fall through to the gateway, which would forward them to the upstream.
         app.add_route(f"/{path}", routes.wrong_method, methods=METHODS, include_in_schema=False)
     if gateway is not None:
         app.add_route("/{path:path}", gateway.answer, methods=METHODS, include_in_schema=False)

@@ -1,4 +1,4 @@
-"""The gateway: adds retrieval to applications that cannot be changed, in front of their LLM.
+"""The gateway stands in front of an LLM's server (the upstream), and adds retrieval to unchanged applications.
 
 It fails open: if the gate or the search fails, the upstream still answers.
 """
@@ -73,8 +73,8 @@ class Gateway:
         shadow: Only log decisions to this file, as questions for ``rgate tune``; when None, act on them.
 
     Raises:
-        ConfigurationError: Look first has no retriever, the gate cannot judge partial answers, or the names of the
-            retrievers and the gate's corpora differ.
+        ConfigurationError: Look first or prefetch has no retriever, the gate cannot judge partial answers, or the
+            names of the retrievers and the gate's corpora differ.
     """
 
     def __init__(
@@ -102,7 +102,9 @@ class Gateway:
         self.strategy = Strategy(partial_answers, LookFirst.coerce(look_first), chooses_corpus=chooses)
         self._shadow = None if shadow is None else JsonlLog(shadow, _SHADOW_KEYS)
         if self.strategy.searches_ahead and not retrievers:
-            raise ConfigurationError("--look-first needs a retriever.", hint="Add --index or --retriever.")
+            raise ConfigurationError(
+                "Looking first and prefetching need a retriever.", hint="Add --index or --retriever."
+            )
         if partial_answers is not None and service.gates().answer is None:
             raise ConfigurationError(
                 "The gate reads only questions, so it cannot judge a partial answer.",
@@ -174,9 +176,8 @@ class Gateway:
         if decision.retrieve and self._searches:
             hits = routed.passages if routed.searched else await self.search(llm_request, decision)
             count = 0
-            with suppress(
-                RecursionError
-            ):  # too deeply nested to be serialised again: forwarded without passages
+            # A body that is too deeply nested to be serialised again is forwarded without passages.
+            with suppress(RecursionError):
                 if hits:
                     # A chat template's control token in a passage would end the user's turn.
                     passages = strip_control_tokens(encodable(format_passages([hit.passage for hit in hits])))

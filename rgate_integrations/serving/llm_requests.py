@@ -24,7 +24,7 @@ _FIELDS = {
     "/responses": ("input", "input_text"),
     "/completions": ("prompt", ""),
 }
-"""For the end of a path: the field with the question, and the type of a text part in its messages."""
+"""By path ending: the field with the question, and the type of a text part in its messages."""
 # Remarks such as "Try again." or "Yes, go on." contain nothing to search for.
 _MAX_REMARK_WORDS = 3
 # An embedder reads a few hundred tokens: a longer earlier turn would push the question out.
@@ -186,7 +186,7 @@ class LLMRequest:
 
     @property
     def condense_body(self) -> bytes | None:
-        """The body of a request to condense the question with its history; None without a history."""
+        """Body of a request that condenses the question; None without a history, or outside the chat route."""
         if not self.turn.history or self.field != "messages":
             return None
         conversation = "\n".join([*self.turn.history, f"user: {self.turn.question}"])

@@ -105,7 +105,7 @@ def _has(source: Any, method: str) -> bool:
 
 
 def _takes_k(function: Callable[..., Any]) -> bool:
-    """Return whether a function has a second parameter that is required, or is called ``k``."""
+    """Return whether a function has a further positional parameter that is required or called ``k``."""
     try:
         parameters = list(inspect.signature(function).parameters.values())[1:]
     except (ValueError, TypeError):  # some functions in C have no signature

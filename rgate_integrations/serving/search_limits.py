@@ -1,4 +1,4 @@
-"""Limits the time and threads of a retriever's searches, which may hang, fail, or return anything but hits."""
+"""Limits the time and threads of a retriever's searches, which may hang, fail or return something other than hits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PAUSE = 10.0
 
 
 class SearchError(RGateError):
-    """A search timed out, or was not started because earlier searches did."""
+    """A search timed out or crashed, or was not started because earlier ones timed out."""
 
 
 class LimitedSearch:

@@ -1,7 +1,7 @@
 """Runs an application on uvicorn: checks clients, limits requests in size and time, and shuts down gracefully.
 
-A request passes, in this order: the check of host names (without a token), `OriginCheck`, CORS for allowed origins,
-and `Guard`, which checks the token, applies the limits, and cancels the request if its client disconnects.
+A request passes, in this order: the check of host names (if no token is set), `OriginCheck`, CORS for allowed
+origins, and `Guard`, which checks the token, applies the limits, and cancels the request if its client disconnects.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0
 _MAX_HEADERS = 32 << 10
 # Requests with images are a few MiB.
 _MAX_BODY = 16 << 20
-_PATIENCE = 10.0
+_PATIENCE = 10.0  # seconds
 _FRAMES = 5  # number of frames of a traceback to log
 _SHUTDOWN_SECONDS = 30  # how long shutdown waits for open requests
 
@@ -98,7 +98,7 @@ def make_server(
 def protect(
     app: ASGIApp, *, token: str = "", allow_origins: Collection[str] = (), patience: float = _PATIENCE
 ) -> ASGIApp:
-    """Return an application with the checks and limits of `make_server`, for any server.
+    """Return an application with the checks and limits of `make_server`, for any ASGI server.
 
     Args:
         app: The application.

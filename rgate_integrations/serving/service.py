@@ -24,7 +24,7 @@ from rgate_integrations.serving.wire import DecideItem, likeliest_kind, route_la
 
 _log = logging.getLogger("rgate_integrations.serving")
 
-# Bounds from below the fastest decision up to the default timeout.
+# Upper limits of the histograms' buckets; seconds go from below the fastest decision up to the default timeout.
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # Requests name the LLM, so clients could otherwise fill the memory.
@@ -60,7 +60,7 @@ class Metrics:
         self.requests = Counter("rgate_gateway_requests", "Requests, by outcome.", ["way"], registry=registry)
         self.undecided = Counter(
             "rgate_gateway_undecided",
-            "Requests forwarded undecided, by reason.",
+            "Requests forwarded without a decision, by reason.",
             ["reason"],
             registry=registry,
         )
@@ -135,7 +135,7 @@ class DecisionService:
         self._gates = lru_cache(_MAX_LLMS)(partial(LLMGates.for_llm, self.gate))
 
     def gates(self, llm: str = "", name_source: str = LLM_NAME_SOURCE) -> LLMGates:
-        """Return the gates that judge what an LLM knows; without a name, they judge the server's own LLM."""
+        """Return the gates that judge what an LLM knows; without a name, the LLM that the server was started for."""
         # Only the last part, because a path could name a folder on the server.
         name = llm.rpartition("/")[2].lstrip(".")
         return self._gates(name, (name_source or CLIENT) if name else "")
@@ -177,7 +177,7 @@ class DecisionService:
         # Reject at once: a client that is told "full" retrieves now, and one that waits would time out later.
         if self._waiting + questions > self._queue:
             raise QueueFullError(
-                f"The queue is full: {self._waiting} questions are waiting.",
+                f"The queue is full: {self._waiting} of {self._queue} places are taken, and {questions} are needed.",
                 hint="Try again later, or retrieve.",
             )
         start = time.perf_counter()

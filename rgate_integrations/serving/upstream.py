@@ -1,4 +1,4 @@
-"""The gateway's upstream: forwards requests to the LLM's server, and relays its bytes."""
+"""The gateway's upstream: forwards requests to the LLM's server, and relays its responses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _HOP_BY_HOP = frozenset(
 # Reasoning models may think for minutes before they send the first byte.
 _WAIT = httpx.Timeout(600.0, connect=10.0)
 # Servers such as llama.cpp close idle connections after 5 s, perhaps just as we use one again.
-_KEPT = 2.0
+_KEEPALIVE_SECONDS = 2.0
 # An upstream that never finishes must not fill the memory.
 _MAX_HELD_BYTES = 4 << 20
 # The segment "." or "..", also before a parameter as in "..;x", or beside characters that servers strip.
@@ -85,7 +85,7 @@ class Upstream:
         keeps_key: Whether the client's key may be forwarded; false if it is the gateway's own token.
 
     Raises:
-        ConfigurationError: The URL or a proxy server from the environment cannot be used, or the key cannot be sent.
+        ConfigurationError: The URL, the key, or a proxy server from the environment is invalid.
     """
 
     def __init__(self, url: str, *, key: str | None = None, keeps_key: bool = True) -> None:
@@ -97,7 +97,7 @@ class Upstream:
         self._dropped = {*_HOP_BY_HOP, "host", "content-length"}
         if self._own_headers or not keeps_key:
             self._dropped.add("authorization")
-        self._client = make_client(base, {}, timeout=_WAIT, keepalive=_KEPT)
+        self._client = make_client(base, {}, timeout=_WAIT, keepalive=_KEEPALIVE_SECONDS)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -113,7 +113,7 @@ class Upstream:
 
         Raises:
             httpx.HTTPError: The server cannot be reached, or its response has an invalid status.
-            httpx.InvalidURL: The request's target leads out of the server's base URL.
+            httpx.InvalidURL: The request's target is outside the server's base URL.
         """
         headers = httpx.Headers(request.headers.raw)
         _drop_headers(headers, self._dropped)
@@ -131,7 +131,7 @@ class Upstream:
         return response
 
     async def complete(self, request: Request, body: bytes) -> str:
-        """Send a chat request of the gateway's own, with the headers of a client's request, and return the answer.
+        """Send the gateway's own chat request, with the headers of a client's request, and return the answer.
 
         Raises:
             EvidenceError: The answer has no text.
@@ -177,14 +177,14 @@ class Upstream:
         path: bytes = request.scope["raw_path"]
         decoded = unquote(path.decode("latin-1"))
         if not path.startswith(b"/") or _DOT_SEGMENT.search(decoded):
-            raise httpx.InvalidURL("The target leads out of the base URL.")
+            raise httpx.InvalidURL("The target is outside the base URL.")
         query: bytes = request.scope["query_string"]
         # The raw path, because decoding could change which resource it names.
         below = self._base.raw_path.rstrip(b"/")
         url = self._base.copy_with(raw_path=below + path + (b"?" + query if query else b""))
         is_below = url.raw_path.startswith(below + b"/")
         if not is_below or (url.scheme, url.netloc) != (self._base.scheme, self._base.netloc):
-            raise httpx.InvalidURL("The target leads out of the base URL.")
+            raise httpx.InvalidURL("The target is outside the base URL.")
         return url
 
 
@@ -241,7 +241,7 @@ class UpstreamAnswer(BufferedAnswer):
             if isinstance(text, str) and text:
                 self.partial.pieces.append(text)
             self.partial.model = str(event.get("model") or "")
-            # Present only if the client requested them; then every token has one.
+            # Log-probabilities are present only if the client requested them; then every token has one.
             self.partial.add_logprobs(read_logprobs((choice.get("logprobs") or {}).get("content")))
         except (AttributeError, LookupError, TypeError, ValueError):
             pass  # another kind of event

@@ -36,11 +36,12 @@ _MAX_LINE = 300
 _IN_ASCII = str.maketrans({"“": '"', "”": '"', "‘": "'", "’": "'", "–": "-", "—": "-", "…": "..."})
 _CAN_ASK = (
     'Ask {"known": {"type": "noul"}} for P(the LLM knows), or a choice between the criteria "retrieve" and "direct". '
-    'The state is the question, an object with "question" or "messages", or messages that end with the user\'s.'
+    'The state is the question, an object with "question" or "messages", or a list of messages that ends with '
+    "the user's."
 )
 
 LLMName = Annotated[str, Field(max_length=200, pattern=r"^[\w.:@/+ -]*$")]
-"""Name of the LLM whose knowledge is judged; empty for the server's own."""
+"""Name of the LLM whose knowledge is judged; empty for the one that the server was started for."""
 
 
 class DecideItem(BaseModel):
@@ -203,6 +204,6 @@ def likeliest_kind(decision: Decision) -> str:
     The default gate has a signal for each kind, and ``"known"`` for P(the LLM knows the fact).
     """
     kinds = dict(decision.signals)
-    # P(known) is also a signal, but not a kind.
+    # "known" is also a signal, but not a kind.
     kinds.pop("known", None)
     return max(kinds, key=kinds.__getitem__, default="")

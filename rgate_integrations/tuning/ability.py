@@ -35,7 +35,7 @@ class AbilityEstimate:
     """The result of `measure_ability`.
 
     Attributes:
-        ability: The ability.
+        ability: The measured ability.
         prior: The ability that the name of the LLM suggests.
         failed: Number of failed calls; running `measure_ability` again repeats only these.
         folder: Folder that holds the ability; pass it as ``llm_name=``.
@@ -61,14 +61,14 @@ def measure_ability(
 ) -> AbilityEstimate:
     """Ask an LLM the anchor questions without passages, and estimate its ability from the right answers.
 
-    Each answer is written at once, to ``out`` plus ``.answers.jsonl``, so an interrupted run resumes without
+    Each answer is saved immediately, in ``out`` plus ``.answers.jsonl``, so an interrupted run resumes without
     repeating answered calls. An answer is right if it contains a gold answer, compared by whole words. The estimate
     is the maximum a posteriori: the LLM's name gives the prior, and the default gate the difficulty of each question.
 
     Args:
         arm: The answering arm, such as `rgate_integrations.tuning.arms.ModelArm`; its name gives the prior.
         out: Folder for the ability; an earlier ability is replaced.
-        concurrency: Calls at a time.
+        concurrency: Maximum concurrent calls.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
@@ -76,7 +76,7 @@ def measure_ability(
         DataFormatError: Too few questions were answered.
         ServerError: The LLM could not be reached.
         NoAnswerError: The LLM's answers were cut off while it was still thinking.
-        LockedError: Another process is measuring there.
+        LockedError: Another process is using ``out``.
     """
     folder = Path(out)
     check_replaceable(folder, (ABILITY,))
@@ -105,14 +105,14 @@ def measure_ability(
 
 
 def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float64Array, float]:
-    """Return how a gate's P(known) depends on the LLM's ability.
+    """Return how a gate's signal ``known`` depends on the LLM's ability.
 
     Args:
         gate: A gate with heads, such as the default one.
         questions: The questions.
 
     Returns:
-        The logit of P(known) for an LLM of ability 0, shape (n,), NaN for a request that asks for no fact, and its
+        The logit of ``known`` for an LLM of ability 0, shape (n,), NaN for a request that asks for no fact, and its
         slope: the increase per unit of ability.
 
     Raises:

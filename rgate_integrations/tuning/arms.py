@@ -1,4 +1,4 @@
-"""Arms that answer questions: a model, with or without passages, or an object of the application."""
+"""Arms that answer questions: a model, with or without passages, or an object from your application."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class ModelArm:
 
     Attributes:
         llm: The answering LLM.
-        index: The index to search for passages; without one, or without hits, it answers closed book.
+        index: The index to search for passages; without one, or without hits, the LLM answers closed book.
         k: Passages per question.
         tokens: Maximum length of an answer.
-        seed: Seed of answers sampled at `TEMPERATURE`; None for the most likely answer.
+        seed: Seed of answers sampled at `TEMPERATURE`, without passages; None for the most likely answer.
         prompt: Prompt without passages; it has the field ``question``.
     """
 
@@ -65,7 +65,7 @@ class ModelArm:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Model, prompt and lengths, as JSON values."""
+        """The settings on which the answers depend, as JSON values."""
         facts: dict[str, Any] = {
             "llm": self.llm.name,
             "weights": self.llm.fingerprint,
@@ -80,7 +80,7 @@ class ModelArm:
         return facts
 
     def answer(self, questions: Sequence[Question]) -> list[Draft]:
-        """Answer questions, after a search if there is an index."""
+        """Answer questions, with passages if there is an index and no seed."""
         texts = [question.text for question in questions]
         if self.seed is not None:
             values = [{"question": text} for text in texts]
@@ -95,7 +95,7 @@ class ModelArm:
 
 @dataclass(frozen=True)
 class ObjectArm:
-    """A callable of the application that takes one question; `read_answer` interprets its result.
+    """A callable from your application that takes one question; `read_answer` interprets its result.
 
     Attributes:
         call: Answers one question.
@@ -121,7 +121,7 @@ Arm: TypeAlias = ModelArm | ObjectArm
 
 
 def as_arm(source: Any, argument: str) -> Arm:
-    """Return an arm that answers with a model or an object of the application.
+    """Return an arm that answers with a model or an object from your application.
 
     Args:
         source: An `Arm`; a `LanguageModel`; a LangChain runnable that takes the question; a
@@ -157,7 +157,7 @@ def sampling_arms(direct: Arm, n: int, seed: int = 0) -> dict[str, Arm]:
         seed: Seed; a different one draws different answers.
 
     Raises:
-        ConfigurationError: ``direct`` is an object of the application, but only a model can sample.
+        ConfigurationError: ``direct`` is an object from your application, but only a model can sample.
     """
     if n == 0:
         return {}
@@ -170,7 +170,7 @@ def sampling_arms(direct: Arm, n: int, seed: int = 0) -> dict[str, Arm]:
 
 
 def read_answer(answer: Any) -> Draft:
-    """Convert an answer of an application's object to a draft, with its log-probabilities if it has any.
+    """Convert the answer of an application's object to a draft, with its log-probabilities if it has any.
 
     Raises:
         EvidenceError: ``answer`` has no text.
@@ -185,7 +185,9 @@ def read_answer(answer: Any) -> Draft:
         # A field of that name may hold something else, such as a number or a method.
         with suppress(EvidenceError):
             return read_answer(get_field(answer, name))
-    raise EvidenceError(f"An answer of type {type(answer).__name__} has no text.")
+    raise EvidenceError(
+        f"An answer of type {type(answer).__name__} has no text.", hint="Return a string or a message."
+    )
 
 
 def describe_thinking(arm: Arm, drafts: Sequence[Draft]) -> str:

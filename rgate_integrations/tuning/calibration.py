@@ -58,7 +58,7 @@ class ThresholdChoice:
 
 @dataclass(frozen=True)
 class Budget:
-    """Retrieve for at most a share of the questions, with confidence.
+    """Retrieve for at most a share of the questions, at a confidence level.
 
     The retrieval rate grows with the threshold, so thresholds are tested from 0 upward while the exact upper
     confidence bound (Clopper and Pearson 1934) of the rate stays within the budget.
@@ -81,7 +81,7 @@ class Budget:
         _check_fractions(confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Return the highest threshold whose retrieval rate is within the budget, with confidence."""
+        """Return the highest threshold whose retrieval rate is within the budget at that confidence."""
         n = len(p)
         # P(known) is never below 0, so this threshold never retrieves.
         threshold, bound = 0.0, 0.0
@@ -109,18 +109,18 @@ class Budget:
 
 @dataclass(frozen=True)
 class MaxLoss:
-    """Lose at most a share of in-accuracy against always-retrieve, with confidence.
+    """Lose at most a share of accuracy compared with always retrieving, at a confidence level.
 
-    In-accuracy is the share of answers that count as right; the papers count those that contain a gold answer.
+    Accuracy is the share of answers that count as right; the papers count those that contain a gold answer.
 
     The loss of a question is 1 if it is skipped and only the answer with retrieval is right, -1 if it is skipped and
-    only the answer without retrieval is right, and 0 otherwise. For each threshold, from always-retrieve downward,
+    only the answer without retrieval is right, and 0 otherwise. For each threshold, from always retrieving downward,
     the hypothesis "the mean loss is above ``loss``" is tested by betting (Waudby-Smith and Ramdas 2024, "Estimating
     means of bounded random variables by betting", section 4), which is valid for every n and gains power when the
     arms rarely differ.
 
     Attributes:
-        loss: Maximum loss of in-accuracy, in (0, 1).
+        loss: Maximum loss of accuracy, in (0, 1).
         confidence: Confidence of the guarantee, in (0, 1).
 
     Raises:
@@ -135,7 +135,7 @@ class MaxLoss:
         _check_fractions(loss=self.loss, confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Return the lowest threshold whose loss is within the bound, with confidence."""
+        """Return the lowest threshold whose loss is within the bound at that confidence."""
         n, level = len(p), 1 - self.confidence
         # Betting needs a random order, and a file may be sorted.
         order = np.random.default_rng(0).permutation(n)
@@ -162,7 +162,7 @@ class MaxLoss:
             )
         return ThresholdChoice(
             threshold,
-            f"Loses at most {self.loss:.1%} in-accuracy against always retrieving, with confidence "
+            f"Loses at most {100 * self.loss:.1f} points of accuracy against always retrieving, with confidence "
             f"{self.confidence:.0%}.",
             True,
             facts,
@@ -193,8 +193,8 @@ def upper_bound(successes: int, n: int, confidence: float) -> float:
 def betting_p_value(losses: Float64Array, bound: float, level: float) -> float:
     """Return a valid p-value for "the mean of the losses is above ``bound``".
 
-    The capital of a gambler who bets against the hypothesis is a non-negative supermartingale under it, so its
-    inverse maximum is a p-value (Ville's inequality). The bets are the predictable plug-in of the paper.
+    The capital of a gambler who bets against the hypothesis is a non-negative supermartingale under it, so the
+    inverse of its maximum is a p-value (Ville's inequality). The bets are the predictable plug-in of the paper.
 
     Args:
         losses: Losses in [-1, 1], in random order, shape (n,).
@@ -283,7 +283,7 @@ def calibrate(
     fitted = fit_map(p_known[fit], judged.closed_book[fit])
     held_out = judged.part(choose)
     probabilities = np.array(list(map(fitted, p_known[choose])))
-    # An override decides whatever the threshold, so its p is not mapped.
+    # An override decides regardless of the threshold, so its p is not mapped.
     is_overridden = np.array([decision.override is not None for decision in held_out.decisions])
     p = np.where(is_overridden, held_out.p, probabilities)
     choice = policy.choose(p, held_out.closed_book, held_out.rag)
@@ -308,9 +308,8 @@ def calibrate(
 def _read_fingerprint(gate: DecisionEngine, decisions: Iterable[Decision]) -> str:
     """Return the fingerprint of the model that read the questions; empty, without loading a model, if none did."""
     may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
-    if may_read and any(decision.cost.model_calls for decision in decisions):
-        return gate.get_proxy().fingerprint
-    return ""
+    has_read = may_read and any(decision.cost.model_calls for decision in decisions)
+    return gate.get_proxy().fingerprint if has_read else ""
 
 
 def fit_map(p: Float64Array, known: BoolArray) -> ProbabilityMap:

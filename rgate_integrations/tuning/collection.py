@@ -1,7 +1,7 @@
-"""Collects answers: sends every question to every arm, several at a time, and writes each answer to a file at once.
+"""Collects answers: sends every question to every arm, several concurrently, and saves each answer immediately.
 
 `collect`, `tune`, `measure_ability` and `rgate train` share this file format. A line is an answer or a failure. An
-interrupted run resumes: it repeats failed calls, but no call that was answered.
+interrupted run resumes: it repeats failed calls, but not answered ones.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ ArmName: TypeAlias = str
 STOP_AFTER = 10
 """Consecutive failures of one kind of arm after which the run stops, because the LLM must be down."""
 
-# One cut-off answer may be chance; if there are only such answers, further calls would be paid for in vain.
+# One cut-off answer may be chance; if there are only such answers, further calls would waste money.
 STOP_IF_CUT_OFF = 3
-"""The run stops after this many answers cut off before they started, if that kind of arm has never answered."""
+"""The run stops after this many answers cut off during thinking, if that kind of arm has never answered."""
 
 _Job: TypeAlias = tuple[int, ArmName, list[Question]]
 _Outcome: TypeAlias = tuple[Draft | Exception, float]
@@ -85,7 +85,7 @@ class Answers:
         arms: The arms, by name.
 
     Raises:
-        ConfigurationError: The file has answers of a different arm under one of the names.
+        ConfigurationError: An arm's answers in the file were made with other settings.
         DataFormatError: The file holds something other than answers.
         WriteError: The file cannot be written.
     """
@@ -114,13 +114,13 @@ class Answers:
         """Add arms, such as samples or a judge.
 
         Raises:
-            ConfigurationError: The file has answers of a different arm with that name.
+            ConfigurationError: An arm's answers in the file were made with other settings.
         """
         for name, arm in arms.items():
             earlier, facts = self._made_with.get(name), dict(arm.facts)
             if earlier == facts:
                 continue
-            if earlier is not None and any(answered == name for answered, _ in self._answers):
+            if earlier is not None and any(answered_by == name for answered_by, _ in self._answers):
                 raise ConfigurationError(
                     f"The answers in {str(self.path)!r} were made with {earlier}, but the settings are now {facts}.",
                     hint="Choose another output path: a gate must not be trained on mixed answers.",
@@ -171,18 +171,18 @@ class Answers:
     ) -> int:
         """Make the calls whose answers are missing, and return how many failed.
 
-        A failed call is recorded, and the others continue. An answer cut off before it starts counts as failed.
+        A failed call is recorded, and the others continue. An answer cut off during thinking counts as failed.
 
         Args:
             questions: The questions.
             arms: Names of the arms; all when None.
-            concurrency: Calls at a time.
+            concurrency: Maximum concurrent calls.
             label: Label for the progress callback.
             progress: Progress callback.
 
         Raises:
             ServerError: The first call, ten calls in a row, or all calls failed; all answers so far are kept.
-            NoAnswerError: A kind of arm has never answered, and three answers were cut off before they started.
+            NoAnswerError: Three answers, or all direct answers of a server, were cut off, and none was complete.
             WriteError: An answer could not be written, for example because the disk is full.
         """
         if arms is None:
@@ -225,18 +225,18 @@ class Answers:
         """Raise `NoAnswerError` if no arm of a kind has given an answer."""
         if not any(arm_kind(name) == kind for name, _ in self._answers):
             raise NoAnswerError(
-                f"{STOP_IF_CUT_OFF} answers were cut off before they began, because the LLM thinks first.",
+                f"{STOP_IF_CUT_OFF} answers were cut off while the LLM was still thinking.",
                 hint="Turn thinking off (--think off), or allow more tokens for it (--thinking-tokens).",
             )
 
     def _check_finished(self, direct: Arm) -> None:
-        """Raise `NoAnswerError` if a server has cut off every answer: they may be thoughts."""
+        """Raise `NoAnswerError` if a server cut off every answer, because the texts may be thoughts."""
         finished = [draft.finished for (name, _), (draft, _) in self._answers.items() if name == "direct"]
         is_served = isinstance(direct, ModelArm) and isinstance(direct.llm, RemoteModel)
         if is_served and len(finished) >= STOP_IF_CUT_OFF and not any(finished):
             raise NoAnswerError(
-                f"All {len(finished)} answers were cut off: the LLM thinks first, or writes at length.",
-                hint="Turn thinking off (--think off), and choose another output path.",
+                f"All {len(finished)} answers were cut off: the LLM thinks first, or its answers are too long.",
+                hint="Turn thinking off (--think off) or allow longer answers, and choose another output path.",
             )
 
     def _plan_jobs(self, questions: Sequence[Question], arms: Sequence[ArmName]) -> list[_Job]:
@@ -303,13 +303,13 @@ class Answers:
 
 
 def answers_file(out: str | Path) -> Path:
-    """Return the path of the answers, which is next to a file of paired data or a folder."""
+    """Return the path of the answers of ``out``, a file of paired data or a folder; it is next to ``out``."""
     path = Path(out)
     return path.with_name(f"{path.name.removesuffix('.jsonl')}.answers.jsonl")
 
 
 def arm_kind(arm: ArmName) -> str:
-    """Return the kind of an arm, which is the same for all samples."""
+    """Return the kind of an arm: the first word of its name, such as ``"sample"``."""
     return arm.partition(" ")[0]
 
 

@@ -98,10 +98,11 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
     """Return the metrics of decisions; shares and probabilities are in [0, 1].
 
     ``auc`` measures P(known) against "right without retrieval"; ``auc_utility`` measures 1 - P(known) against
-    "retrieval helps" where it helps or hurts; ``accuracy`` is the share of right decisions; ``helped`` and ``harmed``
+    "retrieval helps" where it helps or hurts; ``accuracy`` is the share of questions that retrieve if they are not
+    known, and skip if they are; ``containment_accuracy`` is the share of right answers; ``helped`` and ``harmed``
     count skipped questions that only the answer without retrieval, or only the one with retrieval, gets right;
-    ``curve`` is (retrieval rate, in-accuracy) at 0, 5, ..., 100 %. ``intervals`` has 95 % bootstrap intervals.
-    Undefined metrics are None.
+    ``curve`` is (retrieval rate, share of right answers) at 0, 5, ..., 100 %. ``intervals`` has 95 % bootstrap
+    intervals. Undefined metrics are None.
     """
     metrics = _compute_metrics(judged)
     n = len(judged.p)
@@ -168,7 +169,7 @@ def evaluate(
 
     Returns:
         The result, as JSON values: ``gate, threshold, draft, sets, pooled, covered, gate_ms, versions``; and the
-        decisions. ``covered`` has for each corpus the share of questions that it covers best.
+        decisions. ``covered`` has, for each corpus, the share of questions that this corpus covers best.
     """
     judged = judge(gate, examples, draft=draft, progress=progress)
     best = Counter(
@@ -324,7 +325,7 @@ def expected_calibration_error(p: Float64Array, labels: BoolArray, bins: int = 1
 
 
 def retrieval_curve(p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> Float64Array:
-    """Return the expected in-accuracy if the gate retrieves for the n questions of lowest P(known), n = 0 ... N.
+    """Return the expected accuracy if the gate retrieves for the n questions of lowest P(known), n = 0 ... N.
 
     Questions with equal P(known) are retrieved in random order, so a constant gate gives the random line.
 

@@ -155,7 +155,7 @@ def fine_tune(
         model: Base model: catalogue name, folder or Hub id.
         out: Folder for the adapter.
         recipe: Hyperparameters.
-        seed: Seed of the adapter's first weights, the order of the pairs, and dropout.
+        seed: Seed of the adapter's initial weights, the order of the pairs, and dropout.
         resume: Whether to continue from this run's last checkpoint, if it has one.
         progress: Progress callback: ``(label, done, total)``.
 
@@ -201,7 +201,7 @@ def last_checkpoint(checkpoints: Path, identity: str) -> str | None:
     """Return the last complete checkpoint of a run, or None without one.
 
     Raises:
-        ConfigurationError: The checkpoints are of a run with other data, options or weights.
+        ConfigurationError: The checkpoints belong to a run with other data, options or weights.
     """
     # The trainer writes its state last, so a checkpoint without it is incomplete.
     complete = [file.parent for file in checkpoints.glob("checkpoint-*/trainer_state.json")]
@@ -234,7 +234,7 @@ def _model_to_tune(model: str, recipe: Recipe, seed: int) -> Any:
         task_type="CAUSAL_LM",
     )
     with warnings.catch_warnings():
-        # peft uses a deprecated name of transformers.
+        # peft uses a deprecated part of transformers.
         warnings.simplefilter("ignore", FutureWarning)
         return get_peft_model(base, lora)
 

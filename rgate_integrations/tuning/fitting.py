@@ -126,7 +126,7 @@ def fit_gate(
     facts: dict[str, Any] | None = None,
     llm: str = "",
 ) -> FittedGate | None:
-    """Fit a gate, and choose its threshold on cross-fitted scores; None if there are too few answers to fit.
+    """Fit a gate, and choose its threshold on cross-fitted scores; None if the answers are too few or all alike.
 
     Args:
         labels: The labelled answers.
@@ -221,7 +221,7 @@ FOLDS = 5
 
 _SLOPE = 20.0  # shrinkage of the prior's slope towards 1, so that a few questions cannot reverse its order
 _INTERCEPT = 1e-3  # keeps the intercept finite if all labels are the same
-_BASIS = 2_000  # questions from which the principal components are computed
+_BASIS = 2_000  # maximum number of questions from which the principal components are computed
 # Avoids a division by zero if a state never varies.
 _TINY = 1e-6
 _NEWTON_STEPS = 30
@@ -339,7 +339,7 @@ def fit_correction(table: Table, seed: int = 0) -> Correction:
     head_strength, strength = candidates[best if is_better else 0]
     correction = _fit(table, strength, head_strength)
     if not np.array_equal(table.target, table.known):
-        # Samples are right less often than the most likely answers, so the intercept is refitted to those.
+        # Samples are right less often than the most likely answers, so the intercept is refitted to the latter.
         (shift,) = ridge_logistic(np.ones((n, 1)), table.known, [_INTERCEPT], correction(table))
         correction.weights[-1] += shift
     return correction

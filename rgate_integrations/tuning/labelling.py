@@ -104,7 +104,7 @@ class Labels:
         return (
             f"{text} The gates were fitted to the share of right answers among up to {self.samples} samples per "
             f"question, which is neither 0 nor 1 for {between:.1%} of the questions. Threshold, guarantee and all "
-            "figures here are about the answer that was not sampled."
+            "figures here refer to the answer that was not sampled."
         )
 
 
@@ -122,9 +122,9 @@ def label(
     Args:
         answers: The answers; verdicts of a judge are kept with them, see `ask_judge`.
         kind: How to label.
-        judge: The model that judges, for ``"judge"``.
+        judge: The model that judges, for ``"judge"`` and ``"auto"``.
         embedder: Detects answers with the same meaning, for agreement; when None, only words are compared.
-        concurrency: Calls of the judge at a time.
+        concurrency: Maximum concurrent calls of the judge.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
@@ -206,7 +206,7 @@ def agrees(text: str, other: str, embedder: Embedder | None) -> bool:
 class JudgeArm(ModelArm):
     """A judge as an arm, so that its verdicts are kept like answers (IK, section 3.1).
 
-    A local model judges by its Yes and No logits, binarised at 0.5; a remote one by the text that it writes.
+    A local model says Yes if P(Yes), from the logits of Yes and No, is at least 0.5; a remote one writes its verdict.
 
     Attributes:
         judged: The answer to each question, by `Question.key`.
@@ -241,7 +241,7 @@ def ask_judge(
     Args:
         answers: The answers; verdicts are kept in the same file.
         judge: The judge.
-        concurrency: Calls at a time.
+        concurrency: Maximum concurrent calls.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
@@ -293,8 +293,8 @@ def collect(
 ) -> Path:
     """Ask an LLM questions without and with retrieval, and write paired data, one JSON record per line.
 
-    Each answer is written at once to a file next to ``out``, so an interrupted run resumes without repeating answered
-    calls. ``out`` is written atomically at the end, with all questions that have been answered so far.
+    Each answer is saved immediately in a file next to ``out``, so an interrupted run resumes without repeating
+    answered calls. ``out`` is written atomically at the end, with all questions that have been answered so far.
 
     Args:
         questions: Questions with gold answers, as `rgate_integrations.tuning.questions.read_questions` reads them.
@@ -312,7 +312,7 @@ def collect(
 
     Raises:
         ConfigurationError: Earlier answers were made with other settings, such as another LLM.
-        DataFormatError: A question has no gold answers, or ``out`` is some other file.
+        DataFormatError: A question has no gold answers, or ``out`` exists without its file of answers.
         ServerError: The LLM could not be reached.
         NoAnswerError: The LLM's answers were cut off while it was still thinking.
         LockedError: Another process is writing to the file.
@@ -328,8 +328,8 @@ def collect(
         to_ask = read_questions(questions, gold=True)
         if out.exists() and not answers_path.exists():
             raise DataFormatError(
-                f"{str(out)!r} exists, but the file with its answers is missing.",
-                hint="Choose another file.",
+                f"{str(out)!r} exists, but its file of answers, {str(answers_path)!r}, is missing.",
+                hint="Restore that file, or choose another output path.",
             )
         answers = Answers(answers_path, arms)
         answers.ask(to_ask, progress=progress)

@@ -52,7 +52,7 @@ def train_probe(
     Args:
         files: The examples.
         proxy: The model whose hidden states are read.
-        options: Drafts to read, folds, and description.
+        options: Drafts to read, folds, and details for the model card.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
@@ -73,7 +73,7 @@ def train_probe(
     from sklearn.model_selection import cross_val_predict
 
     # A logistic regression on the held-out logits weights and calibrates the views. It is cross-validated again, so
-    # that no question weights itself.
+    # that no question's label affects its own logit.
     combination = LogisticRegression(C=1e6)
     splits = list(question_folds(len(known), folds, options.seed))
     logits = cross_val_predict(combination, held_out, known, cv=splits, method="decision_function")
@@ -122,7 +122,7 @@ def _read_states(
 def fit_probe(
     states: Float32Array, known: BoolArray, seed: int, sets: Sequence[str]
 ) -> tuple[Float32Array, float]:
-    """Fit one regularised logistic regression per layer, on standardised principal components, and average them.
+    """Fit one regularised logistic regression per layer, on components of standardised states, and average them.
 
     With several data sets, each layer is fitted twice and averaged: once without, and once with a free intercept per
     set. The latter learns what separates known from unknown within a set, not which set a question is from.
@@ -135,7 +135,7 @@ def fit_probe(
         sets: The data set of each question.
 
     Returns:
-        Weight, shape (layers, hidden size), and bias: the logit is the sum of ``weight * states``, and the bias.
+        Weight, shape (layers, hidden size), and bias: the logit is the sum of ``weight * states``, plus the bias.
     """
     names = np.asarray(sets)
     in_set = names[:, None] == np.unique(names)[None, :]

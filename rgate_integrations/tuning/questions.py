@@ -36,7 +36,7 @@ class Question:
         gold: Gold answers; may be empty.
         id: Identifier in its file; may be empty.
         dataset: Name of its data set; may be empty.
-        popularity: Popularity of its entity, or None.
+        popularity: Popularity of the question's subject, or None.
         context: A passage that answers it; may be empty.
         draft: The recorded answer of the LLM without retrieval, or None.
     """
@@ -87,11 +87,12 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
 
     Args:
         source: A JSONL file, plain or gzipped, with ``question`` and optionally ``gold_answers`` (or ``answer``),
-            ``id``, ``dataset`` and ``popularity`` per line; or texts and such objects.
+            ``id``, ``dataset`` and ``popularity`` per line; or an iterable, see `Questions`.
         gold: Whether each question must have gold answers.
 
     Raises:
-        DataFormatError: A line is invalid, or the source has no questions; the message names file and line.
+        DataFormatError: A line is invalid (the message names file and line), a question lacks required gold answers,
+            or there are no questions.
     """
     if isinstance(source, str | Path):
         read = partial(Question.from_record, dataset=_dataset_name(Path(source)))
@@ -164,7 +165,8 @@ class DataFile:
         """
         if not examples:
             raise DataFormatError(
-                f"{path} has no new questions: all of them are in earlier files, or it is empty."
+                f"{path} has no new questions: the file is empty, or earlier files have them all.",
+                hint="Leave this file out.",
             )
         return cls(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), tuple(examples))
 
@@ -227,13 +229,13 @@ def _read_target(record: Record, question: Question, label: str) -> float:
     target = record.fields.get(label)
     if isinstance(target, bool) or (isinstance(target, float) and 0 <= target <= 1):
         return float(target)
-    raise record.wrong(f"no {label}")
+    raise record.wrong(f"no {label} that is true, false or a decimal number in [0, 1]")
 
 
 def read_paired(paths: Sequence[str | Path]) -> list[DataFile]:
     """Read paired data: questions with the labels of both arms, one JSON record per line.
 
-    A record needs ``question`` and, for each arm, ``closed_book_correct`` and ``rag_correct``, or the answer
+    A record needs ``question`` and, for each arm, the label (``closed_book_correct``, ``rag_correct``) or the answer
     (``closed_book_answer``, ``rag_answer``) with ``gold_answers``. Optional: ``dataset``, ``closed_book_text``,
     ``closed_book_logprobs``, ``popularity``.
 

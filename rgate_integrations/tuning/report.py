@@ -107,7 +107,7 @@ def _write_gate_notes(labels: Labels, gate: FittedGate) -> list[str]:
     notes = [
         gate.choice.guarantee,
         f"Threshold {gate.choice.threshold:.3f}: retrieves for {rate:.1%}.",
-        f"AUC of P(known) on held-out questions: {gate.auc:.3f}; of the shipped gate: {gate.auc_before:.3f} "
+        f"AUC of P(known) on held-out questions: {gate.auc:.3f}; before tuning: {gate.auc_before:.3f} "
         f"(n = {len(gate.p)}).",
         f"Takes {rate * rag + (1 - rate) * direct:.3g} s per question (measured median, without the gate's own time) "
         f"instead of {rag:.3g} s with retrieval for every question.",

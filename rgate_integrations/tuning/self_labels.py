@@ -19,7 +19,7 @@ from rgate_integrations.tuning.collection import Progress, cached_answers, no_pr
 from rgate_integrations.tuning.questions import DataFile, Question, read_examples
 
 SampledLabel = Literal["accuracy", "certainty"]
-"""``accuracy``: the share of right answers, which needs gold answers. ``certainty``: how much they agree."""
+"""``accuracy``: the share of samples that are right, which needs gold answers. ``certainty``: how much they agree."""
 
 SELF_LABEL = "own_answer_correct"
 """Name of the label that is true if the most likely answer contains a gold answer."""

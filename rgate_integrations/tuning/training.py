@@ -43,7 +43,7 @@ class Recipe:
         rank: LoRA rank.
         alpha: LoRA scaling.
         dropout: LoRA dropout.
-        schedule: Learning rate schedule of transformers.
+        schedule: Name of a learning rate schedule in transformers.
         warmup: Share of the steps for warm-up, in [0, 1].
         per_device: Pairs per forward pass; a step may take several passes.
     """
@@ -72,7 +72,7 @@ fine-tunes all weights or names no batch size, we use LoRA of rank 8 and 16 pair
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """Options for training a gate, and its description.
+    """Options for training a gate, and details for its model card.
 
     Attributes:
         draft: ``"proxy"`` reads the proxy's own drafts, ``"recorded"`` the LLM's, ``"none"`` only the question.
@@ -190,7 +190,7 @@ PROMPTS = {
     "adapt": PARAMETRIC_PROMPT,
     "boundary": BOUNDARY_QUESTION,
 }
-"""The prompt of each gate that is trained by fine-tuning, without a draft."""
+"""The prompt of each gate that is trained by fine-tuning; ``ik`` has another one with a draft."""
 
 
 def verdict_prompt(gate: str, drafted: bool) -> PromptTemplate:

@@ -49,7 +49,7 @@ class TuneOptions:
         judge: A model that judges answers against gold ones.
         max_questions: Number of questions to ask, drawn at random; all when None.
         embedder: Detects answers with the same meaning, for agreement; when None, only words are compared.
-        concurrency: Calls at a time, at least 1; objects of the application are called from threads.
+        concurrency: Maximum concurrent calls, at least 1; your own objects are called from worker threads.
         tokens: Tokens of a partial answer that the answer-first gate reads, at least 1.
         num_samples: Number of additional answers per question without retrieval, sampled at temperature 1, at least
             0. The gates are fitted to the share of right samples (KBM, section 2.2). Needs a model as ``direct``.
@@ -94,11 +94,11 @@ class TuneResult:
     """The result of `tune`.
 
     Attributes:
-        folder: Folder of the gate for the question alone; its subfolder ``answer-first`` has the other gate.
+        folder: Folder of the gate for the question alone; its subfolder ``answer-first`` has `answer_first`, if any.
         question: The gate for the question alone.
         answer_first: The gate that judges partial answers; None if the LLM sends no log-probabilities.
         labels: The labels to which both were fitted.
-        failed: Number of failed calls; running `tune` again repeats only these.
+        failed: Number of failed calls; running `tune` again with ``update=True`` repeats only these.
         notes: The report on both gates, as sentences.
     """
 
@@ -133,9 +133,9 @@ def tune(
 ) -> TuneResult:
     """Ask an LLM the questions of a log without and with retrieval, and fit gates to the answers.
 
-    Each answer is written at once, so an interrupted run resumes without repeating answered calls. The gates are
-    written atomically at the end. The fit starts from a shipped gate and departs from it only if that predicts
-    held-out questions better. The threshold is chosen on scores from fits that have not seen the question.
+    Each answer is saved immediately, so an interrupted run resumes without repeating answered calls. The gates are
+    written atomically at the end. The fit corrects the prior gate; how strongly it is regularised is chosen on
+    held-out questions. The threshold is chosen on scores from fits that have not seen the question.
 
     Args:
         questions: The log: a JSONL file, or texts and objects; see
@@ -157,7 +157,7 @@ def tune(
         ServerError: An LLM could not be reached.
         NoAnswerError: Answers were cut off while the LLM was still thinking.
         WriteError: A file could not be written, for example because the disk is full; the answers are kept.
-        LockedError: Another process is tuning there.
+        LockedError: Another process is using ``out``.
     """
     options = options or TuneOptions()
     folder = Path(out)

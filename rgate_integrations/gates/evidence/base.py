@@ -26,7 +26,7 @@ from rgate_integrations.models.base import Proxy
 
 _T = TypeVar("_T")
 
-# Errors that every question of a batch would meet, so they are not retried question by question.
+# Errors that every question of a batch would hit, so they are not retried question by question.
 _SHARED_ERRORS = (DownloadError, MissingDependencyError, ModelLoadError, ServerError, UnknownNameError)
 
 
@@ -44,7 +44,7 @@ class Piece(Generic[_T]):
 
 
 class Drafter(Protocol):
-    """Writes the beginning of the answering LLM's answer: an adapter or a proxy."""
+    """Writes the beginning of the answering LLM's answer. Any object with this method will do."""
 
     def draft(self, questions: Sequence[str], tokens: int) -> Sequence[Draft]:
         """Return a draft per question, of at most ``tokens`` tokens, with log-probabilities if known."""
@@ -54,7 +54,7 @@ class EvidenceSpec(ABC, Generic[_T]):
     """Describes a piece of evidence of type ``_T``, and computes it for a batch. Subclasses are frozen dataclasses.
 
     Attributes:
-        reads_model: Whether a model reads the question, which is then truncated to a length that models take.
+        reads_model: Whether a model reads the question, which is then truncated to a length that models can read.
         reads_history: Whether it depends on `Request.history`.
         reads_draft: Whether it is the beginning of an answer.
     """
@@ -72,7 +72,7 @@ class EvidenceSpec(ABC, Generic[_T]):
     def compute(self, context: Context) -> Sequence[Piece[_T] | Exception]:
         """Return a piece or an error for each question of a batch.
 
-        If it raises, each question is computed alone, so that one cannot fail the others.
+        If it raises, each question is computed alone, so that one cannot make the others fail.
         """
 
 
@@ -97,7 +97,7 @@ class Evidence:
 
     Attributes:
         request: The request as models read it.
-        truncated: Whether a part of the question's middle was left out because the question is too long.
+        truncated: Whether a part of the middle of the question was left out because the question is too long.
         leaves_out: Whether that part may ask for something.
         original: The question as the user wrote it, if models read it in another form; otherwise empty.
         pieces: The piece or its error, by spec.
@@ -118,7 +118,7 @@ class Evidence:
 
     def __getitem__(self, spec: EvidenceSpec[_T]) -> _T:
         """Return the value of a piece; raises its error, or an `EvidenceError` if the gate's specs lack it."""
-        piece = self.pieces.get(spec, EvidenceError(f"The evidence {spec} was not collected."))
+        piece = self.pieces.get(spec, EvidenceError(f"The evidence {spec} is missing from the gate's specs."))
         if isinstance(piece, Exception):
             raise piece
         value: _T = piece.value

@@ -23,7 +23,7 @@ class DraftSpec(EvidenceSpec[Draft]):
         tokens: Maximum number of tokens, at least 1.
         source: Who writes it: the proxy or the answering LLM; a ``recorded`` one comes from the caller.
         prompt: The drafting model's prompt; unused for recorded drafts.
-        model: The proxy that writes, or whose tokens count; empty for the gate's.
+        model: The proxy that writes, or whose tokens are counted; empty for the gate's.
     """
 
     reads_draft: ClassVar[bool] = True

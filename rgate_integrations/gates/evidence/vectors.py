@@ -45,7 +45,7 @@ class VectorSpec(EvidenceSpec[RequestVectors]):
 
     @classmethod
     def shared_with(cls, specs: Sequence[EvidenceSpec[object]]) -> VectorSpec:
-        """Return a spec that takes the vectors from these specs' encoder pass, or else from a pass of its own."""
+        """Return a spec that takes the vectors from these specs' encoder pass, or else from a separate pass."""
         for spec in expand_specs(specs):
             if (
                 isinstance(spec, RequestSpec)

@@ -1,1 +1,1 @@
-"""The gates of the four papers, and the baselines that they compare with."""
+"""The gates of four papers (IK score, SlimPLM, ADAPT-LLM, KBM), and the baselines that they compare with."""

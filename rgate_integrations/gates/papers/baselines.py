@@ -1,4 +1,4 @@
-"""Baselines of the papers: constant policies, popularity, voting neighbours, and token probability."""
+"""Baselines of the papers: constant policies, popularity, nearest-neighbour voting, and token probability."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ConstantGate(Gate):
 
     Attributes:
         policy: ``"always"``, ``"never"`` or ``"random"``.
-        rate: Share of the questions to retrieve for, with ``policy="random"`` and the threshold 0.5.
+        rate: Share of the questions to retrieve for, in [0, 1], with ``policy="random"`` and the threshold 0.5.
         seed: Seed; the draw depends on it and on the question, not on the batch.
     """
 

@@ -53,7 +53,7 @@ class BoundaryGate(AdapterGate):
 
     Without an adapter, ``label`` must be ``"certainty"``, and the score is the certainty of answers that are sampled
     on the spot. With an adapter, the model predicts the soft label from the question alone, in one pass. The accuracy
-    label needs gold answers, so it can only be trained.
+    label needs gold answers, which a new question lacks, so it needs an adapter.
 
     Attributes:
         threshold: The paper's tau.

@@ -133,8 +133,8 @@ class SlimPLMGate(VerdictGate):
         tokens: Maximum length of the heuristic answer.
         source: Who writes it; in the paper, the proxy does.
         adapter: LoRA adapter of the fine-tuned judgment model, or None for zero-shot.
-        mode: ``"score"`` compares the log-probabilities of the two verdicts, which gives a threshold a
-            meaning; ``"generate"`` lets the model write its verdict, as the paper does, and reads it strictly.
+        mode: ``"score"`` compares the log-probabilities of the two verdicts, which makes thresholds
+            meaningful; ``"generate"`` lets the model write its verdict, as the paper does, and reads it strictly.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
@@ -213,7 +213,7 @@ class AdaptGate(AdapterGate):
 
     Attributes:
         tokens: Maximum length of the answer.
-        adapter: LoRA adapter of the model trained on the two-prompt set, or None for zero-shot.
+        adapter: LoRA adapter of the model trained on both prompts, or None for zero-shot.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
