@@ -156,7 +156,7 @@ class Draft(Frozen):
     @model_validator(mode="after")
     def _check_lengths(self) -> Draft:
         if self.logprobs is not None and self.tokens and len(self.logprobs) != len(self.tokens):
-            raise ValueError(f"{len(self.tokens)} tokens do not match {len(self.logprobs)} logprobs.")
+            raise ValueError(f"tokens has {len(self.tokens)} entries, but logprobs has {len(self.logprobs)}")
         return self
 
     def head(self, tokens: int) -> Draft:

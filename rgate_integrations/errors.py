@@ -110,7 +110,10 @@ def no_answer(what: str, *, thinking: bool = False) -> NoAnswerError:
             "The LLM was cut off while it was thinking, before it answered.",
             hint="Turn its thinking off, or allow more tokens.",
         )
-    return NoAnswerError(f"The LLM wrote {what} instead of an answer.")
+    return NoAnswerError(
+        f"The LLM wrote {what} instead of an answer.",
+        hint="" if what == "a refusal" else "Turn its thinking and its tools off, or allow more tokens.",
+    )
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:

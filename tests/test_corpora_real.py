@@ -304,6 +304,14 @@ def test_indexes_without_a_name_of_their_own_are_refused(indexes):
     assert error.hint == "Name each: --index NAME=FOLDER."
 
 
+def test_an_index_beside_a_retriever_is_refused():
+    """Regression: the retriever was ignored."""
+    options = ["--index", "folder", "--retriever", "module:search"]
+    error = rgate("serve", "--upstream", "http://127.0.0.1:1", *options).exception
+    assert isinstance(error, ConfigurationError)
+    assert "cannot be combined" in str(error)
+
+
 # --- evaluation and logs -------------------------------------------------------------------------------------------
 
 

@@ -83,7 +83,7 @@ def test_a_threshold_that_is_none_turns_no_decision(threshold):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"logprobs": (-1.0,)}, "2 tokens do not match 1 logprobs"),
+        ({"logprobs": (-1.0,)}, "tokens has 2 entries, but logprobs has 1"),
         ({"logprobs": (0.9, 0.4)}, r"at most 0, not 0\.9: are these probabilities"),
     ],
 )

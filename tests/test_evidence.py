@@ -69,7 +69,8 @@ def test_the_llm_writes_its_own_first_tokens(scripted):
     assert [d.draft.source for d in gate.decide_batch(QUESTIONS)] == ["llm"] * 3
     assert llm.asked == [(QUESTIONS, 16)]
     assert "generate" not in scripted.calls
-    assert "wrote 0 drafts for 1 questions" in gate.with_options(llm=Llm(most=0)).decide("who?").reason
+    silent = gate.with_options(llm=Llm(most=0)).decide("who?")
+    assert "llm.draft() returned 0 drafts for 1 questions" in silent.reason
     without = load_gate("ik", source="llm", proxy=scripted).decide("who?")
     assert (without.error.type, "llm=" in without.error.hint) == ("EvidenceError", True)
 

@@ -102,7 +102,8 @@ def test_boundary_hands_on_the_most_frequent_answer_and_takes_the_papers_thresho
     assert (d.draft.text, d.threshold) == ("Rome", 0.9)
     assert d.p_known == pytest.approx(1 - 0.918296, abs=1e-6)  # H(1/3) is 0.918296 bits, of log2(2)
     silent = gate.with_options(proxy=Answers("", " ", "the")).decide("capital?")
-    assert (silent.retrieve, silent.error.message) == (True, "None of the 3 samples is an answer.")
+    assert silent.retrieve
+    assert silent.error.message.startswith("None of the 3 samples is an answer: ")
 
 
 # --- the tokens of a draft --------------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ def test_the_probability_of_tokens(options, p):
 
 @pytest.mark.parametrize("logprobs", [(math.nan, -0.1), (-0.1, math.nan)])
 def test_a_draft_with_nan_anywhere_is_refused(logprobs):
-    with pytest.raises(ValidationError, match="not a number"):
+    with pytest.raises(ValidationError, match="is NaN"):
         Draft(text="a b", tokens=("a", " b"), logprobs=logprobs)
 
 

@@ -305,8 +305,8 @@ def test_the_gateways_token_does_not_go_to_the_upstream(key, sent):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"look_first": True}, "needs a retriever"),
-        ({"answer_first": AnswerFirst(prefetch=True)}, "needs a retriever"),
+        ({"look_first": True}, "need a retriever"),
+        ({"answer_first": AnswerFirst(prefetch=True)}, "need a retriever"),
         ({"answer_first": True}, "partial answer"),
     ],
 )

@@ -189,7 +189,8 @@ def test_a_corpus_that_is_not_utf_8_names_line_and_byte(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "why"), [("5", "not a JSON object"), ('{"question": "a?", "known": 1}', "no label")]
+    ("line", "why"),
+    [("5", "not a JSON object"), ('{"question": "a?", "known": 1}', "neither true nor false")],
 )
 def test_labelled_questions_of_any_kind(tmp_path, line, why):
     (tmp_path / "labelled.jsonl").write_text(line + "\n")

@@ -166,7 +166,7 @@ NO_JSON = [
     ("wrong", "says"),
     [
         *(
-            (Passage("x", "zz", metadata={"fine": (1, 2), "bad": value}), "'x'.*JSON: 'bad'")
+            (Passage("x", "zz", metadata={"fine": (1, 2), "bad": value}), "'bad' of the passage 'x'.*JSON: .")
             for value in NO_JSON
         ),
         (Passage("x\ud800", "zzzz"), "The id"),
@@ -301,7 +301,12 @@ def test_reading_a_corpus(tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "why"),
-    [("{", "not JSON"), ("[]", "no text"), ('{"text": 3}', "no text"), ('{"text": " "}', "empty")],
+    [
+        ("{", "not JSON"),
+        ("[]", "text is missing"),
+        ('{"text": 3}', "not a string"),
+        ('{"text": " "}', "empty"),
+    ],
 )
 def test_a_line_that_is_no_passage_is_named(tmp_path, line, why):
     path = tmp_path / "c.jsonl"

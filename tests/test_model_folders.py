@@ -227,4 +227,4 @@ def test_an_index_of_changed_weights_is_to_be_built_again(embedder, tmp_path):
     weights.write_bytes(flipped(weights.read_bytes()))
     with pytest.raises(IndexMismatchError, match="was built with the embedder") as caught:
         PassageIndex.load(tmp_path / "index")
-    assert "build it again" in caught.value.hint
+    assert "build the index again" in caught.value.hint

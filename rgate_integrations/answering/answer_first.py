@@ -55,8 +55,8 @@ class AnswerFirst:
         limits = (self.retrieve_below, self.answer_above)
         if any(isinstance(limit, bool) for limit in limits) or not limits[0] <= limits[1]:  # NaN fails, too
             raise ConfigurationError(
-                "retrieve_below and answer_above must be numbers, and retrieve_below must not be larger; "
-                f"they are {limits[0]!r} and {limits[1]!r}."
+                f"retrieve_below={limits[0]!r} and answer_above={limits[1]!r} must be numbers, "
+                "and the first must not be above the second."
             )
 
     @classmethod

@@ -62,9 +62,9 @@ class LookFirst:
             )
         if self.model is not None and self.model.features != SEARCH_FEATURES:
             raise ConfigurationError(
-                f"The model was made for the features {', '.join(self.model.features)}, but look first computes "
+                f"model= was made for the features {', '.join(self.model.features)}, but look first computes "
                 f"{', '.join(SEARCH_FEATURES)}.",
-                hint="Fit it again with this version of the package.",
+                hint="Leave out model= to use the shipped one, or fit it again with this version.",
             )
 
     @classmethod

@@ -227,7 +227,10 @@ class BufferedAnswer(ABC):
         if self.partial.thinks:
             return None
         if not self.partial.text.strip():
-            raise EvidenceError("The direct arm wrote nothing that could be judged.")
+            raise EvidenceError(
+                "The direct arm wrote nothing that could be judged.",
+                hint="Send this question to the LLM alone, and check that it answers with text.",
+            )
         return self.partial.draft(finished=self.ended)
 
     def close(self) -> Flow[None]:

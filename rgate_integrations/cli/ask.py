@@ -177,14 +177,15 @@ def _read_questions(arguments: list[str] | None) -> Iterator[str]:
             yield line.removeprefix("\ufeff").rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise DataFormatError(
-            f"Standard input has bytes that are not valid {error.encoding}.", hint="Encode it as UTF-8."
+            f"Standard input has bytes that are not valid {error.encoding}.",
+            hint="Encode it as UTF-8, and set PYTHONUTF8=1 if Python expects another encoding.",
         ) from error
 
 
 def _read_requests(
     lines: Iterable[str], threshold: float | None
 ) -> Iterator[tuple[object, Request | Failed]]:
-    """Read questions, or JSON objects with a question; yield each in its original form, with its request."""
+    """Read a question or a JSON object from each line; yield the question as given, and its request or error."""
     from rgate_integrations.engine.decider import Failed, read_item
     from rgate_integrations.runtime.files import parse_json
 

@@ -56,9 +56,10 @@ def request_options(think: Literal["off", "low", "as-is"], extra_body: str, toke
 
     try:
         body = json.loads(extra_body)
-    except ValueError:
+    except ValueError as error:
         raise ConfigurationError(
-            f"Invalid JSON in --extra-body: {extra_body!r}", hint='Pass a JSON object such as {"top_p": 0.9}.'
+            f"Invalid JSON in --extra-body, {extra_body!r}: {error}.",
+            hint='Pass a JSON object such as {"top_p": 0.9}.',
         ) from None
     return RequestOptions(think, tokens, body)
 
@@ -78,8 +79,8 @@ def open_llm(llm: str, model: str | None, concurrency: int, options: RequestOpti
         return _open(model, llm, KEY, concurrency, options)
     if options.facts and not _PROVIDER.fullmatch(llm):
         raise ConfigurationError(
-            "A local model accepts neither --think nor --extra-body.",
-            hint="Omit them, or pass the URL of a server as --llm.",
+            f"A local model accepts neither --think nor --extra-body, and --llm {llm!r} is local.",
+            hint="Omit them, or pass the URL of a server or PROVIDER:NAME as --llm.",
         )
     return _open(llm, "", KEY, concurrency, options)
 

@@ -154,24 +154,28 @@ def _open_retriever(indexes: Sequence[str], name: str | None) -> Retriever | dic
     """Return an index, several by name, the object named as MODULE:OBJECT, or None.
 
     Raises:
-        ConfigurationError: Several indexes share a name or lack one, or the object cannot be imported.
+        ConfigurationError: Several indexes share a name or lack one, there are indexes and an object, or the object
+            cannot be imported.
     """
+    if name is not None:
+        if indexes:
+            raise ConfigurationError(
+                "--index and --retriever cannot be combined.", hint="Leave one of them out."
+            )
+        from rgate_integrations.serving.retrievers import as_retriever
+
+        return as_retriever(load_object(name))
     folders = {}
     for option in indexes:
         corpus, equals, folder = option.partition("=")
         folders[corpus if equals else ""] = folder if equals else option
     if len(folders) < len(indexes) or (len(folders) > 1 and "" in folders):
         raise ConfigurationError(
-            "Several indexes need different names.", hint="Name each: --index NAME=FOLDER."
+            f"Several indexes need different names, unlike {', '.join(map(repr, indexes))}.",
+            hint="Name each: --index NAME=FOLDER.",
         )
     opened: dict[str, Retriever] = {corpus: open_index(Path(folder)) for corpus, folder in folders.items()}
-    if opened:
-        return opened.get("", opened)
-    if name is None:
-        return None
-    from rgate_integrations.serving.retrievers import as_retriever
-
-    return as_retriever(load_object(name))
+    return opened.get("", opened or None)
 
 
 def mcp(

@@ -99,7 +99,8 @@ def load_object(name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
-            f"{name!r} cannot be imported: {error}", hint="Write it as MODULE:OBJECT."
+            f"{name!r} cannot be imported: {error}",
+            hint="Write it as MODULE:OBJECT, and check that Python can import the module from this folder.",
         ) from error
 
 

@@ -194,7 +194,10 @@ def train(
     from rgate_integrations.tuning.training import TrainingOptions
 
     if system is not None and gate != "probe":
-        raise ConfigurationError("Only a probe can be trained with --system.", hint="Add --gate probe.")
+        raise ConfigurationError(
+            f"Only a probe can be trained with --system, not {gate!r}.",
+            hint="Omit it, or use --gate probe.",
+        )
     if self_label and (gate == "rewriter" or draft == "recorded"):
         raise ConfigurationError(
             "--self-label cannot be combined with the rewriter or recorded drafts.",

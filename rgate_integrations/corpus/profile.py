@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from rgate_integrations.corpus.background import background, unit
 from rgate_integrations.corpus.sampling import Sample, overlap, sample_texts
@@ -137,7 +137,10 @@ class CorpusProfile:
     @classmethod
     def _from_sample(cls, sample: Sample, name: str, source: Source) -> Self:
         if not sample.texts:
-            raise ProfileError(f"The corpus {name!r} has no passages.", hint="Check that it is not empty.")
+            raise ProfileError(
+                f"The corpus {name!r} has no passages.",
+                hint="Check that its texts, or its retriever's results, are not empty.",
+            )
         encoder = corpus_encoder()
         beginnings = [text[:_READ_CHARS] for text in sample.texts]
         projected = background().project_passages(encoder.vectors(beginnings, "passage: "))
@@ -274,7 +277,8 @@ class CorpusProfile:
             raise
         except Exception as error:  # the folder may come from anywhere
             raise ProfileError(
-                f"The profile in {str(folder)!r} cannot be read: {first_line(error)}.",
+                f"The profile in {str(folder)!r} cannot be read: "
+                f"{error.errors()[0]['msg'] if isinstance(error, ValidationError) else first_line(error)}.",
                 hint=_MAKE_AGAIN,
             ) from error
 

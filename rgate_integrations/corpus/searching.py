@@ -8,7 +8,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
-from rgate_integrations.errors import ConfigurationError, ProfileError
+from rgate_integrations.errors import ConfigurationError, ProfileError, first_line
 from rgate_integrations.runtime.segments import segments
 from rgate_integrations.runtime.threads import start_thread
 
@@ -69,7 +69,10 @@ def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0
         if len(latest) == _WINDOW and passages and new < _MIN_NEW_SHARE * max(total, 1):
             break
     if not passages and time.monotonic() >= deadline:
-        raise ProfileError(f"No search finished within {timeout:g} s.", hint="Check the retriever's server.")
+        raise ProfileError(
+            f"No search finished within {timeout:g} s.",
+            hint="Check the retriever's server, or increase timeout=.",
+        )
     return list(passages)
 
 
@@ -115,8 +118,8 @@ def _search_in_time(search: Search, query: str, deadline: float) -> list[str] | 
         raise result
     if isinstance(result, Exception):
         raise ProfileError(
-            f"The retriever failed with {type(result).__name__} during profiling.",
-            hint="See the error's cause.",
+            f"The retriever failed during profiling: {type(result).__name__}: {first_line(result)}",
+            hint="Check that it can be searched, and that its server is running.",
         ) from result
     return result
 
@@ -156,12 +159,18 @@ def read_texts(results: Any) -> Iterator[str]:
         ConfigurationError: The results are something else.
     """
     if not isinstance(results, Iterable) or isinstance(results, str):
-        raise ConfigurationError(f"A search returned {type(results).__name__} instead of a list of passages.")
+        raise ConfigurationError(
+            f"A search returned {type(results).__name__} instead of a list of passages.",
+            hint="Return a list of strings, documents or nodes.",
+        )
     for result in results:
         inner = getattr(result, "passage", getattr(result, "node", result))
         texts = [inner, *(getattr(inner, name, None) for name in ("searchable", "page_content", "text"))]
         text = next((text for text in texts if isinstance(text, str)), None)
         if text is None:
-            raise ConfigurationError(f"A search returned {type(result).__name__}, which has no text.")
+            raise ConfigurationError(
+                f"A search result is of type {type(result).__name__}, which has no text.",
+                hint="Return strings, documents or nodes.",
+            )
         if text.strip():
             yield text

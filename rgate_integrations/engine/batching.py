@@ -112,7 +112,9 @@ class Batcher(Generic[_Item, _Result]):
             outcomes = list(zip(batch, self._run([item for item, _ in batch]), strict=True))
         except BaseException as error:
             # SystemExit and the like must not reach the callers, whose threads they would end.
-            failure = error if isinstance(error, Exception) else RuntimeError(f"The worker ended: {error!r}.")
+            failure = (
+                error if isinstance(error, Exception) else RuntimeError(f"The gate's thread ended: {error!r}")
+            )
             complete, outcomes = Future.set_exception, [(queued, failure) for queued in batch]  # type: ignore[misc]
         if self._closed:
             return

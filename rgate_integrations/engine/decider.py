@@ -103,7 +103,10 @@ class Decider(ABC):
             ConfigurationError: The gate accepts no rules, or a rule is invalid.
         """
         if Rules.coerce(**rules) != Rules():
-            raise ConfigurationError(f"{self.name} accepts no rules.", hint="Apply them in its decide_batch.")
+            raise ConfigurationError(
+                f"The gate {self.name!r} accepts no rules (always=, never=).",
+                hint="Apply them in its decide_batch.",
+            )
         return self
 
     def decide(self, question: str | Request, **fields: Unpack[RequestFields]) -> Decision:
@@ -154,7 +157,10 @@ class Decider(ABC):
         """
         # A string is iterable, so each of its characters would be judged as a question.
         if isinstance(items, str | Request):
-            raise ConfigurationError("decide_batch takes a list of questions.", hint="Use decide() for one.")
+            raise ConfigurationError(
+                f"decide_batch takes a list of questions, not {type(items).__name__}.",
+                hint="Use decide() for one question.",
+            )
         checked = [read_item(item) for item in items]
         requests = [item for item in checked if isinstance(item, Request)]
         outcomes: Sequence[Decision | Exception] = []
@@ -163,7 +169,9 @@ class Decider(ABC):
                 outcomes = yield from self.judge(requests)
             if len(outcomes) != len(requests):
                 raise ConfigurationError(
-                    f"The gate {self.name!r} returned {len(outcomes)} decisions for {len(requests)} questions."
+                    f"The gate {self.name!r} returned {len(outcomes)} decisions "
+                    f"for {len(requests)} questions.",
+                    hint="Its decide_batch must return one decision per question.",
                 )
         except Exception as error:  # a gate may be a user's code, which may raise anything
             outcomes = [error] * len(requests)

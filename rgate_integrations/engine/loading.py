@@ -184,11 +184,14 @@ def resolve_gate(gate: Any = None, llm_name: str = "", **options: Unpack[GateOpt
             decider = decider.with_options(gate=set_corpora(decider.gate, corpus, **parameters))
     elif corpus is not None:
         raise ConfigurationError(
-            f"{decider.name} accepts no corpus.",
+            f"The gate {decider.name!r} accepts no corpus.",
             hint="Omit corpus=; let the decide_batch of your gate choose among corpora.",
         )
     elif llm_name:
-        raise ConfigurationError(f"{decider.name} cannot be adjusted to an LLM.", hint="Omit llm_name=.")
+        raise ConfigurationError(
+            f"The gate {decider.name!r} cannot be adjusted to an LLM, but llm_name={llm_name!r} was given.",
+            hint="Omit llm_name=.",
+        )
     return decider.with_rules(**rules)
 
 

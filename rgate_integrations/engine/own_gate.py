@@ -77,13 +77,16 @@ class OwnGate(Decider):
     def _check(self, request: Request, decision: Any) -> Decision | Exception:
         if not isinstance(decision, Decision):
             return ConfigurationError(
-                f"The gate {self.name!r} returned {type(decision).__name__}, not a Decision."
+                f"The gate {self.name!r} returned {type(decision).__name__}, not a Decision.",
+                hint="Its decide_batch must return a list with one Decision per question.",
             )
         # A user's gate that fails must not skip retrieval silently.
         must_retrieve = decision.error is not None or (decision.override and decision.override.retrieve)
         if must_retrieve and not decision.retrieve:
             return ConfigurationError(
-                f"A decision of {self.name!r} skips retrieval although it has an error or an override that retrieves."
+                f"A decision of {self.name!r} skips retrieval although it has an error or an override that "
+                "retrieves.",
+                hint="Set retrieve=True in it, or leave out the error or override.",
             )
         if request.threshold in (None, decision.threshold):
             return decision

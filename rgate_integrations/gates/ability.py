@@ -304,11 +304,11 @@ def read_measured(folder: str | Path) -> Ability | None:
         return None
     try:
         facts = dict(parse_json(read_file(path)))
-        if facts.pop("format") != _FORMAT:
-            raise ValueError("its format is unknown")
+        if (version := facts.pop("format", None)) != _FORMAT:
+            raise ValueError(f"its format is {version!r}, not {_FORMAT!r}")
         return Ability(**facts)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelLoadError(
             f"The ability in {str(folder)!r} cannot be read: {error}.",
-            hint="Measure it again: rgate ability.",
+            hint="Check the file's permissions, or measure it again with `rgate ability`.",
         ) from error

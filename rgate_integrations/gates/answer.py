@@ -64,7 +64,7 @@ class AnswerGate(Gate):
         question, _, answer = argument.partition(",")
         if not question or not answer:
             raise ConfigurationError(
-                f"{argument!r} does not name two gates.",
+                f"'answer:{argument}' does not name two gates.",
                 hint="Separate them with a comma, for example answer:default,default-answer.",
             )
         return {"question": question, "answer": answer}

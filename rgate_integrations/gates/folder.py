@@ -180,7 +180,7 @@ def read_prior(name: str | Path) -> SavedGate:
     if prior.method not in ("heads", "probe"):
         raise ModelLoadError(
             f"The gate {str(name)!r} cannot be corrected: its method is {prior.method[:40]!r}.",
-            hint="Tune heads, such as the default gate, or a probe.",
+            hint="Tune the default gate, or another one with the method 'heads' or 'probe'.",
         )
     return prior
 
@@ -202,12 +202,13 @@ def _put_arrays(content: dict[str, Any], weights: bytes) -> None:
 
 def unreadable(folder: Path, error: Exception) -> ModelLoadError:
     """Return the error for a gate with a missing or invalid file."""
-    reason = f"{type(error).__name__}: {error}"
+    reason = f"{type(error).__name__}: {getattr(error, 'message', error)}".removesuffix(".")
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
     return ModelLoadError(
-        f"The gate in {str(folder)!r} cannot be read: {reason}.", hint="Train it again, or copy it again."
+        f"The gate in {str(folder)!r} cannot be read: {reason}.",
+        hint="Check its permissions, copy it again, or train it again.",
     )
 
 

@@ -130,7 +130,7 @@ def read_utility_model(name: str | Path = DEFAULT) -> PassageUtilityModel:
     except (OSError, ValueError) as error:
         raise ModelLoadError(
             f"The model of P(helps) in {str(name)!r} cannot be read: {error}",
-            hint=f"Leave out the name to use the shipped model, {DEFAULT!r}.",
+            hint=f"Check the folder, or leave out the name to use the shipped model, {DEFAULT!r}.",
         ) from error
 
 

@@ -143,7 +143,8 @@ def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:
         if isinstance(spec, ScoreSpec) and spec.gate.name == "remote":
             # A folder from anywhere could send all questions to a stranger's server.
             raise ModelLoadError(
-                f"The saved gate {name!r} asks a server, which is not allowed.", hint="Do not use this gate."
+                f"The saved gate {name!r} asks a server, which is not allowed.",
+                hint="Do not use this gate. If you trust the server, load the gate by its URL.",
             )
     check_prompts(gate, saved, name)
     return gate

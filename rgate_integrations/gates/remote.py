@@ -170,7 +170,9 @@ class DecisionClient:
             words = self._credentials.redact(answer.text)[:_MAX_QUOTED]
             raise ServerError(
                 f"The decision server at {self.url} answered {answer.status}: {words}",
-                hint=f"Set {TOKEN}." if answer.status == 401 else "",
+                hint=f"Set {TOKEN} to the server's token."
+                if answer.status == 401
+                else "Check the URL and the server's log.",
             )
         try:
             decisions = _ANSWER.validate_json(answer.content)["decisions"]
@@ -178,7 +180,8 @@ class DecisionClient:
             decisions = []
         if len(decisions) != len(items):
             raise ServerError(
-                f"{self.url} does not answer like a decision server.", hint="Start one with rgate serve."
+                f"{self.url} does not answer like a decision server.",
+                hint="Check that the URL is that of rgate serve, in the same version as here.",
             )
         return decisions
 
@@ -194,8 +197,8 @@ class DecisionClient:
         self._is_broken = True
         # Raised outside the `except`, because a chained error of httpx may quote the request.
         raise ServerError(
-            f"The decision server at {self.url} could not be reached: {problem}",
-            hint="Check that rgate serve is running.",
+            f"The decision server at {self.url} did not answer: {problem}",
+            hint="Check the URL, and that rgate serve is running and not overloaded.",
         )
 
     async def _request(self, method: str, path: str, seconds: float, body: Any) -> Answer:

@@ -87,7 +87,7 @@ class Rules:
             return cls.coerce(**rules)
         except (OSError, ValueError) as error:
             raise DataFormatError(
-                f"The rules in {str(path)!r} cannot be read: {error}",
+                f"The rules in {str(path)!r} cannot be read: {getattr(error, 'message', error)}",
                 hint='For example: {"always": ["an example", {"pattern": "a regular expression"}], "never": []}',
             ) from error
 

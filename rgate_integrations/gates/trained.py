@@ -53,7 +53,7 @@ class TrainedGate(Gate):
         return self
 
     def replace(self, **parameters: Any) -> Self:
-        """Return a copy with other parameters; a new artefact is read."""
+        """Return a copy with other parameters; if ``artifact`` is among them, it is loaded."""
         if "artifact" in parameters:
             parameters = {"trained": None, **parameters}
         return super().replace(**parameters)

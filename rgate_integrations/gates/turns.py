@@ -1,9 +1,10 @@
 """Completes a message of a conversation with the turns that it refers to, before a gate reads it.
 
-A transcript that ends in an open question is a conversation. Consecutive user turns are one request. A reply is read
-together with the question or offer that it answers, a retry with the question that it repeats. A remark about the
-answer, such as thanks, is read alone. Retries, remarks and polite questions that offer nothing in particular are
-recognised in any language by their similarity to a few examples, as with rules.
+A question that is a pasted transcript, and ends with an unanswered user message, is read as a conversation.
+Consecutive user turns are one request. A reply is read together with the question or offer that it answers, a retry
+with the question that it repeats. A remark about the answer, such as thanks, is read alone. Retries, remarks and
+polite questions that offer nothing in particular are recognised in any language by their similarity to a few
+examples, as with rules.
 """
 
 from __future__ import annotations

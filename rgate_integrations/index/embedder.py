@@ -145,7 +145,8 @@ def _load(where: str) -> _Encode:
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(
             f"The embedder {where!r} could not be loaded: {first_line(error)}",
-            hint="Give a sentence-transformers folder or Hub id, or a name from `rgate download`.",
+            hint="Use a sentence-transformers folder, a Hub id (which needs a network), or a name from "
+            "`rgate download`.",
         ) from error
 
     # Sentence-transformers models add their own prefix.

@@ -332,7 +332,9 @@ class PassageIndex:
             raise IndexMismatchError(
                 f"The index {str(folder)!r} was built with the embedder {name!r} ({identity}), not with "
                 f"{index.embedder.name!r} ({index.embedder.identity}).",
-                hint=f"Open it with {name!r}, or build it again with {index.embedder.name!r}.",
+                hint=f"Open it with {name!r}, or build it again with {index.embedder.name!r}."
+                if name != index.embedder.name
+                else "The embedder has changed. Restore it, or build the index again.",
             )
         return index
 
@@ -345,7 +347,7 @@ def _read(path: Path) -> tuple[str, str, _State]:
         facts: dict[str, str] = dict(file.metadata())
         if facts["format"] != FORMAT:
             raise IndexMismatchError(
-                f"The index has format {facts['format']}, not {FORMAT}.",
+                f"The index {str(path)!r} has format {facts['format']}, not {FORMAT}.",
                 hint=f"Build it again ({_BUILD}), or upgrade rgate-integrations if the format is newer.",
             )
         vectors = file.get_tensor("vectors")
@@ -384,7 +386,8 @@ def check_vectors(vectors: Any, count: int, dimension: int = 0) -> Float32Array:
         array = np.ascontiguousarray(vectors, dtype=np.float32)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            "The embedder did not return an array of numbers.", hint="Return shape (texts, dimension)."
+            f"The vectors are not an array of numbers: {first_line(error)}",
+            hint="They must have shape (texts, dimension). Check the embedder.",
         ) from error
     if array.ndim != 2 or array.shape != (count, dimension or array.shape[1]) or (count and not array.size):
         raise ConfigurationError(
@@ -394,7 +397,7 @@ def check_vectors(vectors: Any, count: int, dimension: int = 0) -> Float32Array:
     # For NaN, FAISS would return arbitrary rows.
     if not np.isfinite(array).all():
         raise ConfigurationError(
-            "Vectors must be finite, but one holds NaN or infinity.", hint="Check the embedder."
+            "Vectors must be finite, but one holds NaN or infinity.", hint="Check the embedder that made it."
         )
     return array
 

@@ -56,7 +56,7 @@ def read_passages(path: str | Path) -> Iterator[Passage]:
     """
     for number, record in read_jsonl(path, hint=_LINE):
         if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-            raise DataFormatError(f"{path}, line {number}: no text.", hint=_LINE)
+            raise DataFormatError(f"{path}, line {number}: text is missing or not a string.", hint=_LINE)
         text = record.pop("text")
         if not text.strip():
             raise DataFormatError(f"{path}, line {number}: the text is empty.", hint="Remove the line.")
@@ -88,9 +88,9 @@ def check_passages(passages: Iterable[Passage]) -> list[Passage]:
         for key, value in passage.metadata.items():
             try:
                 metadata |= _copy_json({key: value}, _MAX_DEPTH)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError) as error:
                 raise DataFormatError(
-                    f"The passage {passage.id!r} has metadata that cannot be stored as JSON: {key!r}.",
+                    f"The metadata {key!r} of the passage {passage.id!r} cannot be stored as JSON: {error}.",
                     hint="JSON has text, numbers, true, false, null, lists, and objects whose keys are text. "
                     "Convert the value or leave it out.",
                 ) from None
@@ -112,10 +112,10 @@ def _copy_json(value: Any, depth: int) -> Any:
             NaN, an integer of thousands of digits, or half a surrogate pair.
     """
     if depth < 0:
-        raise ValueError("nested too deeply")
+        raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
-            raise TypeError("a key is not text")
+            raise TypeError("a key of an object is not text")
         return {_copy_json(key, 0): _copy_json(inner, depth - 1) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_copy_json(inner, depth - 1) for inner in value]

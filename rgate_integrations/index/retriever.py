@@ -53,7 +53,9 @@ def check_search(queries: Sequence[str], k: int) -> None:
         ConfigurationError: ``queries`` is one string, or ``k`` is not a positive whole number.
     """
     if isinstance(queries, str):
-        raise ConfigurationError("search needs a list of queries.", hint="Use search([query])[0].")
+        raise ConfigurationError(
+            f"search needs a list of queries, not the text {queries[:60]!r}.", hint="Use search([query])[0]."
+        )
     check_k(k)
 
 

@@ -128,5 +128,8 @@ def _turn(message: BaseMessage) -> dict[str, str]:
             hint=f"Use messages of these types: {', '.join(_ROLES)}.",
         )
     if role != "assistant" and any(block["type"] != "text" for block in message.content_blocks):
-        raise ConfigurationError("A local model can only read text.", hint="Remove images and files.")
+        raise ConfigurationError(
+            f"A local model can only read text, but a message of type {message.type!r} has other content.",
+            hint="Remove images and files.",
+        )
     return {"role": role, "content": message.text}

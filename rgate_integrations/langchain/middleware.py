@@ -74,7 +74,8 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         super().__init__()
         if not isinstance(tools, list | tuple | set | frozenset) or not tools:
             raise ConfigurationError(
-                "tools must be a list of one or more tools.", hint='Pass a list such as ["search_docs"].'
+                f"tools must be a list of one or more tools, not {tools!r}.",
+                hint='Pass a list such as ["search_docs"].',
             )
         self.gate = as_gate_runnable(gate)
         # Used if the input has no question: it always retrieves, so nothing is hidden.

@@ -71,10 +71,16 @@ class ProviderModel(LanguageModel):
         try:
             self._chat = init_chat_model(name, model_provider=provider, **{**thinking, **options.extra})
         except ImportError as error:
-            raise MissingDependencyError(str(error)) from error
+            raise MissingDependencyError(
+                f"The provider {provider!r} cannot be used: {error}",
+                hint=f"Install or upgrade LangChain's package for {provider!r}.",
+            ) from error
         except Exception as error:  # each provider raises its own exceptions
             message = str(error)[:_MAX_MESSAGE]
-            raise ConfigurationError(f"Cannot create the chat model {provider}:{name}: {message}") from error
+            raise ConfigurationError(
+                f"Cannot create the chat model {provider}:{name}: {message}",
+                hint="Check the provider, its API key, and the fields of --extra-body.",
+            ) from error
         self._length_field = length_field(self._chat)
         # Fields that the user has set are kept, and a field that the class lacks would be an error.
         fields = type(self._chat).model_fields.keys() - options.extra.keys()

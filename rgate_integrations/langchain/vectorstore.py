@@ -238,7 +238,9 @@ class FaissVectorStore(VectorStore):
         except (IndexNotFoundError, IndexCorruptError, IndexMismatchError) as error:
             # The index's own hint names a command, which does not help here.
             raise type(error)(
-                error.message, hint="Rebuild the store with these embeddings, then save_local(…)."
+                error.message,
+                hint="Check the folder and the embeddings. If both are right, rebuild the store and call "
+                "save_local(…) again.",
             ) from error
 
 

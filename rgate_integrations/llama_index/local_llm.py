@@ -130,7 +130,11 @@ class LocalLLM(LLM, GenerationOptions):
         turns = []
         for message in messages:
             if any(not isinstance(block, TextBlock) for block in message.blocks):
-                raise ConfigurationError("A local model can only read text.", hint="Remove images and files.")
+                raise ConfigurationError(
+                    "A local model can only read text, but a message with the role "
+                    f"{message.role.value!r} has other content.",
+                    hint="Remove images and files.",
+                )
             turns.append({"role": message.role.value, "content": message.content or ""})
         call = self.for_call(options)
         answer = self._proxy().answer(turns, call)

@@ -157,7 +157,9 @@ def _staging_dir(item: Entry, final: Path) -> Iterator[Path]:
             shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
         raise DownloadError(
-            f"{item.name} could not be written to the cache {root}: {error.strerror or error}.",
+            f"{item.name} could not be written to the cache {root}: "
+            f"{error.strerror or getattr(error, 'message', error)}".removesuffix(".")
+            + ".",
             hint="Check its space and permissions, or set RGATE_CACHE to a folder you may write to.",
         ) from error
 

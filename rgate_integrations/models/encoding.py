@@ -135,7 +135,8 @@ class PromptEncoder(TextEncoder):
             return tuple(self.ids(self._render(turns)))
         except Exception as error:  # a template is the model author's program, which may raise anything
             raise ConfigurationError(
-                f"The model's chat template rejects this conversation: {error}"
+                f"The model's chat template rejects this conversation: {error}",
+                hint="Use only roles that it accepts, such as user and assistant in turn.",
             ) from error
 
     def training_pair(

@@ -78,8 +78,8 @@ def _load_errors(name: str) -> Iterator[None]:
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(
             f"The model {name!r} could not be loaded: {first_line(error)}",
-            hint="Use a name from `rgate download`, or a folder or Hub id of a causal language model. Models that "
-            "need their own code are not supported, because it is never run.",
+            hint="Check the network and the free memory. Use a name from `rgate download`, or a folder or "
+            "Hub id of a causal language model that needs no code of its own: such code is never run.",
         ) from error
 
 
@@ -111,7 +111,9 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise ModelLoadError(
             f"The adapter {adapter!r} could not be loaded into the model: {first_line(error)}",
-            hint=f"Use a LoRA adapter of this model that has {_ADAPTER_WEIGHTS}; pickles are not read.",
+            hint='Run: pip install "rgate-integrations[local]"'
+            if isinstance(error, ImportError)
+            else f"Use a LoRA adapter of this model that has {_ADAPTER_WEIGHTS}; pickles are not read.",
         ) from error
 
 

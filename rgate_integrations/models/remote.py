@@ -148,7 +148,10 @@ class RemoteModel(LanguageModel):
             prefix = os.path.commonprefix(list(targets))  # noqa: RUF071  character by character
         rests = [target[len(prefix) :] for target in targets]
         if "" in rests:
-            raise EvidenceError(f"The target {prefix!r} is a prefix of another, so they cannot be compared.")
+            raise EvidenceError(
+                f"The target {prefix!r} is a prefix of another, so they cannot be compared.",
+                hint="Choose targets of which none begins with another.",
+            )
         options = {"max_tokens": 1, "temperature": 0.0, "top_logprobs": _TOP_LOGPROBS}
         requests = [
             self._request(prompt, fields, options, adapter=adapter, prefix=prefix) for fields in values
@@ -233,7 +236,11 @@ class RemoteModel(LanguageModel):
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         # One bad question must not cost the others their decisions, but a dead server must not be tried for each.
         if completions and errors:
-            raise EvidenceError(f"{len(errors)} of {len(requests)} requests failed; the first: {errors[0]}")
+            raise EvidenceError(
+                f"{len(errors)} of {len(requests)} requests failed; the first: "
+                f"{getattr(errors[0], 'message', errors[0])}",
+                hint=getattr(errors[0], "hint", ""),
+            )
         if errors:
             raise errors[0]
         return completions
@@ -318,7 +325,7 @@ class RemoteModel(LanguageModel):
         """
         import httpx
 
-        trouble, pause = "", 0.0
+        trouble, hint, pause = "", "", 0.0
         for attempt in range(retries + 1):
             await asyncio.sleep(pause)
             # Random, so that callers that failed together do not retry together.
@@ -326,21 +333,32 @@ class RemoteModel(LanguageModel):
             try:
                 answer = await request(client, "POST", self.url + path, seconds=self.timeout, body=body)
             except TimeoutError:
-                trouble = f"no complete answer within {self.timeout:g} s"
+                trouble, hint = (
+                    f"no complete answer within {self.timeout:g} s",
+                    "Check the server's load, or increase the timeout.",
+                )
                 continue
             except httpx.RequestError as error:
-                trouble = self._credentials.redact(f"{type(error).__name__}: {error}")
+                trouble, hint = (
+                    self._credentials.redact(f"{type(error).__name__}: {error}"),
+                    "Check that it is running, and the URL's scheme, host and port.",
+                )
                 continue
             if answer.status not in _BUSY:
                 return self._read(answer)
-            trouble = f"it answered {answer.status}"
+            trouble, hint = (
+                f"it answered {answer.status}",
+                "Send fewer requests at once, or try again later."
+                if answer.status == 429
+                else "Check the server's log, or try again later.",
+            )
             retry_after = answer.headers.get("retry-after", "")
             if retry_after.isdecimal():
                 pause = min(float(retry_after), _MAX_PAUSE)
         # Raised outside the `except`, because a chained error of httpx may quote the key.
         raise ServerError(
             f"The server at {self.url} could not be used: {trouble}.",
-            hint="Check that it is running, and that the URL ends in /v1.",
+            hint=hint,
         )
 
     def _read(self, answer: Answer) -> Completion:
@@ -358,4 +376,7 @@ class RemoteModel(LanguageModel):
                 f"The server at {self.url} refused the key, the path or the model {message}",
                 hint="Check api_key=, url=…/v1 and model=.",
             )
-        raise EvidenceError(f"The server at {self.url} refused the request {message}")
+        raise EvidenceError(
+            f"The server at {self.url} refused the request {message}",
+            hint="Fix what its message names, or check its log.",
+        )

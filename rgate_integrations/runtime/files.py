@@ -331,7 +331,8 @@ class JsonlLog:
             is_ours &= last.startswith(b"{") and (bool(records) or lines is None or lines.startswith(last))
         if not is_ours:
             raise DataFormatError(
-                f"{str(self.path)!r} exists and contains something else.", hint="Choose another file."
+                f"{str(self.path)!r} exists, and contains something other than the records of this log.",
+                hint="Choose another file.",
             )
         return len(last) if is_torn else 0
 

@@ -127,9 +127,9 @@ def check_logprob(value: float) -> float:
         ValueError: The value is above 0 or NaN. Clipping it to 0 would make any answer certain.
     """
     if math.isnan(value):
-        raise ValueError("a log-probability is not a number")
+        raise ValueError("a log-probability is NaN")
     if value > _ROUNDING:
-        raise ValueError(f"a log-probability is at most 0, not {value}: are these probabilities?")
+        raise ValueError(f"a log-probability must be at most 0, not {value}: are these probabilities?")
     return max(min(value, 0.0), _IMPOSSIBLE)
 
 

@@ -84,7 +84,10 @@ def normalise_answers(answers: Sequence[str]) -> list[str]:
     """
     texts = ["" if describe_non_answer(answer) else normalise(answer) for answer in answers]
     if not any(texts):
-        raise NoAnswerError(f"None of the {len(texts)} samples is an answer.")
+        raise NoAnswerError(
+            f"None of the {len(texts)} samples is an answer: each is empty, a refusal or a tool call.",
+            hint="Try another model, or allow more tokens per sample.",
+        )
     return [text or f"\0{i}" for i, text in enumerate(texts)]
 
 

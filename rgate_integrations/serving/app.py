@@ -118,7 +118,9 @@ class DecisionRoutes:
     async def failed(self, request: Request, error: Exception) -> Response:
         """Return the response to an invalid request, or to a failure of the server."""
         if isinstance(error, HTTPException):  # no such route, or the wrong method
-            return problem(error.status_code, "HTTPError", str(error.detail))
+            return problem(
+                error.status_code, "HTTPError", str(error.detail), "See /openapi.json for the routes."
+            )
         if isinstance(error, RequestValidationError):
             messages = []
             # The input is left out: it may be a long question, which does not belong in a log.

@@ -103,12 +103,13 @@ class Gateway:
         self._shadow = None if shadow is None else JsonlLog(shadow, _SHADOW_KEYS)
         if self.strategy.searches_ahead and not retrievers:
             raise ConfigurationError(
-                "Looking first and prefetching need a retriever.", hint="Add --index or --retriever."
+                "Looking first and prefetching need a retriever.",
+                hint="Pass retriever= (--index or --retriever).",
             )
         if partial_answers is not None and service.gates().answer is None:
             raise ConfigurationError(
                 "The gate reads only questions, so it cannot judge a partial answer.",
-                hint="Omit --answer-first.",
+                hint="Omit answer_first= (--answer-first), or use the default gate.",
             )
         self.service = service
         self.upstream = upstream
@@ -137,7 +138,9 @@ class Gateway:
         # The header is for the gateway alone; `upstream` removes it before forwarding.
         command = request.headers.get(OWN_HEADER, "").strip().lower()
         if command not in _COMMANDS:
-            return problem(400, "InvalidRequest", f"{OWN_HEADER} must be off, retrieve or direct.")
+            return problem(
+                400, "InvalidRequest", f"{OWN_HEADER} must be off, retrieve or direct, not {command[:40]!r}."
+            )
         if command == "off":
             self.service.metrics.requests.labels("off").inc()
             return await self.upstream.forward(request, content)

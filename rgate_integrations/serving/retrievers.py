@@ -42,7 +42,9 @@ def as_retriever(source: Any) -> Retriever:
     if callable(source) and not isinstance(source, type):
         return SearchFunction(lambda query, k: source(query, k) if _takes_k(source) else source(query))
     raise ConfigurationError(
-        f"A {type(source).__name__} cannot search.",
+        f"The class {source.__name__} cannot search, but its instances may."
+        if isinstance(source, type)
+        else f"An object of type {type(source).__name__} cannot search.",
         hint="Pass a retriever, a vector store, a function of a query, or an object with search(queries, k).",
     )
 
@@ -68,7 +70,7 @@ class SearchFunction:
         for query in queries:
             results = self._function(query, k)
             if isinstance(results, str | Mapping):  # such as the answer of a chain
-                raise TypeError(f"The search returned a {type(results).__name__}, not a list.")
+                raise TypeError(f"The search returned a {type(results).__name__}, not a list of passages.")
             # Some retrievers return a fixed number of results, so we cut the list here.
             hits.append([as_hit(result, query) for result in results][:k])
         return hits
@@ -94,7 +96,9 @@ def as_hit(result: Any, query: str) -> Hit:
     metadata = record.get("metadata") or {}
     text = record.get("text") or record.get("page_content")
     if not isinstance(text, str):
-        raise TypeError(f"The search returned a {type(result).__name__} without text.")
+        raise TypeError(
+            f"The search returned a {type(result).__name__} without a string in text or page_content."
+        )
     title = record.get("title") or metadata.get("title") or ""
     passage = Passage(str(record.get("id") or text), text, str(title), metadata)
     return Hit(passage, float(score or record.get("score") or 0.0), query)

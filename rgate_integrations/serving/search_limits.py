@@ -55,7 +55,11 @@ class LimitedSearch:
         # Without pauses, a retriever that hangs would use up all threads. One search per pause tests if it is back.
         if self._late >= _LATE_IN_A_ROW:
             if monotonic() < self._paused_until:
-                raise SearchError(f"Searches are paused after {_LATE_IN_A_ROW} timeouts in a row.")
+                raise SearchError(
+                    f"After {_LATE_IN_A_ROW} timeouts in a row, searches are paused for another "
+                    f"{self._paused_until - monotonic():.1f} s.",
+                    hint="Check the retriever, or raise the timeout (--timeout).",
+                )
             self._paused_until = monotonic() + _PAUSE
         try:
             async with asyncio.timeout(self._timeout) as deadline:
@@ -66,7 +70,10 @@ class LimitedSearch:
                 raise
             self._late += 1
             self._paused_until = monotonic() + _PAUSE
-            raise SearchError(f"The search took longer than {self._timeout:g} s.") from error
+            raise SearchError(
+                f"The search took longer than {self._timeout:g} s.",
+                hint="Check the retriever, or raise the timeout (--timeout).",
+            ) from error
         self._late = 0
         return hits
 
@@ -96,7 +103,10 @@ class LimitedSearch:
             if isinstance(error, Exception) and not isinstance(error, StopIteration):
                 raise
             # SystemExit or a panic in Rust would stop the server, and a future cannot hold a StopIteration.
-            raise SearchError(f"The search failed: {type(error).__name__}.") from error
+            raise SearchError(
+                f"The retriever raised {type(error).__name__}, which would stop the server.",
+                hint="Let it raise another exception, whose message is then logged.",
+            ) from error
         for hit in chain.from_iterable(hits):
             passage = getattr(hit, "passage", None)
             texts = (getattr(passage, "text", None), getattr(passage, "title", None))

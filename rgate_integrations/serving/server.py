@@ -70,7 +70,7 @@ def make_server(
     if not token.strip():
         if host not in _LOOPBACK:
             raise ConfigurationError(
-                f"Other machines can reach {host}, but no token is set.",
+                f"Other machines can reach {host!r}, but no token is set.",
                 hint=f"Set {TOKEN} to a secret, or listen on 127.0.0.1.",
             )
         # Against DNS rebinding: a web page whose host name resolves to this machine would have the same origin.
@@ -117,8 +117,9 @@ def protect(
     for origin in allow_origins:
         if not _ORIGIN.fullmatch(origin):
             raise ConfigurationError(
-                f"{origin!r} is not an origin.",
-                hint="Give scheme, host and port, such as http://localhost:3000.",
+                f"Invalid origin {origin!r} in allow_origins (--allow-origin).",
+                hint="Write scheme, host and port in lower case, without a path, such as "
+                "http://localhost:3000.",
             )
     # The order matters: each wrapper runs before those that it wraps.
     app = Guard(app, token=token, patience=patience)
@@ -224,7 +225,13 @@ class Guard:
         # In constant time, which does not reveal how much of a guessed token is right.
         if self._expected and not is_open and not hmac.compare_digest(authorization, self._expected):
             message = "The bearer token is missing or wrong."
-            body = problem(401, "Unauthorized", message, headers={"www-authenticate": "Bearer"})
+            body = problem(
+                401,
+                "Unauthorized",
+                message,
+                f"Send the header Authorization: Bearer TOKEN, with the server's {TOKEN}.",
+                headers={"www-authenticate": "Bearer"},
+            )
         else:
             body = await self._read_body(Request(scope, receive))
         if isinstance(body, Response):
@@ -244,7 +251,11 @@ class Guard:
                         return problem(413, "TooLarge", too_large, headers={"connection": "close"})
         except TimeoutError:
             return problem(
-                408, "TooSlow", "The body did not arrive in time.", headers={"connection": "close"}
+                408,
+                "TooSlow",
+                f"The body did not arrive within {self._patience:g} s.",
+                "Try again, or send a smaller body.",
+                headers={"connection": "close"},
             )
         except ClientDisconnect:
             return None

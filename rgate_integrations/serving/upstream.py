@@ -149,7 +149,10 @@ class Upstream:
         except (AttributeError, LookupError, TypeError, ValueError):
             text = ""
         if not text:
-            raise EvidenceError(f"The upstream's answer has no text (status {response.status_code}).")
+            raise EvidenceError(
+                f"The upstream's answer has no text (status {response.status_code}).",
+                hint="Check how it answers a chat request, or omit --condense.",
+            )
         return encodable(text)
 
     async def forward(
@@ -160,12 +163,15 @@ class Upstream:
             response = await self.send(request, body)
         except httpx.InvalidURL:
             return problem(
-                400, "InvalidTarget", "The request's target is not a path below the upstream's URL."
+                400,
+                "InvalidTarget",
+                "The request's target is not a path below the upstream's URL.",
+                "Send a path that begins with / and has no segments . or ..",
             )
         except httpx.HTTPError as error:
             # The error's message is left out: it may contain the key.
-            message = f"The upstream server cannot be reached ({type(error).__name__})."
-            return problem(502, "UpstreamError", message)
+            message = f"The request to the upstream server failed ({type(error).__name__})."
+            return problem(502, "UpstreamError", message, "Check the server of --upstream and its log.")
         return Relay(response, _read_chunks(response), own_headers or {})
 
     def _url_for(self, request: Request) -> httpx.URL:
@@ -211,7 +217,10 @@ class UpstreamAnswer(BufferedAnswer):
         self.response = await self._send()
         if self.response.status_code != 200:
             await self.response.aclose()
-            raise EvidenceError(f"The upstream server answered {self.response.status_code}.")
+            raise EvidenceError(
+                f"The upstream server answered with status {self.response.status_code}.",
+                hint="Check the server's log.",
+            )
         # A complete stream announces its end; one that stops without that was cut off.
         self.partial.has_end = False
         return _read_chunks(self.response)

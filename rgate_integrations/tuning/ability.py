@@ -89,7 +89,8 @@ def measure_ability(
         if len(complete) < MIN_ANSWERS:
             raise DataFormatError(
                 f"{len(complete)} of {len(complete) + failed} questions were answered; {MIN_ANSWERS} are needed.",
-                hint="Run it again: only the failed calls are repeated.",
+                hint=f"See the errors in {str(answers_path)!r}. Run it again: only failed calls are "
+                "repeated.",
             )
         right = np.array([is_correct(answered.direct.text, answered.question.gold) for answered in complete])
         easiness, slope = anchor_logits(load_gate(), [answered.question.text for answered in complete])

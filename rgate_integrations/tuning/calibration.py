@@ -77,7 +77,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1:
-            raise ConfigurationError(f"rate must be in [0, 1], not {self.rate}.")
+            raise ConfigurationError(f"The rate of a Budget (--budget) must be in [0, 1], not {self.rate}.")
         _check_fractions(confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
@@ -307,9 +307,9 @@ def calibrate(
 
 def _read_fingerprint(gate: DecisionEngine, decisions: Iterable[Decision]) -> str:
     """Return the fingerprint of the model that read the questions; empty, without loading a model, if none did."""
+    has_read = any(decision.cost.model_calls for decision in decisions)
     may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
-    has_read = may_read and any(decision.cost.model_calls for decision in decisions)
-    return gate.get_proxy().fingerprint if has_read else ""
+    return gate.get_proxy().fingerprint if has_read and may_read else ""
 
 
 def fit_map(p: Float64Array, known: BoolArray) -> ProbabilityMap:

@@ -1,7 +1,7 @@
 """Collects answers: sends every question to every arm, several concurrently, and saves each answer immediately.
 
-`collect`, `tune`, `measure_ability` and `rgate train` share this file format. A line is an answer or a failure. An
-interrupted run resumes: it repeats failed calls, but not answered ones.
+The file is JSONL, for `collect`, `tune`, `measure_ability` and `rgate train`. A line records the settings of arms, an
+answer, or a failure. An interrupted run resumes: it repeats failed calls, but not answered ones.
 """
 
 from __future__ import annotations
@@ -104,10 +104,11 @@ class Answers:
                 self._made_with |= fields["made_with"]  # each run adds its new arms
             elif number == 1:
                 raise DataFormatError(
-                    f"{str(path)!r} contains something other than answers.", hint="Choose another file."
+                    f"{str(path)!r} contains something other than answers.",
+                    hint="Move it away, or choose another output path.",
                 )
             else:
-                self._load(Record(f"{path}, line {number}", fields))
+                self._load(Record(f"{path}, line {number}", fields, "Remove the line: its call is repeated."))
         self.add(arms)
 
     def add(self, arms: Mapping[ArmName, Arm]) -> None:
@@ -122,8 +123,9 @@ class Answers:
                 continue
             if earlier is not None and any(answered_by == name for answered_by, _ in self._answers):
                 raise ConfigurationError(
-                    f"The answers in {str(self.path)!r} were made with {earlier}, but the settings are now {facts}.",
-                    hint="Choose another output path: a gate must not be trained on mixed answers.",
+                    f"The answers of {name!r} in {str(self.path)!r} were made with {earlier}, but its "
+                    f"settings are now {facts}.",
+                    hint="Use the earlier settings, or another output path: answers must not be mixed.",
                 )
             self._made_with[name] = facts
             self._log.append([{"made_with": {name: facts}}])
@@ -225,8 +227,11 @@ class Answers:
         """Raise `NoAnswerError` if no arm of a kind has given an answer."""
         if not any(arm_kind(name) == kind for name, _ in self._answers):
             raise NoAnswerError(
-                f"{STOP_IF_CUT_OFF} answers were cut off while the LLM was still thinking.",
-                hint="Turn thinking off (--think off), or allow more tokens for it (--thinking-tokens).",
+                f"{STOP_IF_CUT_OFF} answers were cut off while the {'judge' if kind == 'judge' else 'LLM'} "
+                "was still thinking.",
+                hint="Allow the judge more tokens for thinking (--thinking-tokens), or use another judge."
+                if kind == "judge"
+                else "Turn thinking off (--think off), or allow more tokens for it (--thinking-tokens).",
             )
 
     def _check_finished(self, direct: Arm) -> None:
@@ -339,7 +344,10 @@ def cached_answers(
         answers = Answers(path, arms)
         failed = answers.ask(questions, concurrency=1, label=f"writing {what}", progress=progress)
     if failed:
-        raise ServerError(f"The model failed to write {failed} {what}.", hint="Run the training again.")
+        raise ServerError(
+            f"The model failed to write {failed} {what}.",
+            hint=f"See the errors in {str(path)!r}, then run the training again.",
+        )
     by_key = {answered.question.key: answered.answers for answered in answers.complete()}
     return [by_key[question.key] for question in questions]
 

@@ -271,7 +271,8 @@ def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float],
     """
     if len(logged) < _MIN_LOGGED:
         raise DataFormatError(
-            f"{len(logged)} logged decisions are too few.", hint=f"Log at least {_MIN_LOGGED} decisions."
+            f"{len(logged)} logged decisions are too few.",
+            hint=f"Log at least {_MIN_LOGGED} decisions. Failed and overridden ones do not count.",
         )
     before, now = np.asarray(quantiles, dtype=float), np.asarray(logged, dtype=float)
     # The inner edges of the deciles; the first and the last bin are open.

@@ -78,7 +78,9 @@ def train_adapter(
             f"{gate!r} is not trained by fine-tuning.", hint=f"Choose one of {', '.join(PROMPTS)}."
         )
     if gate == "slimplm" and options.draft == "none":
-        raise ConfigurationError("The slimplm gate needs drafts.", hint='Use draft="proxy" or "recorded".')
+        raise ConfigurationError(
+            "The slimplm gate needs drafts.", hint='Use draft="proxy" or "recorded" (--draft).'
+        )
     examples = all_examples(files)
     check_labels(examples, folds=0)
     drafts: Sequence[Draft | None] = [None] * len(examples)
@@ -209,7 +211,8 @@ def last_checkpoint(checkpoints: Path, identity: str) -> str | None:
         return None
     if (checkpoints / _RUN).read_text(encoding="utf-8") != identity:
         raise ConfigurationError(
-            "The interrupted run had other data, other options or another base model.",
+            f"The interrupted run in {str(checkpoints)!r} had other data, other options or another base "
+            "model.",
             hint="Omit resume (--resume) to start over, or choose another folder.",
         )
     return str(max(complete, key=lambda folder: int(folder.name.removeprefix("checkpoint-"))))

@@ -146,7 +146,8 @@ def label(
         verdicts = ask_judge(answers, judge, concurrency=concurrency, progress=progress)
     if complete and not usable:
         raise DataFormatError(
-            "No question has a gold answer.", hint="Add gold answers, or label by agreement."
+            "No question has a gold answer.",
+            hint='Add gold answers, or use labels="agreement" (--labels agreement).',
         )
     labelled, labels = [], []
     for answered in usable:

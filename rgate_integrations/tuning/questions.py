@@ -107,7 +107,10 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
         if question.key not in by_key or not by_key[question.key].gold:
             by_key[question.key] = question
     if not by_key:
-        raise DataFormatError("The source has no questions.", hint=_HINT)
+        raise DataFormatError(
+            f"{source} has no questions." if isinstance(source, str | Path) else "There are no questions.",
+            hint=_HINT,
+        )
     return list(by_key.values())
 
 
@@ -166,7 +169,7 @@ class DataFile:
         if not examples:
             raise DataFormatError(
                 f"{path} has no new questions: the file is empty, or earlier files have them all.",
-                hint="Leave this file out.",
+                hint="Add questions, or leave this file out.",
             )
         return cls(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), tuple(examples))
 
@@ -229,7 +232,7 @@ def _read_target(record: Record, question: Question, label: str) -> float:
     target = record.fields.get(label)
     if isinstance(target, bool) or (isinstance(target, float) and 0 <= target <= 1):
         return float(target)
-    raise record.wrong(f"no {label} that is true, false or a decimal number in [0, 1]")
+    raise record.wrong(f"{label} must be true, false or a decimal number in [0, 1], not {target!r:.60}")
 
 
 def read_paired(paths: Sequence[str | Path]) -> list[DataFile]:
@@ -282,12 +285,14 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
     wrong = len(known) - right
     if not right or not wrong:
         raise DataFormatError(
-            f"All {len(known)} questions have the same label.", hint="Add questions with the other label."
+            f"All {len(known)} questions are labelled {'known' if right else 'unknown'}.",
+            hint="Add questions with the other label.",
         )
     if folds and not 2 <= folds <= min(right, wrong):
         raise DataFormatError(
-            f"{folds} folds need at least {folds} questions of each label; {right} are known, {wrong} unknown.",
-            hint="Use more data or fewer folds.",
+            f"folds must be from 2 to the number of questions of each label ({right} known, {wrong} "
+            f"unknown), not {folds}.",
+            hint="Use more data, or another number of folds.",
         )
     return known
 
@@ -306,6 +311,7 @@ def recorded_drafts(questions: Sequence[Question], kind: DraftKind) -> Sequence[
     for question in questions:
         if question.draft is None:
             raise DataFormatError(
-                f"{question.text[:60]!r} has no closed_book_text.", hint='Use draft="proxy" or "none".'
+                f"{question.text[:60]!r} has no closed_book_text.",
+                hint='Add it, or use draft="proxy" or "none" (--draft).',
             )
     return [question.draft for question in questions]

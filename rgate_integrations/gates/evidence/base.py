@@ -216,7 +216,10 @@ class Context:
         try:
             pieces = spec.compute(self)
             if len(pieces) != len(self.evidence):
-                raise EvidenceError(f"{spec} gave {len(pieces)} pieces for {len(self.evidence)} questions.")
+                raise EvidenceError(
+                    f"{spec} gave {len(pieces)} pieces for {len(self.evidence)} questions.",
+                    hint="Its compute() must return one piece or error per question.",
+                )
         except Exception as error:  # specs may be any user's code
             if len(self.evidence) > 1 and not isinstance(error, _SHARED_ERRORS):
                 for evidence in self.evidence:

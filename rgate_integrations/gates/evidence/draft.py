@@ -66,11 +66,15 @@ class DraftSpec(EvidenceSpec[Draft]):
             missing = "draft" if self.source == "recorded" else "LLM"
             raise EvidenceError(
                 f"This gate judges {self.source} drafts, but no {missing} was given.",
-                hint="Pass Request(question, draft=...), or load the gate with llm=... or source='proxy'.",
+                hint="Pass Request(question, draft=...), or load the gate with source='llm' and llm=..., "
+                "or with source='proxy'.",
             )
         drafts = context.sources.llm.draft([request.question for request in context.requests], self.tokens)
         if len(drafts) != len(context.requests):
-            raise EvidenceError(f"The LLM wrote {len(drafts)} drafts for {len(context.requests)} questions.")
+            raise EvidenceError(
+                f"llm.draft() returned {len(drafts)} drafts for {len(context.requests)} questions.",
+                hint="It must return one draft per question.",
+            )
         return [draft.model_copy(update={"source": "llm"}) for draft in drafts]
 
 

@@ -172,17 +172,23 @@ class LabelledQuestions:
         from rgate_integrations.index.embedder import SentenceEmbedder
 
         if not os.path.isfile(path):  # not a pipe, which would block: a saved gate may come from anywhere
-            raise DataFormatError(f"The file {path!r} does not exist.")
+            raise DataFormatError(
+                f"The file {path!r} does not exist, or is not a regular file.",
+                hint="Check examples=, the JSONL file of labelled questions.",
+            )
         questions: list[str] = []
         self.known: list[bool] = []
         for record in read_records(path, hint='Each line needs {"question": "…", "known": true|false}.'):
             label = record.fields.get("known", record.fields.get("closed_book_correct"))
             if not isinstance(label, bool):
-                raise record.wrong("no label")
+                raise record.wrong("known is neither true nor false")
             questions.append(record.text("question"))
             self.known.append(label)
         if not questions:
-            raise DataFormatError(f"{path} contains no labelled questions.")
+            raise DataFormatError(
+                f"The file {path!r} contains no labelled questions.",
+                hint='Each line needs {"question": "…", "known": true|false}.',
+            )
         self._embedder = SentenceEmbedder(embedder)
         # As queries, not passages, because they are compared with other queries.
         self._vectors = self._embedder.embed_queries(questions)
