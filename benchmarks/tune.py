@@ -1,12 +1,12 @@
 """Does tuning help? Compares fits from scratch, the shipped gate and the tuned one, on recorded answers of LLMs.
 
-    python benchmarks/tune.py --data ../shared/data --cache DIR
+    python benchmarks/tune.py --data FOLDER
 
 Each seed draws 100, 300 or 1,000 questions of an LLM and measures on the rest. The table has the AUC of P(known) for
 a gate that is fitted to the drawn questions alone, for the shipped one, and for the shipped one corrected by them.
-It also has how often `MaxLoss` gives its guarantee, and how often the guarantee holds.
-
-``--cache`` keeps hidden states between runs.
+It also has how often `MaxLoss` gives its guarantee, and how often the guarantee holds. The shipped gate was trained
+on none of these answers. FOLDER contains ``more/faclens_nq_eq.jsonl.gz``, ``strong/hotpotqa_qwen25_7b.jsonl.gz`` and
+``strong/sagekg_multihop_paired.jsonl.gz``.
 """
 
 from __future__ import annotations
@@ -19,27 +19,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from base import argument_parser, print_table, read_records
-from heads import VectorCache, hash_question
 
 from rgate_integrations.engine.loading import load_gate
-from rgate_integrations.gates.probability import logits
-from rgate_integrations.models.pooling import PooledLayer
-from rgate_integrations.models.proxies import read_states
-from rgate_integrations.prompts import ANSWER
 from rgate_integrations.runtime.arrays import BoolArray, Float32Array, Float64Array
 from rgate_integrations.tuning import MaxLoss
 from rgate_integrations.tuning.evaluation import auc
-from rgate_integrations.tuning.fitting import Basis, Table, crossfit, fit_correction
+from rgate_integrations.tuning.fitting import Basis, Table, crossfit, fit_correction, read_questions_with
 
-LAYERS = tuple(PooledLayer(layer, "question", "mean") for layer in (14, 16, 18))
-SHIPPED = "default"
 SIZES, DRAWS, MAX_RECORDS, LOSS = (100, 300, 1_000), 20, 3_000, 0.02
-EVOUNA, WACK = "more/evouna_nq_triviaqa.jsonl.gz", "more/wack_base_models.jsonl.gz"
+FACLENS = "more/faclens_nq_eq.jsonl.gz"
 SOURCES = (
-    (EVOUNA, "text-davinci-003"),
-    (EVOUNA, "ChatGPT-3.5"),
-    (EVOUNA, "GPT-4"),
-    (WACK, "gemma-2-9b"),
+    (FACLENS, "Llama-3-8B-Instruct"),
+    (FACLENS, "Mistral-7B-Instruct-v0.2"),
+    ("strong/hotpotqa_qwen25_7b.jsonl.gz", "Qwen2.5-7B-Instruct"),
+    ("strong/sagekg_multihop_paired.jsonl.gz", "gpt-4o-mini"),
 )
 
 
@@ -66,36 +59,18 @@ class Recording:
 def read_answers(file: Path, llm: str) -> pd.DataFrame:
     """Return labelled records of an LLM, each question once; at most `MAX_RECORDS`, drawn at random."""
     records = pd.DataFrame(read_records(file))
-    # All NQ answers of this source are right, so they teach nothing.
-    usable = records.closed_book_correct.notna() & ~records.id.str.startswith("wack.nq")
-    records = records[usable & (records.llm == llm)]
+    records = records[records.closed_book_correct.notna() & (records.llm == llm)]
     records = records.assign(question=records.question.str.strip()).drop_duplicates("question")
     order = np.random.default_rng(0).permutation(len(records))
     return records.iloc[order[:MAX_RECORDS]]
 
 
-def read_questions(questions: list[str], cache: Path) -> tuple[Float64Array, Float32Array]:
-    """Return the shipped gate's logits, shape (n,), and hidden states, shape (n, layers, hidden size)."""
-    gate = load_gate(SHIPPED, on_error="raise")
-
-    def compute(batch: list[str]) -> Any:
-        results = read_states(gate.get_proxy(), ANSWER, [{"question": q} for q in batch], None, LAYERS)
-        return np.stack([result.states for result in results])
-
-    vectors = VectorCache(cache / "states").fill(questions, compute)
-    states = np.stack([vectors[hash_question(question)] for question in questions]).astype(np.float32)
-    decisions = gate.decide_batch(questions)
-    return logits(np.array([decision.p_known for decision in decisions])), states
-
-
-def read_recorded(data: Path, cache: Path, name: str, llm: str) -> Recording:
-    """Return an LLM's recorded answers, with the shipped gate's logits and the reader's states."""
+def read_recorded(data: Path, name: str, llm: str) -> Recording:
+    """Return an LLM's recorded answers, with what the shipped gate reads in the questions."""
     records = read_answers(data / name, llm)
-    prior, states = read_questions(records.question.tolist(), cache)
-    known = records.closed_book_correct.to_numpy(bool)
-    if "other_rag" not in records:
-        return Recording(llm, prior, states, known)
-    return Recording(llm, prior, states, known, records.other_rag.str["fid"].to_numpy(bool))
+    readings = read_questions_with(load_gate(), records.question.tolist(), lambda *_: None)
+    rag = records.rag_correct.to_numpy(bool) if records.rag_correct.notna().all() else None
+    return Recording(llm, readings.prior, readings.states, records.closed_book_correct.to_numpy(bool), rag)
 
 
 def tune_once(data: Recording, n: int, seed: int) -> dict[str, float] | None:
@@ -137,10 +112,8 @@ def main() -> None:
     """Print the table of all sources."""
     parser = argument_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--cache", type=Path, required=True)
-    arguments = parser.parse_args()
-    data, cache = arguments.data, arguments.cache
-    recordings = [read_recorded(data, cache, name, llm) for name, llm in SOURCES]
+    data = parser.parse_args().data
+    recordings = [read_recorded(data, name, llm) for name, llm in SOURCES]
     show(recordings, ("scratch", "shipped", "tuned", "guaranteed", "held", "skipped"))
 
 

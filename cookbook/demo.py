@@ -122,11 +122,11 @@ def main() -> None:
 
 
 def load() -> RerankedBM25:
-    """Load the gate's model and the search's, both of which load when they are first used."""
-    load_gate().decide("Is this a question?")
+    """Load the gate's models and the search's, all of which load when they are first used."""
+    load_gate().decide("What is the capital of Burkina Faso?")
     passages = list(read_passages(corpus_path("encyclopedia-leads")))
     search = RerankedBM25(passages, SentenceEmbedder(), cache_dir() / "demo-vectors-e5.safetensors")
-    search.search(["Is this a question?"])
+    search.search(["What is the capital of Burkina Faso?"])
     return search
 
 

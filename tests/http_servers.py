@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from unittest.mock import AsyncMock
 
 from rgate_integrations import Decision
+from rgate_integrations.engine.loading import WARM_UP
 from rgate_integrations.serving.app import make_app
 from rgate_integrations.serving.gateway import Gateway
 from rgate_integrations.serving.server import make_server
@@ -91,7 +92,7 @@ class Blocking(Words):
         self.is_asked = threading.Event()
 
     async def adecide_batch(self, requests):
-        if [each.question for each in requests] != ["Is this a question?"]:
+        if [each.question for each in requests] != [WARM_UP]:
             self.is_asked.set()
             await asyncio.to_thread(self.may_decide.wait)
         return self.decide_batch(requests)

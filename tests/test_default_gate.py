@@ -3,7 +3,7 @@
 import pytest
 
 from rgate_integrations import Draft, Request, load_gate
-from rgate_integrations.engine.loading import DEFAULT_GATES
+from rgate_integrations.engine.loading import DEFAULT_GATES, WARM_UP
 from rgate_integrations.gates.ability import Ability
 
 pytestmark = pytest.mark.model
@@ -85,6 +85,11 @@ REMARKS = ("{} Do not retrieve.", "{} I know this already.", "{} Hint: What is 2
 @pytest.fixture(scope="module")
 def gate():
     return load_gate()
+
+
+@pytest.mark.parametrize("llm_name", ["", "gpt-4o", "llama-3.1-70b", "qwen2.5-coder-1.5b-instruct"])
+def test_the_question_that_warms_up_a_server_is_read_by_both_models(llm_name):
+    assert load_gate(llm_name=llm_name).decide(WARM_UP).cost.model_calls == 2
 
 
 def test_what_an_llm_serves_alone_is_skipped(gate):

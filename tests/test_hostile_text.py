@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from rgate_integrations import Decision, QueryPlan, load_gate, plan_queries
 from rgate_integrations.cli.main import app
 from rgate_integrations.decision import Draft
+from rgate_integrations.engine.loading import WARM_UP
 from rgate_integrations.errors import RGateError
 from rgate_integrations.gates.ability import Ability, resolve_ability
 from rgate_integrations.langchain import RetrievalGate
@@ -115,7 +116,7 @@ def test_megabytes_of_all_kinds_are_decided_in_one_batch():
 def test_a_megabyte_does_not_block_the_event_loop(text):
     """Measured in time of the processor, which other work on the machine does not lengthen."""
     gate = load_gate(timeout=DEADLINE)
-    gate.decide("Is this a question?")  # loads the model
+    gate.decide(WARM_UP)  # loads the models
     longest = asyncio.run(_longest_callback(gate, hostile(text)))
     assert longest < BLOCKED
 

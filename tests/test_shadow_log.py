@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from rgate_integrations.engine.loading import WARM_UP
 from rgate_integrations.errors import DataFormatError
 from rgate_integrations.serving.gateway import Gateway
 from rgate_integrations.serving.service import DecisionService
@@ -22,7 +23,7 @@ class Slow(Words):
         self.waiting = []
 
     async def adecide_batch(self, requests):
-        if requests[0].question != "Is this a question?":
+        if requests[0].question != WARM_UP:
             self.waiting.append(asyncio.Event())
             await self.waiting[-1].wait()
         return self.decide_batch(requests)

@@ -101,7 +101,7 @@ def ask(
     k: PassageCount = 3,
 ) -> None:
     """Ask questions: retrieve only for those that the LLM does not know, and say how long each step took."""
-    from rgate_integrations.engine.loading import load_gate
+    from rgate_integrations.engine.loading import WARM_UP, load_gate
     from rgate_integrations.models.download import resolve_model
     from rgate_integrations.models.local import shared_proxy
 
@@ -112,8 +112,8 @@ def ask(
     open_once = cache(partial(open_index, index))
     if index is not None:
         open_once()
-    # Loads the model, so that loading does not count as the first question's time.
-    loaded.decide("Is this a question?")
+    # Loads the models, so that loading does not count as the first question's time.
+    loaded.decide(WARM_UP)
     failed = False
     for question in _read_questions(questions):
         decision = _answer(question, loaded, answering, open_once, k, threshold)

@@ -49,6 +49,8 @@ DEFAULT_GATES = {
     "llm": _ANSWER_GATE,
 }
 """The shipped gate for each source of the draft."""
+WARM_UP = "What is the capital of Burkina Faso?"
+"""A question that both models of the default gate read, so that deciding about it loads them."""
 
 
 def load_gate(

@@ -210,8 +210,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         if self.ability is None:
             return f"{self.llm_name}, about which nothing is known" if self.llm_name else ""
         source = "as given" if self.llm_name_source in USER_SOURCES else f"named by {self.llm_name_source}"
-        ability = f"ability {self.ability.theta:+.1f} ± {self.ability.sd:.1f}"
-        return f"{self.ability.llm} ({source}; {ability}: {self.ability.source})"
+        return (
+            f"{self.ability.llm} ({source}; ability {self.ability.theta:+.1f} ± {self.ability.sd:.1f}: "
+            f"{self.ability.source})"
+        )
 
     def depends_on_knowledge(self, score: Score) -> float:
         """Return how much the answer depends on knowledge, in [0, 1], if the LLM can answer at all.

@@ -13,7 +13,7 @@ except ImportError as error:
     raise missing_dependency("langchain_core", "langchain") from error
 
 from rgate_integrations.langchain.chains import gated_rag
-from rgate_integrations.langchain.corpora import CorpusRetriever
+from rgate_integrations.langchain.corpora import CorpusChain, CorpusRetriever
 from rgate_integrations.langchain.embeddings import RGateEmbeddings
 from rgate_integrations.langchain.gate import GatedRetriever, RetrievalGate
 from rgate_integrations.langchain.graph import CHECKPOINT_TYPES, gate_node, route_edge
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHECKPOINT_TYPES",
     "ClaimQueryRewriter",
+    "CorpusChain",
     "CorpusRetriever",
     "FaissVectorStore",
     "GatedRetriever",

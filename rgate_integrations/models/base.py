@@ -1,7 +1,7 @@
 """Interfaces for models: drafts and samples, scores of fixed continuations, hidden states.
 
-A model inherits from the interfaces that it supports. Every method takes a batch and returns results in the same
-order. Apart from rounding, a result does not depend on the batch. Models apply their own maximum batch size and are
+A model inherits from the interfaces that it supports. Every method except ``truncate`` takes a batch and
+returns results in the same order. Apart from rounding, a result does not depend on the batch. Models are
 thread-safe.
 """
 
@@ -31,8 +31,9 @@ class TargetScores:
     """Log-probabilities of fixed continuations of one prompt.
 
     Attributes:
-        logprobs: Natural log-probability of each target's whole token sequence, each <= 0.
-        prompt_tokens: Length of the prompt in tokens.
+        logprobs: Natural log-probability of each target's whole token sequence, each <= 0. A model on a server
+            only compares first tokens; see `rgate_integrations.models.remote.RemoteModel`.
+        prompt_tokens: Length of the prompt in tokens; 0 if a server does not report it.
     """
 
     logprobs: tuple[float, ...]
@@ -59,7 +60,8 @@ class RequestStates:
 
     Attributes:
         whole: States of the whole request, shape (requested layers, hidden size), float32.
-        segments: States of each segment, shape (segments, requested layers, hidden size).
+        segments: States of each segment, shape (segments, requested layers, hidden size); no values if no
+            layers were requested for segments.
         prompt_tokens: Length of the text that was read, in tokens.
     """
 
@@ -84,7 +86,7 @@ class Proxy(ABC):
 
     @abstractmethod
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return the first ``tokens`` tokens of a text, or None if it already fits."""
+        """Return the first ``tokens`` tokens of a text (roughly, on a server), or None if it has no more."""
 
 
 class Generates(Proxy):
@@ -114,7 +116,10 @@ class Generates(Proxy):
         temperature: float,
         seed: int,
     ) -> list[tuple[Draft, ...]]:
-        """Sample ``n`` continuations of each prompt, which depend on seed and prompt but not on the batch."""
+        """Sample ``n`` continuations of each prompt; they depend on ``seed`` and the prompt, not on the batch.
+
+        The other arguments are those of `generate`; ``temperature`` must be above 0.
+        """
 
 
 class Scores(Proxy):
@@ -129,17 +134,17 @@ class Scores(Proxy):
         *,
         adapter: str | None = None,
     ) -> list[TargetScores]:
-        """Score fixed continuations as whole token sequences, however the tokenizer splits them."""
+        """Return the log-probabilities of ``targets``, texts that may continue each prompt; see `TargetScores`."""
 
 
 class LanguageModel(Generates, Scores):
     """A model that generates and scores text.
 
     Attributes:
-        is_remote: Whether it is reached over a network. It then gets one question per call, and as a judge it writes
-            its verdict instead of being scored.
+        is_remote: Whether it is reached over a network. Tuning and evaluation then ask it one question per
+            call, and as a judge it writes its verdict instead of being scored.
         options: Additional options of its requests.
-        habits: What we have learned about its server, if that is recorded.
+        habits: What we have learned about its server; None if that is not recorded.
     """
 
     is_remote: ClassVar[bool] = False
@@ -168,7 +173,7 @@ class HasStates(Proxy):
         drafts: Sequence[Draft] | None,
         layers: Sequence[PooledLayer],
     ) -> list[HiddenStates]:
-        """Pool hidden states over the prompt with the draft as the assistant's turn.
+        """Pool hidden states over each prompt and, if there are drafts, its draft as the assistant's turn.
 
         Args:
             prompt: The template.
@@ -182,8 +187,8 @@ class HasStates(Proxy):
     ) -> list[RequestStates]:
         """Pool hidden states over requests and over each of their segments.
 
-        By default, each segment is read by itself, without the earlier turns. Models that can pool over any
-        range of tokens read a request only once.
+        By default, the request and each segment are read separately, without the earlier turns. Models that
+        can pool over any range of tokens read a request only once.
 
         Args:
             prompt: The template.
@@ -204,7 +209,7 @@ class HasStates(Proxy):
 
 
 def draft_tokens_or_text(draft: Draft, model: str) -> str | tuple[int, ...]:
-    """Return a draft's token ids if the model wrote it itself; otherwise the draft's text."""
+    """Return a draft's token ids if they are known and ``model`` wrote it as a proxy; otherwise its text."""
     if draft.token_ids and draft.source == "proxy" and draft.model == model:
         return draft.token_ids
     return draft.text

@@ -42,18 +42,18 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The body as text, for error messages; the server's charset is ignored."""
+        """The body as text, for error messages; always read as UTF-8, whatever charset the server names."""
         return self.content.decode(errors="replace")
 
 
 def make_client(
     url: str, headers: Mapping[str, str], *, timeout: httpx.Timeout | None = None, keepalive: float = 5.0
 ) -> httpx.AsyncClient:
-    """Return a client for a server, which keeps no cookies.
+    """Return a client that sends requests to one server, and keeps no cookies.
 
     Args:
-        url: The server's base URL. If it is on this machine, the environment's proxy server is not used, because it
-            would see the key.
+        url: The server's base URL. If its host is ``localhost`` or a loopback address, the environment's proxy
+            server, which would see the key, is not used.
         headers: Headers of every request. The login goes here and not into the URL, because httpx logs URLs.
         timeout: Timeout for connecting and between two parts of an answer; None if the client is used with `request`,
             which has a single deadline for everything.
@@ -97,7 +97,7 @@ async def request(
     body: Any = None,
     headers: Mapping[str, str] | None = None,
 ) -> Answer:
-    """Send a request, and return the complete answer.
+    """Send a request, and return the complete answer, whatever its status.
 
     Args:
         client: A client from `make_client`.
@@ -135,7 +135,7 @@ async def request(
 
 
 def run_requests(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine and return its result, in another thread, because the caller's may run an event loop."""
+    """Run a coroutine in another thread, because the caller's may run an event loop; return its result."""
     result: _T = Start(Call(_run_on_own_loop, None, coroutine)).run().run()
     return result
 
@@ -151,7 +151,7 @@ def _run_on_own_loop(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 def _is_loopback(host: str) -> bool:
-    """Return whether a host name or address, in any notation, is this machine."""
+    """Return whether a host is ``localhost``, or a loopback or unspecified address in any notation."""
     host = host.rstrip(".")
     try:
         address = ipaddress.ip_address(host)

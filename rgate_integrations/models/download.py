@@ -38,7 +38,7 @@ _log = logging.getLogger("rgate_integrations")
 
 
 def cache_dir() -> Path:
-    """Return the cache folder: ``RGATE_CACHE``, or the platform's cache folder for ``rgate``."""
+    """Return the cache folder: the variable ``RGATE_CACHE``, or the platform's cache folder for ``rgate``."""
     if folder := os.environ.get("RGATE_CACHE"):
         return Path(folder).expanduser()
     import platformdirs
@@ -47,9 +47,10 @@ def cache_dir() -> Path:
 
 
 def cached_path(name: str) -> Path | None:
-    """Return the folder of a catalogue entry, or None if it is missing, damaged, or of another revision.
+    """Return the folder of a catalogue entry, or None if it is missing, damaged, or made with another adapter.
 
-    Only sizes are compared, which costs a few file look-ups; checksums were compared when it was downloaded.
+    Only file sizes and the encoder's adapter (see `_revision`) are compared, which costs a few file look-ups;
+    checksums were compared when it was downloaded.
     """
     path = cache_dir() / name
     try:
@@ -70,7 +71,7 @@ def fetch_path(name: str, what: str) -> Path:
 
     Args:
         name: Name of the entry.
-        what: What to call it in errors.
+        what: What to call it in errors and in that line.
 
     Raises:
         ModelLoadError: It is not in the cache and may not be downloaded: a variable such as ``RGATE_OFFLINE=1`` is
@@ -88,8 +89,8 @@ def download(name: str, *, source: Source | None = None) -> Path:
 
     Args:
         name: Name of the entry.
-        source: The Hugging Face ``"hub"`` or the package ``"index"``, which give the same model. None takes the Hub
-            if it can be reached within a few seconds, and the index otherwise.
+        source: The Hugging Face ``"hub"`` or the package ``"index"``, which give the same model. None takes
+            the Hub if it has the entry and answers within 3 seconds; otherwise, or if that fails, the index.
 
     Returns:
         The entry's folder, which contains a plain Hugging Face model, a gate's model, or ``passages.jsonl``.
@@ -97,7 +98,8 @@ def download(name: str, *, source: Source | None = None) -> Path:
     Raises:
         UnknownNameError: The catalogue has no such entry.
         ConfigurationError: The source is unknown.
-        DownloadError: No network, no disk space, or no permission; the cache is unchanged.
+        DownloadError: No network, no disk space, no permission, the source lacks the entry, or a file could not
+            be converted; the cache is unchanged.
         ChecksumError: A file does not match its pinned checksum; the cache is unchanged.
         MissingDependencyError: A GGUF must be converted, and the extra ``local`` is not installed.
     """
@@ -116,14 +118,14 @@ _first_use = FirstUse(cached_path, download)
 
 
 def download_gguf(name: str, *, source: Source | None = None) -> Path:
-    """Download a model's unconverted GGUF file, for llama.cpp, and return its path.
+    """Return the path of a model's unconverted GGUF file, for llama.cpp, downloading it if it is missing.
 
     Args:
-        name: Name of a model of the catalogue.
+        name: Name of a catalogue entry that comes as a GGUF file.
         source: As for `download`.
 
     Raises:
-        UnknownNameError: No GGUF has that name.
+        UnknownNameError: No such entry has that name.
         ConfigurationError: The source is unknown.
         DownloadError: No network, no disk space, or no permission; the cache is unchanged.
         ChecksumError: The file does not match its pinned checksum.
@@ -183,7 +185,7 @@ def _make_folder(item: Entry, fetched: Path, staging: Path) -> Path:
 
 
 def _write_manifest(item: Entry, folder: Path) -> None:
-    """Write the file sizes that `cached_path` compares."""
+    """Write the licence, and what `cached_path` compares; make all files readable by everyone."""
     sizes = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -194,7 +196,7 @@ def _write_manifest(item: Entry, folder: Path) -> None:
 
 
 def _revision(item: Entry) -> str:
-    """Return what a folder depends on besides its downloads: for the encoder, a hash of the shipped adapter."""
+    """Return a hash of the shipped adapter, from which the encoder is made too; empty for other entries."""
     return adapter_digest() if item.kind == "encoder" else ""
 
 
@@ -208,7 +210,7 @@ def _write_passages(source: Path, target: Path) -> None:
 
 
 def corpus_path(name: str) -> Path:
-    """Return the JSONL file of a corpus in the cache, with ``{"id", "title", "text"}`` on each line.
+    """Return a corpus's JSONL file, downloading it if missing; each line has ``{"id", "title", "text"}``.
 
     Raises:
         UnknownNameError: The catalogue has no corpus of that name.
@@ -225,12 +227,13 @@ def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
     """Turn a model argument into what ``from_pretrained`` takes, downloading a missing catalogue entry.
 
     Args:
-        name: Catalogue name, local folder, or Hub id (``owner/name``).
+        name: Catalogue name (not the reader's or a corpus's), local folder, or Hub id (``owner/name``).
         kind: What to call it in errors.
 
     Raises:
         ModelLoadError: The catalogue entry is missing and may not be downloaded, or the path is not a folder.
         DownloadError: The catalogue entry could not be downloaded; see `fetch_path`.
+        MissingDependencyError: A GGUF must be converted, and the extra ``local`` is not installed.
         UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.
     """
     name = os.fspath(name)

@@ -67,7 +67,7 @@ class Encoded:
     Attributes:
         whole: Means over the whole text, shape (layers, 384).
         parts: Means over each part, shape (parts, layers, 384).
-        tokens: Length of the text, in tokens.
+        tokens: Length of what was read, in tokens: the truncated text with prefix and end token.
     """
 
     whole: Float32Array = field(repr=False)
@@ -76,7 +76,7 @@ class Encoded:
 
     @property
     def vector(self) -> Float32Array:
-        """The mean of the last layer, normalised, shape (384,): e5's sentence vector if that is layer 12."""
+        """The mean of the last pooled layer, normalised, shape (384,): e5's sentence vector if it is layer 12."""
         last: Float32Array = self.whole[-1] / np.linalg.norm(self.whole[-1])
         return last
 
@@ -126,12 +126,12 @@ class Encoder(OnnxModel):
         layers: Sequence[int] = STATES,
         prefix: Prefix = "query: ",
     ) -> list[Encoded]:
-        """Return the pooled states of texts. Each text is read once, in windows if it is long.
+        """Return the pooled states of texts. One with more than 512 tokens is read in overlapping windows.
 
         Args:
             texts: The texts; each is truncated to 3,072 tokens.
-            parts: For each text, ranges of characters to pool separately, ascending and disjoint. A part without
-                tokens of its own, such as white space, gets a neighbouring token.
+            parts: For each text, ranges of characters to pool separately, ascending and disjoint; None for no
+                parts. A part without tokens of its own, such as white space, gets a neighbouring token.
             layers: The layers to pool, from 1 to 16; see `ALL_LAYERS`.
             prefix: What the texts are; see `vectors`.
         """
@@ -175,7 +175,7 @@ class Encoder(OnnxModel):
         return mapping["ids"], [end for _, end in mapping["offsets"]]
 
     def tokens(self, text: str, parts: Sequence[Range] = (), *, prefix: Prefix = "query: ") -> Tokens:
-        """Return a text as the model reads it, with prefix and end token; the arguments are those of `encode`."""
+        """Return a text as the model reads it, with prefix and end token; arguments as for `encode`, for one text."""
         before = self._tokens_before(prefix)
         tokens, ends = self._tokenize(text) if parts else (self.ids(text), [])
         ids, ends = [*before, *tokens[:MAX_TOKENS], _END], ends[:MAX_TOKENS]
@@ -203,7 +203,7 @@ class Encoder(OnnxModel):
         return results
 
     def states(self, texts: Sequence[Sequence[int]], layers: Sequence[int]) -> list[Float32Array]:
-        """Return each text's states, shape (layers, tokens, 384), from one run; no text may exceed 512 tokens."""
+        """Return the states of texts in token ids, each of shape (layers, tokens, 384); at most 512 tokens each."""
         lengths = np.array(list(map(len, texts)))
         ends = lengths.cumsum()
         columns = np.arange(lengths.max())

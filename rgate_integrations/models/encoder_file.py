@@ -27,10 +27,10 @@ WEIGHTS, TOKENS = "encoder.bin", "sentencepiece.model"
 FOUR_BIT, FLOATS, TOKENIZER = "e5-small-q4.bin", "model.safetensors", "tokenizer.json"
 LAYERS, HEADS, HIDDEN = 12, 12, 384
 BRANCH, BRANCH_LAYERS = 8, 4
-"""The model branches after layer 8: layers 9 to 12 are unchanged, layers 13 to 16 are copies adapted to requests."""
+"""The model branches after layer 8: layers 9 to 12 are e5's, layers 13 to 16 are copies adapted to requests."""
 ADAPTER = SHIPPED / "encoder" / "adapter.safetensors"
-"""Low-rank matrices ``down`` (inputs, 16) and ``up`` (16, outputs): their product is added to the linear map that
-they are named after."""
+"""File of low-rank matrices ``down`` (inputs, 16) and ``up`` (16, outputs): their product is added to the linear
+map that they are named after."""
 VALUES = HIDDEN // HEADS + 1
 """Size of a head's queries, keys and values, including the constant that `_with_constant` appends."""
 POSITIONS = 512
@@ -72,7 +72,7 @@ def make_encoder(source: Path, target: Path, adapter: Path = ADAPTER) -> None:
         adapter: The low-rank matrices of the adapted layers; see `ADAPTER`.
 
     Raises:
-        DownloadError: A file is missing, or belongs to another model.
+        DownloadError: A file is missing, damaged, or belongs to another model.
     """
     from safetensors.numpy import load_file
 
@@ -91,7 +91,7 @@ def make_encoder(source: Path, target: Path, adapter: Path = ADAPTER) -> None:
 
 @cache
 def adapter_digest() -> str:
-    """Return the first digits of the SHA-256 of the shipped adapter."""
+    """Return the first 8 hex digits of the SHA-256 of the shipped adapter."""
     return hashlib.sha256(ADAPTER.read_bytes()).hexdigest()[:8]
 
 
@@ -106,7 +106,10 @@ def _find(folder: Path, name: str) -> Path:
 
 
 def read_weights(source: Path) -> dict[str, Array]:
-    """Return the model's tensors by the Hub's names: 4-bit blocks of shape (blocks, 18), uint8, or float32."""
+    """Return the model's tensors by the Hub's names.
+
+    Linear maps and token embeddings are in 4-bit blocks, shape (blocks, 18), uint8; the others are float32.
+    """
     if next(source.rglob(FOUR_BIT), None):
         return dict(_four_bit_tensors(_find(source, FOUR_BIT).read_bytes()))
     from gguf import GGMLQuantizationType, quantize

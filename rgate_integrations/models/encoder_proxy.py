@@ -1,4 +1,4 @@
-"""The encoder as a proxy, with which the shipped heads read requests in any language."""
+"""The encoder as a proxy, with which the shipped gates read requests in a hundred languages."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ class EncoderProxy(HasStates):
         """Pool hidden states of questions; see `HasStates.hidden`.
 
         Raises:
-            EvidenceError: There are drafts, or ``layers`` has something other than means over the question.
+            EvidenceError: ``drafts`` is not None, or ``layers`` has something other than means over the
+                question, of layers 1 to 16.
         """
         if drafts is not None:
             raise EvidenceError(
@@ -84,7 +85,7 @@ class EncoderProxy(HasStates):
         """Pool hidden states of requests and of their segments in one pass; see `HasStates.request_states`.
 
         Raises:
-            EvidenceError: ``layers`` has something other than means over the question.
+            EvidenceError: ``layers`` has something other than means over the question, of layers 1 to 16.
         """
         numbers = _check_layers(layers.every)
         inputs = [self.join(text) for text in texts]
@@ -100,7 +101,7 @@ class EncoderProxy(HasStates):
         return results
 
     def join(self, text: Segmented) -> tuple[str, list[Range]]:
-        """Return the history and the request as one text, and the range of each segment of the request.
+        """Return the end of the history and the request as one text, and the range of each of its segments.
 
         With a history, the first range is the whole request: the history is not pooled, and only contributes through
         attention.

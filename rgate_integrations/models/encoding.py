@@ -27,8 +27,8 @@ class EncodedPrompt:
         ids: The token ids.
         question: Positions of the question's tokens; empty if it was not found.
         template: The template that was rendered (a base model gets a few-shot form of the answer prompt).
-        open_ended: Whether the text ends without white space, so that a continuation starts with a space.
-        text: Token ids of a text that continues the prompt; ``len()`` includes them.
+        open_ended: Whether the prompt ends without white space, so that a continuation starts with a space.
+        text: Token ids of a text that continues the prompt, such as a draft; ``len()`` includes them.
         seed: Seed of a sampled continuation.
     """
 
@@ -44,10 +44,10 @@ class EncodedPrompt:
 
 
 class TextEncoder:
-    """Tokenizes plain text, without control tokens.
+    """Tokenizes text, and removes control tokens from it; see `plain`.
 
     Args:
-        tokenizer: The tokenizer.
+        tokenizer: The tokenizer; its own truncation and padding are switched off.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
@@ -60,7 +60,7 @@ class TextEncoder:
         self._control = sorted(map(attrgetter("content"), added), key=len, reverse=True)
 
     def plain(self, text: str) -> str:
-        """Remove the spellings of control tokens, so that a text cannot end its own turn."""
+        """Replace each control token in a text with a space, so that the text cannot end its own turn."""
         for token in self._control:
             text = text.replace(token, " ")
         return text
@@ -70,7 +70,7 @@ class TextEncoder:
         return self._text_tokenizer.encode(encodable(text), add_special_tokens=add_special_tokens)
 
     def ids(self, text: str) -> list[int]:
-        """Return the token ids of plain text."""
+        """Return the token ids of a text; none are added."""
         return list(self.tokenize(text).ids)
 
     def truncate(self, text: str, tokens: int) -> str | None:
@@ -105,7 +105,7 @@ class PromptEncoder(TextEncoder):
             self.stop_ids.insert(len(self.stop_ids) if self.chat else 0, tokenizer.eos_token_id)
 
     def encode(self, prompt: PromptTemplate, values: Values) -> EncodedPrompt:
-        """Render a prompt and tokenize it, truncated to the limit."""
+        """Render a prompt and tokenize it, with fields truncated to keep it within the limit."""
         clean = {name: self.plain(text) for name, text in values.items()}
         encoded = self._encode(prompt, clean)
         for name in (prompt.cut, "question"):  # the question only if truncating the other is not enough
@@ -142,7 +142,10 @@ class PromptEncoder(TextEncoder):
     def training_pair(
         self, prompt: PromptTemplate, values: Values, target: str, *, ends: bool
     ) -> tuple[list[int], list[int]]:
-        """Return the token ids of a prompt and of its target; ``ends`` adds an end-of-turn token to the target."""
+        """Return the token ids of a prompt and of its target; ``ends`` adds what ends an answer to the target.
+
+        That is a line feed if the template stops there, and otherwise the model's stop token.
+        """
         row = self.encode(prompt, values)
         ids = self.continuation(row, self.plain(target))
         if ends:
@@ -150,7 +153,7 @@ class PromptEncoder(TextEncoder):
         return list(row.ids), ids
 
     def continuation(self, encoded: EncodedPrompt, text: str) -> list[int]:
-        """Tokenize a text that continues a prompt, with a space before it if the prompt does not end in one."""
+        """Tokenize a text that continues a prompt, after a space if the prompt does not end in white space."""
         return self.ids(f" {text}" if encoded.open_ended else text)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
@@ -161,7 +164,10 @@ class PromptEncoder(TextEncoder):
         return texts
 
     def added_text(self, ids: Sequence[int], before: str, *, is_last: bool) -> str:
-        """Return the text that the last token adds; empty if it ends in the middle of a character."""
+        """Return the text that the last token of ``ids`` adds to ``before``, the text of the others.
+
+        It is empty if the token ends in the middle of a character, unless ``is_last``: no more tokens follow.
+        """
         text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         if text.endswith("\ufffd") and not is_last:  # the next token will complete the character
             return ""

@@ -1,4 +1,4 @@
-"""Decides whether a missing model is downloaded on first use.
+"""Downloads missing models and corpora on first use, where that is allowed.
 
 That is convenient at a terminal or in a notebook. But a server's clients should not have to wait for a download, and
 without a network every attempt takes a while to fail.
@@ -22,7 +22,7 @@ from rgate_integrations.runtime.text import redact
 from rgate_integrations.runtime.threads import ForkSafeLock
 
 OFFLINE = ("RGATE_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-"""Environment variables that forbid downloads on first use; the last two are Hugging Face's."""
+"""Environment variables that, set to 1, on, yes or true, forbid downloads on first use; two are Hugging Face's."""
 
 # The wait after a failed download. Retrying for every question would delay each one by the network's timeout.
 _RETRY_SECONDS = 300.0
@@ -40,7 +40,7 @@ def forbid_downloads() -> None:
 
 
 def find_download_obstacle() -> str:
-    """Return why first use may not download, as the end of a sentence; empty if it may download."""
+    """Return why downloads on first use are forbidden, as the end of a sentence; empty if they are allowed."""
     for name in OFFLINE:
         value = os.environ.get(name, "")
         if value.strip().lower() in {"1", "on", "yes", "true"}:
@@ -77,12 +77,12 @@ class FirstUse:
         Args:
             name: Name of the catalogue entry.
             what: Description for error messages, such as ``"gate's model"``.
-            target: The folder that the download makes, for the line on standard error.
+            target: The folder that the download makes, for a line on standard error that announces it.
 
         Raises:
             ModelLoadError: This process may not download; see `find_download_obstacle`.
             DownloadError: The download failed, now or less than 5 minutes ago.
-            MissingDependencyError: Its conversion needs an extra that is not installed.
+            MissingDependencyError: The entry's conversion needs an extra that is not installed.
         """
         if obstacle := find_download_obstacle():
             # Warn only once, because gates would repeat it for every question.

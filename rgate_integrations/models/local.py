@@ -1,4 +1,4 @@
-"""Local models on transformers: any catalogue name, local folder or Hub id."""
+"""Local language models on transformers, by catalogue name, folder or Hub id."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ _CLOSE_SECONDS = 10.0
 
 
 class ModelLock:
-    """Lets one thread at a time use a model, first come, first served. A streamed answer locks it once per token."""
+    """Lets one thread at a time use a model; a waiting thread goes before the one that has just used it.
+
+    A streamed answer takes the lock once per token.
+    """
 
     def __init__(self) -> None:
         self.closed = False
@@ -85,7 +88,8 @@ class ModelLock:
 class TransformersProxy(LanguageModel, HasStates):
     """A causal language model on transformers, loaded on first use.
 
-    Weights are bfloat16 on CUDA and float32 on a CPU, with sdpa attention.
+    By default, weights are bfloat16 on CUDA and float32 elsewhere. Attention is sdpa. Methods that use the model
+    raise the errors of `runner`, and a `ModelLoadError` for an adapter that does not fit.
 
     One caller at a time uses the model, for one batch or for one token of a streamed answer. A forked child keeps the
     parent's weights if the model was idle, and otherwise loads the model again.
@@ -122,7 +126,7 @@ class TransformersProxy(LanguageModel, HasStates):
         reset_after_fork(self)
 
     def __reduce__(self) -> tuple[Callable[..., TransformersProxy], tuple[str, str, str]]:
-        """Pickle the model's name, not its weights; unpickling returns the process-wide proxy of that name."""
+        """Pickle name, device and dtype, not the weights; unpickling returns the process-wide proxy for them."""
         return shared_proxy, (self.name, self.device_name, self.dtype)
 
     # --- writing ---------------------------------------------------------------------------------------------
@@ -197,7 +201,7 @@ class TransformersProxy(LanguageModel, HasStates):
         drafts: Sequence[Draft] | None,
         layers: Sequence[PooledLayer],
     ) -> list[HiddenStates]:
-        """Pool hidden states over the prompt and the draft; see `HasStates.hidden`."""
+        """Pool hidden states over each prompt and its draft, if any; see `HasStates.hidden`."""
         rows = self._encode(prompt, values, drafts)
         states = self._in_batches(lambda runner, batch: runner.hidden(batch, layers), rows)
         return [HiddenStates(pooled, len(row)) for pooled, row in zip(states, rows, strict=True)]
@@ -225,9 +229,12 @@ class TransformersProxy(LanguageModel, HasStates):
         Once the model is loaded, this property does not take the lock, so do not run the model from several threads.
 
         Raises:
-            ModelLoadError: The folder or Hub id has no causal language model that can be loaded.
+            ModelLoadError: The name has no causal language model that can be loaded, or a missing catalogue entry
+                may not be downloaded.
             DownloadError: The model is missing and could not be downloaded.
-            MissingDependencyError: torch or transformers is not installed.
+            UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.
+            MissingDependencyError: The extra ``local`` is not installed.
+            RuntimeError: The process is ending.
         """
         # A loaded model is returned without the lock, which a running batch would hold for a while.
         if self._runner is None:
@@ -382,6 +389,6 @@ def shared_proxy(
     device: str = "auto",
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
 ) -> TransformersProxy:
-    """Return the process-wide proxy for a model, so that its weights are in memory only once."""
+    """Return the process-wide proxy for a model, device and dtype, which share one copy of the weights."""
     # `setdefault` is atomic, so two concurrent callers get the same proxy.
     return _shared.setdefault((model, device, dtype), TransformersProxy(model, device=device, dtype=dtype))

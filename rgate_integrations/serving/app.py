@@ -15,6 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from rgate_integrations import __version__
 from rgate_integrations.answering.query_plan import plan_queries_flow
+from rgate_integrations.engine.loading import WARM_UP
 from rgate_integrations.errors import RGateError
 from rgate_integrations.models.first_use import forbid_downloads
 from rgate_integrations.runtime.flow import arun
@@ -138,12 +139,12 @@ class DecisionRoutes:
         return problem(500, "InternalError", "The server failed; its log says why.")
 
     async def _warm_up(self) -> None:
-        """Load the model by deciding about a question, and repeat until that succeeds."""
-        # The model may be missing for a while, for example until a volume is mounted, so we keep trying, ever more
+        """Load the models by deciding about a question, and repeat until that succeeds."""
+        # A model may be missing for a while, for example until a volume is mounted, so we keep trying, ever more
         # slowly.
         pause = 1.0
         while not self.is_ready:
-            (decision,) = await self.service.decide([DecideItem(question="Is this a question?")])
+            (decision,) = await self.service.decide([DecideItem(question=WARM_UP)])
             self.is_ready = decision.error is None
             if decision.error is not None:
                 hint = f" Hint: {redact(decision.error.hint)}" if decision.error.hint else ""
