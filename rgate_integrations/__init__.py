@@ -66,7 +66,7 @@ __all__ = [
 if not TYPE_CHECKING:  # type checkers should report names that do not exist
 
     def __getattr__(name: str) -> object:
-        """Import public names on first use, so that importing the package costs next to nothing."""
+        """Import a public name on first use, so that importing the package costs next to nothing."""
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import importlib

@@ -1,4 +1,4 @@
-"""The input of a gate (`Request`) and its output (`Decision`); both are immutable."""
+"""`Request`, what a gate decides about, `Decision`, its result, and their parts; all are immutable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ def valid_threshold(threshold: object) -> float:
 
 
 def valid_timeout(timeout: object) -> float | None:
-    """Return a timeout in seconds; None stays None. Raises a `ConfigurationError` unless it is above 0."""
+    """Return a timeout in seconds, at most `threading.TIMEOUT_MAX`; None stays None.
+
+    Raises:
+        ConfigurationError: It is neither None nor a number above 0.
+    """
     number = math.inf if timeout is None else _to_float(timeout)
     if number is None or not number > 0:  # also rejects NaN
         value = type(timeout).__name__ if number is None else number
@@ -52,11 +56,11 @@ Threshold = Annotated[float, BeforeValidator(valid_threshold), Field(ge=0.0)]
 # frameworks use.
 Text = Annotated[str, BeforeValidator(lambda value: encodable(value) if isinstance(value, str) else value)]
 MAX_TOKEN_CHARACTERS = 32
-"""Maximum characters kept per token of a draft, because some servers return a whole text as one token."""
+"""Maximum characters per token of a draft that is cut; some servers return a whole text as one token."""
 
 
 class Frozen(BaseModel):
-    """Base class of this package's immutable values."""
+    """Base class of immutable values that reject unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -67,7 +71,8 @@ class Cost(Frozen):
     Attributes:
         model_calls: Model calls that included this question. A call for a batch counts once per question.
         tokens_in: Prompt tokens of this question, without padding.
-        tokens_out: Tokens generated for this question.
+        tokens_out: Tokens generated for this question, thinking included; words if the model reports no
+            tokens.
         milliseconds: Wall time of the batch, divided by its number of questions.
     """
 
@@ -83,19 +88,25 @@ class Cost(Frozen):
 class Draft(Frozen):
     """The beginning of an answer: its text and, if the source reports them, its tokens and log-probabilities.
 
-    Thoughts in the text, such as ``<think>…</think>``, are removed together with their tokens.
+    Thoughts in the text, such as ``<think>…</think>``, are removed together with their tokens. If the tokens'
+    texts are unknown, ids and log-probabilities are removed, too.
 
     Attributes:
-        text: The text without surrounding white space; empty if the LLM was cut off before its answer.
+        text: The text without thoughts; empty if the LLM was cut off before its answer.
         token_ids: Token ids in the vocabulary of ``model``; may be empty.
         tokens: The text of each token; may be empty.
         logprobs: Natural log-probability of each token, <= 0; None if unknown.
-        finished: Whether the LLM ended the answer itself; False if a token limit cut it.
+        finished: Whether the LLM ended the answer itself; False if it was cut off, for example by a token
+            limit.
         source: Who wrote it: the ``proxy``, the answering ``llm``, or ``recorded`` (passed by the caller).
         model: Name of the model that wrote it; may be empty.
         prompt_tokens: Length of its prompt in tokens; 0 if unknown.
         response_id: Id under which a local LLM keeps the hidden states of this response; empty otherwise.
         thinking_tokens: How long the LLM thought first: tokens, or words if tokens are not counted; 0 if it did not.
+
+    Raises:
+        ValueError: A field is invalid, such as a log-probability above 0, or `logprobs` and `tokens` differ
+            in number.
     """
 
     text: Text
@@ -162,6 +173,8 @@ class Draft(Frozen):
     def head(self, tokens: int) -> Draft:
         """Return the draft cut to ``tokens`` tokens, or words if it has no tokens; itself if it is not longer.
 
+        Very long tokens and words are cut, too; see `MAX_TOKEN_CHARACTERS`.
+
         A greedy draft starts with every shorter greedy draft, so one long draft serves all gates.
         """
         max_characters = tokens * MAX_TOKEN_CHARACTERS
@@ -182,7 +195,7 @@ class Draft(Frozen):
 
 
 class Failure(Frozen):
-    """Why a gate could not judge a question; the decision then retrieves."""
+    """Why a question could not be judged: an error's type, message and hint. The decision then retrieves."""
 
     type: Text
     message: Text
@@ -202,14 +215,15 @@ class Failure(Frozen):
 
 
 class PartialAnswerInfo(Frozen):
-    """What happened to an answer that was judged after its first tokens. Times are in milliseconds.
+    """Tokens and milliseconds of a decision with answer first, even if the question alone decided.
 
     Attributes:
-        tokens_held: Tokens held back until the decision.
+        tokens_held: Tokens held back until the decision; 0 if the question alone decided.
         tokens_dropped: How many of them were discarded; 0 if the answer continued.
         first_look: Time to screen the question and, with look first, to search; 0 without screening.
         judging: Time spent judging the first tokens.
-        first_token: Time from the call to the first released token; None if no token was released.
+        first_token: Time from the call to the release of the first token held; None if none was held or
+            released.
     """
 
     tokens_held: int = Field(default=0, ge=0)
@@ -241,12 +255,13 @@ class Request:
         question: What the user asks, without surrounding white space.
         history: The earlier turns, oldest first: lines such as ``user: Who wrote Hamlet?`` and
             ``assistant: Shakespeare.`` A gate that does not read turns retrieves if there are any.
-        draft: The beginning of an answer to judge, as a `Draft` or as text; without it, a gate that needs a draft has
-            one written.
+        draft: The beginning of an answer to judge, as a `Draft` or as text. Without it, a gate that needs a
+            draft has one written, or fails if it only judges ``recorded`` ones.
         metadata: What the application knows about the request, for rules that are functions.
-        threshold: Overrides the gate's threshold, at least 0.
+        threshold: Overrides the gate's threshold, at least 0; None uses the gate's.
         popularity: Popularity of the question's subject, at least 0, for gates that use it.
-        timeout: Maximum wait in seconds; None uses the gate's limit, infinity waits forever.
+        timeout: Maximum wait in seconds; None uses the gate's limit, infinity waits forever. In a batch, the
+            longest limit applies to all questions.
 
     Raises:
         InvalidQuestionError: The question is empty, not a string, or contains NUL bytes.
@@ -288,7 +303,10 @@ class Request:
 
     @classmethod
     def coerce(cls, question: str | Request, **fields: Unpack[RequestFields]) -> Request:
-        """Return a question as a request with these fields, or a request with these fields replaced."""
+        """Return a question as a request with these fields, or a request with these fields replaced.
+
+        Raises the errors of `Request`.
+        """
         if isinstance(question, cls):
             return replace(question, **fields) if fields else question  # type: ignore[arg-type]  # checked there
         return cls(question, **fields)  # type: ignore[arg-type]
@@ -335,24 +353,27 @@ class Decision(Frozen):
         question: The question that was judged.
         retrieve: Whether to retrieve: ``p_known < threshold``, unless `override`, `error` or `outcome` decides.
         p_known: Probability in [0, 1] that the LLM answers correctly without retrieval; higher means skip. 0.0 if
-            the gate failed; 0.0 or 1.0 if a rule decided, because then the gate is not asked.
-        threshold: The threshold with which `p_known` was compared.
-        reason: A human-readable reason, in one or two sentences.
-        override: What decided instead of the threshold; None if the threshold decided.
+            the question could not be judged; 0.0 or 1.0 if a rule decided.
+        threshold: The threshold that applies to `p_known`; see `retrieve`.
+        reason: A human-readable reason, in a few sentences.
+        override: What decided instead of the threshold; None if the threshold, `error` or look first decided.
         gate: Name of the gate.
         draft: The draft that was judged, if any.
         cost: What the decision cost.
-        error: Why the gate failed; the decision then retrieves.
+        error: Why the question could not be judged; the decision then retrieves. None if it was judged.
         warnings: Problems that did not stop the gate, such as a truncated question.
-        partial_answer: What happened to the first tokens, if the direct arm answers first.
+        partial_answer: Tokens and times of answer first; None without it.
         signals: Probabilities in [0, 1] behind `p_known`, by name; empty for most gates.
-        p_helps: Probability in [0, 1] that the LLM answers correctly with the passages found; None without a search.
-        outcome: After a search, which answer is likely to be correct: ``"direct"``, ``"retrieve"``, or neither:
-            ``"abstain"``. With corpora, what to do about a question that none of them covers. None otherwise.
+        p_helps: Probability in [0, 1] that the LLM answers correctly with the passages found; None if none
+            were judged.
+        outcome: With look first, the arm chosen, ``"direct"`` or ``"retrieve"``, or ``"abstain"`` if neither
+            is likely to be correct. With corpora, what to do instead of searching if none of them covers the
+            question. None otherwise.
         llm: The LLM whose knowledge was judged, and the source of its name; empty for gates that judge no LLM.
         p_covered: Probability in [0, 1] that a corpus has something on the question; None without a corpus.
-        corpus: Name of the corpus to search; None if it does not retrieve, or without a corpus.
-        corpora: Names of the corpora to search if it retrieves, best first.
+        corpus: The first of `corpora` if the decision retrieves and there is one; otherwise None.
+        corpora: Names of the corpora to search if the decision retrieves, best first; empty if the gate named
+            none.
     """
 
     question: Text
@@ -376,7 +397,11 @@ class Decision(Frozen):
     corpora: tuple[Text, ...] = ()
 
     def with_threshold(self, threshold: float) -> Decision:
-        """Return this decision at the caller's threshold; an override or an error still takes precedence."""
+        """Return this decision at the caller's threshold; an override or an error still takes precedence.
+
+        Raises:
+            ConfigurationError: The threshold is not a finite number of at least 0.
+        """
         threshold = valid_threshold(threshold)
         retrieve, reason = self.retrieve, self.reason
         if self.override is None and self.error is None:

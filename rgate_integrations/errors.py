@@ -7,10 +7,11 @@ from collections.abc import Iterable
 
 
 class RGateError(Exception):
-    """Base of every error of this package.
+    """Base class of this package's errors.
 
     Attributes:
-        hint: What the user can do about it, in one sentence; may be empty.
+        message: What is wrong, without the hint.
+        hint: What the user can do about it; may be empty.
     """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
@@ -23,7 +24,7 @@ class RGateError(Exception):
 
 
 class InvalidQuestionError(RGateError, ValueError):
-    """A question is empty, only white space, not a string, or contains NUL bytes."""
+    """A question is missing, empty or only white space, not a string, or contains NUL bytes."""
 
 
 class UnknownNameError(RGateError, LookupError):
@@ -31,11 +32,11 @@ class UnknownNameError(RGateError, LookupError):
 
 
 class ConfigurationError(RGateError, ValueError):
-    """A parameter has an invalid value."""
+    """An argument, option or environment setting is invalid or unknown, or does not fit the others."""
 
 
 class EvidenceError(RGateError):
-    """Evidence that a gate needs is missing or could not be computed."""
+    """Evidence for a gate, such as a draft, is missing, of the wrong type, or could not be computed."""
 
 
 class NoAnswerError(EvidenceError):
@@ -43,11 +44,11 @@ class NoAnswerError(EvidenceError):
 
 
 class ScoreError(RGateError):
-    """A gate returned a score that is not a number in [0, 1]."""
+    """A gate returned a score that is not a number in [0, 1], or its model wrote no valid verdict."""
 
 
 class ServerError(RGateError, ConnectionError):
-    """A server cannot be used: it is unreachable, stays busy, rejects the key or path, or sends an invalid answer."""
+    """A server cannot be used: it is unreachable, late or busy, rejects the request, or answers invalidly."""
 
 
 class DecisionTimeoutError(RGateError, TimeoutError):
@@ -55,15 +56,15 @@ class DecisionTimeoutError(RGateError, TimeoutError):
 
 
 class MissingDependencyError(RGateError, ImportError):
-    """An optional dependency is not installed; the hint is the pip command."""
+    """An optional dependency is not installed, or is too old; the hint says what to install."""
 
 
 class ModelLoadError(RGateError):
-    """A model or a saved gate cannot be loaded, or the two do not match."""
+    """A model, gate or measured ability cannot be loaded, or a gate does not match its model or prompts."""
 
 
 class DownloadError(RGateError):
-    """A download failed; the cache is unchanged."""
+    """A model could not be downloaded, converted or stored; the cache is unchanged."""
 
 
 class ChecksumError(DownloadError):
@@ -95,7 +96,7 @@ class ProfileError(RGateError, ValueError):
 
 
 class DataFormatError(RGateError, ValueError):
-    """A data file is unreadable, empty or invalid; the message says where."""
+    """A data file is unreadable, empty or invalid, or its records are not enough."""
 
 
 def no_answer(what: str, *, thinking: bool = False) -> NoAnswerError:
@@ -117,7 +118,7 @@ def no_answer(what: str, *, thinking: bool = False) -> NoAnswerError:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """Return the error for an unknown name; its hint suggests similar names.
+    """Return the error for an unknown name; its hint suggests similar names, or lists all if there are none.
 
     Args:
         kind: The kind of thing that is named, such as ``"gate"``.
@@ -144,5 +145,5 @@ def missing_dependency(module: str, extra: str) -> MissingDependencyError:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if it has none."""
+    """Return the first line of an error's message, or the name of its type if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

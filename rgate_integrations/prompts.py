@@ -43,7 +43,7 @@ class PromptTemplate:
 
     @property
     def hash(self) -> str:
-        """First 16 hex digits of the SHA-256 of the prompt's name, version, texts and format."""
+        """First 16 hex digits of the SHA-256 of all fields but `cut` and `stop_at_newline`."""
         parts = [self.name, self.version, self.user, self.system, self.assistant, self.examples, self.raw]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
@@ -201,7 +201,8 @@ _CONTROL = re.compile("|".join(_PATTERNS))
 def strip_control_tokens(text: str) -> str:
     """Replace each control token with a space, so that a text cannot end its turn.
 
-    Servers interpret the text of control tokens. We do not know which ones a server's model has, so those of all
-    families above are replaced. A text that mentions such tokens, or contains HTML's ``<s>``, loses them.
+    Servers interpret the text of control tokens. We do not know which ones a server's model has, so those of
+    all families in this module are replaced. A text that mentions such tokens, or contains HTML's ``<s>``,
+    loses them.
     """
     return _CONTROL.sub(" ", text)

@@ -150,6 +150,20 @@ def test_a_damaged_index_of_weights_is_named(llm, embedder, weight_map):
         assert caught.value.hint
 
 
+def test_a_device_that_is_missing_is_named(llm):
+    with pytest.raises(ModelLoadError, match="device 'no-such-device'") as caught:
+        load_pretrained(str(llm), "no-such-device")
+    assert "cpu" in caught.value.hint
+
+
+@pytest.mark.parametrize("config", [[], {"peft_type": 1}, {"peft_type": "LORA", "r": "two"}])
+def test_a_damaged_configuration_of_an_adapter_is_named(llm, tmp_path, config):
+    folder = save_lora(llm, tmp_path / "adapter")
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match="could not be loaded into the model"):
+        load_adapter(load(llm), folder, "own")
+
+
 def test_an_error_without_a_message_is_named_by_its_type(llm, monkeypatch):
     def fail(*args, **kwargs):
         raise NotImplementedError

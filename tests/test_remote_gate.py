@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rgate_integrations import Decision, Draft, Override, Request, load_gate
+from rgate_integrations import Cost, Decision, Draft, Override, Request, load_gate
 from rgate_integrations.engine.loading import answer_first_gates
 from rgate_integrations.errors import ModelLoadError, ServerError
 from rgate_integrations.gates.artifacts import SavedGate
@@ -140,6 +140,16 @@ def test_the_servers_decision_holds_also_where_it_has_another_reason_than_its_th
         found = load_gate(url).decide("known")
     assert (found.retrieve, found.p_known) == (expected, p_known)
     assert found.reason.endswith("A rule.")
+
+
+def test_the_servers_time_is_not_counted_twice():
+    """Regression: the cost had the server's milliseconds beside those of the call, which include them."""
+    cost = Cost(model_calls=2, milliseconds=1e9)
+    decision = Decision(question="known", retrieve=False, p_known=0.9, reason="Known.", cost=cost)
+    with answering(200, f'{{"decisions": [{decision.model_dump_json()}]}}'.encode()) as (url, _):
+        cost = load_gate(url).decide("known").cost
+    assert cost.model_calls == 2
+    assert 0 < cost.milliseconds < 1e9
 
 
 def test_a_rule_of_the_server_is_reported_once():

@@ -1,4 +1,4 @@
-"""The command line, ``rgate``. Each module has one or a few commands; heavy imports happen inside the commands."""
+"""The command line, ``rgate``. Most modules hold a few commands; heavy imports happen inside the commands."""
 
 from rgate_integrations.cli.main import main
 

@@ -56,9 +56,9 @@ def decide(
 ) -> None:
     """Decide for each question whether to retrieve, and say why. The exit code is 1 if any could not be judged.
 
-    A line of standard input may also be a JSON object with "question" and, for gates that use them, "draft",
-    "popularity" and "history", a list of turns. After the first such line, every line must be one; any other
-    line is reported as an error, and the rest are judged.
+    An argument or line may also be a JSON object with "question" and, for gates that use them, "draft",
+    "popularity" and "history", a list of turns. From the first one that begins with "{", all must be such
+    objects; any other is reported as an error, and the rest are judged.
     """
     from rgate_integrations.engine.loading import load_gate
     from rgate_integrations.gates.rules import Rules
@@ -100,7 +100,10 @@ def ask(
     index: IndexFolder = None,
     k: PassageCount = 3,
 ) -> None:
-    """Ask questions: retrieve only for those that the LLM does not know, and say how long each step took."""
+    """Ask questions: retrieve only for those that the LLM does not know, and say how long each step took.
+
+    The exit code is 1 if any question could not be judged.
+    """
     from rgate_integrations.engine.loading import WARM_UP, load_gate
     from rgate_integrations.models.download import resolve_model
     from rgate_integrations.models.local import shared_proxy
@@ -130,7 +133,7 @@ def _answer(
     k: int,
     threshold: float | None,
 ) -> Decision:
-    """Decide, search if needed, answer, and print it all."""
+    """Decide, search if needed, answer, and print it all; an invalid question is only reported."""
     from rgate_integrations.answering.answers import write_answers
     from rgate_integrations.answering.query_plan import plan_queries
     from rgate_integrations.engine.decider import read_item

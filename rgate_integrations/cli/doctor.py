@@ -1,4 +1,4 @@
-"""``rgate download``, ``rgate doctor`` and ``rgate gates``: show what is available and missing, and how to get it."""
+"""``rgate download``, ``doctor`` and ``gates``: download models, show what is missing, and list gates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EXTRAS = {
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Report versions, devices and the cache, and how to install missing parts. Install only those that you use."""
+    """Report versions, devices, cache and models, and how to get missing parts. Get only what you use."""
     say_table(("name", "state", "remedy"), list(_examine()), as_json=as_json)
 
 
@@ -133,7 +133,7 @@ def gates(
         ),
     ] = None,
 ) -> None:
-    """List the gates with paper, evidence, training and cost."""
+    """List the gates with paper, evidence, training and cost; or, with --llm, show an LLM's ability."""
     if llm is not None:
         _say_ability(llm, as_json)
         return

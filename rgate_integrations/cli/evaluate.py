@@ -1,4 +1,4 @@
-"""``rgate collect``, ``evaluate``, ``calibrate``, ``report`` and ``monitor``: make paired data, and use them."""
+"""``rgate collect``, ``evaluate``, ``calibrate``, ``report``, ``monitor``: collect answers, measure gates."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def evaluate(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the result here, as JSON.")] = None,
 ) -> None:
-    """Evaluate a gate on paired data: AUC, accuracy against never, always, random and oracle, break-even."""
+    """Evaluate a gate on paired data: AUC, accuracy against never, always, random and oracle retrieval."""
     from rgate_integrations.runtime.files import json_text, write_atomically
     from rgate_integrations.tuning import read_paired
     from rgate_integrations.tuning.evaluation import break_even
@@ -201,7 +201,7 @@ def calibrate(
     budget: BudgetOption = None,
     proxy: ProxyName = None,
 ) -> None:
-    """Choose a gate's threshold on paired data, with a guarantee, and save the gate."""
+    """Choose a gate's threshold on paired data, with a guarantee if they suffice, and save the gate."""
     from rgate_integrations.gates.folder import save_gate
     from rgate_integrations.gates.registry import saved_gate
     from rgate_integrations.tuning import calibrate as run
@@ -225,7 +225,7 @@ def calibrate(
 def _load_judged(
     name: str, draft: str, proxy: str | None, corpus: Sequence[Path] | None = None
 ) -> DecisionEngine:
-    """Return the gate to evaluate; for the default gate, the shipped one for that kind of draft.
+    """Return the gate to evaluate or calibrate; for the default gate, the shipped one for this kind of draft.
 
     Raises:
         ConfigurationError: The gate reads a draft, and ``draft`` is ``"none"``.
@@ -254,7 +254,7 @@ def report(
     results: Annotated[list[Path], typer.Argument(help="Results of rgate evaluate --out.")],
     html: Annotated[Path, typer.Option(help="Page to write.")] = Path("report.html"),
 ) -> None:
-    """Write a self-contained page: curves, reliability, examples, and an adjustable threshold."""
+    """Write a self-contained page on evaluations: curves, reliability, examples, adjustable threshold."""
     from rgate_integrations.runtime.files import write_atomically
     from rgate_integrations.tuning.report import read_results, report_page
 

@@ -1,4 +1,4 @@
-"""``rgate index``: builds and searches an index of your passages, or of the demo's corpus."""
+"""``rgate index``: builds and searches an index of passages; loads it, or the demo's, for other commands."""
 
 from __future__ import annotations
 
@@ -59,7 +59,12 @@ def search(
 
 
 def open_index(folder: Path | None) -> PassageIndex:
-    """Load an index; without a folder, the demo's index, which is built on first use."""
+    """Load an index; without a folder, the demo's index, which is built if it is missing or outdated.
+
+    Raises:
+        IndexNotFoundError: The folder has no index.
+        LockedError: Another process is building the demo's index.
+    """
     from rgate_integrations.index import PassageIndex, read_passages
     from rgate_integrations.models.download import cache_dir, corpus_path
     from rgate_integrations.runtime.files import locked

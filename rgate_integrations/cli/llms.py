@@ -47,7 +47,7 @@ _PROVIDER = re.compile(r"([a-z][a-z_]+):(.+)")
 
 
 def request_options(think: Literal["off", "low", "as-is"], extra_body: str, tokens: int) -> RequestOptions:
-    """Return the options of requests to an LLM.
+    """Return the options of requests to an LLM; ``tokens`` are those added for thinking.
 
     Raises:
         ConfigurationError: ``extra_body`` is not a JSON object.
@@ -68,7 +68,9 @@ def open_llm(llm: str, model: str | None, concurrency: int, options: RequestOpti
     """Return the LLM of an application: on a server, at a provider, or a local one.
 
     Raises:
-        ConfigurationError: The name of the server's model is missing, or a local model has request options.
+        ConfigurationError: The name of the server's model is missing, the URL or provider is invalid, or a
+            local model has request options.
+        MissingDependencyError: LangChain or the provider's package is not installed.
     """
     if llm.startswith(("http://", "https://")):
         if model is None:

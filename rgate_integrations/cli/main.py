@@ -63,7 +63,7 @@ app.add_typer(index, name="index")
 
 
 def main() -> None:
-    """Run the command line; exit code 1 after an error, 130 after Ctrl-C."""
+    """Run the command line; exit code 1 after an error, 2 for invalid options, 130 after Ctrl-C."""
     print_log(logging.WARNING)
     try:
         app()

@@ -87,7 +87,7 @@ def serve(
     """Serve decisions over HTTP; with --upstream, also as a gateway that retrieves if the LLM needs it.
 
     POST /v1/systemone, /v1/decide, /v1/queries; GET /health, /ready, /metrics; with --upstream, also all routes of
-    that server. The environment variable RGATE_TOKEN holds the bearer token that clients must send.
+    that server. If the environment variable RGATE_TOKEN is set, clients must send it as the bearer token.
     """
     from rgate_integrations.corpus.indexed import profile_index
 
@@ -123,7 +123,8 @@ def _make_gateway(
     """Return the gateway to an upstream; None without an upstream.
 
     Raises:
-        ConfigurationError: An option of the gateway is set without an upstream.
+        ConfigurationError: An option of the gateway is set without an upstream, the upstream's URL is
+            invalid, or the options do not suit each other, see `Gateway`.
     """
     from rgate_integrations.serving.gateway import Gateway
     from rgate_integrations.serving.upstream import Upstream
@@ -151,11 +152,11 @@ def _load_served(
 
 
 def _open_retriever(indexes: Sequence[str], name: str | None) -> Retriever | dict[str, Retriever] | None:
-    """Return an index, several by name, the object named as MODULE:OBJECT, or None.
+    """Return an unnamed index, named ones by name, the object named as MODULE:OBJECT, or None.
 
     Raises:
         ConfigurationError: Several indexes share a name or lack one, there are indexes and an object, or the object
-            cannot be imported.
+            cannot be imported or cannot search.
     """
     if name is not None:
         if indexes:
@@ -189,7 +190,7 @@ def mcp(
 ) -> None:
     """Serve the tools should_retrieve and search_queries to agents of any framework.
 
-    With --http, the environment variable RGATE_TOKEN holds the bearer token that clients must send.
+    With --http, if the environment variable RGATE_TOKEN is set, clients must send it as the bearer token.
     """
     try:
         from rgate_integrations.serving.agents import make_mcp_app, make_mcp_server, serve_stdio

@@ -70,10 +70,10 @@ BudgetOption = Annotated[
 
 
 def make_policy(max_loss: float | None, budget: float | None) -> Policy:
-    """Return the policy for the options ``--max-loss`` and ``--budget``.
+    """Return the policy that chooses a threshold, from the options ``--max-loss`` and ``--budget``.
 
     Raises:
-        ConfigurationError: Both options are set.
+        ConfigurationError: Both options are set, or one is out of range.
     """
     from rgate_integrations.errors import ConfigurationError
     from rgate_integrations.tuning import Budget, MaxLoss
@@ -160,7 +160,7 @@ class _PlainFormatter(logging.Formatter):
 
 
 def print_log(level: int, form: str = "%(message)s") -> None:
-    """Print log messages of a level and above to standard error."""
+    """From now on, print log messages of a level and above to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(_PlainFormatter(form))
     logging.basicConfig(level=level, handlers=[handler], force=True)

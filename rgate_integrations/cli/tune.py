@@ -85,7 +85,7 @@ def tune(
     init_from: Annotated[str, typer.Option(help="Gate to start from.")] = DEFAULT_GATE,
     corpus: CorpusFolders = None,
 ) -> None:
-    """Ask your LLM with and without retrieval, and make a gate for it. Run it again to resume."""
+    """Ask your LLM with and without retrieval, and make a gate for it. If interrupted, run it again."""
     from rgate_integrations.tuning import TuneOptions
     from rgate_integrations.tuning import tune as run
     from rgate_integrations.tuning.arms import ModelArm
@@ -136,7 +136,7 @@ def _say_result(result: TuneResult) -> None:
 def _confirm(
     bar: Bar, llm: str, judge: str | None, yes: bool, num_questions: int, calls: Mapping[str, int]
 ) -> None:
-    """Print the number of calls, and ask for confirmation."""
+    """Print the number of calls; if there are any, ask for confirmation unless ``yes`` is true."""
     remaining = [f"{number} {kind}" for kind, number in calls.items() if number]
     with bar.hidden():
         say(
@@ -149,7 +149,7 @@ def _confirm(
 
 
 def _find_embedder() -> Embedder | None:
-    """Return the embedder if its model is downloaded."""
+    """Return the embedder if its model is downloaded, or else None."""
     from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, SentenceEmbedder
     from rgate_integrations.models.download import cached_path
 
@@ -185,10 +185,10 @@ def train(
     system: Annotated[str | None, typer.Option(help="System prompt of your direct arm (probe only).")] = None,
     llm: Annotated[str, typer.Option(help="Name of the LLM whose answers were labelled.")] = _LLM,
 ) -> None:
-    """Train a gate on labelled questions and save it.
+    """Train a gate on labelled questions, or the rewriter on annotated claims, and save it.
 
-    A probe is fitted to hidden states in minutes, on a CPU; its cross-validated AUC is printed for each set. The
-    other gates fine-tune the proxy with LoRA.
+    A probe is fitted to hidden states in minutes, on a CPU; its cross-validated AUC is printed for each data
+    set. For all others, the proxy is fine-tuned with LoRA.
     """
     from rgate_integrations.runtime.files import locked
     from rgate_integrations.tuning.training import TrainingOptions
@@ -234,7 +234,7 @@ def _train(
     *,
     self_label: bool,
 ) -> dict[str, Any]:
-    """Read or sample the labels, train and save; return the metrics of a probe's cross-validation."""
+    """Read or sample the labels, train and save; return a probe's cross-validation metrics, else {}."""
     from rgate_integrations.gates.folder import save_gate
     from rgate_integrations.models.local import shared_proxy
     from rgate_integrations.models.proxies import gate_proxy

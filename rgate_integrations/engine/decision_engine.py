@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from contextvars import ContextVar
 from functools import partial
@@ -207,7 +206,7 @@ class DecisionEngine(Decider):
     def _decide(self, requests: Sequence[Request]) -> list[Decision | Exception]:
         """Decide for a batch from all callers; runs in this engine's worker thread."""
         _JUDGING.set(self)
-        sources = Sources(self.get_proxy, self.llm, self._memory, self.timeout or math.inf)
+        sources = Sources(self.get_proxy, self.llm, self._memory)
         scores = score_requests(self.gate, requests, sources, self.rules)
         outcomes: list[Decision | Exception] = []
         for request, score in zip(requests, scores, strict=True):

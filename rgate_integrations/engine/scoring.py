@@ -41,8 +41,7 @@ def score_requests(
     start = time.perf_counter()
     verdict = ScoreSpec(gate)
     likeness = rules.likeness_for(gate)
-    planned = expand_specs((*likeness, verdict))
-    reads_model = any(spec.reads_model for spec in planned)
+    reads_model = any(spec.reads_model for spec in expand_specs((*likeness, verdict)))
     resolved = resolve_turns(gate, requests, sources) if gate.reads_history else requests
     evidence = []
     # The cheapest rules decide first: patterns and functions, then examples, then the gate.
@@ -57,7 +56,7 @@ def score_requests(
             item = read_request(resolved_request, sources)
         evidence.append(item)
     # A request that already has a verdict costs nothing more, because `find` only computes missing pieces.
-    context = Context(evidence, sources, planned)
+    context = Context(evidence, sources)
     for spec in likeness:
         undecided = context.without(verdict)
         for item, match in zip(undecided.evidence, undecided.find(spec), strict=True):

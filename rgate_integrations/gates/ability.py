@@ -1,4 +1,4 @@
-"""How much an LLM knows, as a number with its uncertainty: looked up by name, or measured by ``rgate ability``."""
+"""How much an LLM knows, as a number with its uncertainty: looked up or guessed by name, or measured."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from rgate_integrations.runtime.files import (
 )
 
 ABILITY = "ability.json"
-"""The file of a measured ability."""
+"""Name of the file that holds a measured ability, in its folder."""
 
 REFERENCE_LLM = "Llama-3.1-8B-Instruct"
-"""The LLM of ability 0; an unknown LLM is judged like this one."""
+"""The LLM of ability 0; an LLM is judged like it if its name says nothing, not even a size."""
 
 _FORMAT = 1
 _DEFAULT_SIZE = 8.0
@@ -53,7 +53,7 @@ class Ability:
     Attributes:
         llm: Name of the LLM.
         theta: Ability in logits; 0 is that of Llama-3.1-8B-Instruct, and more is better.
-        sd: Standard deviation of ``theta``.
+        sd: Standard deviation of ``theta``, in logits, at least 0.
         source: Where the value comes from, as a phrase, such as "guessed from 7 billion parameters".
     """
 
@@ -68,26 +68,28 @@ _DEFAULT = Ability(REFERENCE_LLM, 0.0, 1.0, "nothing is known about the LLM")
 
 @dataclass(frozen=True)
 class AbilityEntry:
-    """A line of the table, with its parsed name."""
+    """An LLM of a table of abilities, with its parsed name; see `build_table`."""
 
     name: ModelName
     ability: Ability
 
 
 def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
-    """Return the ability of an LLM, and a warning if its name matches nothing in the table (otherwise empty).
+    """Return the ability of an LLM, and a warning if nothing is known about its name (otherwise empty).
 
     The first of these that applies is used. Abilities from the table are lowered by one standard deviation.
 
     1. a folder made by ``rgate ability``: the measured ability;
-    2. the table: the line with the words of the name (see `rgate_integrations.gates.llm_names`), if necessary without
-       the words for how long the LLM thinks; of several, the one with the same date, or else the least able LLM;
-    3. a family of the table. With a size: the ability of this family at that size, of the same version if possible.
-       Without one: that of the latest predecessor of the same tier, such as ``opus``; or else of the least able LLM
-       of the version, or of the family. A guess is never above the known LLMs that it is based on. If a name has two
-       families, such as a distilled LLM's, the less able one counts;
-    4. a size alone, which never gives more than the default;
-    5. the default.
+    2. the shipped table: the line with the words of the name (see `rgate_integrations.gates.llm_names`), if
+       necessary without the words for how long the LLM thinks; of several, the least able one, if possible of
+       the same date;
+    3. a family of the table. With a size: the ability of this family at that size, of the same version if
+       possible. Without one: that of the latest predecessor of the same tier, such as ``opus``; or else of
+       the least able LLM of the version, or of the family, but at most 0 if this LLM may be weaker. A guess
+       is never above the most able LLM that it is based on. If a name has two families, such as a distilled
+       LLM's, the lower guess counts;
+    4. a size alone, which never gives more than the default, with a warning;
+    5. the default, ability 0, with a warning unless the name is empty.
 
     Args:
         name: The name as a provider, a server, a file or a framework writes it; may be empty.
@@ -126,12 +128,12 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
 
 
 def check_llm_name(name: str) -> None:
-    """Reject a path that does not exist: it is a mistyped folder, not the name of an LLM.
+    """Reject a path like ``./mine`` that does not exist: it is a mistyped folder, not the name of an LLM.
 
     Only for names that the user gives, because a server's name for its model may be a path on another machine.
 
     Raises:
-        ConfigurationError: The name starts like a relative or home path, and does not exist.
+        ConfigurationError: The name starts with ``./``, ``../`` or ``~``, and does not exist.
     """
     if name.startswith(("./", "../", ".\\", "..\\", "~")) and not os.path.exists(find_folder(name)):
         raise ConfigurationError(
@@ -157,7 +159,7 @@ def build_table(text: str) -> tuple[AbilityEntry, ...]:
     An LLM that also has a name with a size appears twice.
 
     Args:
-        text: JSON: ``theta``, ``sd`` and ``source`` by name.
+        text: JSON: ``theta``, ``sd`` and ``source`` of each LLM, by its name; see `Ability`.
     """
     # Abilities by name tend to be too high. With one standard deviation less, strong LLMs answer 76 % of the skipped
     # questions correctly, not 72 % (benchmarks/abilities.py).
@@ -182,7 +184,7 @@ def _least_able(entries: Sequence[AbilityEntry]) -> Ability:
 
 
 def _same_llm(model: ModelName) -> list[AbilityEntry]:
-    """Return the lines with all words of an LLM's name, or else without the words for how long it thinks."""
+    """Return the lines with exactly a name's words, or else without those for how long the LLM thinks."""
     table = ability_table()
     for words in (model.words, model.without_effort, model.without_any_effort):
         exact = [entry for entry in table if entry.name.words == words]
@@ -254,7 +256,7 @@ def _guess_by_tier(
 def _predecessors(
     tier: frozenset[str], number: float, family: str, members: Sequence[AbilityEntry]
 ) -> list[AbilityEntry]:
-    """Return the members of a tier with the latest version up to a number; may be empty."""
+    """Return the members of a tier, without sizes, of the latest version up to a number; may be empty."""
     versions = [
         (entry.name.version(family) or 0.0, entry)
         for entry in members
@@ -289,7 +291,12 @@ def _interpolate(size: float, entries: Sequence[AbilityEntry]) -> tuple[float, A
 
 
 def save_measured(ability: Ability, folder: str | Path) -> Path:
-    """Write an ability to a folder atomically."""
+    """Write an ability to a folder atomically, and return the folder.
+
+    Raises:
+        ConfigurationError: The folder's name is taken by a file, or by a folder of another kind.
+        WriteError: The folder could not be written.
+    """
     return write_folder(folder, {ABILITY: json_text({"format": _FORMAT, **asdict(ability)})})
 
 

@@ -28,7 +28,7 @@ class AnswerGate(Gate):
     ``"answer:QUESTION,ANSWER"`` names the two gates, each of which has its own proxy.
 
     Attributes:
-        question: The heads, which judge the question and the kind of request.
+        question: The heads (`HeadsGate`), which judge the question and the kind of request.
         answer: The gate that judges the partial answer.
         weight: Weight of the partial answer for a question about a fact, in [0, 1].
         proxy: The model that reads the partial answer.
@@ -56,7 +56,7 @@ class AnswerGate(Gate):
 
     @classmethod
     def parse_argument(cls, argument: str) -> dict[str, Any]:
-        """Read ``answer:QUESTION,ANSWER``; each is the name or folder of a gate.
+        """Return the two gates of ``answer:QUESTION,ANSWER``, each as a name or folder.
 
         Raises:
             ConfigurationError: It does not name two gates.
@@ -75,7 +75,10 @@ class AnswerGate(Gate):
         return share_with_inner(values, "answer")
 
     def model_post_init(self, context: Any) -> None:
-        """Let the reader, the second model of the heads, score every fact: it reads the partial answer anyway."""
+        """Use the heads' second model, the reader, for every English fact that could change the decision.
+
+        It costs little, because the shipped gate for partial answers uses the same model.
+        """
         self._heads = self.question.replace(margin=ALWAYS_READ)
 
     def question_gate(self) -> Gate:
@@ -104,6 +107,6 @@ class AnswerGate(Gate):
         )
 
     def for_llm(self, name: str, name_source: str = "") -> Self:
-        """Return a copy whose heads judge what this LLM knows, or the gate itself if they do not change."""
+        """Return a copy whose heads judge what this LLM knows, or the gate itself if these do not change."""
         question = self.question.for_llm(name, name_source)
         return self if question is self.question else self.replace(question=question)

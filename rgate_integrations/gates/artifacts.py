@@ -1,6 +1,7 @@
 """The content of saved gates: the validated fields of ``gate.json``, and arrays.
 
-Adapters and calibrated gates are a plain `SavedGate`. Heads, probes and tuned gates also have their own weights.
+Gates with a LoRA adapter and calibrated gates are a plain `SavedGate`. Heads, probes and tuned gates also
+have weights of their own.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _check_weights(value: Any) -> Float32Array:
 
 
 Weights: TypeAlias = Annotated[Float32Array, PlainValidator(_check_weights)]
-"""A finite float32 array of a saved gate."""
+"""A float32 array of a saved gate; all its numbers are finite."""
 
 Count: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000)]
 
@@ -55,10 +56,10 @@ class SavedGate:
 
     Attributes:
         method: Name of the gate, as for `load_gate`.
-        base_model: The proxy that it was trained with: catalogue name, folder or Hub id.
+        base_model: The proxy that it was trained with: catalogue name, folder or Hub id; empty for none.
         fingerprint: `rgate_integrations.models.base.Proxy.fingerprint` of the proxy; empty if unknown.
         llm: The LLM whose knowledge it judges; empty for any.
-        threshold: Default threshold.
+        threshold: Default threshold, at least 0.
         prompts: Hash of each prompt that it was trained with, by name; with other prompts its scores are meaningless.
         parameters: Other parameters of the gate, as JSON values.
         provenance: Its origin as JSON values: data, label, seed, recipe, metrics, versions, licence.
@@ -99,7 +100,7 @@ class LogprobHead:
         total: Weight of the sum of the log-probabilities.
         least: Weight of the lowest log-probability.
         mean: Weight of the mean log-probability.
-        bias: Added to the sum.
+        bias: Added to the weighted sum.
     """
 
     text: Finite
@@ -129,7 +130,7 @@ class ProbeArtifact(SavedGate):
         weight: Shape (layers, hidden size), float32.
         bias: Added to the sum of ``weight * states``; the result is a logit.
         layers: The hidden states to read, as (layer, span, pooling).
-        tokens: Number of draft tokens to read; 0 for the question alone.
+        tokens: Maximum number of draft tokens to read; 0 for the question alone.
         source: Who writes the draft.
         slope: Slope of the logit's Platt calibration.
         intercept: Intercept of the calibration.
@@ -155,15 +156,15 @@ class ProbeArtifact(SavedGate):
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TunedArtifact(SavedGate):
-    """A correction of another gate, the prior: ``slope * prior + weight · states + head · features + bias``.
+    """Corrects another gate, the prior: logit = ``slope * prior + weight · states + head · features + bias``.
 
     Attributes:
         slope: Factor of the prior's logit.
-        bias: Added to the logit.
+        bias: Added to the other terms.
         weight: Weights of the hidden states of the question, shape (layers, hidden size), float32.
-        head: Weights of the log-probability features of a partial answer, float32; empty for the question alone.
+        head: Weights of the `draft_features` of a partial answer, float32; empty for the question alone.
         layers: The hidden states to read, as (layer, span, pooling).
-        tokens: Number of tokens of the partial answer to read; 0 for the question alone.
+        tokens: Maximum number of tokens of the partial answer to read; 0 for the question alone.
     """
 
     method: Literal["tuned"] = "tuned"
@@ -289,7 +290,7 @@ class FactHeads:
             check_shape("news_weight", self.news_weight, len(self.layers))
 
     def about_news(self, states: AnyStates) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Return which of n questions may be about news, shape (n,).
+        """Return which of n questions may be about news, shape (n,); none without `news_weight`.
 
         Args:
             states: Pooled states, shape (n, L, H).
@@ -301,12 +302,12 @@ class FactHeads:
     def known_logits(self, states: AnyStates, theta: float | Float64Array, sd: float = 0.0) -> Float64Array:
         """Return the logit that an LLM knows the fact, shape (n,), averaged over its possible abilities.
 
-        Uncertainty about the ability moves it towards 0. The mean over a normal distribution is approximated as in
-        MacKay, "The evidence framework applied to classification networks", 1992.
+        Uncertainty about the ability moves the logit towards 0. The mean over a normal distribution is
+        approximated as in MacKay, "The evidence framework applied to classification networks", 1992.
 
         Args:
             states: Pooled states, shape (n, L, H).
-            theta: Mean of the ability.
+            theta: Mean of the ability: one for all questions, or shape (n,).
             sd: Standard deviation of the ability.
         """
         logits = weighted(states, self.known_weight) + self.known_bias + self.ability_slope * theta
@@ -315,8 +316,8 @@ class FactHeads:
     def p_fact_known(self, states: AnyStates, theta: float, sd: float) -> Float64Array:
         """Return P(the LLM knows the fact), shape (n,); see `known_logits`.
 
-        Even a very capable LLM has not seen the latest news. So for news the ability is at most 0, and the low
-        P(known) also catches news that the heads for kinds overlook.
+        Even a very capable LLM has not seen the latest news. So for possible news the ability is at most 0,
+        and the low P(known) also catches news that the heads for kinds overlook.
         """
         abilities = np.where(self.about_news(states), min(theta, 0.0), theta)
         return sigmoids(self.known_logits(states, abilities, sd))
@@ -331,8 +332,7 @@ class HeadsArtifact(SavedGate):
         in_context: Classifies a segment that has neighbours or earlier turns, from layers that are adapted to this
             task. Its logits are averaged with those of `segments`.
         first_facts: Estimates from the states of `base_model` whether a fact is known.
-        facts: Estimates the same from a second model, which is better but needs another pass and only reads
-            English.
+        facts: Estimates it from a second model: better, but in another pass and only in English.
         english_weight: Shape (L, H), float32: a question is English if
             ``sum(english_weight * states) + english_bias > 0``, for the first model's states of the layers of
             `first_facts`.
@@ -362,7 +362,8 @@ class HeadsArtifact(SavedGate):
         """Return the probability of each of K kinds for each of n segments, shape (n, K).
 
         Args:
-            states: Pooled states, shape (n, L, H): the layers of `segments`, and in context `context_layers`.
+            states: Pooled states, shape (n, L, H): the layers of `segments`, followed in context by
+                `context_layers`.
             layout: `rgate_integrations.runtime.segments.layout` of the segments, shape (n, 11).
             in_context: Whether the segments have neighbours or earlier turns.
         """
@@ -381,7 +382,7 @@ class HeadsArtifact(SavedGate):
 
 
 def weighted(states: AnyStates, weight: Float32Array) -> Float64Array:
-    """Return the sum of weights of the shape (L, H) times states of the shape (n, L, H), shape (n,)."""
+    """Return the weighted sum of each item's states, shape (n,): states are (n, L, H), weights (L, H)."""
     return _flat(states) @ weight.ravel().astype(np.float64)
 
 
@@ -391,7 +392,7 @@ def p_answered(kinds: Sequence[Kind], probabilities: Float64Array, known: Float6
     Args:
         kinds: The K kinds.
         probabilities: The probability of each kind, shape (n, K).
-        known: P(the LLM knows the fact), one per request or one for all.
+        known: P(the LLM knows the fact), shape (n,), or (1,) if it is the same for all.
     """
     shares = np.stack([kind.share_answered(known) for kind in kinds], axis=1)
     answered: Float64Array = np.minimum((probabilities * shares).sum(axis=1), 1.0)  # rounding may exceed 1

@@ -50,12 +50,12 @@ class Score:
 
     Attributes:
         p_known: Probability in [0, 1] that the LLM answers correctly without retrieval. Higher means skip.
-        reason: A human-readable reason, in one sentence.
+        reason: A human-readable reason, in one or two sentences; may be empty if there is an override.
         draft: The draft that was judged, if any.
         warnings: Problems that did not stop the gate.
         signals: Probabilities behind `p_known`, by name.
-        llm: The LLM whose knowledge was judged, and the source of its name.
-        threshold: The threshold unless the caller gives one; None for the threshold of the gate.
+        llm: The LLM whose knowledge was judged, and the source of its name; may be empty.
+        threshold: Replaces the gate's threshold unless the caller gives one; None to keep the gate's.
         override: A decision that takes precedence over the threshold, if any.
         p_covered: Probability in [0, 1] that a corpus has something on the request; None without a corpus.
         corpora: Names of the corpora to search if it retrieves, best first.
@@ -77,7 +77,7 @@ class Score:
     cost: Cost = field(default_factory=Cost)
 
     def overridden(self, reason: str, *, retrieve: bool = True) -> Score:
-        """Return this score with an override, which replaces an earlier one only if that skips and this retrieves."""
+        """Return this score with an override; an earlier one stays unless it skips and this one retrieves."""
         if self.override is not None and self.override.retrieve >= retrieve:
             return self
         return replace(self, override=Override(retrieve=retrieve, reason=reason))
@@ -86,7 +86,8 @@ class Score:
 class Gate(BaseModel, ABC):
     """Scores evidence: how likely is it that the LLM knows the answer?
 
-    Gates are immutable values. To use one, pass it to `load_gate`, or to an adapter as ``gate=``.
+    Gates are immutable values. To use one, pass it to `load_gate`, or to a framework's adapter as
+    ``gate=``.
 
     Example:
         >>> from rgate_integrations import load_gate
@@ -130,7 +131,10 @@ class Gate(BaseModel, ABC):
         """The evidence that the gate needs."""
 
     def look_closer(self, evidence: Evidence) -> Specs:
-        """Return more evidence that `score` needs, given the evidence so far; by default none. Must be pure."""
+        """Return specs of more evidence that `score` needs, given the evidence so far; by default none.
+
+        Must be pure.
+        """
         return ()
 
     @abstractmethod
@@ -157,7 +161,7 @@ class Gate(BaseModel, ABC):
         return self if self.reads_drafts else None
 
     def question_gate(self) -> Gate | None:
-        """Return the gate that reads only the question: this one, a related one, or None."""
+        """Return the gate that reads only the question: this one, a related one, or None, the default."""
         return None
 
     @property
@@ -185,6 +189,7 @@ class Gate(BaseModel, ABC):
 
         Raises:
             ConfigurationError: A parameter is unknown or invalid.
+            ModelLoadError: A saved gate or measured ability that a parameter names cannot be loaded.
         """
         try:
             return cls.model_validate(dict(parameters))
@@ -214,6 +219,10 @@ class Gate(BaseModel, ABC):
         Args:
             name: Name of the LLM, or folder of its measured ability.
             name_source: Where the name was detected; empty if the user gave it, which overrides a detected name.
+
+        Raises:
+            ConfigurationError: The name is a path that does not exist.
+            ModelLoadError: The measured ability cannot be read.
         """
         return self
 
@@ -223,7 +232,8 @@ class Gate(BaseModel, ABC):
 
 
 CLIENT = "the client"
-"""The source of a name that a client sent to a server. It counts as the user's, but is never read as a folder."""
+"""The source of an LLM's name that a client sent to a server. Such a name counts as the user's, but is never
+read as a folder."""
 USER_SOURCES = ("", CLIENT)
 
 
@@ -259,7 +269,8 @@ InnerGate = Annotated[Gate, PlainSerializer(Gate.config)]
 def share_with_inner(values: Any, inner_field: str, *defaults: str) -> Any:
     """Complete a gate's parameters with those that it shares with its inner gate, for a validator.
 
-    Both have the same proxy: the outer gate's if given, or else the inner gate's.
+    Both have the same proxy: the outer gate's if given, or else the inner gate's. Without an inner gate,
+    nothing changes.
 
     Args:
         values: The parameters.
@@ -294,7 +305,7 @@ class ScoreSpec(EvidenceSpec[Score]):
 
     @property
     def needs(self) -> Specs:
-        """All evidence that the gate uses."""
+        """The evidence that the gate always needs; `compute` adds what `Gate.look_closer` asks for."""
         return self.gate.specs
 
     def compute(self, context: Context) -> list[Piece[Score] | Exception]:
@@ -340,7 +351,7 @@ def check_answers(drafts: Sequence[Any]) -> None:
 
 
 def _check_model(gate: Gate, proxy: Proxy | None) -> tuple[str, ...]:
-    """Reject evidence from a model on which the gate was not trained; warn if the model's weights are unknown.
+    """Reject evidence from a model on which the gate was not trained; return a warning if that is unknown.
 
     Raises:
         ModelLoadError: The fingerprints differ.

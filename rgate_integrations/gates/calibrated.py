@@ -17,11 +17,11 @@ from rgate_integrations.gates.probability import ProbabilityMap
 class CalibratedGate(Gate):
     """Maps another gate's scores to probabilities; made by ``rgate calibrate``.
 
-    Proxy and threshold default to the inner gate's.
+    Proxy and threshold default to those of the given inner gate.
 
     Attributes:
         inner: The gate whose scores are mapped.
-        probability: The map from its scores to probabilities.
+        probability: The map from the inner gate's scores to probabilities.
         fingerprint: `Proxy.fingerprint` of the model that it was calibrated with; empty if unknown, or if no model
             reads the question.
     """

@@ -16,12 +16,14 @@ from rgate_integrations.gates.evidence.vectors import VectorSpec
 from rgate_integrations.gates.heads import HeadsGate
 
 COVERED = 0.5
-"""Minimum P(covered) of a request that is about a corpus."""
+"""Minimum P(covered) of a request about a corpus. From the same P(private or fresh) on, a request counts as
+private or fresh."""
 GIVEN_TEXT = 0.4
 """A segment with at least this P(given) is pasted text and asks nothing, even if it names something in the corpus:
 front ends paste whole chats into their prompts."""
 NOTHING_ASKED = 0.85
-"""A segment asks nothing of a corpus if P(small talk, a task or pasted text) is at least this."""
+"""A segment asks nothing if P(small talk, a task or pasted text) is at least this and it has no name from a
+corpus."""
 _REASON_WORDS = 3  # maximum number of the corpus's words to show in a reason
 
 Profile = Annotated[
@@ -35,9 +37,9 @@ class _Coverage:
 
     Attributes:
         profile: The corpus.
-        p: P(covered) of the segment where it is highest.
-        close: The closeness of that segment, by which corpora are ranked.
-        text: The segment.
+        p: P(covered) of the segment, or of the whole request, where it is highest.
+        close: Closeness of that text to the corpus, for the ranking of corpora.
+        text: That segment, or the whole request.
     """
 
     profile: CorpusProfile
@@ -56,19 +58,21 @@ class _Coverage:
 class CorpusGate(Gate):
     """Adds corpora to another gate, the inner gate; ``load_gate(corpus=…)`` makes one.
 
+    The first row that fits counts:
+
     ======================  =====================  ===================================================================
     the request             the inner gate         the decision
     ======================  =====================  ===================================================================
     asks nothing            any                    the inner gate's: thanks, "translate this", pasted text
     is about a corpus       any                    retrieve from it; with ``prefer="llm"``, the inner gate's
+    is about none           has an override        the override's
     is about none           the LLM knows          direct
-    is about none           private or fresh,      retrieve: a source without a profile may hold it
-                            or an override
+    is about none           private or fresh       retrieve: a source without a profile may hold it
     is about none           the LLM may not know   ``when_uncovered``
     ======================  =====================  ===================================================================
 
     Attributes:
-        inner: Estimates what the LLM knows.
+        inner: Estimates what the LLM knows. Only a gate with heads recognises that a request asks nothing.
         profiles: The corpora, each with a unique name.
         prefer: Who answers a request about a corpus: ``"corpus"``, or ``"llm"`` if it knows. None means ``"corpus"``
             for a specific corpus, and ``"llm"`` for one about everything, such as an encyclopaedia.
@@ -117,25 +121,25 @@ class CorpusGate(Gate):
 
     @property
     def judges_llm(self) -> bool:  # type: ignore[override]  # as the inner gate does
-        """Whether the inner gate judges one LLM."""
+        """Whether the inner gate judges a particular LLM."""
         return self.inner.judges_llm
 
     def for_llm(self, name: str, name_source: str = "") -> Self:
-        """Return a copy that judges what this LLM knows, or itself if nothing changes."""
+        """Return a copy whose inner gate judges this LLM, or the gate itself if nothing changes."""
         return self.around(self.inner.for_llm(name, name_source))
 
     def answer_gate(self) -> Gate | None:
-        """Return this gate around the inner gate's gate for partial answers."""
+        """Return this gate around the inner gate's gate for partial answers, or None if that has none."""
         inner = self.inner.answer_gate()
         return None if inner is None else self.around(inner)
 
     def question_gate(self) -> Gate | None:
-        """Return this gate around the inner gate's gate for the question alone."""
+        """Return this gate around the inner gate's gate for the question alone, or None if that has none."""
         inner = self.inner.question_gate()
         return None if inner is None else self.around(inner)
 
     def around(self, inner: Gate) -> Self:
-        """Return this gate around another inner gate, or itself if it is the same."""
+        """Return a copy around another inner gate, with its threshold and proxy; itself if it is the same."""
         if inner is self.inner:
             return self
         return self.replace(inner=inner, threshold=inner.threshold, proxy=inner.proxy)
@@ -150,7 +154,7 @@ class CorpusGate(Gate):
         return VectorSpec.shared_with(self.inner.specs)
 
     def score(self, evidence: Evidence) -> Score:
-        """Add coverage to the inner gate's score, and decide by the table above."""
+        """Add coverage to the inner gate's score, and decide by the table of `CorpusGate`."""
         score = evidence[ScoreSpec(self.inner)]
         asking = self._asking(evidence)
         ranked = self._cover(evidence, asking)
@@ -179,7 +183,10 @@ class CorpusGate(Gate):
         return replace(score.overridden(reason, retrieve=False), outcome=self.when_uncovered)
 
     def _asking(self, evidence: Evidence) -> list[bool]:
-        """Return whether each segment asks anything. One with a name from a corpus does, unless it is pasted text."""
+        """Return whether each segment asks anything.
+
+        One with a name from a corpus does, unless it is pasted text. If the inner gate has no heads, all do.
+        """
         texts, heads = evidence[self._vector_spec].texts, self.inner.question_gate()
         if not isinstance(heads, HeadsGate):
             return [True] * len(texts)
@@ -192,7 +199,7 @@ class CorpusGate(Gate):
         return asking
 
     def _cover(self, evidence: Evidence, asking: list[bool]) -> list[_Coverage]:
-        """Return the coverage of each corpus: those that cover the request first, each group by closeness."""
+        """Return each corpus's coverage: those that cover the request first, both groups by closeness."""
         read = evidence[self._vector_spec]
         # The vector of the whole request would mostly reflect the text pasted into it.
         rows = [row for row, asks in enumerate(asking) if asks] if not all(asking) else []

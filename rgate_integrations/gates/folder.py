@@ -1,4 +1,4 @@
-"""The folder of a saved gate: ``gate.json``, weights and a card; written atomically, and verified by checksum."""
+"""The folder of a saved gate: ``gate.json``, a card and perhaps weights, which are verified by checksum."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from rgate_integrations.runtime.files import (
 FORMAT = 1
 CONFIG, CARD, WEIGHTS = "gate.json", "README.md", "weights.safetensors"
 ADAPTER = "adapter_model.safetensors"
-"""The file of a LoRA adapter, as peft names it."""
+"""Name of the file of a LoRA adapter, as peft writes it."""
 
 _MAX_HEADER = 1 << 16
 _MAX_WEIGHTS = 1 << 32  # bytes; the adapter of a 70B model has about 1 GiB
@@ -55,7 +55,7 @@ def saved_folder(name: str | Path) -> Path:
         name: A local folder, the name of a shipped gate, or a Hub id, which is downloaded.
 
     Raises:
-        ModelLoadError: None of these exists.
+        ModelLoadError: None of these exists, or the download fails.
     """
     # A local folder takes precedence, so that users can replace a shipped gate.
     for folder in (find_folder(name), SHIPPED / name):
@@ -79,13 +79,18 @@ def save_gate(gate: SavedGate, folder: str | Path) -> Path:
     """Save a gate atomically, replacing an earlier one, and return its folder.
 
     Raises:
-        WriteError: It could not be written.
+        ConfigurationError: The folder's name is taken by a file, or by a folder of another kind.
+        WriteError: The gate could not be written.
     """
     return write_folder(folder, gate_files(gate, Path(folder).name))
 
 
 def save_adapter(gate: SavedGate, folder: str | Path) -> Path:
-    """Turn the folder of a LoRA adapter into one that `load_gate` can load, and return it."""
+    """Turn the folder of a LoRA adapter into one that `load_gate` can load, and return it.
+
+    Raises:
+        OSError: The adapter's file cannot be read, or the folder cannot be written.
+    """
     root = Path(folder)
     files = gate_files(gate, root.name, read_file(root / ADAPTER, _MAX_WEIGHTS))
     for name in (CARD, CONFIG):  # the config comes last, because it makes the folder a gate
@@ -99,7 +104,7 @@ def gate_files(gate: SavedGate, name: str, adapter: bytes = b"") -> dict[str, by
     Args:
         gate: The gate.
         name: The gate's name on its card.
-        adapter: Content of its adapter's file, which is already in the folder.
+        adapter: Content of its adapter's file, which is already in the folder; empty for none.
     """
     content = asdict(gate)
     parts = {"": content} | {f"{name}.": part for name, part in content.items() if isinstance(part, dict)}
@@ -118,11 +123,13 @@ def gate_files(gate: SavedGate, name: str, adapter: bytes = b"") -> dict[str, by
 
 
 def tuned_files(gate: TunedArtifact, prior: str | Path, name: str = "tuned") -> dict[str, bytes | str]:
-    """Return the files of a tuned gate's folder, with a copy of the prior, because the original may change.
+    """Return the files of a tuned gate's folder, by name.
+
+    They include a copy of the prior, the gate to correct, because the original may change.
 
     Args:
         gate: The correction.
-        prior: The gate to correct: a folder, or the name of a shipped gate.
+        prior: The gate to correct: a folder, a Hub id, or the name of a shipped gate.
         name: The gate's name on its card.
 
     Raises:
@@ -143,7 +150,8 @@ def read_gate(name: str | Path) -> SavedGate:
         name: A local folder, the name of a shipped gate, or a Hub id.
 
     Raises:
-        ModelLoadError: The gate does not exist, a file is damaged or missing, or it is from a newer version.
+        ModelLoadError: The gate does not exist or cannot be downloaded, a file is damaged or missing, or the
+            gate is from a newer version of the package.
     """
     folder = saved_folder(name)
     try:
@@ -201,7 +209,7 @@ def _put_arrays(content: dict[str, Any], weights: bytes) -> None:
 
 
 def unreadable(folder: Path, error: Exception) -> ModelLoadError:
-    """Return the error for a gate with a missing or invalid file."""
+    """Return the error for a gate with a missing, unreadable or invalid file."""
     reason = f"{type(error).__name__}: {getattr(error, 'message', error)}".removesuffix(".")
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
@@ -251,5 +259,5 @@ Use it as `load_gate("{plain(name)}")`. Scores for another LLM are a guess: cali
 
 
 def plain(name: str) -> str:
-    """Make a name safe for Markdown: one line, with HTML escaped, because a web page would run it."""
+    """Make a name safe for Markdown: one line, with HTML escaped, so that no web page runs it."""
     return html.escape(" ".join(name.split()), quote=False)

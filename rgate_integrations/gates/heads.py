@@ -1,4 +1,4 @@
-"""Heads on the states of a request: what kind each of its segments is, and whether the LLM knows the fact."""
+"""Heads, small models on a request's states: the kind of each segment, and whether the LLM knows the fact."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_QUESTIONS = 8
 # "known" is only a signal if knowing the fact changes P(known) by this much; otherwise the request asks for no fact.
 _MIN_INFLUENCE = 0.1
 ALWAYS_READ = 40.0
-"""A margin in logits so wide that the reader is asked about every fact."""
+"""A margin in logits so wide that the reader is asked about every English fact that could matter."""
 # Added to the ability for a question in a language other than English: on SimpleQA, four LLMs do worse in Czech than
 # in English, by 0 to 0.4 in log-odds.
 _FOREIGN_PENALTY = -0.4
@@ -43,25 +43,28 @@ _MIN_P_KNOWN_FOR_FOLLOW_UP = 0.8
 
 
 class HeadsGate(TrainedGate, NamedLLMGate):
-    """Heads on the hidden states of a request: its kind, and whether the LLM knows the fact.
+    """Judges a request by heads on its hidden states: its kind, and whether the LLM knows the fact.
 
-    They need one pass over the request, and no draft. The LLM alone answers some kinds of requests well (thanks,
-    sums, letters), some not at all (private documents, news), and questions about facts if it knows the fact::
+    It needs one or two passes over the request, and no draft. The LLM alone answers some kinds of requests
+    well (thanks, sums, letters), some not at all (private documents, news), and questions about facts if it
+    knows the fact::
 
-        p_known = P(kinds that it always answers) + P(kinds that it answers if it knows the fact) * P(it knows it)
+        p_known = P(always answered) + P(answered if the fact is known) * P(the LLM knows the fact)
 
     Every segment (sentence or line) is scored, and the request gets the lowest P(known). Pasted text is a
     separate kind, which needs no retrieval. The encoder recognises the kinds, in any language, and takes a first look
     at facts. The reader, a second model for English only, takes a closer look where the LLM may know the fact well
-    enough to skip. In other languages, the first look decides.
+    enough to skip. In other languages, the first look decides. Requests with more than eight questions, and
+    short ones with a URL, always retrieve; a follow-up retrieves unless P(known) is high.
 
-    Decisions carry the probabilities of the deciding segment as ``signals``. Drafts are ignored.
+    Decisions carry the probabilities of the deciding segment's kinds as ``signals``, and ``known`` if it
+    matters. Drafts are ignored.
 
     Attributes:
-        artifact: Folder of saved heads, or the name of shipped ones.
+        artifact: Folder or Hub id of saved heads, or the name of shipped ones.
         trained: Content of the artefact, read once.
         llm_name: The LLM that answers, or a folder made by ``rgate ability``; see `rgate_integrations.gates.ability`.
-            An empty or unknown name is treated as an LLM with 8B parameters.
+            An empty name, or an unknown one without a size, is treated as an LLM with 8B parameters.
         llm_name_source: Where the name was detected; empty if the user gave it.
         ability: How much the LLM knows; looked up by its name unless given. None if unknown.
         margin: How far the first look may be off, in logits, at least 0: if the fact is unknown by a wider margin,
@@ -103,7 +106,10 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         return {**values, "ability": ability, "llm_name": name or getattr(ability, "llm", "")}
 
     def replace(self, **parameters: Any) -> Self:
-        """Return a copy with other parameters; a new artefact is read, and the ability of a new LLM is looked up."""
+        """Return a copy with other parameters.
+
+        If ``artifact`` is given, it is read; for ``llm_name`` without ``ability``, the ability is looked up.
+        """
         if "llm_name" in parameters:
             parameters = {"ability": None, "llm_name_source": "", **parameters}
         return super().replace(**parameters)
@@ -121,7 +127,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 
     @property
     def specs(self) -> Specs:
-        """The pooled hidden states of each segment of the request, and the kinds of the segments."""
+        """The encoder's states of the request and its segments, and each segment's P(kind)."""
         states = RequestSpec(
             self.trained.first_facts.layers,
             self.trained.segments.layers,
@@ -135,7 +141,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         return RequestSpec(self.trained.facts.layers, model=self.trained.facts.base_model)
 
     def look_closer(self, evidence: Evidence) -> Specs:
-        """Return the reader's states if the decision depends on whether the LLM knows a fact."""
+        """Return the spec of the reader's states for an English question whose decision depends on a fact."""
         states, shares = [evidence[spec] for spec in self.specs]
         trained = self.trained
         if not trained.is_english(states.whole):
@@ -148,7 +154,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         return (self._reader_spec,) if if_unknown < threshold <= if_known else ()
 
     def score(self, evidence: Evidence) -> Score:
-        """Score by all heads together.
+        """Score by the kinds of the segments, and by the probability that the LLM knows the fact.
 
         Raises:
             ModelLoadError: The states are not those of the models that the heads were trained on.
@@ -216,7 +222,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         )
 
     def depends_on_knowledge(self, score: Score) -> float:
-        """Return how much the answer depends on knowledge, in [0, 1], if the LLM can answer at all.
+        """Return the share of P(the LLM can answer) that needs knowledge, in [0, 1]; 1 if it cannot answer.
 
         Args:
             score: This gate's score of the request.
@@ -247,8 +253,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 class KindsSpec(EvidenceSpec[Float64Array]):
     """The probability of each kind for each segment, shape (segments, kinds).
 
-    It is a spec so that it is computed only once, although it is read up to three times. The specs of copies of a
-    gate are equal, because the copies share the heads.
+    It is a spec so that it is computed only once, although it is read up to three times. The specs of gates
+    that share the heads and the proxy are equal, such as those of a gate and its copy for another LLM.
 
     Attributes:
         states: The states of the segments.

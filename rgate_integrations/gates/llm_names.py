@@ -4,17 +4,20 @@ Names are parsed by rules, never matched by similarity. In this order:
 
 1. Case is ignored, and so is everything before the last ``/``: owners, providers, folders, ARNs; also the prefixes of
    `PROVIDERS` with a colon (``openai:gpt-4o``), of Bedrock (``us.anthropic.``) and of a fine-tune (``ft:``).
-2. File endings, shard numbers, quantisations (``Q4_K_M``, ``q4f16_1``, ``AWQ``) and Bedrock's ``-v1:0`` are dropped.
-3. Dates are cut out and stored separately: ``20241022``, ``2024-08-06``, ``08-2024``, ``06-05``, ``0613``, ``001``.
-4. The rest is split into words at ``-``, ``_``, ``:``, ``@`` and white space. A family's name and the number glued to
-   it are two words (``llama3.1``, ``gpt4o``), and two numbers in a row are one version (``claude-3-5``,
-   ``llama3-1``; Fireworks writes ``v3p1``, Azure ``gpt-35``).
-5. Words that do not matter for what the LLM knows are dropped (`_NOISE`): ``instruct``, ``chat``, ``it``, context
-   lengths, makers. If a size is named, words for speed (``turbo``, ``instant``) and a mixture's active experts are
-   dropped, too.
+2. File endings, shard numbers, quantisations (``Q4_K_M``, ``q4f16_1``), tags (``:free``) and Bedrock's
+   ``-v1:0`` are dropped.
+3. One date or revision is cut out and stored separately: ``20241022``, ``2024-08-06``, ``08-2024``,
+   ``06-05``, ``0613``, ``001``.
+4. The rest is split into words at white space, any of ``-_:@,+()``, and dots outside numbers. A family's name
+   and the number glued to it are two words (``llama3.1``, ``gpt4o``), and two numbers in a row are one
+   version (``claude-3-5``, ``llama3-1``; Fireworks writes ``v3p1``, Azure ``gpt-35``).
+5. Words that do not matter for what the LLM knows are dropped (`_NOISE`): ``instruct``, ``chat``, ``it``,
+   ``awq``, context lengths, makers. If a size is named, words for speed (``turbo``, ``instant``) and a
+   mixture's active parameters and number of experts (``a3b``, ``16e``) are dropped, too.
+6. Another name of an LLM is replaced by its usual one (`ALIASES`).
 
 The order of the words does not matter: ``claude-sonnet-4`` and ``claude-4-sonnet`` are the same. Words for how long
-an LLM thinks (``thinking``, ``high``, ``_32K``) count only if the table has figures with and without them.
+an LLM thinks (``thinking``, ``high``) count only if the table has figures with and without them.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ FAMILIES = _set(
     pixtral qwen qwq smollm solar stablelm starling tinyllama titan vicuna yi zephyr
     """
 )
-"""First words of names, one per family of LLMs."""
+"""Words for the families of LLMs, as parsed names contain them."""
 
 PROVIDERS = _set(
     """
@@ -73,7 +76,7 @@ ALIASES = {
     "phi-4-14b": "phi-4",
     "phi-4-mini-3.8b": "phi-4-mini",
 }
-"""Other names of LLMs, and sizes that the usual name omits."""
+"""Usual names of LLMs by their other names, some of which only add the size."""
 
 _NOISE = _set(
     """
@@ -152,7 +155,7 @@ class ModelName:
     Attributes:
         words: The relevant words; two names with the same words mean the same LLM.
         families: Version of each of `FAMILIES` in the name, in order; the version is empty if unknown. The name of a
-            distilled LLM may have two.
+            distilled LLM may have two; that of a model that does not answer questions has none.
         size: Billions of parameters; None if unknown.
         date: The digits of the date; may be empty.
         numbered: The families whose version is where their maker puts it. In ``gpt-bot-5``, 5 may be the bot's.
@@ -176,11 +179,11 @@ class ModelName:
 
     @property
     def without_any_effort(self) -> frozenset[str]:
-        """The same, also without words that can be a tier: ``max`` is a tier for Qwen, an effort level for Claude."""
+        """The words without any that may say how long it thinks; ``max`` does for Claude, not for Qwen."""
         return self.words - _EFFORT - _TIERS_OR_EFFORT
 
     def version(self, family: str) -> float | None:
-        """Return the number of a family's version; None if it has none."""
+        """Return the number in the version of one of the name's families; None if the version is unknown."""
         matched = re.fullmatch(_VERSION, self.families[family])
         return float(matched[2]) if matched else None
 
@@ -212,7 +215,7 @@ def parse_name(name: str) -> ModelName:
 
 
 def sizes_left_out() -> list[tuple[ModelName, str]]:
-    """Return those `ALIASES` that have a size although the usual name has none, each with the usual name."""
+    """Return, parsed, those `ALIASES` with a size whose usual name has none, each with the usual name."""
     names = [(_parse_words(_split_words(alias), ""), usual) for alias, usual in ALIASES.items()]
     return [
         (name, usual) for name, usual in names if name.size is not None and parse_name(usual).size is None

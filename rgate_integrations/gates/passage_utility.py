@@ -1,7 +1,8 @@
 """Estimates P(helps), the probability that the LLM answers correctly with the passages that a search found.
 
 How well passages cover the question is measured only by words, so it means the same for any corpus and retriever.
-Retrievers' scores are ignored, because each has its own scale, and BM25's scores added nothing to the words.
+Retrievers' scores are ignored, because each retriever has its own scale, and BM25's scores added nothing to
+the words.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FILE = "helps.json"
 """Name of the model's file in its folder."""
 
 READ = 5
-"""Number of passages to read, best first."""
+"""Maximum number of passages to read, best first."""
 
 SEARCH_FEATURES = ("cover_first", "cover_best", "cover_all", "titles", "linked")
 """Names of the features that `search_features` returns, in order."""
@@ -122,7 +123,7 @@ def read_utility_model(name: str | Path = DEFAULT) -> PassageUtilityModel:
         name: A local folder, or the name of the shipped one.
 
     Raises:
-        ModelLoadError: The file is missing, unreadable or of a newer version.
+        ModelLoadError: The file is missing, unreadable, invalid or of a newer version.
     """
     folder = SHIPPED / name if name == DEFAULT else find_folder(name)
     try:
@@ -137,7 +138,8 @@ def read_utility_model(name: str | Path = DEFAULT) -> PassageUtilityModel:
 def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64Array:
     """Return features that show how well passages cover a question, shape (5,): see `SEARCH_FEATURES`.
 
-    Words are weighted by their rarity in English, because a missing name says more than a missing verb.
+    Words are weighted by their rarity in English, because a missing name says more than a missing verb. The
+    most common words, such as "the", are ignored.
 
     Args:
         question: The question.
@@ -145,8 +147,8 @@ def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64A
 
     Returns:
         In [0, 1]: the weighted share of the question's words in the first passage, in the best one, and in all
-        together; out of `READ`, the share of passages whose title the question names, and of those whose title only
-        another passage names.
+        together; then, divided by `READ`, the number of passages whose title the question names, and of those
+        whose title another passage names but the question does not.
     """
     asked = tokenize(question)
     weights = {word: weight_of(word) for word in asked - _STOPWORDS}
@@ -169,7 +171,7 @@ def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64A
 
 
 def tokenize(text: str) -> frozenset[str]:
-    """Return the words of a text in lower case, without the s of plurals."""
+    """Return the words of a text in lower case, without the final s of words such as plurals."""
     return frozenset(_PLURAL.sub("", word) for word in _WORD.findall(text.casefold()))
 
 
@@ -180,7 +182,7 @@ def weight_of(word: str) -> float:
 
 @lru_cache(maxsize=1)
 def _common() -> dict[str, float]:
-    """Return the weights of common words: the logarithm of the rank over that of the last rank."""
+    """Return the weights of common words: log(rank) / log(number of words + 1), so that all are below 1."""
     ranked = _COMMON.read_text(encoding="utf-8").split()
     last = math.log(len(ranked) + 1)
     return {word: math.log(rank) / last for rank, word in enumerate(ranked, start=1)}

@@ -1,4 +1,4 @@
-"""Probabilities, their logits, and monotone maps between them."""
+"""Probabilities, their logits, and maps from scores to probabilities."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ProbabilityMap(Frozen):
     """A monotone map from scores to probabilities.
 
     Attributes:
-        method: How it was fitted.
-        slope: Factor of the logit.
-        intercept: Added to the scaled logit.
+        method: ``"platt"`` scales and shifts the score's logit; ``"none"`` keeps the score.
+        slope: Factor of the logit, for ``"platt"``.
+        intercept: Added to the scaled logit, for ``"platt"``.
     """
 
     method: Method = "none"
@@ -46,12 +46,12 @@ def sigmoids(logits: Float64Array) -> Float64Array:
 
 
 def logit(p: float) -> float:
-    """Return the logit of a probability, which is clipped away from 0 and 1."""
+    """Return the logit of a probability, which is clipped to [1e-6, 1 - 1e-6]."""
     p = min(max(p, _EDGE), 1 - _EDGE)
     return math.log(p / (1 - p))
 
 
 def logits(p: Float64Array) -> Float64Array:
-    """Return the logits of probabilities, clipped away from 0 and 1."""
+    """Return the logits of probabilities, which are clipped to [1e-6, 1 - 1e-6]."""
     clipped = np.clip(p, _EDGE, 1 - _EDGE)
     return np.log(clipped) - np.log1p(-clipped)

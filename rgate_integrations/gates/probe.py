@@ -1,4 +1,4 @@
-"""A linear probe on the proxy's hidden states: one weight vector per layer, one forward pass."""
+"""A linear probe on the proxy's hidden states, with one weight vector per layer."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rgate_integrations.prompts import answer_prompt
 
 
 class ProbeGate(TrainedGate):
-    """A trained linear probe on pooled hidden states of the middle layers (compare Azaria & Mitchell 2023).
+    """A trained linear probe on pooled hidden states of a few layers (compare Azaria & Mitchell 2023).
 
     P(known) is ``sigmoid(slope * (w · h + b) + intercept)``, where h are the pooled states of the artefact's layers.
-    Trained by ``rgate train --gate probe``. Some probes also read the draft's log-probabilities, if it has any; the
-    reason says what was read.
+    Trained by ``rgate train --gate probe``. Some probes then combine this logit with the draft's
+    log-probabilities, if it has any; the reason says what was read.
 
     Attributes:
-        artifact: Folder of a trained probe, or the name of a shipped one.
+        artifact: Folder or Hub id of a trained probe, or the name of a shipped one.
         trained: Content of the artefact, read once.
         threshold: The threshold; by default the artefact's.
         proxy: By default the model it was trained on. Give it if that model has another name or folder here.
@@ -44,7 +44,7 @@ class ProbeGate(TrainedGate):
 
     @property
     def specs(self) -> Specs:
-        """The pooled hidden states, and the draft that they are read from, if any."""
+        """The pooled hidden states, and the draft that is read after the question, if any."""
         trained, prompt = self.trained, answer_prompt(self.trained.system)
         if not trained.tokens:
             return (HiddenSpec(trained.layers, None, prompt, self.proxy),)
@@ -52,10 +52,10 @@ class ProbeGate(TrainedGate):
         return (HiddenSpec(trained.layers, draft, prompt, self.proxy), draft)
 
     def score(self, evidence: Evidence) -> Score:
-        """Score by the calibrated probe.
+        """Score by the calibrated probe and, if it uses them, the draft's log-probabilities.
 
         Raises:
-            ModelLoadError: The states are not those of the model that the probe was trained on.
+            ModelLoadError: The states have another shape than the weights, so another model gave them.
         """
         trained = self.trained
         states, *drafts = [evidence[spec] for spec in self.specs]

@@ -1,4 +1,4 @@
-"""Gates by name, folder or config."""
+"""Gates by name, folder, URL or config."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _GATES = {
 
 
 def gate_class(name: str) -> type[Gate]:
-    """Return the class of a gate.
+    """Return the class of a kind of gate, such as `ProbeGate` for ``"probe"``.
 
     Raises:
-        UnknownNameError: No gate has that name; the hint suggests similar names.
+        UnknownNameError: No gate has that name; the hint suggests names.
     """
     if name not in _GATES:
         raise unknown_name("gate", name, [*_GATES, *shipped()])
@@ -50,7 +50,7 @@ def gate_class(name: str) -> type[Gate]:
 
 
 def list_gates() -> list[GateInfo]:
-    """Return a description of every gate, sorted by name; loads no model."""
+    """Return a description of each kind of gate in this package, sorted by name; loads no model."""
     return [gate_class(name).info for name in sorted(_GATES)]
 
 
@@ -63,9 +63,9 @@ def make_gate(name: str, **parameters: Any) -> Gate:
         **parameters: Its parameters. A parameter that is a gate may also be a name or a config.
 
     Raises:
-        UnknownNameError: No gate has that name; the hint suggests similar names.
+        UnknownNameError: No gate has that name; the hint suggests names.
         ConfigurationError: A parameter is unknown or out of range.
-        ModelLoadError: A trained gate cannot be read, or was trained with other prompts.
+        ModelLoadError: A saved gate cannot be read, was trained with other prompts, or asks a server.
     """
     if name.startswith(("http://", "https://")):
         name = f"remote:{name}"
@@ -86,7 +86,7 @@ def make_gate(name: str, **parameters: Any) -> Gate:
 
 
 def loadable(folder: str | Path) -> str:
-    """Return a folder in the form that `make_gate` needs: ``./`` is added if it is named like a gate.
+    """Return a folder in the form that `make_gate` needs: ``./`` is added if the folder is named like a gate.
 
     >>> loadable("tuned"), loadable("mine"), loadable("gates/ik")
     ('./tuned', 'mine', 'gates/ik')
@@ -96,7 +96,7 @@ def loadable(folder: str | Path) -> str:
 
 
 def gate_from_config(config: Mapping[str, Any]) -> Gate:
-    """Make a gate from a `Gate.config`, in which inner gates are also configs."""
+    """Make a gate from a `Gate.config`, in which inner gates are also configs; raises as `make_gate` does."""
     parameters = dict(config)
     cls = gate_class(str(parameters.pop("gate", "")))
     for field in cls.gate_fields:

@@ -19,7 +19,7 @@ from rgate_integrations.models.bounded_http import Answer, make_client, request,
 from rgate_integrations.models.credentials import read_credentials
 
 TOKEN = "RGATE_TOKEN"  # noqa: S105  the variable's name, not a token
-"""The environment variable with the token of a decision server, for the server and for its clients."""
+"""Name of the environment variable with a decision server's token, for the server and for its clients."""
 
 _READY_TIMEOUT = 0.25  # seconds; questions must not wait long for a server that has just failed
 _MAX_QUOTED = 300  # maximum characters of a server's answer to quote in an error
@@ -31,15 +31,15 @@ _SENT = {"question", "history", "draft", "popularity"}
 
 
 class RemoteGate(NamedLLMGate):
-    """Decides like a server's gate, for questions and for partial answers, at the server's threshold.
+    """Decides like a server's gate, also for partial answers, at the server's or the caller's threshold.
 
-    Concurrent callers share requests. If the server is down, slow or overloaded, the gate fails, so the question
-    retrieves. The client applies its rules (``always=``, ``never=``) itself.
+    Concurrent callers share HTTP requests. If the server is down, slow or overloaded, the gate fails, so the
+    question retrieves. The client applies its rules (``always=``, ``never=``) itself.
 
     Attributes:
         url: The server, such as ``http://localhost:8377``.
         token: The server's bearer token; None for the environment's ``RGATE_TOKEN``. Never part of a config.
-        request_seconds: Maximum time of a request to the server, in seconds.
+        request_seconds: Maximum time of a request to the server, in seconds, above 0.
         llm_name: The LLM whose knowledge is judged; empty for the one that the server was started for.
         llm_name_source: Where the name was detected; empty if the user gave it.
     """
@@ -54,7 +54,7 @@ class RemoteGate(NamedLLMGate):
     request_seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
 
     def answer_gate(self) -> Gate:
-        """Return this gate: the server also judges partial answers."""
+        """Return this gate: the server judges partial answers if its gate can."""
         return self
 
     def question_gate(self) -> Gate:
@@ -104,10 +104,10 @@ class RemoteGate(NamedLLMGate):
 
 @dataclass(frozen=True)
 class ServedDecisionSpec(EvidenceSpec[Decision]):
-    """The decision of a server's gate, at that gate's threshold.
+    """The decision of a server's gate, at the threshold of the server's gate.
 
     Attributes:
-        gate: The gate, which names the server and the LLM whose knowledge is judged.
+        gate: The client's gate, which names the server and the LLM whose knowledge is judged.
     """
 
     reads_model: ClassVar[bool] = False  # the server truncates long questions itself
@@ -123,14 +123,17 @@ class ServedDecisionSpec(EvidenceSpec[Decision]):
         )
         items = [to_jsonable_python(request, include=_SENT) for request in context.requests]
         decisions = server.decide(items, gate.llm_name, gate.llm_name_source)
-        return [Piece(decision, decision.cost) for decision in decisions]
+        # The client measures the time of the call, which includes the server's.
+        return [
+            Piece(decision, decision.cost.model_copy(update={"milliseconds": 0.0})) for decision in decisions
+        ]
 
 
 class DecisionClient:
-    """Sends requests to a decision server, one at a time.
+    """Asks a decision server over HTTP.
 
-    After a failure, it first checks whether the server is ready. So until the server is back, a question costs at
-    most a quarter of a second instead of the whole timeout.
+    If the server did not answer, the next call first checks whether it is ready. So until the server is back,
+    a call takes at most a quarter of a second instead of the whole timeout.
 
     Args:
         url: Base URL of the server, such as ``http://localhost:8377``.
@@ -138,7 +141,9 @@ class DecisionClient:
         seconds: Maximum time of a request and its complete answer, in seconds.
 
     Raises:
-        ConfigurationError: The URL or the token is invalid.
+        ConfigurationError: The URL or the token is invalid, or both a token and a login in the URL were
+            given.
+        MissingDependencyError: httpx is not installed.
     """
 
     def __init__(self, url: str, token: SecretStr | None, seconds: float) -> None:
@@ -155,8 +160,9 @@ class DecisionClient:
             llm_name_source: Where the name was detected; empty if the user gave it.
 
         Raises:
-            ServerError: The server could not be reached, is overloaded, rejected the request, or is not a decision
-                server.
+            ServerError: The server did not answer in time, is not ready, rejected the request, or is not a
+                decision server.
+            ConfigurationError: The proxy server in the environment is invalid.
         """
         if self._is_broken and self._send("GET", "/ready", seconds=_READY_TIMEOUT).status != 200:
             raise ServerError(

@@ -1,9 +1,9 @@
 """The user's rules, which say that some requests always or never retrieve, whatever the gate says.
 
 For example, a rule makes questions about contracts retrieve without training a gate. A rule is an example, a pattern
-or a function. Examples are compared by the states of the encoder's layer 8, which the default gate reads anyway. All
-requests have most of such a state in common, so the mean is subtracted, and the rest is projected onto the directions
-in which requests differ most, each scaled to the same variance.
+or a function. Requests are compared with examples by hidden states of the encoder, those of layer 8, which
+the default gate reads anyway. All requests have most of such a state in common, so the mean is subtracted, and
+the rest is projected onto the directions in which requests differ most, each scaled to the same variance.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RuleOptions(TypedDict, total=False):
 
 
 ALIKE = 0.28
-"""Cosine at and above which a request counts as similar to an example; chosen by ``benchmarks/rules.py``."""
+"""Minimum cosine of a segment that is similar to an example; chosen by ``benchmarks/rules.py``."""
 LAYER = PooledLayer(8, "question", "mean")
 _MAX_SHOWN = 60  # maximum characters of an example to quote in a reason
 
@@ -61,7 +61,11 @@ _WRITTEN = TypeAdapter(dict[Literal["always", "never"], list[str | _WrittenPatte
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules for what always retrieves and what never does. If both match, the request retrieves."""
+    """Rules for what always retrieves and what never does. If both match, the request retrieves.
+
+    A request may also retrieve despite ``never`` if the gate cannot read all of it: because of missing
+    earlier turns, its length, or encoded text.
+    """
 
     always: tuple[Rule, ...] = ()
     never: tuple[Rule, ...] = ()
@@ -92,7 +96,10 @@ class Rules:
             ) from error
 
     def match(self, request: Request) -> Score | None:
-        """Return the override of the first pattern or function that matches, or fails; None if none does."""
+        """Return an overriding score for the first pattern or function that matches or fails, or None.
+
+        A function that fails retrieves.
+        """
         # "always" comes first, so that the request retrieves if both match.
         for name, rules, p_known in (("always", self.always, 0.0), ("never", self.never, 1.0)):
             for rule in rules:
@@ -108,7 +115,10 @@ class Rules:
         return None
 
     def likeness_for(self, gate: Gate) -> tuple[LikenessSpec, ...]:
-        """Return the spec that compares requests with the examples, if any; it uses the gate's states if possible."""
+        """Return a tuple of the spec that compares requests with the examples; empty without examples.
+
+        The spec uses the gate's states if possible.
+        """
         examples = [(rule, 0.0) for rule in self.always if isinstance(rule, str)]
         examples += [(rule, 1.0) for rule in self.never if isinstance(rule, str)]
         states = RequestSpec((LAYER,), (LAYER,), model=ENCODER)
@@ -120,10 +130,11 @@ class Rules:
 
 @dataclass(frozen=True)
 class LikenessSpec(EvidenceSpec[Score | None]):
-    """The override for a request that is similar to an example; None for other requests.
+    """The overriding score of a request that is similar to an example; None for other requests.
 
     Attributes:
-        examples: The examples, each with the P(known) of similar requests; those that retrieve come first.
+        examples: The examples, each with the P(known) of similar requests, 0 or 1; those that retrieve come
+            first.
         states: The states to compare.
     """
 
@@ -140,10 +151,10 @@ class LikenessSpec(EvidenceSpec[Score | None]):
         return [Piece(self.compare(request @ examples.T)) for request in requests]
 
     def compare(self, likeness: Float64Array) -> Score | None:
-        """Return the override of the first example that a request is similar to.
+        """Return an overriding score for the first example that a request resembles; None if there is none.
 
-        For an example that retrieves, one similar segment is enough. One that skips must be similar to all segments,
-        so that no other question in the request is skipped.
+        For an example that retrieves, one similar segment is enough. An example that skips must be similar to
+        all segments, so that no other question in the request is skipped.
 
         Args:
             likeness: Cosines of the directions of segments and examples, shape (segments, examples).
@@ -158,7 +169,7 @@ class LikenessSpec(EvidenceSpec[Score | None]):
 
 
 def states_of(texts: Sequence[str], encoder: HasStates) -> Float32Array:
-    """Return the states by which texts are compared, one segment per text, shape (texts, hidden size)."""
+    """Return the states by which texts are compared, each as one segment, shape (texts, hidden size)."""
     as_segments = [Segmented(((" ".join(text.split()),),)) for text in texts]
     pooled = encoder.request_states(ANSWER, as_segments, RequestLayers((LAYER,), (LAYER,)))
     return np.stack([states.segments[0, 0] for states in pooled])
@@ -196,7 +207,7 @@ def _match_rule(rule: Rule, request: Request) -> str:
 
 
 def directions_of(states: Float32Array) -> Float64Array:
-    """Project states to the normalised form in which they are compared, shape (texts, directions)."""
+    """Project states to the form in which they are compared, of length 1, shape (texts, directions)."""
     mean, directions = known_directions()
     compared = (states.astype(np.float64) - mean) @ directions
     lengths = np.linalg.norm(compared, axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Base classes of gates that were trained on a model, and only work with that model."""
+"""Base classes of gates that can be trained on a model; once trained, they only work with that model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ class TrainedGate(Gate):
         trained: Content of the artefact, read once.
         threshold: The threshold; by default the artefact's.
         proxy: By default the model it was trained on. Give it if that model has another name or folder here.
-        kind: Class of the artefact.
+        kind: Class of `trained`.
+
+    Raises:
+        ModelLoadError: The artefact cannot be read, is for another kind of gate, or was trained with other
+            prompts.
     """
 
     kind: ClassVar[type[SavedGate]]
@@ -53,7 +57,7 @@ class TrainedGate(Gate):
         return self
 
     def replace(self, **parameters: Any) -> Self:
-        """Return a copy with other parameters; if ``artifact`` is among them, it is loaded."""
+        """Return a copy with other parameters, or itself if there are none; a new ``artifact`` is loaded."""
         if "artifact" in parameters:
             parameters = {"trained": None, **parameters}
         return super().replace(**parameters)
@@ -64,10 +68,10 @@ class TrainedGate(Gate):
         Args:
             states: The states.
             shape: Shape of the weights.
-            base_model: The model that the weights were trained on, if not the gate's.
+            base_model: The model that the weights were trained on; empty for the gate's.
 
         Raises:
-            ModelLoadError: The states come from another model.
+            ModelLoadError: The shapes differ, so the states come from another model.
         """
         if states.shape != shape:
             base = base_model or self.trained.base_model
@@ -83,7 +87,7 @@ class AdapterGate(Gate):
 
     Attributes:
         adapter: Folder or Hub id of a LoRA adapter of the proxy, or None for zero-shot. A folder made by
-            ``rgate train`` names its model, and a decision with another model fails.
+            ``rgate train`` names its model, and decisions with other weights fail.
     """
 
     adapter: str | None = None

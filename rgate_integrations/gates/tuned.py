@@ -1,4 +1,4 @@
-"""A gate made by `rgate tune`: another gate's logit, with a correction fitted to the LLM's answers."""
+"""A gate made by ``rgate tune``: another gate's logit, with a correction fitted to the LLM's answers."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ _MIN_LOGPROB = -20.0  # minimum of a token; lower values add nothing, and some s
 class TunedGate(TrainedGate):
     """A gate that ``rgate tune`` has corrected for an LLM.
 
-    The logit is ``slope * prior + w · h + v · f + bias``: prior is the logit of the uncorrected gate, a copy of
-    which is in the same folder; h are hidden states of the question; f are the `draft_features` of a partial answer,
-    if the gate judges one.
+    The logit of P(known) is ``slope * prior + w · h + v · f + bias``: prior is the logit of the uncorrected
+    gate, a copy of which is in the same folder; h are hidden states of the question; f are the
+    `draft_features` of a partial answer, if the gate judges one; slope, w, v and bias are fitted.
 
     Attributes:
-        artifact: Folder made by ``rgate tune``; its subfolder ``answer-first`` has the gate for partial answers.
+        artifact: Folder made by ``rgate tune``, or a Hub id. The gate for partial answers, if any, is in the
+            subfolder ``answer-first``, which can also be loaded by itself.
         trained: Content of the artefact, read once.
         threshold: The threshold; by default the artefact's.
         proxy: The proxy; by default the model it was fitted with.
@@ -53,7 +54,7 @@ class TunedGate(TrainedGate):
     _prior: Gate = PrivateAttr()
 
     def model_post_init(self, context: Any) -> None:
-        """Read the prior."""
+        """Read the prior, which is the uncorrected gate."""
         # As an absolute path, because a missing "my-gate/prior" would be taken for a Hub id.
         folder = str(saved_folder(self.artifact).resolve() / PRIOR)
         saved = read_prior(folder)
@@ -64,7 +65,7 @@ class TunedGate(TrainedGate):
         return self if self.reads_drafts else self._load_relative(ANSWER_FIRST)
 
     def question_gate(self) -> Gate | None:
-        """Return the gate for questions: the one in the parent folder if this one judges answers, or else itself."""
+        """Return the gate for questions: itself or, if it judges answers, any gate in the parent folder."""
         return self._load_relative(os.pardir) if self.reads_drafts else self
 
     def _load_relative(self, folder: str) -> Gate | None:
@@ -83,7 +84,7 @@ class TunedGate(TrainedGate):
 
         Raises:
             EvidenceError: The partial answer has no log-probabilities.
-            ModelLoadError: The states are not those of the model that the gate was fitted with.
+            ModelLoadError: The states have another shape than the weights, so another model gave them.
         """
         trained = self.trained
         prior, states, *drafts = [evidence[spec] for spec in self.specs]
@@ -108,8 +109,8 @@ class TunedGate(TrainedGate):
 def draft_features(draft: Draft) -> Float64Array:
     """Return the features of the log-probabilities of a partial answer, shape (5,): see `DRAFT_FEATURES`.
 
-    They are the first, the mean, the lowest and the sum of the log-probabilities, and the logarithm of the number of
-    tokens. An empty answer counts as one token with the lowest possible log-probability.
+    They are the first, the mean, the lowest and the sum of the log-probabilities, clipped to [-20, 0], and
+    the logarithm of the number of tokens. An empty answer counts as one token with the log-probability -20.
 
     Raises:
         EvidenceError: The answer has no log-probabilities.

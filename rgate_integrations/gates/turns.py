@@ -1,10 +1,10 @@
 """Completes a message of a conversation with the turns that it refers to, before a gate reads it.
 
 A question that is a pasted transcript, and ends with an unanswered user message, is read as a conversation.
-Consecutive user turns are one request. A reply is read together with the question or offer that it answers, a retry
-with the question that it repeats. A remark about the answer, such as thanks, is read alone. Retries, remarks and
-polite questions that offer nothing in particular are recognised in any language by their similarity to a few
-examples, as with rules.
+Consecutive user turns are one request. A reply is read together with the question or offer that it answers, a
+retry with the question that it repeats. A remark about the answer, such as thanks, is read alone, unless it
+replies to an offer. Retries, remarks and polite questions that offer nothing in particular are recognised, if
+the gate uses the encoder, in any language by their similarity to a few examples.
 """
 
 from __future__ import annotations
@@ -223,14 +223,15 @@ _EXAMPLES = {
         "نعم من فضلك",
     ),
 }
-"""Example messages by kind. `OPEN` has general offers that end answers; `OTHER` has look-alikes of all three."""
+"""Example messages by kind. `OPEN` has general offers that end answers, `OTHER` look-alikes of the rest."""
 
 
 def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> list[Request | Exception]:
-    """Return each request with the turns that it refers to, or the error if it cannot be resolved.
+    """Return each request completed with the turns that it refers to, or the error if the encoder fails.
 
     Args:
-        gate: A gate that reads turns. Retries and remarks are only detected if it uses the encoder.
+        gate: A gate that reads turns. Retries, remarks and general offers are only detected if it uses the
+            encoder.
         requests: The requests.
         sources: The sources of evidence, which include the encoder.
     """
@@ -267,7 +268,7 @@ def join_user_turns(request: Request) -> Request:
 
 
 def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
-    """Return a request with the turns that it refers to."""
+    """Return a request whose question includes those that it refers to; a remark loses its history."""
     if not request.history:
         return request
     kind = kinds.get(request.question, OTHER)
@@ -297,7 +298,7 @@ def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
 
 
 def _question_before(request: Request) -> str:
-    """Return the question that ends the last turn, if it is the assistant's; empty otherwise."""
+    """Return the question that ends the last turn, if that turn is the assistant's; empty otherwise."""
     last = request.history[-1] if request.history else ""
     if not last.startswith(_ASSISTANT) or not last.endswith(QUESTION_MARKS):
         return ""
@@ -305,7 +306,7 @@ def _question_before(request: Request) -> str:
 
 
 def _messages(request: Request) -> Iterable[str]:
-    """Yield the texts to compare with the examples: the question before the message, and the user's messages."""
+    """Yield the texts to compare: the assistant's last question, and the user's latest short messages."""
     question = _question_before(request)
     if question:
         yield question
@@ -319,7 +320,7 @@ def _messages(request: Request) -> Iterable[str]:
 
 
 def _split_last_user_turns(history: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the turns before the user's last consecutive ones, and the texts of the latter."""
+    """Return the turns before the user's turns that end a history, and the texts of the latter, if any."""
     end = len(history)
     while end and history[end - 1].startswith(_USER):
         end -= 1
@@ -327,7 +328,7 @@ def _split_last_user_turns(history: Sequence[str]) -> tuple[tuple[str, ...], tup
 
 
 def _without_answer(history: Sequence[str]) -> Sequence[str]:
-    """Return the turns up to the user's last one."""
+    """Return the turns up to and including the user's last one."""
     end = len(history)
     while end and not history[end - 1].startswith(_USER):
         end -= 1

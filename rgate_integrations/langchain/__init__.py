@@ -1,6 +1,7 @@
 """LangChain: a gate as a runnable, a router, guarded retrievers, a vector store, and agent middleware.
 
-Needs ``langchain-core``; `RetrievalGateMiddleware` also needs ``langchain``.
+Needs ``langchain-core``. In addition, `RetrievalGateMiddleware` needs ``langchain``, `FaissVectorStore` needs
+FAISS, and `LocalChat` needs transformers.
 """
 
 from typing import TYPE_CHECKING, Any

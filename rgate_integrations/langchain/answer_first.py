@@ -33,7 +33,8 @@ class DirectArm:
         arm: A runnable that answers without retrieval.
 
     Attributes:
-        with_logprobs: A copy of the arm that requests log-probabilities; None if its LLM has no field for them.
+        with_logprobs: A copy of the arm that requests log-probabilities; None if its LLM has no unset field
+            for them.
         wants_logprobs: Whether to request them; False once the LLM has refused.
     """
 
@@ -124,7 +125,7 @@ class ArmStream(ChunkStream):
             pass
 
     async def aclose(self) -> None:
-        """Stop the LLM, and wait until its run has ended."""
+        """Stop the LLM, and wait until its run has ended, at most `_MAX_TURNS` turns of the event loop."""
         self._events.shut_down()
         await super().aclose()
         # Each inner generator ends in a separate task, which the loop starts after the outer one has ended.

@@ -6,12 +6,13 @@ handlers. *Tracers* (LangSmith, `RunCollectorCallbackHandler`) keep a tree of ru
 it happens. *Listeners* (`astream_events`, LangGraph's message stream, a handler that prints tokens) may show events
 to a user, so they must not get those of an answer that is thrown away.
 
-So `split_handlers` separates the two. In the direct arm, tracers stay, each wrapped in a `CancellableTracer`, and one
-`BufferingHandler` replaces all listeners. It records the LLM's text, which the gate judges, and keeps every event. If
-the answer is released, the router's stream calls `flush` after each chunk, and the listeners get all events in order.
-If it is stopped, `shut_down` drops the events, and the next token raises `GenerationCancelled` inside the LLM. That
-ends a synchronous stream; an asynchronous one is closed by its consumer. Either way the tracers get errors and early
-ends, which they record as *cancelled*.
+So `split_handlers` separates the two. In the direct arm, tracers stay, each wrapped in a `CancellableTracer`,
+and one `BufferingHandler` replaces all listeners. It records the LLM's log-probabilities and metadata, and
+keeps every event for the listeners. If the answer is released, the router's stream calls `flush` for each
+chunk, and the listeners get all events in order. If the answer is stopped, `shut_down` drops the events, and
+the next token raises `GenerationCancelled` inside the LLM. That ends a synchronous stream; an asynchronous
+one is closed by its consumer. Either way the tracers get errors and early ends, which they record as
+*cancelled*.
 """
 
 from __future__ import annotations
@@ -72,12 +73,12 @@ def _buffer_event(event: str) -> Any:
 
 
 class BufferingHandler(BaseCallbackHandler):
-    """Keeps the events of a partial answer until it is released, and records what the LLM writes.
+    """Keeps the events of a partial answer until it is released, and records the LLM's metadata.
 
     Tracers among the manager's handlers get events at once, the other handlers when the events are flushed.
 
     Args:
-        answer: The answer, whose `PartialAnswer` receives the LLM's tokens and log-probabilities.
+        answer: The answer, whose `PartialAnswer` receives the LLM's log-probabilities and metadata.
         manager: The callback manager of a child run, from ``get_child``; its handlers are replaced.
         cancellation: See `CancellableTracer`.
 
@@ -131,14 +132,14 @@ class BufferingHandler(BaseCallbackHandler):
         self.keep("on_chat_model_start", args, kwargs)
 
     def on_llm_new_token(self, *args: Any, **kwargs: Any) -> None:
-        """Record a token, or stop the LLM."""
+        """Record a token's metadata, or stop the LLM."""
         if self._is_shut_down:
             raise GenerationCancelled
         self._record(kwargs.get("chunk"), kwargs["run_id"])
         self.keep("on_llm_new_token", args, kwargs)
 
     def on_llm_end(self, *args: Any, **kwargs: Any) -> None:
-        """Record the whole answer of an LLM that does not stream; a streamed one is already recorded."""
+        """Record that an LLM has ended, and its metadata if it did not stream."""
         self.running.discard(kwargs["run_id"])
         if kwargs["run_id"] != self._writer:
             self._record(args[0].generations[0][0], kwargs["run_id"])
@@ -166,7 +167,7 @@ class BufferingHandler(BaseCallbackHandler):
     on_text = _buffer_event("on_text")
 
     def _record(self, chunk: Any, run_id: UUID) -> None:
-        """Record the tokens and metadata of a chunk, or of a whole answer."""
+        """Record the log-probabilities and metadata of a chunk, or of a whole answer."""
         if run_id != self._writer:  # a chain may call several LLMs: the last one writes the answer
             self._writer = run_id
             self._answer.partial = PartialAnswer(self._answer.partial.pieces)
@@ -191,7 +192,7 @@ class BufferingHandler(BaseCallbackHandler):
 
 
 class CancellableTracer:
-    """Wraps a tracer so that it records runs that are cut short as cancelled, not as errors.
+    """Wraps a tracer, so that it records runs that are cut short as cancelled or empty, not as errors.
 
     Args:
         tracer: The tracer.
@@ -218,7 +219,7 @@ class CancellableTracer:
         return CancellableTracer(self._tracer.copy_with_metadata_defaults(**defaults), self._cancellation)
 
     def _cancel(self, event: str, value: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Record the end of a run as cancelled, with what it has written or returned."""
+        """Record the end of a run as cancelled, with what it wrote; a retriever or tool ends as if empty."""
         if event == "on_llm_error":
             response = kwargs.get("response") or LLMResult(generations=[[]])
             response = response.model_copy(update={"llm_output": self._cancellation})

@@ -43,9 +43,10 @@ def gated_rag(
 ) -> Runnable[QuestionInput, Any]:
     """Return a chain from question to answer that retrieves only if the LLM does not know the answer.
 
-    The question is a string, a dict, messages or a prompt value, as for `RetrievalGate`. The earlier messages, or
-    those in a dict under ``chat_history`` or ``history``, become the prompts' ``chat_history``. A gate with
-    ``condense`` rewrites a follow-up as a standalone question once, for itself, the retriever and the prompts.
+    The question is a string, a dict, messages or a prompt value, as for `RetrievalGate`. The earlier
+    messages, or those in a dict under ``chat_history`` or ``history``, become the prompts' ``chat_history``.
+    A gate with ``condense`` rewrites a follow-up as a standalone question once, for itself, the retriever and
+    the prompts, whose ``chat_history`` is then empty.
 
     Args:
         retriever: Finds passages: a retriever, or any runnable or function from a query to documents. For a gate with
@@ -53,11 +54,16 @@ def gated_rag(
         llm: The LLM that answers.
         prompt: Prompt for unknown questions, with ``context``, ``question`` and optionally ``chat_history``. The
             default is the prompt of ``rgate ask``.
-        direct_prompt: Prompt for known questions, with ``question`` and optionally ``chat_history``.
+        direct_prompt: Prompt for known questions, with ``question`` and optionally ``chat_history``. The
+            default asks for one or two sentences.
         gate: A `RetrievalGate`, or a ``gate`` argument for one.
         answer_first: Judge the first tokens of the LLM's answer; see `RetrievalGate.route`.
         look_first: Read passages only if they help; see `RetrievalGate.route`.
         return_sources: Return ``{"sources": [...], "answer": "..."}`` instead of the answer.
+
+    Raises:
+        ConfigurationError: The gate or an option is invalid; see `RetrievalGate.route`.
+        InvalidQuestionError: Raised by a call: the input has no question.
     """
     decider = gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)
     with_passages = prompt or _chat_prompt(ANSWER_WITH_PASSAGES, passages="context", question=QUESTION)

@@ -69,7 +69,7 @@ def instances_in(value: Any, kind: type[_T]) -> Iterator[_T]:
 
 
 def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
-    """Return a copy of an arm that requests log-probabilities; None if its model has no unset field for that."""
+    """Return a copy of an arm that requests log-probabilities; None if no model has a free field for it."""
     if isinstance(arm, BaseChatModel):
         if "logprobs" in type(arm).model_fields and getattr(arm, "logprobs", None) is None:
             return arm.bind(logprobs=True)
@@ -90,7 +90,8 @@ def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
 def get_llm_name(arm: Runnable[Any, Any]) -> str:
     """Return the name of the LLM that answers in an arm; with several, such as fallbacks, the least capable one.
 
-    Empty if the arm has no model, or if one has no name and the others are more capable than the default.
+    Empty if the arm has no model, or if one has no name and the others are more capable than the one that the
+    gate then assumes.
     """
     names = _llm_names(arm, {})
     return least_capable(names) if names else ""

@@ -44,7 +44,7 @@ class PerCorpus(FlowRunnable[Input, Output]):
         super().__init__(parts=runnables, **fields)
 
     def choose(self, config: RunnableConfig) -> tuple[str, ...]:
-        """Return the corpora whose parts run for an input, best first."""
+        """Return the corpora whose parts run for the input with this config, best first."""
         bound = read_bound(config)
         return chosen_corpora(None if bound is None else bound.decision, list(self.parts))[: self.max_parts]
 
@@ -83,7 +83,7 @@ class PerCorpus(FlowRunnable[Input, Output]):
 
 
 class CorpusChain(PerCorpus[Input, Output]):
-    """Runs the chain of the best corpus that the decision names, or its first chain if it names none.
+    """Runs the chain of the best corpus that the decision names, or the first chain if that names none.
 
     `RetrievalGate.route` makes one from ``retrieve={"docs": chain, "hr": chain}``. It may also be part of an arm.
     """
@@ -122,7 +122,7 @@ class CorpusChain(PerCorpus[Input, Output]):
 
 
 class CorpusRetriever(PerCorpus[str, list[Document]], FlowRetriever):
-    """Searches the corpora that the decision names, or all of them if it names none.
+    """Searches the corpora that the decision names, or all corpora if the decision names none.
 
     Results are fused by reciprocal rank; ``rgate_corpus`` in a document's metadata names its corpus.
     `RetrievalGate.guard` makes one from ``{"docs": retriever, "hr": retriever}``. It may also be part of an arm.
@@ -147,7 +147,7 @@ def as_searched(
         any_corpora: Whether the gate accepts any names, because it has no corpora yet.
 
     Raises:
-        ConfigurationError: The names differ from those of the gate's corpora.
+        ConfigurationError: The names differ from those of the gate's corpora, or the mapping is empty.
     """
     # Without corpora, a mapping means what it does elsewhere in LangChain: runnables that run in parallel.
     if isinstance(value, Mapping) and (any_corpora or len(corpora) > 1 or set(corpora) == set(value)):

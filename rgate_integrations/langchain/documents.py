@@ -29,11 +29,12 @@ def fuse_documents(
 ) -> list[Document] | Exception:
     """Fuse the results of one question's searches by reciprocal rank.
 
-    The documents are copies, with origin and rank in their metadata. If a search failed, its exception
-    is returned; if one returned anything but documents, a `ConfigurationError` is returned.
+    The documents are copies, with origin and rank in their metadata, where keys that are already there win.
+    If a search failed, its exception is returned; if one returned anything but documents, a
+    `ConfigurationError`.
 
     Args:
-        origins: Metadata about each search.
+        origins: Metadata to add to the documents of each search.
         results: The documents of each search, best first, or its exception.
         k: Maximum number of documents; None for no limit.
     """

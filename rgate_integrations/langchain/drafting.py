@@ -37,11 +37,11 @@ class GateCall:
 
     Attributes:
         run: The input and its run.
-        turn: The question; for a follow-up, the standalone one.
-        condense_error: Why a follow-up could not be condensed.
+        turn: The question and the turns before it; once condensed, the standalone question alone.
+        condense_error: Why a follow-up could not be condensed, if so.
         threshold: The caller's threshold; None for the gate's own.
         draft: The draft to judge with the question, or the error if writing it failed.
-        result: The decision, or the exception that concerns this input.
+        result: This input's result, such as the decision, or its exception; None until there is one.
     """
 
     run: Run
@@ -112,7 +112,7 @@ class ChatDrafter(Drafter[GateCall]):
 
     Args:
         llm: The answering chat model, or any runnable from messages to a message or string.
-        tokens: Maximum number of tokens.
+        tokens: Maximum number of tokens of a draft, at least 1.
 
     Raises:
         ConfigurationError: ``llm`` keeps a message history, to which it would add the drafts.
@@ -136,7 +136,7 @@ class ChatDrafter(Drafter[GateCall]):
             self.forms = [{"logprobs": True}, {}] if "logprobs" in type(llm).model_fields else [{}]
 
     def write_for(self, calls: Sequence[GateCall]) -> Flow[None]:
-        """Write the draft of each call; on an exception, each call gets the exception instead."""
+        """Write a draft for each call, unless condensing it failed; a batch's exception goes to each call."""
         calls = [call for call in calls if call.condense_error is None]
         drafts: Sequence[Draft | Exception | None]
         try:

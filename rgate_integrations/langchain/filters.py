@@ -32,16 +32,17 @@ _MAX_DEPTH = 64  # levels of nested conditions; Python's recursion limit does no
 def as_predicate(filter: Filter | None) -> Callable[[Document], bool]:
     """Return a function that tests whether a document passes a filter.
 
-    A filter maps keys of the metadata to conditions, all of which must hold. A condition is a value that the key must
-    have, a list that must contain the key's value, or a mapping of operators or nested keys. The operators are
-    ``$eq $ne $gt $gte $lt $lte $in $nin``, and ``$not``, ``$and``, ``$or``, which take conditions or whole filters. A
-    comparison with a missing key, or with a value of another type, is false, except that ``$ne`` and ``$nin`` are
-    true.
+    A function is returned unchanged, and None passes every document. Any other filter maps keys of the
+    metadata to conditions, all of which must hold. A condition is a value that the key must have, a list that
+    must contain the key's value, or a mapping of operators or nested keys. The operators are
+    ``$eq $ne $gt $gte $lt $lte $in $nin``, and ``$not``, ``$and``, ``$or``, which take conditions or whole
+    filters. A comparison with a missing key, or with a value of another type, is false, except that ``$ne``
+    and ``$nin`` are true.
 
     Raises:
-        ConfigurationError: An operator is unknown or has an invalid operand, a condition has no key, or the filter is
-            nested too deeply. The returned function raises it for a key such as ``"a.b"`` that means ``{"a": {"b":
-            …}}``.
+        ConfigurationError: The filter is neither a mapping nor a function, an operator is unknown or has an
+            invalid operand, a condition has no key, or more than 64 levels are nested. The returned function
+            raises it for a key such as ``"a.b"`` that means ``{"a": {"b": …}}``.
 
     Example:
         >>> passes = as_predicate({"year": {"$gte": 1990}, "tag": ["a", "b"]})

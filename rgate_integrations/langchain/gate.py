@@ -56,7 +56,7 @@ CONDENSE_FAILED = "The follow-up could not be condensed."
 
 
 class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
-    """Decides whether to retrieve: question in, `Decision` out. Nothing is loaded until the first decision.
+    """Decides whether to retrieve: question in, `Decision` out. The first decision loads the models.
 
     The question is a string, a dict, messages or a prompt value. A batch is one call of the gate, even if its items
     have their own thresholds in ``config["configurable"]["retrieval_threshold"]``.
@@ -64,19 +64,20 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     Args:
         gate: A `Gate`, an argument for `load_gate`, any object with `decide_batch` and `adecide_batch`, or one of
             LangChain's decision models; the default gate when None.
-        threshold: The gate retrieves iff p_known is below this number, which is at least 0; the gate's own when None.
-            A per-call threshold overrides it.
+        threshold: The gate retrieves if p_known is below this number (at least 0), unless an override such as
+            a rule decides; the gate's own when None. A per-call threshold overrides it.
         input_key: Key of the question in dict inputs; ``question``, ``input``, ``query`` or ``messages``
             when None.
         llm: Your own chat model: it drafts an answer, which the gate judges. The default gate is then
-            ``answer:default,default-answer``. Each question costs an LLM call for the draft, and a known question
-            costs a second call for the answer; ``route(..., answer_first=True)`` avoids that. Drafting runs have the
-            tags ``nostream``, which hides them in LangGraph, and ``rgate_draft``. If retrieval is skipped, a router's
-            direct arm gets the draft in ``config["metadata"]["rgate_draft"]``.
+            ``answer:default,default-answer``. Each question costs an LLM call for the draft, besides the one
+            for the answer; with ``route(..., answer_first=True)``, a known question costs only one call.
+            Drafting runs have the tags ``nostream``, which hides them in LangGraph, and ``rgate_draft``. If
+            retrieval is skipped, a router's direct arm gets the draft in
+            ``config["metadata"]["rgate_draft"]``.
         tokens: Maximum number of tokens of the draft, at least 1.
-        condense: A runnable from messages to one standalone question, for follow-ups. If it fails, the follow-up
-            retrieves, with a warning. Without it, a gate that does not read the earlier turns retrieves for every
-            follow-up.
+        condense: A runnable from messages to one standalone question, for follow-ups, that is, questions with
+            earlier turns. If it fails, the follow-up retrieves, with a warning. Without it, a gate that does
+            not read the earlier turns retrieves for every follow-up.
         llm_name: Name of the LLM that answers, or a folder made by ``rgate ability``: P(known) is adjusted to it. By
             default the name comes from the chat model in the direct arm of `route`, or from ``llm``; with several
             models, such as fallbacks, the least capable one counts.
@@ -86,10 +87,12 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             `route` and `guard` make a profile of the passages in your index.
 
     Raises:
-        ConfigurationError: A rule or option is invalid, the gate does not accept it, the threshold is not a number of
-            at least 0, or ``llm`` keeps a message history.
+        ConfigurationError: The gate, a rule or an option is invalid, the gate does not accept the option, the
+            threshold is not a finite number of at least 0, or ``llm`` keeps a message history.
         UnknownNameError: No gate has that name.
+        ModelLoadError: A trained gate or a measured ability cannot be read.
         ProfileError: The profile of a corpus cannot be read.
+        InvalidQuestionError: Raised by a call: the input has no question.
 
     Example:
         >>> RetrievalGate("constant:never").invoke("who wrote hamlet?").retrieve
@@ -157,17 +160,17 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     @property
     def origin(self) -> Decider:
-        """The decider before any adjustment to an LLM; all copies share it."""
+        """The decider before its adjustment to an LLM found in a chain; copies made by `for_arm` share it."""
         return self._origin
 
     def for_arm(self, direct: Runnable[Any, Any]) -> Self:
-        """Return a copy for the LLM of an arm; the gate itself if ``llm_name`` was given or the LLM has no name."""
+        """Return a copy for the LLM of an arm; itself if nothing changes, as when ``llm_name`` was given."""
         gate = self.gate.for_llm(get_llm_name(direct), LLM_NAME_SOURCE)
         return self if gate is self.gate else self.model_copy(update={"gate": gate})
 
     @property
     def lc_attributes(self) -> dict[str, Any]:
-        """For ``dumpd``: the name from which the gate was loaded, instead of the gate itself."""
+        """For ``dumpd``: the name from which the gate was loaded, if any, instead of the gate itself."""
         return {} if self._gate_name is None else {"gate": self._gate_name}
 
     @property
@@ -213,7 +216,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return [call.result for call in calls]
 
     def _read(self, single: Run, *, reuse: bool) -> GateCall:
-        """Read the question of an input, and reuse a decision of the same request if there is one."""
+        """Read an input's question; with ``reuse``, take a bound decision if this gate would repeat it."""
         call = GateCall.read(single, self.input_key)
         call.threshold = read_threshold(self, single.config)
         bound = read_bound(single.config)
@@ -240,9 +243,10 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 gate fails, the first chain runs.
             direct: The arm for known questions, such as the LLM without retrieval.
             answer_first: Let ``direct`` start to answer, and judge its first tokens: if the LLM knows, the answer
-                continues; otherwise it is cancelled. ``llm=`` is not used. Options: `AnswerFirst`.
-            look_first: Run ``retrieve`` up to its retriever for every input, while the gate decides, and read the
-                passages only if they help more than the LLM's own knowledge. Options: `LookFirst`.
+                continues; otherwise it is cancelled. The gate's ``llm=`` is not used. Options: `AnswerFirst`.
+            look_first: Run ``retrieve`` up to its retriever for every input, while the gate decides (with
+                several corpora, after its decision), and read the passages only if they help more than the
+                LLM's own knowledge. Options: `LookFirst`.
             condensed_key: Pass both arms a mapping with the standalone question of ``condense`` under this key. If
                 the input is a mapping, its other keys are kept; any other input is put under ``input``.
 
@@ -251,6 +255,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 steps nor a retriever. With ``answer_first``: the gate cannot judge an answer. With ``condensed_key``:
                 ``condense`` is missing. With ``corpus=True``: the passages cannot be read. Or the names of chains and
                 corpora differ.
+            ProfileError: With ``corpus=True``: a corpus has no passages.
         """
         searched = self._as_searched(retrieve, CorpusChain)
         if self.corpus is True:
@@ -285,7 +290,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return type(self)(**{**dict(self), "gate": self.origin, "corpus": profile_searched(searched)})
 
     def _sibling_gate(self, gate: Decider) -> RetrievalGate:
-        """Return a gate that reads inputs as this one does, but writes no drafts."""
+        """Return a runnable for a decider, which reads inputs as this gate does but writes no drafts."""
         return RetrievalGate(
             gate.for_llm(self.llm_name),  # a gate passed as question_gate= is not adjusted to it yet
             threshold=self.threshold,
@@ -303,21 +308,23 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         filter_claims: bool = False,
         known_message: str | None = None,
     ) -> GatedRetriever:
-        """Return a retriever that returns no documents for known questions; see `GatedRetriever`.
+        """Return a retriever that does not search for known questions; see `GatedRetriever`.
 
         Args:
             retriever: A retriever, or any runnable or function from a query to documents. For a gate with several
                 corpora, it may be a mapping from their names to retrievers: at most ``top`` of them run, or all if
                 the gate fails.
-            k: Maximum number of documents; None for no limit.
+            k: Maximum number of documents, at least 1; None for no limit.
             always_include_question: See `QueryPlanner`.
             max_queries: See `QueryPlanner`.
             filter_claims: See `QueryPlanner`.
-            known_message: Text of a document to return for known questions, for tools of `create_retriever_tool`.
+            known_message: Text of a document to return for known questions, for tools of
+                `create_retriever_tool`; with None, no document is returned.
 
         Raises:
             ConfigurationError: The names of the retrievers and the gate's corpora differ. With ``corpus=True``: the
                 passages cannot be read.
+            ProfileError: With ``corpus=True``: a corpus has no passages.
         """
         searched = self._as_searched(retriever, CorpusRetriever)
         return GatedRetriever(
@@ -339,10 +346,11 @@ def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
 
 
 class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever, QueryPlanner):
-    """Guards a retriever: returns ``[]`` for a known question, else searches for the question and its draft's claims.
+    """Guards a retriever: searches for a question and its draft's claims, unless the question is known.
 
-    Each decision is a child run in traces and a custom event, ``retrieval_gate``. Keyword arguments of a call, such
-    as ``filter=``, reach the guarded retriever.
+    A known question gets ``[]``, or one document with ``known_message``. Each decision is a child run in
+    traces and a custom event, ``retrieval_gate``, unless a surrounding router has emitted it. Keyword
+    arguments of a call, such as ``filter=``, reach the guarded retriever.
 
     The results of the queries are fused by reciprocal rank, without duplicates. Each document's metadata says how it
     was found: ``rgate_query``, ``rgate_claim`` and ``rgate_rank``. Keys that a document already has are kept.
@@ -350,7 +358,8 @@ class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever,
     Attributes:
         retriever: A retriever, or any runnable from a query to a list of documents.
         gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`.
-        k: Maximum number of documents. ``invoke(..., k=)`` overrides it, and reaches the guarded retriever, too.
+        k: Maximum number of documents, at least 1; None for no limit. ``invoke(..., k=)`` overrides it, and
+            reaches the guarded retriever, too.
         known_message: See `RetrievalGate.guard`; the other options are those of `QueryPlanner`.
 
     Raises:

@@ -38,7 +38,7 @@ _VALUES = (
     Claim,
 )
 CHECKPOINT_TYPES = tuple((kind.__module__, kind.__name__) for kind in _VALUES)
-"""Module and name of each class whose values a graph's state may hold.
+"""Module and name of each class of this package whose values a graph's state may hold.
 
 A checkpoint names the class of each value. In strict mode, LangGraph restores only listed classes; in other modes,
 it warns about the rest::
@@ -89,18 +89,18 @@ def gate_node(
 def route_edge(
     *, retrieve: str | Mapping[str, str], direct: str, decision_key: str = STATE_KEY
 ) -> Callable[[Any], str | list[str]]:
-    """Return a conditional edge to follow `gate_node`, which leads unknown and known questions to different nodes.
+    """Return a conditional edge that follows `gate_node`: known and unknown questions go to different nodes.
 
     Args:
         retrieve: The node for unknown questions, such as the one that searches; or a mapping from the names of the
             gate's corpora to nodes. With ``top=2`` the edge may lead to two nodes; if the gate failed, it leads to
-            the first.
+            the first node of the mapping.
         direct: The node for known questions, such as the one that answers.
         decision_key: The key of the decision in the state; one restored from a checkpoint may be a mapping.
 
     Raises:
         ConfigurationError: ``retrieve`` is an empty mapping. Raised by the edge: the state has no decision, or the
-            decision names a corpus without a node.
+            decision only names corpora without a node.
 
     Example:
         >>> edge = route_edge(retrieve="search", direct="answer")
@@ -136,7 +136,7 @@ def route_edge(
 
 
 def _mapping(state: Any) -> Any:
-    """Convert a state to a mapping, whatever its schema."""
+    """Convert a pydantic or dataclass state to a mapping; return any other state unchanged."""
     if isinstance(state, BaseModel):
         return dict(state)
     return vars(state) if is_dataclass(state) else state

@@ -24,9 +24,9 @@ _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"
 class LocalChat(BaseChatModel, GenerationOptions):
     """A chat model that runs in this process on transformers, and shares its weights with gates on the same model.
 
-    As the direct arm of ``route(..., answer_first=True)``, it keeps the hidden states of its tokens. A probe of the
-    same model, trained with the arm's prompt, then judges the partial answer without reading it again, and a known
-    answer continues from there: no token is computed twice.
+    As the direct arm of ``route(..., answer_first=True)``, it keeps the hidden states of its tokens. A probe
+    (a gate that reads such states) of the same model, trained with the arm's prompt, then judges the partial
+    answer without reading it again, and a known answer continues from there: no token is computed twice.
 
     Generation is lazy, so a closed stream costs nothing more. Other callers may use the model between two tokens.
 
@@ -37,6 +37,10 @@ class LocalChat(BaseChatModel, GenerationOptions):
     Attributes:
         model_name: Catalogue name (see ``rgate download``), local folder, or Hub id; ``model=`` for short.
         proxy: The model itself, instead of its name.
+
+    Raises:
+        ConfigurationError: Raised by a call: a message has an unknown type or content other than text, an
+            option is unknown, or the prompt fills the model's context.
 
     Example:
         >>> from rgate_integrations.langchain.local_chat import LocalChat

@@ -36,8 +36,8 @@ _GENERIC_TYPES = ("function", "custom")  # types of a tool description that do n
 class RetrievalGateState(AgentState[Any]):
     """An agent's state with the decision for the current user turn.
 
-    ``retrieval_decision`` is the last middleware's decision; ``retrieval_decisions`` maps the name of each middleware
-    to its decision.
+    ``retrieval_decision`` is the decision of the last `RetrievalGateMiddleware`; ``retrieval_decisions`` maps
+    the name of each such middleware to its decision.
     """
 
     retrieval_decision: NotRequired[Decision]
@@ -54,14 +54,15 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
 
     Args:
         gate: A `RetrievalGate`, or a ``gate`` argument for one. In later turns of a conversation, tools are hidden
-            only if it reads the earlier turns or has ``condense``.
+            only if the gate reads the earlier turns or has ``condense``.
         tools: The retrieval tools, at least one: names, tool objects, or a provider's own tools, such as
             ``{"type": "web_search"}`` or just ``"web_search"``. Names are checked at the first call of the model;
             pass the tool itself if another middleware may have removed it by then.
 
     Raises:
-        ConfigurationError: ``tools`` is not a list, is empty, or has a tool without a name.
-        UnknownNameError: Raised by the first call of the model: the agent has no tool with that name.
+        ConfigurationError: ``tools`` is not a list, tuple or set, is empty, or has a tool without a name.
+        UnknownNameError: No gate has that name. Raised by the first call of the model: the agent has no tool
+            with a name in ``tools``.
 
     Example:
         >>> middleware = RetrievalGateMiddleware("constant:never", tools=["search_docs"])
@@ -156,7 +157,7 @@ def _names(tool: Any) -> list[str]:
     """Return all names of a tool, or of a tool choice; the main name comes first.
 
     Raises:
-        ConfigurationError: The object is neither a name nor a tool.
+        ConfigurationError: The tool has no name.
     """
     if isinstance(tool, dict):
         described = tool.get("function", tool)

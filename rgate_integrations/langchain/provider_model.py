@@ -43,7 +43,8 @@ class ProviderModel(LanguageModel):
 
     Raises:
         MissingDependencyError: LangChain or the provider's package is not installed.
-        ConfigurationError: The provider or an argument is unknown, its thinking cannot be set, or the key is missing.
+        ConfigurationError: The provider or an argument is unknown, ``options.think`` cannot be set for the
+            provider, or the key is missing.
     """
 
     is_remote: ClassVar[bool] = True
@@ -89,7 +90,7 @@ class ProviderModel(LanguageModel):
     def generate(
         self, prompt: PromptTemplate, values: Sequence[Values], *, tokens: int, adapter: str | None = None
     ) -> list[Draft]:
-        """Answer prompts; see `Generates.generate`."""
+        """Answer prompts; see `Generates.generate`. ``adapter`` is ignored."""
         return [self._answer(prompt.messages(**fields), tokens, 0.0) for fields in values]
 
     def sample(

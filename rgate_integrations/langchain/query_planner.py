@@ -22,10 +22,11 @@ class QueryPlanner(BaseModel):
 
     Attributes:
         gate: A `RetrievalGate`, or any runnable from a question to a `Decision`.
-        always_include_question: Whether the question itself is always a query.
+        always_include_question: Whether the question itself is always a query; if not, it is one only if no
+            claim is.
         max_queries: Maximum number of queries per question, at least 1.
         filter_claims: Whether the gate judges each claim and drops the known ones. Only a `RetrievalGate` can do
-            that; with any other runnable, all claims are searched.
+            that; with any other runnable, all claims are searched for.
     """
 
     gate: Any
@@ -60,7 +61,7 @@ def check_decision(result: Any) -> Decision | Exception:
 
 
 def emit_searched(single: Run, result: Any) -> Flow[Any]:
-    """Emit a decision and return it; for a failed input or an empty question, return the exception.
+    """Emit a decision, unless a router did, and return it; for a failed or empty question, an exception.
 
     Raises:
         ConfigurationError: The gate returned something other than a decision.

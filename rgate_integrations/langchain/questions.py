@@ -26,7 +26,7 @@ class UserTurn:
     """A question and the turns before it.
 
     Attributes:
-        question: The question in the user's words.
+        question: The question, in the user's words or condensed.
         history: The earlier turns of user and LLM.
     """
 
@@ -49,7 +49,7 @@ class UserTurn:
 
 
 def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
-    """Find the question in a string, a mapping, messages, a message history, or a prompt value.
+    """Find question and earlier turns in a string, a mapping, messages, a message history, or a prompt value.
 
     Args:
         value: The runnable's input. Among messages, the last human one is the question.

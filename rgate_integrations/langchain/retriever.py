@@ -60,12 +60,18 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
     questions and, if the claims are filtered, once for all claims.
 
     Args:
-        gate: A `RetrievalGate`, or a ``gate`` argument for one. Claims need one that drafts, such as
-            ``RetrievalGate(llm=...)``.
+        gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`.
+            Claims need a gate that drafts, such as ``RetrievalGate(llm=...)``.
         rewriter: Turns drafts into claims; when None, each sentence is a claim.
-        always_include_question: Whether the question itself is always a query.
+        always_include_question: Whether the question itself is always a query; if not, it is one only if no
+            claim is.
         max_queries: Maximum number of queries per question, at least 1.
-        filter_claims: Whether the gate judges each claim and drops the known ones.
+        filter_claims: Whether the gate, which must be a `RetrievalGate`, judges each claim and drops the
+            known ones.
+
+    Raises:
+        InvalidQuestionError: Raised by a call: the input has no question.
+        ConfigurationError: Raised by a call: the gate does not return a `Decision`.
 
     Example:
         >>> ClaimQueryRewriter("constant:always").invoke("Who wrote Hamlet?")

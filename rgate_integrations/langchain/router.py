@@ -1,4 +1,4 @@
-"""`RetrievalRouter`: one gate call per batch, each arm runs as a batch, and streams stay streams."""
+"""`RetrievalRouter`: runs the retrieve arm or the direct arm for each input, in batches or as a stream."""
 
 from __future__ import annotations
 
@@ -41,27 +41,29 @@ CANCELLATION = "by the retrieval gate: the search was not needed"
 class RetrievalRouter(FlowRunnable[Input, Output]):
     """Sends each input to the retrieve arm or the direct arm; `RetrievalGate.route` makes one.
 
-    A batch of any size calls the gate once, and runs each arm on one batch. The arms run in parallel, or one after
-    the other if ``max_concurrency`` is set. Each decision is a child run in traces and a custom event,
-    ``retrieval_gate``, also in LangGraph's custom stream. The chosen arm's run has the tag ``retrieve`` or
-    ``direct``.
+    Without answer first and look first, a batch of any size calls the gate once, and runs each arm on one
+    batch. The arms run in parallel, or one after the other if ``max_concurrency`` is set. Each decision is a
+    child run in traces and a custom event, ``retrieval_gate``, also in LangGraph's custom stream. The chosen
+    arm's run has the tag ``retrieve`` or ``direct``.
 
-    *Answer first*: the direct arm runs as a stream for every call style, and its first tokens are held back and
-    judged. If the LLM knows, they are released and the stream continues. If not, the stream is closed, which cancels
-    the request to the LLM, and the retrieve arm runs. Only tracers get events of the direct arm before it is
-    released. A batch with ``max_concurrency`` runs in parts of that size, since an answer that waits for its judgment
-    occupies the LLM.
+    *Answer first*: unless the question alone is clear, the direct arm runs as a stream, even for ``invoke``
+    and ``batch``, and its first tokens are held back and judged. If the LLM knows, they are released and the
+    stream continues. If not, the stream is closed, which cancels the request to the LLM, and the retrieve arm
+    runs. Only tracers get events of the direct arm before it is released. A batch with ``max_concurrency``
+    runs in parts of that size, since an answer that waits for its judgment occupies the LLM.
 
-    *Look first*: the retrieve arm runs up to its retriever while the gate decides. If the passages help, the rest of
-    the arm continues with them. If the search fails or finds nothing, the gate's decision stands; an input that
-    retrieves then gets the exception of the search, as it would without a gate.
+    *Look first*: the retrieve arm runs up to its retriever while the gate decides (with several corpora,
+    after its decision). If the passages help, the rest of the arm continues with them. If the search fails or
+    finds nothing, the gate's decision stands. After a failed search, an input that retrieves gets the
+    search's exception, as it would without a gate.
 
     Args:
-        gate: A `RetrievalGate`. Gates inside the retrieve arm reuse its decision.
+        gate: A `RetrievalGate`, or any runnable from a question to a `Decision`. The same gate inside an arm
+            reuses the decision.
         retrieve: Arm for unknown questions. With a strategy that searches ahead, a sequence of steps or a retriever.
         direct: Arm for known questions.
-        strategy: What the router considers before it decides; by default only the question. Its judge takes
-            ``drafts=``, as a `RetrievalGate` does.
+        strategy: What the router considers before it decides; by default only the question. `Strategy.judge`
+            must accept ``drafts=``, as a `RetrievalGate` does.
         condensed_key: See `RetrievalGate.route`.
 
     Raises:
@@ -159,7 +161,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
                 yield chunk
 
     def flow(self, runs: list[Run]) -> Flow[list[Any]]:
-        """Decide for a batch in one call of the gate, then run each arm on its share."""
+        """Decide, then run each arm on its share; with answer first, ``max_concurrency`` inputs at a time."""
         size = len(runs)
         if self.strategy.answer_first is not None:
             # An answer that waits for its judgment occupies the LLM, so only as many wait as the caller allows.
@@ -280,7 +282,10 @@ class RouterCall(RoutedCall[RouterInput]):
         self._cancellation: dict[str, Any] = {}
 
     def condense(self, key: str) -> Flow[None]:
-        """Condense follow-ups. The gates get the standalone question as input, and the arms get it under ``key``."""
+        """Condense follow-ups: the gates get the standalone question as input, the arms get it under ``key``.
+
+        If condensing fails, the gates get the original input.
+        """
         gate = self.router.gate
         calls = [GateCall.read(item.run, getattr(gate, "input_key", None)) for item in self.inputs]
         yield from condense_follow_ups(getattr(gate, "condense", None), calls)
@@ -340,7 +345,7 @@ class RouterCall(RoutedCall[RouterInput]):
         return ArmSearch(self._search[0], values, configs, retrievers, **inputs[0].run.options)
 
     def drop_search(self) -> None:
-        """Drop a search that is not needed, and record that in its traces."""
+        """Drop a search that is still running, and record that in its traces."""
         self._cancellation["cancelled"] = CANCELLATION
         super().drop_search()
 
@@ -350,7 +355,7 @@ class RouterCall(RoutedCall[RouterInput]):
         return list(map(as_passage, instances_in(result, Document)))
 
     def emit(self, item: RouterInput, decision: Decision) -> Flow[None]:
-        """Emit the decision, and bind it to the arms' config, so that no gate inside an arm decides again."""
+        """Emit the decision, and bind it to the arms' config, so that the same gate in an arm reuses it."""
         yield from emit_decision_event(decision, item.run.child())
         # Emitted here, because components inside the arm do not emit a decision that they reuse.
         item.run.config = bind_decision(item.run.config, self.router.gate, item.run.input, decision)

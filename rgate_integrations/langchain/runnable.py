@@ -38,7 +38,7 @@ class Run:
     options: dict[str, Any] = field(default_factory=dict)
 
     def child(self, tag: str | None = None) -> RunnableConfig:
-        """Return a config for a child of this run, whose callbacks have the tag."""
+        """Return a config for a child of this run, whose callbacks have the tag, if given."""
         return patch_config(self.config, callbacks=self.manager.get_child(tag))
 
 
@@ -188,7 +188,7 @@ def run_batches(batches: Sequence[Step], config: RunnableConfig) -> Flow[list[li
 
 
 def _without_interrupts(results: list[Any]) -> list[Any]:
-    """Raise a cancellation or interrupt, which LangChain returns like the exception of an input."""
+    """Return results; raise a cancellation or interrupt that LangChain returned like an exception."""
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, Exception):
             raise result

@@ -51,11 +51,11 @@ class RetrieverRuns(BaseCallbackHandler):
         self._parents[run_id] = parent_run_id
 
     def on_retriever_end(self, documents: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Record what it found."""
+        """Record what a retriever found."""
         self._documents[run_id] = documents
 
     def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Record that it found nothing."""
+        """Record that a retriever failed, as if it had found nothing."""
         self._documents[run_id] = []
 
     def end(self) -> None:
@@ -71,8 +71,8 @@ class ArmSearch(BatchCall):
     Args:
         search: The retrieve arm up to its retriever.
         inputs: The inputs.
-        configs: The config of each.
-        retrievers: The record of each search.
+        configs: The config of each input.
+        retrievers: Records what each search finds.
         **options: Further arguments of the call.
     """
 
@@ -100,7 +100,9 @@ class ArmSearch(BatchCall):
 def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, Any]]:
     """Split a retrieve arm into its steps up to the retriever, and the rest.
 
-    Without a retriever among the steps, as in a chain of functions, the first step counts as the search.
+    Without a retriever among the steps, as in a chain of functions, the first step counts as the search. If
+    the last step is a retriever, the whole arm is the search. The chains of a `CorpusChain` are split one by
+    one.
 
     Raises:
         ConfigurationError: The arm is a single step other than a retriever.

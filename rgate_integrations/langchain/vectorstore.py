@@ -43,6 +43,10 @@ class FaissVectorStore(VectorStore):
         embedding: Embeds documents and queries.
         index: An index to read and write, made with the same embeddings; a new one when None.
 
+    Raises:
+        ConfigurationError: Without ``index``: ``embedding`` is not LangChain embeddings.
+        MissingDependencyError: FAISS is not installed.
+
     Example:
         >>> from langchain_core.embeddings import DeterministicFakeEmbedding
         >>> store = FaissVectorStore(embedding=DeterministicFakeEmbedding(size=8))
@@ -73,10 +77,13 @@ class FaissVectorStore(VectorStore):
     ) -> list[str]:
         """Add texts, or replace those with the same id, and return the ids. For duplicate ids, the last text wins.
 
+        A text without an id gets a random one.
+
         Raises:
-            DataFormatError: Metadata cannot be stored as JSON. Nothing was embedded or stored.
-            ConfigurationError: The numbers of ids, metadatas and texts differ, or the vectors are invalid or have
-                another dimension. Nothing was stored.
+            DataFormatError: Metadata cannot be stored as JSON, or a text has lone surrogates. Nothing was
+                embedded or stored.
+            ConfigurationError: The numbers of ids, metadatas and texts differ, the embeddings failed, or the
+                vectors are invalid or have another dimension. Nothing was stored.
         """
         return self._upsert(list(texts), metadatas, ids)
 
@@ -101,7 +108,7 @@ class FaissVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Make a store from texts; further arguments are passed to the class."""
+        """Make a store from texts, as `add_texts` does; further arguments are passed to the class."""
         store = cls(embedding, **kwargs)
         store.add_texts(texts, metadatas, ids=ids)
         return store
@@ -115,7 +122,7 @@ class FaissVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Make a store from texts and their vectors; further arguments are passed to the class."""
+        """Make a store from texts and their vectors; see `from_texts`."""
         store = cls(embedding, **kwargs)
         pairs = list(text_embeddings)
         vectors = [vector for _, vector in pairs]
@@ -161,22 +168,25 @@ class FaissVectorStore(VectorStore):
 
         Args:
             query: The query.
-            k: Maximum number of documents.
+            k: Maximum number of documents, at least 1.
             filter: Conditions on the metadata, or a function of the document; see `as_predicate`.
             **kwargs: Ignored.
+
+        Raises:
+            ConfigurationError: ``k`` is below 1, or the filter is invalid.
         """
         return _without_scores(self.similarity_search_with_score(query, k, filter))
 
     def similarity_search_with_score(
         self, query: str, k: int = 4, filter: Filter | None = None, **kwargs: Any
     ) -> Scored:
-        """Return the ``k`` nearest documents with their cosines, nearest first."""
+        """Return the ``k`` nearest documents with their cosines; see `similarity_search`."""
         return _search(self.index, self.index.embed_queries([query]), k, filter)
 
     def similarity_search_by_vector(
         self, embedding: list[float], k: int = 4, filter: Filter | None = None, **kwargs: Any
     ) -> list[Document]:
-        """Return the ``k`` documents nearest to a vector.
+        """Return the ``k`` documents nearest to a vector; see `similarity_search`.
 
         Raises:
             ConfigurationError: The vector is not finite, or its dimension differs from the store's.
@@ -192,7 +202,10 @@ class FaissVectorStore(VectorStore):
         filter: Filter | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """Return ``k`` of the ``fetch_k`` nearest documents, chosen to be near the query but unlike each other."""
+        """Return ``k`` of the ``fetch_k`` nearest documents, chosen to be near the query, but not alike.
+
+        With ``lambda_mult=1``, only nearness to the query counts; with 0, only variety.
+        """
         vector: Any = self.index.embed_queries([query])[0]
         return self.max_marginal_relevance_search_by_vector(vector, k, fetch_k, lambda_mult, filter)
 
@@ -205,7 +218,7 @@ class FaissVectorStore(VectorStore):
         filter: Filter | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """Return ``k`` of the ``fetch_k`` nearest documents; see `max_marginal_relevance_search`."""
+        """Return ``k`` of the ``fetch_k`` documents nearest to a vector, near it but not alike."""
         # Use a snapshot (which copies no vectors), because other threads may delete a document before its lookup.
         index = copy(self.index)
         nearest = _without_scores(_search(index, [embedding], max(fetch_k, k), filter))
@@ -220,7 +233,11 @@ class FaissVectorStore(VectorStore):
     # --- saving --------------------------------------------------------------------------------------------
 
     def save_local(self, folder_path: str | Path) -> Path:
-        """Save into a folder; an earlier store there stays loadable until the new one is complete."""
+        """Save into a folder; an earlier store there stays loadable until the new one is complete.
+
+        Raises:
+            WriteError: The file cannot be written; an earlier store is unchanged.
+        """
         return self.index.save(folder_path)
 
     @classmethod
@@ -230,7 +247,8 @@ class FaissVectorStore(VectorStore):
         Raises:
             IndexNotFoundError: The folder contains no store.
             IndexCorruptError: Its file is truncated, was changed, or contains something else.
-            IndexMismatchError: The store was made with other embeddings.
+            IndexMismatchError: The store was made with other embeddings, or has another format.
+            ConfigurationError: ``embeddings`` is not LangChain embeddings.
         """
         embedder = as_embedder(embeddings)
         try:
@@ -245,7 +263,7 @@ class FaissVectorStore(VectorStore):
 
 
 def _search(index: PassageIndex, vector: Any, k: int, filter: Filter | None) -> Scored:
-    """Return the documents nearest to one vector, shape (1, dimension), that pass a filter."""
+    """Return the ``k`` documents nearest to one vector, shape (1, dimension), that pass a filter."""
     passes = as_predicate(filter)
     count = k
     while True:

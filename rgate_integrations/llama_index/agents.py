@@ -24,9 +24,9 @@ QUESTION_KEYS = ("input", "question", "query")
 class GatedTool(FunctionTool):
     """Guards a tool of a ``FunctionAgent``, a ``ReActAgent`` or an ``AgentWorkflow``.
 
-    A call with a known question does not reach the tool: its output asks the agent to answer from its own knowledge,
-    and its ``raw_output`` is the decision. The gate judges the question that the agent writes for the tool, which is
-    already independent of earlier turns. A call without a question reaches the tool.
+    A call with a known question does not reach the tool: the call's output asks the agent to answer from its
+    own knowledge, and its ``raw_output`` is the decision. The gate judges the question that the agent writes
+    for the tool, which is already independent of earlier turns. A call without a question reaches the tool.
 
     Args:
         tool: The guarded tool, or a function that LlamaIndex can turn into one.
@@ -38,7 +38,9 @@ class GatedTool(FunctionTool):
         known_message: The output for a known question.
 
     Raises:
-        ConfigurationError: The tool has ``return_direct=True``, so the user would see the message to the agent.
+        ConfigurationError: The gate is invalid, or the tool has ``return_direct=True``, so that the user
+            would see the message to the agent.
+        UnknownNameError: No gate has that name.
 
     Example:
         >>> tool = GatedTool(QueryEngineTool.from_defaults(engine), gate)  # doctest: +SKIP

@@ -43,8 +43,8 @@ class EngineAnswer(BufferedAnswer):
     Args:
         engine: The engine.
         bundle: The question.
-        llm: The engine's LLM, if log-probabilities are requested. It must be a copy of the user's LLM, because its
-            field ``logprobs`` is reset once it refuses them.
+        llm: The engine's LLM, if log-probabilities are requested; otherwise None. It must be a copy of the
+            user's LLM, because its field ``logprobs`` is reset once it refuses them.
     """
 
     source: EngineStream
@@ -68,7 +68,7 @@ class EngineAnswer(BufferedAnswer):
         """Release the answer as a response; without ``streaming``, read a stream to its end.
 
         Raises:
-            Exception: The engine failed before the first token.
+            Exception: The engine failed; for a stream, before the first token.
         """
         # If the answer was not judged, the engine has not run yet. Its first chunk shows the type of the response.
         yield from self.buffer(1)
@@ -195,7 +195,7 @@ class _Listener(BaseEventHandler):
 
 
 def listen(kind: type[BaseEventHandler]) -> None:
-    """Add a listener to LlamaIndex's events, once per process."""
+    """Add a listener of this class to LlamaIndex's events, once per process."""
     root = get_dispatcher()
     with _lock:  # otherwise two threads could add it twice
         if not any(isinstance(handler, kind) for handler in root.event_handlers):
@@ -203,7 +203,7 @@ def listen(kind: type[BaseEventHandler]) -> None:
 
 
 def _logprobs(response: Any, choice: Any) -> TokenLogprobs:
-    """Read the tokens of a streamed response from LlamaIndex's fields, or else from the server's."""
+    """Read a streamed response's log-probabilities from LlamaIndex's fields, or else from the server's."""
     # Each position is a list: the generated token, then other likely ones.
     entries: Any = [position[0] for position in response.logprobs or [] if position]
     logprobs = get_field(choice, "logprobs")

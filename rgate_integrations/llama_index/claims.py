@@ -1,4 +1,4 @@
-"""Retrieves by the claims of a draft: one search per claim, or one averaged vector, for query transforms."""
+"""Retrieves by the claims of a draft: one search per claim or, in a query transform, one averaged vector."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class ClaimFusionRetriever(FlowRetriever):
     """Searches for a question and its draft's claims with every retriever, and fuses the results by reciprocal rank.
 
     It always retrieves: it decides what to search for, not whether. Inside a `GatedQueryEngine`, or behind a
-    `RetrievalGateSelector`, it uses the draft that was judged there instead of writing its own.
+    `RetrievalGateSelector`, it uses the draft that was judged there instead of writing its own, unless
+    ``draft_llm`` is another LLM.
 
     Args:
         retrievers: The retrievers, of any kind.
@@ -36,6 +37,10 @@ class ClaimFusionRetriever(FlowRetriever):
         similarity_top_k: Maximum number of nodes, at least 1.
         max_queries: Maximum number of queries per question, at least 1.
         filter_claims: Whether the gate judges each claim and drops the known ones.
+
+    Raises:
+        ConfigurationError: The gate is invalid.
+        UnknownNameError: No gate has that name.
     """
 
     def __init__(
@@ -79,6 +84,10 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
         draft_llm: Drafts the answer instead of the gate's proxy model.
         max_queries: Maximum number of queries per question, at least 1.
         filter_claims: Whether the gate judges each claim and drops the known ones.
+
+    Raises:
+        ConfigurationError: The gate is invalid.
+        UnknownNameError: No gate has that name.
     """
 
     def __init__(
@@ -115,7 +124,7 @@ class ClaimQueryEngine(TransformQueryEngine):
 
 
 def _plan_queries(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: QueryBundle) -> Flow[list[str]]:
-    """Draft an answer, and return the question and the queries for its claims."""
+    """Draft an answer, unless a draft came with the request; return the question and its claims' queries."""
     inherited = part.decider.inherited(bundle)
     if inherited is not None and inherited.decision.draft is not None:
         decision = inherited.decision

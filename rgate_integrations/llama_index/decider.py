@@ -1,8 +1,8 @@
 """`QueryDecider`: makes one decision per request, which travels with its query.
 
-An engine or a retriever binds its decision while its arm runs, so that no gate inside decides or drafts again. A
-selector cannot, because the router runs the arm after the selector has returned. So its decision is attached to the
-query bundle, which the router passes to the arm.
+An engine or a retriever binds its decision while its arm runs, so that the same gate inside does not decide
+or draft again. A selector cannot, because the router runs the arm after the selector has returned. So its
+decision is attached to the query bundle, which the router passes to the arm.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ def read_bound(bundle: QueryBundle) -> QueryDecision | None:
 class QueryDecider:
     """Decides about one question, once per request.
 
-    It reuses a decision that came with the request if gate, drafting LLM and threshold are the same. With another
-    gate, it reuses only the draft.
+    It reuses a decision that came with the request, unless gate, drafting LLM or threshold was another.
+    With another gate or threshold, but the same drafting LLM, it reuses only the draft.
 
     Args:
         gate: A gate, or an argument for `load_gate`; when None, the default gate, which depends on ``draft_llm``.
-        draft_llm: Writes the drafts; when None, the gate does.
+        draft_llm: Writes the drafts; when None, the gate writes any that it needs.
         tokens: Maximum number of tokens of a draft, at least 1.
         memory: A chat memory with the turns before the question, for engines that do not condense follow-ups.
         llm: The LLM that answers, to which P(known) is adjusted; ``draft_llm`` when None.
@@ -235,10 +235,10 @@ class Gated:
         """Return a copy with another threshold; this object keeps its own.
 
         Args:
-            threshold: At least 0; the gate retrieves iff P(known) is below it. None restores the gate's own.
+            threshold: P(known) is compared with it, at least 0. None restores the gate's own.
 
         Raises:
-            ConfigurationError: The threshold is not a number of at least 0.
+            ConfigurationError: The threshold is not a finite number of at least 0.
         """
         if threshold is not None:
             valid_threshold(threshold)

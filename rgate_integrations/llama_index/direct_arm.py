@@ -44,7 +44,7 @@ def direct_engine(
         llm: The LLM.
         prompt: The prompt, with ``query_str``; when None, the system messages of the RAG engine's prompt, followed by
             the question.
-        streaming: Whether it streams; structured output does not.
+        streaming: Whether the engine streams; with structured output it never does.
     """
     if prompt is None:
         system = _system_messages(query_engine, llm)
@@ -60,9 +60,9 @@ def direct_engine(
 
 
 def _system_messages(engine: BaseQueryEngine, llm: LLM) -> list[ChatMessage]:
-    """Return the system messages of an engine's prompt, without those that contain passages.
+    """Return the system messages of an engine's prompt, without those with variables, such as passages.
 
-    LlamaIndex's default one is left out, because it forbids the LLM to use its own knowledge.
+    LlamaIndex's default system message is left out, because it forbids the LLM to use its own knowledge.
     """
     synthesizer = find_synthesizer(engine)
     prompts = {} if synthesizer is None else synthesizer.get_prompts()

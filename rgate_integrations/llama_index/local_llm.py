@@ -40,9 +40,10 @@ __all__ = ["LocalLLM"]
 class LocalLLM(LLM, GenerationOptions):
     """An LLM that runs in this process on transformers, and shares its weights with gates on the same model.
 
-    As the LLM of ``GatedQueryEngine(..., answer_first=True)``, it keeps the hidden states of its tokens. A probe of
-    the same model, trained with the same prompt, then judges the partial answer without reading it again, and a known
-    answer continues from there: no token is computed twice.
+    As the LLM of ``GatedQueryEngine(..., answer_first=True)``, it keeps the hidden states of its tokens. A
+    probe (a gate that reads such states) of the same model, trained with the same prompt, then judges the
+    partial answer without reading it again, and a known answer continues from there: no token is computed
+    twice.
 
     Generation is lazy, so a closed stream costs nothing more. Other callers may use the model between two tokens.
 
@@ -52,6 +53,10 @@ class LocalLLM(LLM, GenerationOptions):
     Attributes:
         model: Catalogue name (see ``rgate download``), local folder, or Hub id.
         proxy: The model itself, instead of its name.
+
+    Raises:
+        ConfigurationError: Raised by a call: a message has content other than text, an option is unknown, or
+            the prompt fills the model's context.
 
     Example:
         >>> from rgate_integrations.llama_index.local_llm import LocalLLM
@@ -156,7 +161,7 @@ class LocalLLM(LLM, GenerationOptions):
 
 
 def _whole(responses: Sequence[ChatResponse]) -> ChatResponse:
-    """Return the last response of a stream as the response of a call that does not stream."""
+    """Return the last response of a stream, with all log-probabilities, as that of a plain call."""
     logprobs: list[list[LogProb]] = []
     for response in responses:
         logprobs += response.logprobs or []

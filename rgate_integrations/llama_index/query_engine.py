@@ -49,22 +49,23 @@ class EngineOptions(GateOptions, total=False):
 class GatedQueryEngine(Gated, BaseQueryEngine):
     """Answers known questions with the LLM alone, and the others with the wrapped engine.
 
-    The response's ``metadata["rgate"]`` is the decision. `from_defaults` makes the direct arm.
+    The response's ``metadata["rgate"]`` is the decision, as a dict. `from_defaults` makes ``direct``.
 
     Args:
         query_engine: The engine for unknown questions.
         direct: The engine for known questions.
         gate: A gate, or an argument for `load_gate`; the default gate when None.
         llm: The LLM of ``direct``, to which P(known) is adjusted.
-        tokens: Maximum length of a draft that this LLM writes for the gate to judge, at least 1; when None, the gate
-            writes any drafts that it needs.
+        tokens: Maximum number of tokens of a draft that this LLM writes for the gate to judge, at least 1;
+            when None, the gate writes any drafts that it needs.
         answer_first: Let ``direct``, which should stream, start to answer, and judge its first tokens: if the LLM
             knows, the answer continues; otherwise it is cancelled. With ``llm``, the claims to search for come from
             the partial answer. Options: `AnswerFirst`.
-        streaming: Whether the caller gets an answer of ``direct`` as a stream.
-        look_first: Search for every question, while the gate decides, and read the passages only if they help more
-            than the LLM's own knowledge. Needs an engine that retrieves and synthesizes in two steps, whose
-            retriever has no gate. Options: `LookFirst`.
+        streaming: Whether the caller gets an answer of ``direct`` as a stream, if ``direct`` streams.
+        look_first: Search for every question, while the gate decides (with several corpora, after its
+            decision), and read the passages only if they help more than the LLM's own knowledge. Needs an
+            engine that retrieves and synthesizes in two steps, whose retriever has no gate. Options:
+            `LookFirst`.
         **gate_options: ``always=`` and ``never=``: rules as in `load_gate`, instead of the gate's own. ``corpus=``,
             with ``prefer=``, ``when_uncovered=`` and ``top=``: the corpus, as in `load_gate`; ``corpus=True`` makes
             a profile of the passages in your index.
@@ -74,7 +75,8 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             ``look_first`` or `AnswerFirst.prefetch`: the engine does not work in two steps, or its retriever has a
             gate. With ``answer_first``: the gate only reads the question. With ``corpus=True``: the passages cannot
             be read.
-        ProfileError: The profile of a corpus cannot be read.
+        UnknownNameError: No gate has that name.
+        ProfileError: The profile of a corpus cannot be read, or a corpus has no passages.
     """
 
     def __init__(
@@ -129,9 +131,9 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
     ) -> GatedQueryEngine:
         """Wrap a query engine.
 
-        The direct arm sends ``llm`` the system messages of the engine's own prompt, and the question. It is the
-        engine of LlamaIndex's ``EmptyIndex``, which never answers "Empty Response". The wrapped engine's
-        ``output_cls`` also applies to it; such an answer does not stream.
+        By default, the direct arm sends ``llm`` the system messages of the engine's own prompt, and the
+        question. It is the engine of LlamaIndex's ``EmptyIndex``, which never answers "Empty Response". The
+        wrapped engine's ``output_cls`` also applies to it; such an answer does not stream.
 
         Args:
             query_engine: Any query engine.
@@ -139,16 +141,16 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             llm: Answers known questions; by default ``Settings.llm``, as everywhere in LlamaIndex. Pass the LLM that
                 the engine was made with.
             streaming: Whether the direct arm streams; by default it does if the engine does.
-            tokens: Maximum length of a draft that the LLM writes for the gate to judge, at least 1; when None, the
-                gate writes any drafts that it needs.
+            tokens: Maximum number of tokens of a draft that the LLM writes for the gate to judge, at least 1;
+                when None, the gate writes any drafts that it needs.
             direct_prompt: The LLM's prompt for known questions, with ``query_str``.
             direct: Your own engine for known questions; pass its LLM as ``llm``.
             **options: ``answer_first``, ``look_first`` and those of the gate; see the class. With ``answer_first``,
                 the first ``tokens`` tokens are judged, by default 32.
 
         Raises:
-            ConfigurationError: No LLM was given and LlamaIndex's ``Settings`` have none; or both ``direct`` and
-                ``direct_prompt`` were given.
+            ConfigurationError: No LLM was given and LlamaIndex's ``Settings`` have none; both ``direct`` and
+                ``direct_prompt`` were given; or as for the class.
         """
         llm = llm or _llm_of_settings()
         if streaming is None:

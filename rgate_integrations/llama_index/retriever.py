@@ -54,7 +54,7 @@ class FlowRetriever(BaseRetriever):
 
 
 class CorpusRetriever(FlowRetriever):
-    """Searches the corpora that the decision names, or all of them if it names none.
+    """Searches the corpora that the decision names, or all corpora if the decision names none.
 
     Results are fused by reciprocal rank. `GatedRetriever` makes one from ``{"docs": retriever, "hr": other}``. It may
     also be the retriever of an engine inside a `GatedQueryEngine`.
@@ -108,16 +108,17 @@ def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
 
 
 class GatedRetriever(Gated, FlowRetriever):
-    """Guards a retriever, for engines that cannot be wrapped, such as chat engines.
+    """Searches only for unknown questions; for engines that cannot be wrapped, such as chat engines.
 
     LlamaIndex's engines answer "Empty Response" when a retriever finds nothing. So for a known question, this one
     returns a single note that tells the LLM to answer from its own knowledge. The note is not a source: responses do
     not list it, and have the decision in ``metadata["rgate"]``. If an engine can be wrapped, prefer
     `GatedQueryEngine`: its direct arm has its own prompt.
 
-    The note survives postprocessors that filter by score, time or position, because its score is above any cutoff.
-    A postprocessor that judges the text, such as ``KeywordNodePostprocessor`` or a reranker, may drop it. Pass those
-    to this retriever instead of the engine, so that they only see passages.
+    The note survives postprocessors that filter by score, time or position: its score is above any cutoff,
+    and its metadata has every key. A postprocessor that judges the text, such as ``KeywordNodePostprocessor``
+    or a reranker, may drop it. Pass those to this retriever instead of the engine, so that they only see
+    passages.
 
     Args:
         retriever: The guarded retriever. With several corpora, it may be a mapping from their names to retrievers: at
@@ -136,7 +137,8 @@ class GatedRetriever(Gated, FlowRetriever):
     Raises:
         ConfigurationError: The gate or an option is invalid, the names of retrievers and corpora differ, or with
             ``corpus=True`` the passages cannot be read.
-        ProfileError: The profile of a corpus cannot be read.
+        UnknownNameError: No gate has that name.
+        ProfileError: The profile of a corpus cannot be read, or a corpus has no passages.
     """
 
     def __init__(
@@ -236,7 +238,7 @@ def _note(decision: Decision, text: str) -> list[NodeWithScore]:
 
 
 class _NoteListener(BaseEventHandler):
-    """Removes the note from the sources of a response, after the LLM has read it."""
+    """Removes the note from the sources of a response, and puts its decision into the response's metadata."""
 
     @classmethod
     def class_name(cls) -> str:

@@ -20,10 +20,10 @@ from rgate_integrations.runtime.flow import Flow, arun, run
 
 
 class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
-    """Selects the direct tool for a known question, and for any other the tool of the corpus that covers it.
+    """Selects the direct tool for a known question, and for any other one or more tools that retrieve.
 
-    With several corpora, up to ``top`` tools are selected, and the router merges their answers. If the gate fails,
-    all retrieve tools are selected.
+    With several corpora, these are the tools of up to ``top`` corpora that may cover the question. Without
+    corpora, or if the gate fails, all tools that retrieve are selected. The router merges their answers.
 
     Args:
         gate: A gate, or an argument for `load_gate`; the default gate when None.
@@ -36,8 +36,9 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
             `load_gate`. ``always=`` and ``never=``: rules, instead of the gate's own.
 
     Raises:
-        ConfigurationError: ``corpus`` is True, but a selector has no passages. Raised by a selection: ``direct``
-            or ``retrieve`` names an unknown tool.
+        ConfigurationError: The gate or an option is invalid, such as ``corpus=True``: a selector has no
+            passages. Raised by a selection: ``direct`` or ``retrieve`` names an unknown tool.
+        UnknownNameError: No gate has that name.
         ProfileError: The profile of a corpus cannot be read.
     """
 

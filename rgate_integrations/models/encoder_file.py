@@ -27,10 +27,10 @@ WEIGHTS, TOKENS = "encoder.bin", "sentencepiece.model"
 FOUR_BIT, FLOATS, TOKENIZER = "e5-small-q4.bin", "model.safetensors", "tokenizer.json"
 LAYERS, HEADS, HIDDEN = 12, 12, 384
 BRANCH, BRANCH_LAYERS = 8, 4
-"""The model branches after layer 8: layers 9 to 12 are e5's, layers 13 to 16 are copies adapted to requests."""
+"""The model branches after layer 8: layers 9 to 12 are e5's, 13 to 16 are copies adapted to requests."""
 ADAPTER = SHIPPED / "encoder" / "adapter.safetensors"
-"""File of low-rank matrices ``down`` (inputs, 16) and ``up`` (16, outputs): their product is added to the linear
-map that they are named after."""
+"""File of low-rank matrices ``down`` (inputs, 16) and ``up`` (16, outputs): their product is added to the
+linear map that they are named after."""
 VALUES = HIDDEN // HEADS + 1
 """Size of a head's queries, keys and values, including the constant that `_with_constant` appends."""
 POSITIONS = 512

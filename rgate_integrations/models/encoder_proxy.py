@@ -33,7 +33,7 @@ class EncoderProxy(HasStates):
     It reads requests without a prompt. It can neither read partial answers nor write or score text.
 
     Attributes:
-        max_batch_size: Maximum number of requests per pass.
+        max_batch_size: Maximum number of requests that an engine passes at once.
     """
 
     name = ENCODER
@@ -101,7 +101,7 @@ class EncoderProxy(HasStates):
         return results
 
     def join(self, text: Segmented) -> tuple[str, list[Range]]:
-        """Return the end of the history and the request as one text, and the range of each of its segments.
+        """Return the history's end and the request as one text, and the range of each segment of the request.
 
         With a history, the first range is the whole request: the history is not pooled, and only contributes through
         attention.

@@ -70,7 +70,7 @@ class TextEncoder:
         return self._text_tokenizer.encode(encodable(text), add_special_tokens=add_special_tokens)
 
     def ids(self, text: str) -> list[int]:
-        """Return the token ids of a text; none are added."""
+        """Return the token ids of a text, without special tokens around it."""
         return list(self.tokenize(text).ids)
 
     def truncate(self, text: str, tokens: int) -> str | None:
@@ -142,9 +142,9 @@ class PromptEncoder(TextEncoder):
     def training_pair(
         self, prompt: PromptTemplate, values: Values, target: str, *, ends: bool
     ) -> tuple[list[int], list[int]]:
-        """Return the token ids of a prompt and of its target; ``ends`` adds what ends an answer to the target.
+        """Return the token ids of a prompt and of its target; ``ends`` adds the end of an answer.
 
-        That is a line feed if the template stops there, and otherwise the model's stop token.
+        That end is a line feed if the template stops there, and otherwise the model's stop token.
         """
         row = self.encode(prompt, values)
         ids = self.continuation(row, self.plain(target))
@@ -153,7 +153,7 @@ class PromptEncoder(TextEncoder):
         return list(row.ids), ids
 
     def continuation(self, encoded: EncodedPrompt, text: str) -> list[int]:
-        """Tokenize a text that continues a prompt, after a space if the prompt does not end in white space."""
+        """Tokenize a text that continues a prompt, after a space if the prompt ends without white space."""
         return self.ids(f" {text}" if encoded.open_ended else text)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:

@@ -22,7 +22,8 @@ from rgate_integrations.runtime.text import redact
 from rgate_integrations.runtime.threads import ForkSafeLock
 
 OFFLINE = ("RGATE_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-"""Environment variables that, set to 1, on, yes or true, forbid downloads on first use; two are Hugging Face's."""
+"""Environment variables that forbid downloads on first use if set to 1, on, yes or true; the last two are
+Hugging Face's."""
 
 # The wait after a failed download. Retrying for every question would delay each one by the network's timeout.
 _RETRY_SECONDS = 300.0
@@ -40,7 +41,7 @@ def forbid_downloads() -> None:
 
 
 def find_download_obstacle() -> str:
-    """Return why downloads on first use are forbidden, as the end of a sentence; empty if they are allowed."""
+    """Return why first-use downloads are forbidden, as the end of a sentence; empty if they are allowed."""
     for name in OFFLINE:
         value = os.environ.get(name, "")
         if value.strip().lower() in {"1", "on", "yes", "true"}:

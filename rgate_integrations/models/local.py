@@ -88,8 +88,8 @@ class ModelLock:
 class TransformersProxy(LanguageModel, HasStates):
     """A causal language model on transformers, loaded on first use.
 
-    By default, weights are bfloat16 on CUDA and float32 elsewhere. Attention is sdpa. Methods that use the model
-    raise the errors of `runner`, and a `ModelLoadError` for an adapter that does not fit.
+    By default, weights are bfloat16 on CUDA and float32 elsewhere. Attention is sdpa. Methods that use the
+    model raise the errors of `runner`, and a `ModelLoadError` for an adapter that does not fit.
 
     One caller at a time uses the model, for one batch or for one token of a streamed answer. A forked child keeps the
     parent's weights if the model was idle, and otherwise loads the model again.
@@ -126,7 +126,7 @@ class TransformersProxy(LanguageModel, HasStates):
         reset_after_fork(self)
 
     def __reduce__(self) -> tuple[Callable[..., TransformersProxy], tuple[str, str, str]]:
-        """Pickle name, device and dtype, not the weights; unpickling returns the process-wide proxy for them."""
+        """Pickle name, device and dtype, not weights; unpickling returns the process-wide proxy for them."""
         return shared_proxy, (self.name, self.device_name, self.dtype)
 
     # --- writing ---------------------------------------------------------------------------------------------
@@ -229,8 +229,8 @@ class TransformersProxy(LanguageModel, HasStates):
         Once the model is loaded, this property does not take the lock, so do not run the model from several threads.
 
         Raises:
-            ModelLoadError: The name has no causal language model that can be loaded, or a missing catalogue entry
-                may not be downloaded.
+            ModelLoadError: The name has no causal language model that can be loaded, or a missing catalogue
+                entry may not be downloaded.
             DownloadError: The model is missing and could not be downloaded.
             UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.
             MissingDependencyError: The extra ``local`` is not installed.
@@ -389,6 +389,6 @@ def shared_proxy(
     device: str = "auto",
     dtype: Literal["auto", "float32", "bfloat16"] = "auto",
 ) -> TransformersProxy:
-    """Return the process-wide proxy for a model, device and dtype, which share one copy of the weights."""
+    """Return the process-wide proxy for a model, device and dtype; its weights are in memory only once."""
     # `setdefault` is atomic, so two concurrent callers get the same proxy.
     return _shared.setdefault((model, device, dtype), TransformersProxy(model, device=device, dtype=dtype))

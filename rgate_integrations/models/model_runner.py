@@ -37,9 +37,9 @@ class NextTokens(NamedTuple):
 
     Attributes:
         ids: The tokens, one per prompt.
-        logprobs: Their log-probabilities.
-        states: Hidden states of the tokens read in this step, by layer, each of shape (prompts, tokens, hidden size),
-            if requested.
+        logprobs: Their natural log-probabilities, before the temperature is applied.
+        states: Hidden states of the tokens read in this step, by layer, each of shape
+            (prompts, tokens, hidden size); None if not requested.
     """
 
     ids: list[int]
@@ -161,13 +161,13 @@ class ModelRunner:
         )
 
     def ends(self, token: int, at_newline: bool = False) -> bool:
-        """Return whether a token ends a text: an end-of-turn token, or a line feed if the template stops there."""
+        """Return whether a token ends a text: a stop token or, if ``at_newline``, one with a line feed."""
         return token in self.encoder.stop_ids or (
             at_newline and "\n" in self.encoder.tokenizer.decode([token])
         )
 
     def score(self, rows: Sequence[EncodedPrompt], targets: Sequence[str]) -> list[tuple[float, ...]]:
-        """Return each target's log-probability as a whole sequence, for each prompt. Prompts are read only once."""
+        """Return the targets' log-probabilities as whole sequences, for each prompt of one template."""
         ids, mask = self._padded(rows)
         prompts = self.forward(ids, mask, logits_to_keep=1)
         first = torch.log_softmax(prompts.logits.float(), dim=-1)
@@ -270,7 +270,7 @@ def pool_tensors(
 
 
 def fingerprint(model: Any) -> str:
-    """Return a hash of the first values of every parameter, rounded to bfloat16, as 16 hex digits.
+    """Return a hash of every parameter's name and first 8 values, rounded to bfloat16, as 16 hex digits.
 
     It is the same for every device and float type, and takes milliseconds.
     """

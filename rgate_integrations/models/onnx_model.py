@@ -1,4 +1,4 @@
-"""The base class of reader and encoder: runs ONNX Runtime on the CPU, tests itself, and reads texts in parallel."""
+"""Base class of `Reader` and `Encoder`: runs ONNX Runtime on the CPU, tests itself, reads in parallel."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OnnxSession:
         folder: The folder with these files.
 
     Raises:
-        Exception: ONNX Runtime raises its own exception classes, or plain Exception.
+        Exception: The files cannot be loaded; ONNX Runtime raises its own classes, or plain Exception.
     """
 
     def __init__(self, graph: bytes, folder: Path) -> None:
@@ -83,16 +83,16 @@ class OnnxModel(ABC):
             files are made.
 
     Raises:
-        ModelLoadError: A file is missing or damaged, there is not enough memory, or ONNX Runtime does not run on this
-            machine.
+        ModelLoadError: A file is missing or damaged, there is not enough memory, or ONNX Runtime does not run
+            on this machine or computes wrong states.
     """
 
     title: ClassVar[str]
-    """Its name in error messages."""
+    """The model's name in error messages."""
     entry: ClassVar[str]
-    """Its name in the catalogue."""
+    """The model's name in the catalogue."""
     shipped: ClassVar[Path]
-    """The folder with its graph and its self-test."""
+    """The folder with the model's graph and self-test, which come with this package."""
 
     def __init__(self, folder: Path, *, threads: int | None = None, self_test: bool = True) -> None:
         self.threads = threads or count_cores()

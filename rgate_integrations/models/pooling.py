@@ -18,8 +18,8 @@ class PooledLayer(NamedTuple):
 
     Attributes:
         layer: The layer, from 0 (the embedding) to the number of layers (the output after the final norm).
-        span: The tokens of the question, of the prompt around it, of the draft, or of the whole text; the last three
-            include control tokens. Without a draft, ``"draft"`` means the whole prompt.
+        span: The tokens of the question, of the whole prompt, of the draft, or of prompt and draft together.
+            Prompts include control tokens. Without a question or draft, its span is the whole prompt.
         pooling: ``"mean"`` over the span, or its ``"last"`` token.
     """
 
@@ -52,7 +52,12 @@ def layer_numbers(layers: Iterable[PooledLayer]) -> list[int]:
 
 
 def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:
-    """Return every other middle layer of a model; probes work best there (see docs/benchmarks/gate_quality.md)."""
+    """Return every other middle layer, where probes work best (see docs/benchmarks/gate_quality.md).
+
+    Args:
+        layers: The model's number of layers.
+        span: What the probe reads: ``"question"`` or ``"draft"``.
+    """
     first, last = _DEPTH[span]
     return tuple(range(round(layers * first), round(layers * last) + 1, 2))
 
@@ -60,13 +65,13 @@ def middle_layers(layers: int, span: Span = "draft") -> tuple[int, ...]:
 def pool_states(
     states: Mapping[int, Any], question: range, prompt: int, draft: int, layers: Sequence[PooledLayer]
 ) -> list[Any]:
-    """Pool the states of one text to one vector per layer.
+    """Pool the states of one text to one vector per item of ``layers``.
 
     Args:
         states: Arrays or tensors by layer number, each of shape (tokens, hidden size).
         question: Positions of the question in the prompt; if empty, its span is the prompt.
-        prompt: Length of the prompt.
-        draft: Length of the draft; if 0, its span is the prompt.
+        prompt: Length of the prompt in tokens.
+        draft: Length of the draft in tokens; if 0, its span is the prompt.
         layers: The states to return.
     """
     spans = {

@@ -1,4 +1,4 @@
-"""Loads causal language models, tokenizers and LoRA adapters with transformers. Never runs code or reads pickles.
+"""Loads models, tokenizers and LoRA adapters with transformers. Never runs their code or reads pickles.
 
 The options used here make transformers refuse both, as sentence-transformers does since version 6. Both libraries
 would still unpickle some files; `refuse_pickles` rejects these.
@@ -28,9 +28,11 @@ def load_pretrained(name: str, device: str = "auto", dtype: str = "auto") -> Any
         dtype: ``"float32"``, ``"bfloat16"``, or ``"auto"`` for bfloat16 on CUDA and float32 elsewhere.
 
     Raises:
-        ModelLoadError: It is not a causal language model, cannot be loaded, or its weights are not safetensors.
+        ModelLoadError: It is not a causal language model, cannot be loaded or may not be downloaded, or its
+            weights are not safetensors.
         DownloadError: The model is missing and could not be downloaded.
         UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.
+        ImportError: The extra ``local`` is not installed.
     """
     import torch
     import transformers
@@ -49,14 +51,21 @@ def load_pretrained(name: str, device: str = "auto", dtype: str = "auto") -> Any
             use_safetensors=True,
             trust_remote_code=False,
         )
-    return model.to(device).eval()
+    try:
+        return model.to(device).eval()
+    except (RuntimeError, AssertionError) as error:  # torch raises the latter if it was built without CUDA
+        raise ModelLoadError(
+            f"The model {name!r} could not be moved to the device {device!r}: {first_line(error)}",
+            hint="Choose another device, such as 'cpu', or a smaller model.",
+        ) from error
 
 
 def load_tokenizer(name: str) -> Any:
     """Load a model's tokenizer.
 
     Raises:
-        ModelLoadError: The model has no tokenizer that can be loaded.
+        ModelLoadError: The model has no tokenizer that can be loaded, or may not be downloaded.
+        DownloadError: The model is missing and could not be downloaded.
         UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.
     """
     import transformers
@@ -92,8 +101,9 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
         name: Its name in the model.
 
     Raises:
-        ModelLoadError: The adapter does not fit the model, is an activated LoRA, or its weights are not safetensors.
-            Do not use the model any more, because a part of the adapter may be in it.
+        ModelLoadError: The adapter cannot be read, does not fit the model, is an activated LoRA, or has
+            weights that are not safetensors; or peft is not installed. Do not use the model any more, because
+            a part of the adapter may be in it.
     """
     try:
         from peft import PeftConfig
@@ -108,7 +118,7 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
         with quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             model.load_adapter(adapter, adapter_name=name, peft_config=config, use_safetensors=True)
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(
             f"The adapter {adapter!r} could not be loaded into the model: {first_line(error)}",
             hint='Run: pip install "rgate-integrations[local]"'
@@ -118,7 +128,7 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
 
 
 def refuse_special_files(where: str) -> None:
-    """Refuse a folder that contains a pipe or a device, because reading it might never end.
+    """Refuse a folder that contains a special file, such as a pipe or a device: reading it might never end.
 
     Raises:
         ModelLoadError: The folder contains such a file.
@@ -132,13 +142,14 @@ def refuse_special_files(where: str) -> None:
 
 
 def refuse_pickles(where: str) -> None:
-    """Refuse a folder with pickled weights that have no safetensors file beside them, or that an index names.
+    """Refuse a folder with pickled weights, if safetensors do not replace them or if an index names them.
 
     A Hub id passes, because the loaders only take safetensors from there.
 
     Raises:
         ModelLoadError: The folder contains such weights, or files that are not regular ones.
         ValueError: An index is not JSON.
+        KeyError: An index has no ``weight_map``.
     """
     refuse_special_files(where)
     folder = Path(where)

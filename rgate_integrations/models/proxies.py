@@ -2,7 +2,7 @@
 
 The encoder is an `EncoderProxy`. The default model has two implementations: `ReaderProxy` (ONNX Runtime, no torch)
 reads the states that the shipped gates use; the whole model, a `TransformersProxy`, generates, scores, and reads the
-other states. Any other model is a `TransformersProxy`.
+other states. Any other name gives a `TransformersProxy`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def state_reader(
         proxy: The proxy.
         prompt: The prompt.
         layers: The states to read.
-        draft: The draft that continues the prompt. Only the whole model can read its own drafts' tokens.
+        draft: The draft that continues the prompt, if any. A draft that the default model wrote itself is
+            read by the whole model.
 
     Raises:
         EvidenceError: The model gives no hidden states.

@@ -62,7 +62,7 @@ class ReaderRow(NamedTuple):
     Attributes:
         ids: Tokens of history, question, the rest of the prompt, and the answer.
         question: Number of tokens of history and question.
-        prompt: Number of tokens before the answer.
+        prompt: Number of tokens before the answer, not counting `PREFIX_TOKENS`.
         segments: Start and end of each segment of the question, in tokens.
     """
 
@@ -162,11 +162,11 @@ class Reader(OnnxModel, TextEncoder):
         return [dict(zip(numbers, states, strict=True)) for states in by_text]
 
     def encode(self, question: str, draft: str | Sequence[int] = "") -> ReaderRow:
-        """Tokenize a question and the beginning of its answer."""
+        """Tokenize a question, truncated to 3,072 tokens, and the beginning of its answer."""
         return self._row(self.ids(self.plain(" ".join(question.split())))[:_MAX_QUESTION], draft)
 
     def encode_segments(self, text: Segmented) -> ReaderRow:
-        """Tokenize a request, with the range of each of its segments."""
+        """Tokenize the end of the history and a request, with the range of each segment of the request."""
         history = self.ids(self.plain(text.history))[-_MAX_HISTORY:]
         lines, parts = [], []
         for line in text.lines:
@@ -196,7 +196,7 @@ class Reader(OnnxModel, TextEncoder):
 
 
 def _drop_unread(rows: list[ReaderRow], layers: Sequence[PooledLayer]) -> list[ReaderRow]:
-    """Cut off tokens that are not pooled: tokens after a question do not change its states."""
+    """Cut off what follows the questions if only questions are pooled; it does not change their states."""
     if any(span != "question" for _, span, _ in layers):
         return rows
     shorter = []
@@ -212,7 +212,10 @@ def pool_row(
     layers: Sequence[PooledLayer],
     segment: tuple[int, int] | None = None,
 ) -> Float32Array:
-    """Pool the states of a text, or of one segment of its question, to shape (layers, hidden size)."""
+    """Pool the states of a text, or of one segment of its question, to shape (layers, hidden size).
+
+    Without layers, the shape is (0, 0).
+    """
     if not layers:
         return np.zeros((0, 0), np.float32)
     # A segment's states never include the draft that follows it.
@@ -234,7 +237,7 @@ class ReaderProxy(HasStates):
     It cannot generate or score. `rgate_integrations.models.proxies` says when the whole model is used instead.
 
     Attributes:
-        max_batch_size: Maximum number of questions in one pass.
+        max_batch_size: Maximum number of questions that an engine passes at once.
     """
 
     name = DEFAULT_MODEL

@@ -1,4 +1,4 @@
-"""Makes the files of `Reader` (int8 weights and a tokenizer) from the model's GGUF, without torch."""
+"""Makes the files of `Reader`, int8 weights and a tokenizer, from the default model's GGUF, without torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_reader(source: Path, target: Path) -> None:
 
     Args:
         source: SmolLM2-135M-Instruct as a GGUF file, with an embedding in Q8_0.
-        target: The folder.
+        target: The folder to write to; it must exist.
     """
     from gguf import GGUFReader
 

@@ -35,7 +35,7 @@ _CHARACTERS_PER_TOKEN = 4  # an estimate: the server's tokenizer is unknown
 
 
 class RemoteModel(LanguageModel):
-    """A model on a server, for gates that use text and probabilities; probes cannot use it.
+    """A model on a server, for gates that use text and probabilities but read no hidden states.
 
     ``generate`` and ``sample`` use chat completions, or completions for raw prompts, with log-probabilities. Fields
     that a server refuses are not sent again: ``max_tokens`` becomes ``max_completion_tokens``; log-probabilities,
@@ -45,22 +45,23 @@ class RemoteModel(LanguageModel):
     ``score`` starts the assistant's turn with the targets' common prefix, and requests one token with the 20 most
     probable alternatives. The targets are compared by their first token after the prefix. A target outside the top 20
     gets an upper bound: the lowest probability of the 20, or what remains of 1 after all 20, whichever is smaller. If
-    no target is among the 20, for example because the model thinks first, scoring fails.
+    none of several targets is among the 20, for example because the model thinks first, scoring fails.
 
     Args:
         url: Base URL, such as ``http://localhost:8000/v1``. A login in it (``http://user:password@host``,
             percent-encoded) is sent as basic authentication.
         model: Name of the model on the server.
         api_key: Sent as a bearer token, without surrounding white space; ``OPENAI_API_KEY`` is never read.
-        timeout: Maximum seconds for one request and its whole answer.
-        retries: Maximum number of retries, with back-off, after 408, 429, 500, 502 to 504, a timeout, or a lost
-            connection.
-        max_concurrency: Maximum number of concurrent requests per call; the server batches them.
+        timeout: Maximum seconds for one request and its whole answer, above 0 and finite.
+        retries: Maximum number of retries, at least 0, with back-off, after 408, 429, 500, 502 to 504,
+            a timeout, or a lost connection.
+        max_concurrency: Maximum number of concurrent requests per call, at least 1; the server batches them.
         options: Additional fields of the application's requests, and how long the model may think.
 
     Raises:
         ConfigurationError: The URL or the key is invalid, both a key and a login were given, or a number is out of
             range.
+        MissingDependencyError: The extra ``openai`` is not installed.
 
     Key and login never appear in an error, log or ``repr``, even if a server's answer quotes them. A pickle of the
     proxy does contain them, because workers need them: protect it like the key.
@@ -105,7 +106,12 @@ class RemoteModel(LanguageModel):
     def generate(
         self, prompt: PromptTemplate, values: Sequence[Values], *, tokens: int, adapter: str | None = None
     ) -> list[Draft]:
-        """Continue prompts greedily; see `Generates.generate`."""
+        """Continue prompts greedily; see `Generates.generate`.
+
+        Raises:
+            ServerError: The server cannot be used.
+            EvidenceError: The server refused the requests, or only some of them succeeded.
+        """
         options = {"max_tokens": tokens, "temperature": 0.0}
         requests = [self._request(prompt, fields, options, adapter=adapter) for fields in values]
         return self._write(requests, tokens)
@@ -120,7 +126,10 @@ class RemoteModel(LanguageModel):
         temperature: float,
         seed: int,
     ) -> list[tuple[Draft, ...]]:
-        """Sample continuations; see `Generates.sample`. The server may ignore the seed."""
+        """Sample continuations; see `Generates.sample`. The server may ignore the seed.
+
+        The errors are those of `generate`.
+        """
         requests = []
         for fields in values:
             for number in range(n):
@@ -140,8 +149,9 @@ class RemoteModel(LanguageModel):
         """Score the first token in which the targets differ; see the class.
 
         Raises:
-            EvidenceError: One target is a prefix of another, the server sends no log-probabilities, or no target is
-                among the top tokens.
+            ServerError: The server cannot be used.
+            EvidenceError: One target is a prefix of another, the server sends no log-probabilities or refused
+                a request, or none of several targets is among the top tokens.
         """
         prefix = ""
         if len(targets) > 1:
@@ -262,7 +272,7 @@ class RemoteModel(LanguageModel):
         body: dict[str, Any],
         needs_logprobs: bool,
     ) -> Completion:
-        """Send a request; if the answer was cut off, repeat it with more tokens; see `ServerHabits.complete`."""
+        """Send a request, repeated as in `ServerHabits.complete` unless it is for a score."""
         async with slots:
             # A score only needs the first token, so it never waits for thoughts.
             if needs_logprobs:
@@ -319,9 +329,9 @@ class RemoteModel(LanguageModel):
         """Send a request, with retries after transient failures.
 
         Raises:
-            ServerError: The server could not be reached, stayed busy or broken, or its answer is not in OpenAI's
-                format.
-            EvidenceError: The server refused this request.
+            ServerError: The server could not be reached, stayed busy or broken, refused the key, path or
+                model, or its answer is too long or not in OpenAI's format.
+            EvidenceError: The server refused this request for another reason.
         """
         import httpx
 

@@ -44,11 +44,11 @@ class RequestOptions:
 
     Attributes:
         think: How much the LLM should think before it answers.
-        thinking_tokens: Additional tokens for thoughts, at least 0.
+        thinking_tokens: Additional tokens for an LLM that thinks before it answers, at least 0.
         extra: Additional fields of a request's body, or arguments of a provider's chat model.
 
     Raises:
-        ConfigurationError: A value is out of range.
+        ConfigurationError: A value is out of range, or ``extra`` is not a mapping.
     """
 
     think: Think = "as-is"
@@ -73,7 +73,10 @@ class RequestOptions:
 
     @property
     def facts(self) -> dict[str, str]:
-        """JSON values that identify these options, with a hash of the extra fields, because one may be a secret."""
+        """Values that identify these options, except ``thinking_tokens``, defaults and the server's address.
+
+        The extra fields are hashed, because one may be a secret.
+        """
         # A server may move without its answers changing.
         extra = {name: value for name, value in self.extra.items() if name != "base_url"}
         digest = hashlib.sha256(json_line(extra).encode()).hexdigest()[:16]
@@ -88,7 +91,7 @@ class ServerHabits:
         options: The options of the requests.
 
     Attributes:
-        refused: Fields not to send again, in the order of their refusal.
+        refused: Refused fields, in the order of their refusal; one may occur twice, see `body`.
         thinks: Whether the model has ever thought before an answer; None until its first answer.
     """
 
@@ -127,7 +130,7 @@ class ServerHabits:
         return sent
 
     def find_refused(self, refusal: str, sent: Mapping[str, Any]) -> str:
-        """Return the optional field that a refusal mentions; empty if it mentions none."""
+        """Return a field that a refusal mentions and that may be left out; empty if there is none."""
         for name in _OPTIONAL:
             if (
                 name in sent
@@ -138,7 +141,9 @@ class ServerHabits:
         return ""
 
     def complete(self, ask: Callable[[bool, bool], Step]) -> Flow[Draft]:
-        """Request an answer; if it was cut off during thoughts, repeat the request with more tokens.
+        """Request an answer; if it may have been cut off in thoughts, repeat the request with more tokens.
+
+        If ``thinking_tokens`` is 0, the request is never repeated.
 
         Args:
             ask: Function that returns the step of one request. It takes two flags: whether to add tokens for

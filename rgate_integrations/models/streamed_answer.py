@@ -35,13 +35,14 @@ class GenerationOptions(BaseModel):
 
     Attributes:
         temperature: 0 is greedy; above 0, tokens are sampled.
-        max_tokens: Maximum number of tokens of an answer; None for as many as fit into the model's context.
+        max_tokens: Maximum number of tokens of an answer, at least 1; None for as many as fit into the
+            model's context.
         stop: Texts that end an answer, and are removed from it.
         seed: Seed for sampling; None gives a different answer each time.
         logprobs: Whether to return the log-probabilities of the tokens, as OpenAI's models do. With None, they are
-            returned only if answer first requests them.
-        layers: Layers whose hidden states are kept during generation; by default those that ``rgate train`` reads.
-            ``()`` keeps none.
+            returned only if a gate with ``answer_first=True`` requests them.
+        layers: Layers whose hidden states are kept during generation, from 0 to the number of layers; by
+            default those that ``rgate train`` reads. ``()`` keeps none.
     """
 
     temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
@@ -81,7 +82,10 @@ class GeneratedToken(NamedTuple):
 
 
 class TextChunk(NamedTuple):
-    """A part of an answer: its text, without any stop sequence, and its tokens."""
+    """A part of an answer: its text, and the tokens generated for it.
+
+    The tokens may include text that is held back, or a stop sequence, which the text does not.
+    """
 
     text: str
     tokens: tuple[GeneratedToken, ...]
@@ -99,10 +103,10 @@ class StreamedAnswer:
         layers: Layers whose hidden states are kept.
 
     Attributes:
-        id: Id of the response, by which `find_answer` finds it.
+        id: Id of the response, by which `find_answer` finds it if ``layers`` is not empty.
         encoder: The model's prompt encoder.
         text: The text so far.
-        ids: Its token ids.
+        ids: The token ids so far, including those of a stop sequence.
         finish_reason: ``"stop"`` if the model or a stop sequence ended it, ``"length"`` if it was cut off, None if it
             has not ended.
         fingerprint: Fingerprint of the model.
@@ -151,7 +155,7 @@ class StreamedAnswer:
             _live[self.id] = self
 
     def chunks(self) -> Iterator[TextChunk]:
-        """Yield the answer as it is generated; a possible beginning of a stop sequence is held back.
+        """Yield the answer as it is generated, but hold back an end that may begin a stop sequence.
 
         The last chunk comes after the answer has ended, and may be empty.
         """
@@ -174,7 +178,7 @@ class StreamedAnswer:
         yield TextChunk(self.text[sent:], tuple(tokens))
 
     def states(self, question: range, layers: Sequence[PooledLayer], tokens: int) -> Float32Array:
-        """Pool the kept states of the prompt and the first tokens, to shape (layers, hidden size).
+        """Pool the kept states of the prompt and the answer's first tokens, to shape (layers, hidden size).
 
         Args:
             question: Positions of the question in the prompt.
@@ -224,7 +228,7 @@ _live: WeakValueDictionary[str, StreamedAnswer] = WeakValueDictionary()
 
 
 def find_answer(response_id: str) -> StreamedAnswer | None:
-    """Return the local answer with that id; None for other LLMs, or if the answer is no longer in use."""
+    """Return the local answer with that id; None if it keeps no states, is no longer in use, or is remote."""
     return _live.get(response_id)
 
 

@@ -40,7 +40,9 @@ def write_atomically(path: str | Path, content: bytes | str) -> Path:
         content: The content; text is written as UTF-8.
 
     Raises:
-        WriteError: The file could not be written, for example because the disk is full; an earlier file is unchanged.
+        ConfigurationError: The path cannot name a file.
+        WriteError: The file could not be written, for example because the disk is full; an earlier one is
+            unchanged.
     """
     target = Path(path)
     with _temporary(target) as temporary:
@@ -57,7 +59,7 @@ def write_folder(folder: str | Path, files: Mapping[str, bytes | str]) -> Path:
         files: Contents by name; a name may start with a subfolder.
 
     Raises:
-        ConfigurationError: The name is taken by a file, or by a folder of another kind.
+        ConfigurationError: The path cannot name a folder, or may not be replaced, see `check_replaceable`.
         WriteError: The folder could not be written, for example because the disk is full; an earlier folder is
             unchanged.
     """
@@ -71,17 +73,18 @@ def write_folder(folder: str | Path, files: Mapping[str, bytes | str]) -> Path:
 
 
 def rename_folder(folder: Path, target: Path) -> None:
-    """Rename a finished folder, replacing an earlier folder of that name.
+    """Give a finished folder its final name, replacing an earlier folder of that name.
 
     A folder with files cannot be replaced atomically, so the earlier one is renamed first. If the process is killed
     between the two renames, `find_folder` still finds the earlier one.
 
     Args:
         folder: The finished folder, in the same parent folder as ``target``.
-        target: Its new name.
+        target: The final name.
 
     Raises:
-        ConfigurationError: The name is taken by a file, or by a folder of another kind.
+        ConfigurationError: The target may not be replaced, see `check_replaceable`.
+        OSError: The folder could not be renamed; an earlier one is kept.
     """
     check_replaceable(target, os.listdir(folder))
     backup = _beside(target, "before")
@@ -103,7 +106,8 @@ def check_replaceable(target: Path, names: Iterable[str]) -> None:
 
     Args:
         target: The folder.
-        names: Names of the new files. A folder that has one of these, other than a README, is of the same kind.
+        names: Names of the new files. A folder with one of these, other than a README, is of the same kind;
+            so is an empty one.
 
     Raises:
         ConfigurationError: The name is taken by a file, or by a folder of another kind.
@@ -132,8 +136,9 @@ def find_folder(folder: str | Path) -> Path:
 def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -> Iterator[None]:
     """Hold the lock of a file or folder while it is written; it need not exist yet.
 
-    The lock is on a file next to the target, ``.NAME.lock``. The system releases it however this process ends, so a
-    lock file that a killed process left behind has no effect.
+    The lock is on a file next to the target, ``.NAME.lock``; on a file system without locks, there is none.
+    The system releases it however this process ends, so a lock file that a killed process left behind has no
+    effect.
 
     Args:
         target: The file or folder.
@@ -216,7 +221,8 @@ def read_jsonl(path: str | Path, *, hint: str = "") -> Iterator[tuple[int, Any]]
         hint: What a line should look like, for the error.
 
     Raises:
-        DataFormatError: The file cannot be read, or a line is not UTF-8 or not JSON; the message names file and line.
+        DataFormatError: The file cannot be read, or a line is not UTF-8, not JSON, or longer than 64 MiB; the
+            message names file and line.
     """
     path = Path(path)
     try:
@@ -237,8 +243,8 @@ class JsonlLog:
     named by mistake. Two runs that append at the same time need a lock, see `locked`.
 
     Args:
-        path: The file; it and its folder are created if missing. Only its owner may read it, because it
-            contains questions.
+        path: The file; it and its folder are created if missing. Only the owner may read a new file, because
+            it contains questions.
         keys: Keys that every object has; a file whose last object lacks one is rejected.
 
     Raises:
@@ -257,10 +263,10 @@ class JsonlLog:
             raise _write_error(self.path, error) from error
 
     def values(self) -> list[Any]:
-        """Return the appended values, in order.
+        """Return the values of all runs, in order.
 
         Raises:
-            DataFormatError: A line is not JSON.
+            DataFormatError: A line is not UTF-8 or not JSON.
         """
         *lines, last = self.path.read_bytes().split(b"\n")
         if _parse_line(last) is not None:
@@ -305,10 +311,10 @@ class JsonlLog:
 
         Args:
             file: The file; only the end of a long file is read.
-            lines: The lines to append.
+            lines: The lines to append; None when the log is opened.
 
         Raises:
-            DataFormatError: The file is not a log of ours.
+            DataFormatError: The file is not such a log.
         """
         size, block = file.seek(0, os.SEEK_END), _END
         while True:
@@ -401,7 +407,11 @@ def _temporary(target: Path) -> Iterator[Path]:
 
 
 def _beside(target: Path, mark: str) -> Path:
-    """Return another name in the same folder, because a rename is atomic only within one file system."""
+    """Return another name in the same folder, because a rename is atomic only within one file system.
+
+    Raises:
+        ConfigurationError: The target is the current folder, a folder above it, or the root.
+    """
     if target.name in ("", ".."):  # the current folder, or the root
         raise ConfigurationError(
             f"{str(target)!r} cannot name a file or folder.", hint="Choose another path."

@@ -31,12 +31,12 @@ _IMPOSSIBLE = -9_999.0  # APIs send this for a probability of 0, because JSON ha
 
 @dataclass(frozen=True)
 class Record:
-    """A JSON object of a data file.
+    """A JSON object, such as a line of a data file.
 
     Attributes:
-        where: File and line, for errors.
+        where: Where it comes from, such as file and line, for errors.
         fields: Its values by key.
-        hint: What a line should look like, for errors.
+        hint: Hint for errors, such as what a line should look like.
     """
 
     where: str
@@ -75,15 +75,15 @@ class Record:
         """Return a finite number, or None if missing or null.
 
         Raises:
-            DataFormatError: The value is of another type.
+            DataFormatError: The value is not a finite number.
         """
         return self._read(key, _OPTIONAL_NUMBER, problem=f"{key} is not a finite number")
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        """Return a list of at least one finite number.
+        """Return one or more finite numbers.
 
         Raises:
-            DataFormatError: The value is missing, empty, or not a list of numbers.
+            DataFormatError: The value is missing, empty, or not a list of finite numbers.
         """
         return self._read(key, _NUMBERS, problem=f"{key} is not a list of numbers")
 
@@ -91,7 +91,7 @@ class Record:
         """Return log-probabilities, each at most 0, or None if missing, null or an empty list.
 
         Raises:
-            DataFormatError: The value is not a list of numbers, or one is above 0.
+            DataFormatError: The value is not a list of log-probabilities, see `check_logprob`.
         """
         return self._read(key, _LOGPROBS, problem=f"{key} is not a list of log-probabilities") or None
 
@@ -124,7 +124,8 @@ def check_logprob(value: float) -> float:
     """Check a natural log-probability, and return it clipped to [-9999, 0].
 
     Raises:
-        ValueError: The value is above 0 or NaN. Clipping it to 0 would make any answer certain.
+        ValueError: The value is NaN, or above 0 by more than rounding (0.001). Clipping a probability to 0
+            would make any answer certain.
     """
     if math.isnan(value):
         raise ValueError("a log-probability is NaN")

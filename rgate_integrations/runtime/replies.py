@@ -26,7 +26,7 @@ _CLOSING_ALONE = re.compile(rf"(?<![`'\"])</think>|{_FINAL}", re.IGNORECASE)
 _TURN_END = re.compile(r"(?:<\|(?:return|end|END_RESPONSE)\|>)+\s*\Z")
 
 THINKING_OFF = "thinking off"
-"""Suffix for the name of an LLM whose ability was measured with thinking off."""
+"""Suffix that marks an LLM whose ability was measured, or to which a gate was tuned, with thinking off."""
 
 _THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _THOUGHT_TYPES = frozenset(("reasoning", "thinking", "redacted_thinking", "reasoning_content", "thought"))
@@ -54,7 +54,7 @@ class Reply(NamedTuple):
     """An LLM's reply.
 
     Attributes:
-        thoughts: Its visible thoughts; None if there are none.
+        thoughts: Its visible thoughts; None if there are none, empty if the text is only the tags for them.
         answer: The text after them; empty if the text ends while the LLM is still thinking.
     """
 
@@ -63,7 +63,7 @@ class Reply(NamedTuple):
 
 
 def split_thoughts(text: str) -> Reply:
-    """Split a text at thinking tags, such as ``<think>`` and harmony's channels.
+    """Separate thoughts from the answer at tags such as ``<think>`` and those of OpenAI's harmony format.
 
     >>> split_thoughts("<think>Easy.</think> Paris")
     Reply(thoughts='Easy.', answer=' Paris')
@@ -167,7 +167,7 @@ def describe_non_answer(text: str) -> str:
 
 
 def find_answer_start(tokens: Sequence[str], answer: str) -> int:
-    """Return the index of an answer's first token; the number of tokens if they do not contain the answer."""
+    """Return the index of the first token of an answer's last occurrence; the number of tokens if none."""
     if not answer or not all(isinstance(token, str) for token in tokens):
         return len(tokens)
     start = "".join(tokens).rfind(answer)

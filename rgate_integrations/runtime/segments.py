@@ -33,7 +33,7 @@ _MAX_WORDS = 60  # longer sentences are cut, because a mean over more words says
 
 @dataclass(frozen=True)
 class Segmented:
-    """A request and its segments.
+    """A request, split into segments, and the earlier turns.
 
     Attributes:
         lines: Its segments, line by line; at least one line.
@@ -62,8 +62,9 @@ class Segmented:
 def segments(text: str, abbreviation: re.Pattern[str] = _ABBREVIATION) -> list[str]:
     r"""Return the segments of a text in order, with runs of white space replaced by one space.
 
-    A full stop after an abbreviation does not end a segment. By default, any capitalised word of up to three letters
-    counts as an abbreviation: in a request, one segment too many costs more than one too few.
+    A segment has at most 60 words. A full stop after an abbreviation does not end the segment. By
+    default, any capitalised word of up to three letters counts as an abbreviation: in a request, one segment
+    too many costs more than one too few.
 
     >>> segments("Hi Anna, it rained. When is my bill due?\nThanks!")
     ['Hi Anna, it rained.', 'When is my bill due?', 'Thanks!']
@@ -99,7 +100,7 @@ def _ends(word: str, following: str, abbreviation: re.Pattern[str]) -> bool:
 
 
 def count_words(text: str) -> int:
-    """Return the number of words; in scripts without spaces, such as Chinese, two characters count as a word."""
+    """Return the number of words; in scripts without spaces, such as Chinese, two characters add one word."""
     return len(text.split()) + len(_IDEOGRAPH.findall(text)) // 2
 
 

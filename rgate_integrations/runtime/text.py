@@ -1,4 +1,4 @@
-"""Compares answers after SQuAD's normalisation, and redacts private texts in logs."""
+"""Compares answers after SQuAD's normalisation, replaces lone surrogates, and redacts texts for logs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _JSON_ESCAPE = re.compile(
 
 
 def normalise(text: str) -> str:
-    """Lower-case a text and drop punctuation, English articles and extra white space (SQuAD's normalisation).
+    """Lower-case a text; drop ASCII punctuation, English articles and extra white space, as SQuAD does.
 
     >>> normalise("The  Beatles, (band)")
     'beatles band'
@@ -50,6 +50,7 @@ def redact(message: object, *private: object) -> str:
     r"""Make a message safe for a log: one line of at most 300 characters, without words of private texts.
 
     Libraries quote their input in errors, in full, truncated or escaped, and its line feeds could forge log lines.
+    Words of more than 32 characters, which may be keys, are masked, too.
 
     Args:
         message: The message, or an exception.
@@ -77,10 +78,10 @@ def redact(message: object, *private: object) -> str:
 def normalise_answers(answers: Sequence[str]) -> list[str]:
     """Normalise answers for comparing them with each other.
 
-    Each empty text, refusal and tool call becomes unique, because two samples without an answer do not agree.
+    Each empty text, refusal and tool call becomes unique, because two texts that are no answers do not agree.
 
     Raises:
-        NoAnswerError: No sample is an answer.
+        NoAnswerError: No text is an answer.
     """
     texts = ["" if describe_non_answer(answer) else normalise(answer) for answer in answers]
     if not any(texts):
@@ -104,7 +105,7 @@ def contains_answer(text: str, answer: str) -> bool:
 
 
 def is_correct(answer: str, gold: Sequence[str]) -> bool:
-    """Return whether an answer contains a gold answer. All labels of this package are based on this function.
+    """Return whether an answer contains a gold answer: how answers are labelled by gold answers.
 
     Gold answers that normalise to nothing never match.
 

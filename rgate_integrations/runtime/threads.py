@@ -69,7 +69,7 @@ class ForkSafeLock:
 
 
 def close_at_exit(owner: Closable) -> None:
-    """Close an object when the process ends: normally, by an exception or by Ctrl-C."""
+    """Close an object, if it still exists, when the process ends: normally, by an exception or by Ctrl-C."""
     _closable.add(owner)
     if not _ending.is_set():  # a callback must not be unregistered while it runs
         # Register again each time, so that it runs before later registrations, such as torch's own cleanup.
@@ -78,12 +78,12 @@ def close_at_exit(owner: Closable) -> None:
 
 
 def reset_after_fork(owner: ForkAware) -> None:
-    """Reset an object in each forked child."""
+    """From now on, reset an object in each forked child, as long as the object exists."""
     _fork_aware.add(owner)
 
 
 def start_thread(run: Callable[[], None], name: str) -> threading.Thread:
-    """Start a daemon thread. When the process ends, it waits for the thread, but only briefly.
+    """Start a daemon thread. The process waits for such threads when it ends, for at most 2 seconds in all.
 
     Raises:
         RuntimeError: The system cannot start another thread now.

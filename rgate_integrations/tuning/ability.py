@@ -72,11 +72,14 @@ def measure_ability(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: ``out`` holds something other than an ability, or earlier answers are another LLM's.
-        DataFormatError: Too few questions were answered.
+        ConfigurationError: ``out`` holds something other than an ability, or earlier answers were made with
+            other settings, such as another LLM.
+        DataFormatError: Fewer than 20 questions were answered.
         ServerError: The LLM could not be reached.
-        NoAnswerError: The LLM's answers were cut off while it was still thinking.
+        NoAnswerError: Answers were cut off, for example while the LLM was still thinking.
+        RGateError: The default gate could not judge a question, for example because its models are missing.
         LockedError: Another process is using ``out``.
+        WriteError: A file could not be written, for example because the disk is full.
     """
     folder = Path(out)
     check_replaceable(folder, (ABILITY,))

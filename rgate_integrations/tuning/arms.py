@@ -41,7 +41,7 @@ class ModelArm:
         llm: The answering LLM.
         index: The index to search for passages; without one, or without hits, the LLM answers closed book.
         k: Passages per question.
-        tokens: Maximum length of an answer.
+        tokens: Maximum length of an answer, in tokens.
         seed: Seed of answers sampled at `TEMPERATURE`, without passages; None for the most likely answer.
         prompt: Prompt without passages; it has the field ``question``.
     """
@@ -191,7 +191,7 @@ def read_answer(answer: Any) -> Draft:
 
 
 def describe_thinking(arm: Arm, drafts: Sequence[Draft]) -> str:
-    """Return a suffix for the LLM's name that says how much it thought; empty for its default behaviour."""
+    """Return a suffix for an LLM's name: how much it thought, or that it was told not to; may be empty."""
     tokens = [draft.thinking_tokens for draft in drafts]
     # Report what the LLM did, because it may think even if it was told not to.
     if any(tokens):

@@ -81,7 +81,7 @@ class Budget:
         _check_fractions(confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Return the highest threshold whose retrieval rate is within the budget at that confidence."""
+        """Return the highest threshold with a rate within the budget at that confidence; 0 if none."""
         n = len(p)
         # P(known) is never below 0, so this threshold never retrieves.
         threshold, bound = 0.0, 0.0
@@ -135,7 +135,7 @@ class MaxLoss:
         _check_fractions(loss=self.loss, confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Return the lowest threshold whose loss is within the bound at that confidence."""
+        """Return the lowest threshold whose loss is within the bound at that confidence; `ALWAYS` if none."""
         n, level = len(p), 1 - self.confidence
         # Betting needs a random order, and a file may be sorted.
         order = np.random.default_rng(0).permutation(n)
@@ -180,7 +180,11 @@ Policy: TypeAlias = Budget | MaxLoss
 
 
 def upper_bound(successes: int, n: int, confidence: float) -> float:
-    """Return the exact one-sided upper confidence bound of a binomial share (Clopper and Pearson 1934)."""
+    """Return the exact one-sided upper confidence bound of a binomial share (Clopper and Pearson 1934).
+
+    Raises:
+        MissingDependencyError: SciPy is not installed.
+    """
     try:
         from scipy.stats import beta
     except ImportError as error:
@@ -193,8 +197,9 @@ def upper_bound(successes: int, n: int, confidence: float) -> float:
 def betting_p_value(losses: Float64Array, bound: float, level: float) -> float:
     """Return a valid p-value for "the mean of the losses is above ``bound``".
 
-    The capital of a gambler who bets against the hypothesis is a non-negative supermartingale under it, so the
-    inverse of its maximum is a p-value (Ville's inequality). The bets are the predictable plug-in of the paper.
+    The capital of a gambler who bets against the hypothesis is a non-negative supermartingale under it, so
+    the inverse of its maximum is a p-value (Ville's inequality). The bets are the predictable plug-in of the
+    paper that `MaxLoss` cites.
 
     Args:
         losses: Losses in [-1, 1], in random order, shape (n,).
@@ -268,7 +273,9 @@ def calibrate(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        DataFormatError: There are fewer than 20 questions for the threshold.
+        ConfigurationError: ``draft`` is not one of `DraftKind`.
+        DataFormatError: The half for the threshold has fewer than 20 questions, or a draft is missing.
+        MissingDependencyError: scikit-learn or SciPy is not installed.
     """
     examples = all_examples(files)
     # Shuffled before splitting, because files are often sorted by data set.

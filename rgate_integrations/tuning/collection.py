@@ -1,7 +1,7 @@
 """Collects answers: sends every question to every arm, several concurrently, and saves each answer immediately.
 
-The file is JSONL, for `collect`, `tune`, `measure_ability` and `rgate train`. A line records the settings of arms, an
-answer, or a failure. An interrupted run resumes: it repeats failed calls, but not answered ones.
+The file is JSONL, used by `collect`, `tune`, `measure_ability` and `rgate train`. A line records the settings
+of arms, an answer, or a failure. An interrupted run resumes: it repeats failed calls, but not answered ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 """Progress callback: ``(label, done, total)``."""
 
 ArmName: TypeAlias = str
-"""``"direct"``, ``"retrieve"``, and ``"sample 1"``, ``"sample 2"``, … for more answers without retrieval."""
+"""``"direct"``, ``"retrieve"``, ``"sample 1"``, ``"sample 2"``, … for more answers without retrieval, and
+``"judge NAME of ARM"`` for a judge's verdicts."""
 
 STOP_AFTER = 10
 """Consecutive failures of one kind of arm after which the run stops, because the LLM must be down."""
@@ -132,7 +133,10 @@ class Answers:
         self.arms |= arms
 
     def complete(self) -> list[Answered]:
-        """Return the questions that all arms have answered, in the order of asking; samples may be missing."""
+        """Return the questions that the direct and retrieve arms have answered, in the order of asking.
+
+        An arm that this object lacks is not required; samples may be missing.
+        """
         complete = []
         needed = {"direct", "retrieve"} & self.arms.keys()
         for key, question in self._questions.items():
@@ -183,8 +187,10 @@ class Answers:
             progress: Progress callback.
 
         Raises:
-            ServerError: The first call, ten calls in a row, or all calls failed; all answers so far are kept.
-            NoAnswerError: Three answers, or all direct answers of a server, were cut off, and none was complete.
+            ServerError: The first call met an unusable server; or ten calls in a row of one kind of arm, or
+                all calls, failed. All answers so far are kept.
+            NoAnswerError: Three answers of one kind of arm, or all direct answers of a server, were cut off,
+                and none was complete.
             WriteError: An answer could not be written, for example because the disk is full.
         """
         if arms is None:

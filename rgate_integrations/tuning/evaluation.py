@@ -32,10 +32,10 @@ _SMALL_DRIFT, _LARGE_DRIFT = 0.1, 0.25  # the usual rule of thumb for the popula
 
 @dataclass(frozen=True)
 class JudgedQuestions:
-    """A gate's decisions about paired questions, with the labels; all of shape (n,).
+    """A gate's decisions about questions with labels for both arms; all arrays have shape (n,).
 
     Attributes:
-        p: P(known); 0 for failures and for overrides that retrieve.
+        p: P(known); 0 for failures and for overrides that retrieve, 1 for overrides that skip.
         retrieve: Whether the gate retrieves.
         closed_book: Whether the answer without retrieval is right.
         rag: Whether the answer with retrieval is right.
@@ -70,7 +70,7 @@ def judge(
 
     Args:
         gate: The gate.
-        examples: The questions.
+        examples: The questions, with labels for both arms.
         draft: ``"recorded"`` passes the recorded answer without retrieval as the draft; other kinds pass none.
         progress: Progress callback: ``(label, done, total)``.
 
@@ -98,11 +98,12 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
     """Return the metrics of decisions; shares and probabilities are in [0, 1].
 
     ``auc`` measures P(known) against "right without retrieval"; ``auc_utility`` measures 1 - P(known) against
-    "retrieval helps" where it helps or hurts; ``accuracy`` is the share of questions that retrieve if they are not
-    known, and skip if they are; ``containment_accuracy`` is the share of right answers; ``helped`` and ``harmed``
-    count skipped questions that only the answer without retrieval, or only the one with retrieval, gets right;
-    ``curve`` is (retrieval rate, share of right answers) at 0, 5, ..., 100 %. ``intervals`` has 95 % bootstrap
-    intervals. Undefined metrics are None.
+    "retrieval helps" where it helps or hurts; ``accuracy`` is the share of questions that retrieve if they
+    are not known, and skip if they are; ``containment_accuracy`` is the share of right answers; ``never``,
+    ``always``, ``random_same_rate`` and ``oracle`` are this share with other ways to decide; ``helped`` and
+    ``harmed`` count skipped questions that only the answer without retrieval, or only the one with retrieval,
+    gets right; ``curve`` is (retrieval rate, share of right answers) at 0, 5, ..., 100 %. ``intervals`` has
+    95 % bootstrap intervals. Undefined metrics are None.
     """
     metrics = _compute_metrics(judged)
     n = len(judged.p)
@@ -169,7 +170,12 @@ def evaluate(
 
     Returns:
         The result, as JSON values: ``gate, threshold, draft, sets, pooled, covered, gate_ms, versions``; and the
-        decisions. ``covered`` has, for each corpus, the share of questions that this corpus covers best.
+        decisions. ``covered`` has, for each corpus, the share of questions that this corpus covers best;
+        ``threshold`` is None if it differs between questions.
+
+    Raises:
+        ConfigurationError: ``draft`` is not one of `DraftKind`.
+        DataFormatError: ``draft`` is ``"recorded"``, and a question has no recorded answer.
     """
     judged = judge(gate, examples, draft=draft, progress=progress)
     best = Counter(
@@ -318,7 +324,11 @@ def auc(scores: Sequence[float] | Float64Array, labels: Sequence[bool] | BoolArr
 
 
 def expected_calibration_error(p: Float64Array, labels: BoolArray, bins: int = 10) -> float:
-    """Return the mean distance between probability and share of positives over bins of equal width, in [0, 1]."""
+    """Return the expected calibration error, in [0, 1].
+
+    It is the mean distance between probability and share of positives over bins of equal width, weighted by
+    the number of items in a bin.
+    """
     bin_index = np.minimum((p * bins).astype(int), bins - 1)
     # The sum of p - label over a bin is its size times the distance of its means.
     distances = np.bincount(bin_index, weights=p - labels, minlength=bins)

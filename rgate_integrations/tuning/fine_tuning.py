@@ -1,4 +1,4 @@
-"""Trains the gates that are LoRA adapters, with transformers' ``Trainer`` and a loss on the targets only.
+"""Trains LoRA adapters, for gates and the claim rewriter, with transformers' ``Trainer``, on targets only.
 
 This module imports torch, so import it only when you use it.
 """
@@ -70,8 +70,10 @@ def train_adapter(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: The gate cannot be fine-tuned, or does not support these options.
-        DataFormatError: All labels are the same.
+        ConfigurationError: The gate cannot be fine-tuned, or does not support these options; or see
+            `fine_tune`.
+        DataFormatError: All labels are the same, or a recorded draft or gold answer that the gate needs is
+            missing.
     """
     if gate not in PROMPTS:
         raise ConfigurationError(
@@ -125,6 +127,10 @@ def train_rewriter(
         out: Folder for the adapter.
         options: Options, of which ``recipe``, ``seed`` and ``resume`` are used.
         progress: Progress callback: ``(label, done, total)``.
+
+    Raises:
+        ConfigurationError: See `fine_tune`.
+        DataFormatError: See `rgate_integrations.tuning.training.rewriter_pairs`.
     """
     fine_tune(
         rewriter_pairs(paths),

@@ -80,6 +80,7 @@ def read_questions_with(gate: DecisionEngine, questions: Sequence[str], progress
     """Decide questions with the prior gate, and read their hidden states from the layers that suit probes.
 
     Raises:
+        EvidenceError: The gate's proxy has no hidden states.
         RGateError: The prior gate failed on a question. Leaving the question out would change the fit.
     """
     strict, proxy = gate.with_options(on_error="raise"), require_states(gate.get_proxy())
@@ -283,7 +284,7 @@ class Table:
 
     @property
     def columns(self) -> Float64Array:
-        """The prior, the components, the features, and a one; shape (n, 1 + components + features + 1)."""
+        """The prior, the components, the features, and ones; shape (n, 1 + components + features + 1)."""
         return np.column_stack([self.prior, self.states, self.features, np.ones(len(self.prior))])
 
     def part(self, indices: PositionArray) -> Table:
@@ -316,7 +317,9 @@ class Correction:
 
 
 def fit_correction(table: Table, seed: int = 0) -> Correction:
-    """Fit a correction, with the shrinkage that best predicts held-out labels.
+    """Fit a correction, and choose its shrinkage on held-out labels.
+
+    The first candidate is used unless another is clearly better.
 
     Args:
         table: The questions.

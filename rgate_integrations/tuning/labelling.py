@@ -45,15 +45,16 @@ JUDGE = PromptTemplate(
 """The teacher's prompt of the IK paper (section 3.1), for a judge that gets question, gold answers and answer."""
 
 LabelKind: TypeAlias = Literal["auto", "gold", "judge", "agreement"]
-"""How answers are labelled. ``"auto"`` means the judge if one is given, or else gold if every question has a gold
-answer, or else agreement."""
+"""How answers are labelled: right if they contain a gold answer (``"gold"``), if a model judges so
+(``"judge"``), or if they agree with the answer with retrieval (``"agreement"``). ``"auto"`` means the judge
+if one is given, or else gold if every question has a gold answer, or else agreement."""
 
 Verdicts: TypeAlias = Mapping[tuple[ArmName, str], bool | None]
 """A judge's verdict on an arm's answer to a question, by arm and `Question.key`; None without a verdict."""
 
 # Sentence vectors of unrelated answers are close together, too, so only near-paraphrases may pass.
 SAME_MEANING = 0.96
-"""Cosine similarity at and above which two answers count as the same."""
+"""Cosine similarity of embeddings at and above which two answers count as the same."""
 
 _VERDICT = re.compile(r"\W*(yes|no)\b", re.IGNORECASE)
 
@@ -71,7 +72,7 @@ class Labels:
         rag: Whether the answer with retrieval is right, shape (n,).
         target: The target of the fit, in [0, 1], shape (n,): the share of right samples of a question (KBM, section
             2.2), or `known` if no sample has a label.
-        unlabelled: Number of questions without a label.
+        unlabelled: Number of answered questions without a label.
         judge: Name of the judge, if there is one.
     """
 
@@ -128,9 +129,10 @@ def label(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: ``kind`` is ``"judge"``, and there is no judge.
+        ConfigurationError: ``kind`` is ``"judge"``, and there is no judge; or see `ask_judge`.
         DataFormatError: Gold answers are needed, but no question has any.
         ServerError: The judge could not be reached.
+        NoAnswerError: The judge's replies were cut off while it was still thinking.
     """
     complete = answers.complete()
     with_gold = [answered for answered in complete if answered.question.gold]
@@ -189,8 +191,8 @@ def _label_answers(
 def agrees(text: str, other: str, embedder: Embedder | None) -> bool:
     """Return whether two answers say the same thing.
 
-    They do if one contains the other, normalised and compared by whole words, or if their embeddings are similar. A
-    refusal or an empty text never agrees.
+    They do if the shorter one has at most 12 words and the other contains it, normalised and compared by
+    whole words, or if their embeddings are similar. A refusal, a tool call or an empty text never agrees.
     """
     short, long = sorted((normalise(text), normalise(other)), key=len)
     if not short or describe_non_answer(text) or describe_non_answer(other):
@@ -246,7 +248,9 @@ def ask_judge(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
+        ConfigurationError: Verdicts in the file were made with other settings of this judge.
         ServerError: The judge could not be reached.
+        NoAnswerError: The judge's replies were cut off while it was still thinking.
     """
     with_gold = [answered for answered in answers.complete() if answered.question.gold]
     verdicts: dict[tuple[ArmName, str], bool | None] = {}
@@ -303,7 +307,7 @@ def collect(
         out: The file to write.
         index: The index to search for passages; with None, the LLM only answers without retrieval.
         k: Passages per question.
-        tokens: Maximum length of an answer.
+        tokens: Maximum length of an answer, in tokens.
         judge: A model that judges answers against the gold ones. Answers without a verdict are right if they contain
             a gold answer (`rgate_integrations.runtime.text.is_correct`).
         progress: Progress callback: ``(label, done, total)``.
@@ -313,9 +317,10 @@ def collect(
 
     Raises:
         ConfigurationError: Earlier answers were made with other settings, such as another LLM.
-        DataFormatError: A question has no gold answers, or ``out`` exists without its file of answers.
-        ServerError: The LLM could not be reached.
-        NoAnswerError: The LLM's answers were cut off while it was still thinking.
+        DataFormatError: The questions or earlier answers cannot be read, a question has no gold answers, or
+            ``out`` exists without its file of answers.
+        ServerError: The LLM or the judge could not be reached.
+        NoAnswerError: Answers were cut off, for example while the LLM or judge was still thinking.
         LockedError: Another process is writing to the file.
         WriteError: A file could not be written, for example because the disk is full; the answers are kept.
     """

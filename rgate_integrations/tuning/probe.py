@@ -56,7 +56,8 @@ def train_probe(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        DataFormatError: All labels are the same, or a label has fewer questions than there are folds.
+        DataFormatError: All labels are the same, a label has fewer questions than there are folds, or a
+            recorded draft is missing.
         MissingDependencyError: scikit-learn is not installed.
     """
     folds = options.folds

@@ -36,7 +36,7 @@ class Question:
         gold: Gold answers; may be empty.
         id: Identifier in its file; may be empty.
         dataset: Name of its data set; may be empty.
-        popularity: Popularity of the question's subject, or None.
+        popularity: Popularity of the question's subject, on any scale that starts at 0, or None.
         context: A passage that answers it; may be empty.
         draft: The recorded answer of the LLM without retrieval, or None.
     """
@@ -130,7 +130,7 @@ class Example:
     """A question with the labels of an LLM's answers.
 
     Attributes:
-        question: The question, with the recorded answer.
+        question: The question, with the recorded answer, if any.
         target: Label of the answer without retrieval, in [0, 1]; soft labels lie in between.
         rag_correct: Whether the answer with retrieval is right; None without such an answer.
     """
@@ -141,7 +141,7 @@ class Example:
 
     @property
     def known(self) -> bool:
-        """Whether the answer without retrieval counts as right."""
+        """Whether the answer without retrieval counts as right: the target is at least 0.5."""
         return self.target >= 0.5
 
 
@@ -189,18 +189,18 @@ def read_examples(
 ) -> list[DataFile]:
     """Read files of labelled questions, without repetitions within or across files.
 
-    Each line needs ``question`` and the label; ``closed_book_text``, ``gold_answers``, ``context`` and ``dataset``
-    are optional.
+    Each line needs ``question`` and, without ``targets``, the label; ``closed_book_text``, ``gold_answers``,
+    ``context`` and ``dataset`` are optional.
 
     Args:
         paths: JSONL files, plain or gzipped.
-        label: Key of the label, a boolean or a number in [0, 1]; or ``"match_ratio"`` for SlimPLM's label, which is
-            computed from ``gold_answers`` and ``closed_book_text``.
-        targets: Labels by question, which replace those in the files.
+        label: Key of the label, a boolean or decimal number in [0, 1]; or ``"match_ratio"`` for SlimPLM's
+            label, which is computed from ``gold_answers`` and ``closed_book_text``.
+        targets: Labels by question, in [0, 1], which replace those in the files.
 
     Raises:
-        DataFormatError: A file cannot be read or is empty, a line lacks a key, or a repeated question has a different
-            label; the message names file and line.
+        DataFormatError: A file cannot be read or has no new question, a line lacks a key or has an invalid
+            value, or a repeated question has a different label; the message names file and line.
     """
     seen: dict[str, tuple[bool, str]] = {}
     files = []
@@ -246,7 +246,8 @@ def read_paired(paths: Sequence[str | Path]) -> list[DataFile]:
         paths: JSONL files, plain or gzipped.
 
     Raises:
-        DataFormatError: A file cannot be read or is empty, or a record lacks a key; the message names file and line.
+        DataFormatError: A file cannot be read or is empty, or a record lacks a key or has an invalid value;
+            the message names file and line.
     """
     files = []
     for path in map(Path, paths):
@@ -278,7 +279,8 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
         folds: Folds of the cross-validation, or 0 for none.
 
     Raises:
-        DataFormatError: All labels are the same, or a label has fewer questions than there are folds.
+        DataFormatError: All labels are the same, a label has fewer questions than there are folds, or there
+            is only one fold.
     """
     known = np.array([example.known for example in examples])
     right = int(known.sum())
@@ -302,7 +304,7 @@ def recorded_drafts(questions: Sequence[Question], kind: DraftKind) -> Sequence[
 
     Raises:
         ConfigurationError: ``kind`` is not one of `DraftKind`.
-        DataFormatError: A question has no recorded draft.
+        DataFormatError: ``kind`` is ``"recorded"``, and a question has no recorded draft.
     """
     if kind not in get_args(DraftKind):
         raise ConfigurationError(f"draft must be proxy, recorded or none, not {kind!r}.")

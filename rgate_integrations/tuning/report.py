@@ -71,7 +71,7 @@ def read_results(paths: Sequence[str | Path]) -> list[Result]:
 
 
 def report_page(results: Sequence[Result]) -> str:
-    """Return a self-contained HTML page that loads nothing from the network.
+    """Return a self-contained HTML page on evaluations, which loads nothing from the network.
 
     Args:
         results: Results of evaluations; the page shows one at a time.
@@ -84,7 +84,8 @@ def report_page(results: Sequence[Result]) -> str:
 
 
 Notes: TypeAlias = dict[str, list[str]]
-"""Sentences about each gate, ``"question alone"`` and ``"answer first"``; the first is its guarantee."""
+"""Sentences by gate, ``"question alone"`` or ``"answer first"``; the first one is the guarantee, or says why
+there is no such gate."""
 
 
 def write_notes(labels: Labels, question: FittedGate, answer_first: FittedGate | None) -> Notes:
@@ -128,8 +129,8 @@ def mean_tokens(answered: Sequence[Answered], retrieves: BoolArray, cut: int = 0
     Args:
         answered: The questions, with the answers of both arms.
         retrieves: Which of them are answered with retrieval, shape (n,).
-        cut: Number of tokens after which answer first cancels the direct answer of such a question; 0 without answer
-            first.
+        cut: Number of tokens after which answer first cancels the direct answer if the question retrieves; 0
+            without answer first.
 
     Returns:
         The tokens; None if the length of a prompt is unknown.
@@ -157,7 +158,7 @@ def write_page(
 ) -> str:
     """Return the report on a tuned gate: a self-contained HTML page.
 
-    Each question's score is from a fit that has not seen the question.
+    Each question's score is from a fit that has not seen the question, or from the prior.
 
     Args:
         labels: The labelled answers.
@@ -203,7 +204,7 @@ def _as_result(
 
 
 def write_card(name: str, labels: Labels, llm: str, notes: Notes, failed: int) -> str:
-    """Return the folder's model card in Markdown."""
+    """Return the model card of a tuned gate's folder, in Markdown."""
     lines = [
         f"# {plain(name)}",
         "",

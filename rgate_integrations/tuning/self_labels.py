@@ -58,6 +58,7 @@ def label_own_answers(
 
     Raises:
         DataFormatError: A line lacks a key; the message names file and line.
+        ServerError: The model could not answer a question.
     """
     questions = []
     for record in chain.from_iterable(map(read_records, paths)):
@@ -87,9 +88,9 @@ def sampled_accuracy(samples: Sequence[str], gold: Sequence[str]) -> float:
 
 
 def sampled_certainty(samples: Sequence[str]) -> float:
-    """Return C = 1 - H / H_max of sampled answers (KBM, equations 1 and 2): the certainty label, in [0, 1].
+    """Return C = 1 - H / H_max, by the entropy H of sampled answers (KBM, equations 1 and 2), in [0, 1].
 
-    It is 0 if all samples are refusals or empty.
+    This is the certainty label. It is 0 if no sample is an answer: all are empty, refusals or tool calls.
     """
     try:
         texts = normalise_answers(samples)

@@ -77,12 +77,12 @@ class TrainingOptions:
     Attributes:
         draft: ``"proxy"`` reads the proxy's own drafts, ``"recorded"`` the LLM's, ``"none"`` only the question.
         tokens: Number of draft tokens to read.
-        folds: Folds of a probe's cross-validation, on which it is calibrated; at least 2.
+        folds: Folds of a probe's cross-validation, which also calibrates the probe; at least 2.
         seed: Seed of all random choices.
         label: Name of the label.
         labelled_by: Source of the labels, for the model card; empty if they came with the data.
         llm: Name of the LLM whose answers were labelled.
-        system: System message of the prompt for the answers (probes only); None keeps `ANSWER`'s.
+        system: System message of the prompt for drafts and answers (probes only); None keeps the default.
         recipe: Hyperparameters of fine-tuning; the paper's when None.
         resume: Whether to continue an interrupted fine-tuning run.
     """
@@ -142,6 +142,7 @@ def drafts_for(
 
     Raises:
         DataFormatError: The options read recorded drafts, and a question has none.
+        EvidenceError: The proxy should write drafts, but cannot generate text.
     """
     recorded = recorded_drafts(questions, options.draft)
     if options.draft == "none":
@@ -201,8 +202,9 @@ def verdict_prompt(gate: str, drafted: bool) -> PromptTemplate:
 def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
     """Return the training pairs of a labelled question.
 
-    A soft label becomes two weighted pairs. ADAPT-LLM has two prompts (section 3.1, algorithm 1): its targets are the
-    gold answer if the LLM was right, or else ``<RET>`` and, with the context, the gold answer.
+    A soft label becomes two weighted pairs. ADAPT-LLM has two prompts (section 3.1, algorithm 1): its targets
+    are the gold answer if the LLM was right, or else ``<RET>`` and, if the question has a context, the gold
+    answer with it.
 
     Args:
         gate: ``"ik"``, ``"slimplm"``, ``"adapt"`` or ``"boundary"``.
@@ -240,11 +242,13 @@ def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
 def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
     """Read annotated claims (SlimPLM, section 3.3) as pairs for the claim rewriter.
 
-    Each line needs ``question``, ``closed_book_text`` (the heuristic answer) and ``claims``: a list of objects
-    with ``claim``, ``query`` and ``needs_search``.
+    Each line needs ``question`` and ``claims``, a list of objects with ``claim`` and, optionally, ``query``
+    and ``needs_search``; ``closed_book_text``, the heuristic answer, may be missing. Lines without a claim,
+    or with claims that could not be parsed back, are left out.
 
     Raises:
-        DataFormatError: A line has no claims, or one of the wrong type; the message names file and line.
+        DataFormatError: A line has no ``question`` or ``claims``, or a value has the wrong type; the message
+            names file and line.
     """
     pairs = []
     for path in paths:

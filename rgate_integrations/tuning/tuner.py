@@ -46,8 +46,8 @@ class TuneOptions:
     Attributes:
         policy: Chooses the threshold: `MaxLoss` or `Budget`.
         labels: How to label, see `rgate_integrations.tuning.labelling.LabelKind`.
-        judge: A model that judges answers against gold ones.
-        max_questions: Number of questions to ask, drawn at random; all when None.
+        judge: A model that judges answers against gold ones; ``labels="judge"`` needs one.
+        max_questions: Number of questions to ask, drawn at random, at least 1; all when None.
         embedder: Detects answers with the same meaning, for agreement; when None, only words are compared.
         concurrency: Maximum concurrent calls, at least 1; your own objects are called from worker threads.
         tokens: Tokens of a partial answer that the answer-first gate reads, at least 1.
@@ -57,8 +57,8 @@ class TuneOptions:
         init_from: The gate to start from (the prior), which must have heads or a probe: a shipped gate's name, or a
             folder.
         proxy: The proxy model, instead of the prior's own.
-        corpus: The corpora to search, see `load_gate`. The report then shows coverage. The fit does not depend on
-            it, so pass the same corpora to `load_gate` later.
+        corpus: The corpora whose coverage the report shows, see `load_gate`. The fit does not depend on them,
+            so pass the same corpora to `load_gate` later.
 
     Raises:
         ConfigurationError: A number is out of range, or ``labels`` is unknown.
@@ -96,8 +96,9 @@ class TuneResult:
     Attributes:
         folder: Folder of the gate for the question alone; its subfolder ``answer-first`` has `answer_first`, if any.
         question: The gate for the question alone.
-        answer_first: The gate that judges partial answers; None if the LLM sends no log-probabilities.
-        labels: The labels to which both were fitted.
+        answer_first: The gate that judges partial answers; None if too few answers have log-probabilities, or
+            all of these are right, or all wrong.
+        labels: The labels to which both gates were fitted.
         failed: Number of failed calls; running `tune` again with ``update=True`` repeats only these.
         notes: The report on both gates, as sentences.
     """
@@ -152,10 +153,13 @@ def tune(
 
     Raises:
         ConfigurationError: ``out`` exists, an arm cannot answer, or earlier answers were made with other settings.
-        DataFormatError: The log has no questions, too few have labels, or all labels are the same.
+        DataFormatError: The log cannot be read or has no questions, fewer than 20 have labels, or all labels
+            are the same.
         ModelLoadError: The prior is neither heads nor a probe, or cannot be read.
+        RGateError: The prior could not judge a question, for example because its models are missing.
+        MissingDependencyError: scikit-learn or SciPy is not installed.
         ServerError: An LLM could not be reached.
-        NoAnswerError: Answers were cut off while the LLM was still thinking.
+        NoAnswerError: Answers were cut off, for example while the LLM was still thinking.
         WriteError: A file could not be written, for example because the disk is full; the answers are kept.
         LockedError: Another process is using ``out``.
     """

@@ -1,4 +1,4 @@
-"""Evidence: what gates look at. A new kind is one frozen dataclass with a ``compute`` method."""
+"""Evidence: what gates look at. A new kind is one subclass of `EvidenceSpec`, a frozen dataclass."""
 
 from rgate_integrations.gates.evidence.base import Context, Evidence, EvidenceSpec, Piece
 from rgate_integrations.gates.evidence.draft import DraftSpec

@@ -1,13 +1,12 @@
 """Evidence: what gates look at, how a kind of evidence is defined, and how it is computed once for a batch.
 
-A *spec* describes one piece of evidence: the first 32 tokens of a draft, the nearest labelled questions. It is frozen
-and hashable, so gates that need the same piece share it. A new kind of evidence is one class, a frozen dataclass
-with a ``compute`` method.
+A *spec* describes one piece of evidence, such as the first 32 tokens of a draft, or the nearest labelled
+questions. It is frozen and hashable, so gates that need the same piece share it. A new kind of evidence is
+one class, a frozen dataclass with a ``compute`` method.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -72,7 +71,8 @@ class EvidenceSpec(ABC, Generic[_T]):
     def compute(self, context: Context) -> Sequence[Piece[_T] | Exception]:
         """Return a piece or an error for each question of a batch.
 
-        If it raises, each question is computed alone, so that one cannot make the others fail.
+        If it raises, each question is computed alone, so that one cannot make the others fail; not after
+        errors that all would hit, such as a missing model.
         """
 
 
@@ -136,15 +136,13 @@ class Sources:
 
     Attributes:
         proxy: Returns the proxy of a name, or the gate's for an empty name; loads it if necessary.
-        llm: Writes drafts for specs with ``source="llm"``, if any.
+        llm: Writes drafts for specs with ``source="llm"``; None if no LLM was given.
         memory: Values that outlive a batch, by key.
-        timeout: The gate's time limit in seconds, which requests to a server respect.
     """
 
     proxy: Callable[[str], Proxy]
     llm: Drafter | None
     memory: MutableMapping[Hashable, Any]
-    timeout: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -155,12 +153,10 @@ class Context:
         evidence: The evidence of each request; a failure of one does not affect the others.
         sources: Where evidence comes from. Specs get models from `use_proxy`; ``sources.proxy`` is for what does not
             become evidence, such as counting tokens.
-        planned: Every spec of the batch.
     """
 
     evidence: Sequence[Evidence]
     sources: Sources
-    planned: Sequence[EvidenceSpec[Any]] = ()
 
     @property
     def requests(self) -> list[Request]:
@@ -170,8 +166,8 @@ class Context:
     def use_proxy(self, name: str = "") -> Proxy:
         """Return a proxy model by the name that gates use, and note on each request that this model reads it.
 
-        A gate that was trained on one model rejects evidence from another. The note is made here, where the model
-        is handed out, so that no spec can forget it.
+        An empty name means the gate's own. A gate that was trained on one model rejects evidence from
+        another. The note is made here, where the model is handed out, so that no spec can forget it.
         """
         proxy = self.sources.proxy(name)
         for evidence in self.evidence:
@@ -188,7 +184,7 @@ class Context:
 
     def part(self, evidence: Sequence[Evidence]) -> Context:
         """Return the context of some of the requests."""
-        return Context(evidence, self.sources, self.planned)
+        return Context(evidence, self.sources)
 
     def find(self, spec: EvidenceSpec[_T]) -> list[Piece[_T] | Exception]:
         """Return a piece or an error for each request; computes what is missing."""
@@ -212,7 +208,7 @@ class Context:
         return [evidence[spec] for evidence in self.evidence]
 
     def compute(self, spec: EvidenceSpec[Any]) -> None:
-        """Compute a spec for all requests together; if that fails, for each alone."""
+        """Compute a spec for all requests together; if that fails, for each alone unless all would fail."""
         try:
             pieces = spec.compute(self)
             if len(pieces) != len(self.evidence):

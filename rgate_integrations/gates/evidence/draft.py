@@ -17,12 +17,13 @@ from rgate_integrations.prompts import ANSWER, PromptTemplate
 class DraftSpec(EvidenceSpec[Draft]):
     """The first tokens of an answer.
 
-    A greedy draft of n tokens begins with every shorter greedy draft, so it is cut to each gate's length.
+    A draft from the caller is used whatever the source. Longer drafts are cut.
 
     Attributes:
         tokens: Maximum number of tokens, at least 1.
-        source: Who writes it: the proxy or the answering LLM; a ``recorded`` one comes from the caller.
-        prompt: The drafting model's prompt; unused for recorded drafts.
+        source: Who writes it if the caller gives none: the proxy or the answering LLM; ``recorded`` requires
+            the caller's.
+        prompt: The proxy's prompt; unused for other sources.
         model: The proxy that writes, or whose tokens are counted; empty for the gate's.
     """
 
@@ -89,7 +90,7 @@ def generation_cost(drafts: Sequence[Draft]) -> Cost:
 
 
 def prompt_values(context: Context, draft: DraftSpec | None = None) -> list[dict[str, str]]:
-    """Return a prompt's fields for each question, with its draft if the prompt quotes one."""
+    """Return a prompt's fields for each question, with its draft if ``draft`` describes one."""
     questions = [request.question for request in context.requests]
     if draft is None:
         return [{"question": question} for question in questions]

@@ -61,12 +61,15 @@ class ReadRequest:
 
 @dataclass(frozen=True)
 class RequestSpec(EvidenceSpec[ReadRequest]):
-    """Pooled hidden states of a request and of its segments, read in one pass; white space makes no difference.
+    """Pooled hidden states of a request and of its segments, read in one pass if the model can.
+
+    Runs of spaces count as one space.
 
     Attributes:
         whole: The request's states to read, as (layer, span, pooling); layer 0 is the embedding.
         segments: The same for each segment; the span is ``"question"``.
-        in_context: Additional states of segments that have neighbours or earlier turns; they follow `segments`.
+        in_context: Additional states of segments that have neighbours or earlier turns, after those of
+            `segments`.
         prompt: The prompt around the request.
         model: The proxy that reads; empty for the gate's.
     """

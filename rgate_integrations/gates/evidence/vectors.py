@@ -15,7 +15,7 @@ from rgate_integrations.models.pooling import PooledLayer
 from rgate_integrations.runtime.arrays import Float32Array
 
 VECTOR = PooledLayer(LAYERS, "question", "mean")
-"""The states whose direction is e5's sentence vector."""
+"""The states whose direction is the sentence vector of the encoder, multilingual-e5-small."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class VectorSpec(EvidenceSpec[RequestVectors]):
         return cls(RequestSpec((VECTOR,), (VECTOR,), model=ENCODER))
 
     def compute(self, context: Context) -> list[Piece[RequestVectors]]:
-        """Take the last layer of the states."""
+        """Take the vectors from the encoder's states, and scale them to length 1."""
         whole, segments = self.states.whole.index(VECTOR), self.states.segments.index(VECTOR)
         pieces = []
         for read in context.get(self.states):

@@ -53,7 +53,7 @@ class ConstantGate(Gate):
         return ()
 
     def score(self, evidence: Evidence) -> Score:
-        """Score 0, 1, or a random draw that is below 0.5 at the given rate."""
+        """Score 0 for always, 1 for never, or a random draw that is below 0.5 at the given rate."""
         if self.policy != "random":
             return Score(float(self.policy == "never"), f"This gate {self.policy} retrieves.")
         digest = hashlib.sha256(f"{self.seed}|{evidence.question}".encode()).digest()
@@ -72,7 +72,7 @@ class PopularityGate(Gate):
     gives the popularity of each question, on any scale that starts at 0.
 
     Attributes:
-        cutoff: Popularity at and above which a question counts as known.
+        cutoff: Popularity at and above which a question counts as known, above 0.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
@@ -91,7 +91,7 @@ class PopularityGate(Gate):
         """Score by the popularity against the cutoff.
 
         Raises:
-            EvidenceError: The popularity is missing or below 0.
+            EvidenceError: The popularity is missing, NaN or below 0.
         """
         value = evidence.request.popularity
         if value is None or not value >= 0:
@@ -142,7 +142,7 @@ class NeighboursSpec(EvidenceSpec[tuple[bool, ...]]):
     """The labels of the k labelled questions with the most similar embeddings, nearest first.
 
     Attributes:
-        gate: The gate, which names the file and the embedder. The file is embedded once per engine.
+        gate: The gate, which gives k, the file and the embedder. The file is embedded once per engine.
     """
 
     reads_model: ClassVar[bool] = False  # embedders truncate long texts themselves
@@ -165,7 +165,9 @@ class LabelledQuestions:
         embedder: Catalogue name, folder or Hub id of a sentence embedder.
 
     Raises:
-        DataFormatError: The file cannot be read, or a line has no labelled question.
+        DataFormatError: The file is empty or cannot be read, or a line has no labelled question.
+        MissingDependencyError: The embedder needs a package that is not installed.
+        ModelLoadError: The embedder cannot be loaded.
     """
 
     def __init__(self, path: str, embedder: str) -> None:

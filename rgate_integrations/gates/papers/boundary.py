@@ -29,13 +29,14 @@ BOUNDARY_QUESTION = PromptTemplate(
 def certainty(counts: Sequence[int]) -> float:
     """Return C = 1 - H / H_max over the distribution of distinct answers (KBM, equations 1 and 2).
 
-    H_max is log2 of the number of distinct answers, as in the paper: 15:15 is as uncertain as 30 different answers.
+    H is their entropy in bits. H_max is log2 of the number of distinct answers, as in the paper: 15:15 is as
+    uncertain as 30 different answers.
 
     Args:
         counts: How often each distinct answer was given, each >= 1.
 
     Returns:
-        Certainty in [0, 1]; 1 for a single distinct answer, where the formula is 0/0.
+        Certainty in [0, 1]; 1 for a single distinct answer, where the formula is 0/0, or for none.
 
     >>> round(certainty([29, 1]), 3), round(certainty([28, 1, 1]), 3), certainty([15, 15])
     (0.789, 0.735, 0.0)
@@ -56,11 +57,11 @@ class BoundaryGate(AdapterGate):
     label needs gold answers, which a new question lacks, so it needs an adapter.
 
     Attributes:
-        threshold: The paper's tau.
+        threshold: The paper's threshold, tau.
         label: The soft label: ``"certainty"`` or ``"accuracy"`` of sampled answers.
-        samples: Number of answers to sample; 30 in the paper.
-        temperature: Sampling temperature.
-        tokens: Maximum length of a sampled answer.
+        samples: Number of answers to sample, 2 to 200; 30 in the paper.
+        temperature: Sampling temperature, above 0.
+        tokens: Maximum length of a sampled answer, in tokens.
         seed: Seed of the sampling.
         adapter: LoRA adapter trained on soft labels, or None.
     """

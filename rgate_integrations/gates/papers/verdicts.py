@@ -1,4 +1,4 @@
-"""Gates that ask the model for a verdict: the IK score, SlimPLM, ADAPT-LLM, and two baselines."""
+"""Gates that ask the proxy for a verdict: the IK score, SlimPLM, ADAPT-LLM, and two baselines."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def ik_score(yes: float, no: float) -> float:
     """Return the probability of Yes in a softmax over the logits (or log-probabilities) of Yes and No.
 
     Args:
-        yes: Logit of "Yes".
-        no: Logit of "No".
+        yes: Logit or log-probability of "Yes".
+        no: The same of "No".
     """
     return sigmoid(yes - no)
 
@@ -90,7 +90,7 @@ class IKGate(VerdictGate):
     """IK score (Déjean 2024, "Let your LLM generate a few tokens", sections 3.2 and 4.3).
 
     The softmax is taken over the Yes and No logits only. The paper trains the answering LLM with a LoRA
-    adapter to make this call; without an adapter the score is zero-shot.
+    adapter to make this judgment; without an adapter the score is zero-shot.
 
     Attributes:
         tokens: Draft tokens to read, 0 to 128; the paper finds 32 or more best, 0 is the question alone.
@@ -106,7 +106,7 @@ class IKGate(VerdictGate):
 
     @property
     def prompt(self) -> PromptTemplate:
-        """The question alone, or quoted with the draft."""
+        """The prompt, with the question alone or with the draft, too."""
         return IK_DRAFT if self.tokens else IK_QUESTION
 
 
@@ -127,10 +127,10 @@ _VERDICT = re.compile(r"^\s*Known\s*\(\s*(True|False)\s*\)")
 
 
 class SlimPLMGate(VerdictGate):
-    """SlimPLM's judgment model (Tan et al. 2024, section 3.2) on question and heuristic answer.
+    """SlimPLM's judgment model (Tan et al. 2024, section 3.2) on the question and its *heuristic answer*.
 
     Attributes:
-        tokens: Maximum length of the heuristic answer.
+        tokens: Maximum length of the heuristic answer, a draft, in tokens.
         source: Who writes it; in the paper, the proxy does.
         adapter: LoRA adapter of the fine-tuned judgment model, or None for zero-shot.
         mode: ``"score"`` compares the log-probabilities of the two verdicts, which makes thresholds
@@ -207,12 +207,13 @@ CONTEXT_PROMPT = PromptTemplate(
 class AdaptGate(AdapterGate):
     """ADAPT-LLM's ``<RET>`` gate (Labruna et al. 2024, sections 3.1 and 3.2).
 
-    P(known) is one minus the probability of the whole ``<RET>`` sequence as the response. The answer that the
-    model gives when it does not ask for context is the decision's draft, so nothing is generated twice. The
-    paper trains the model for this; without an adapter the score is zero-shot.
+    P(known) is one minus the probability of the whole ``<RET>`` sequence as the response, or 0 if the model
+    writes ``<RET>``. The answer that the model gives when it does not ask for context is the decision's
+    draft, so nothing is generated twice. The paper trains the model for this; without an adapter the score is
+    zero-shot.
 
     Attributes:
-        tokens: Maximum length of the answer.
+        tokens: Maximum length of the answer, in tokens.
         adapter: LoRA adapter of the model trained on both prompts, or None for zero-shot.
     """
 
@@ -299,8 +300,8 @@ class SelfEvalGate(VerdictGate):
     """Self-Eval, P(True) (Kadavath et al. 2022; a baseline of SlimPLM, section 4.3).
 
     Attributes:
-        tokens: Maximum length of the answer that is evaluated.
-        source: Who writes it.
+        tokens: Maximum length of the answer that is evaluated, in tokens.
+        source: Who writes the answer.
     """
 
     info: ClassVar[GateInfo] = GateInfo(
