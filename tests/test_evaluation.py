@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from rgate_integrations import Draft, load_gate
+from rgate_integrations import CorpusProfile, Draft, load_gate
 from rgate_integrations.errors import ConfigurationError, DataFormatError
 from rgate_integrations.gates.papers.verdicts import IKGate
 from rgate_integrations.tuning import Budget, MaxLoss, calibrate, evaluate, read_paired
@@ -222,7 +222,16 @@ def test_overrides_retrieve_at_every_threshold_and_leave_the_probabilities_as_th
     assert {d.retrieve for d in real[4::8]} == {True}
 
 
+@pytest.mark.model
+def test_a_gate_with_a_corpus_is_not_calibrated(tmp_path):
+    """Regression: the gate that came out could be saved, but not loaded."""
+    gate = load_gate("constant:never", corpus=CorpusProfile.from_description("Handbook of the Acme X200."))
+    files = read_paired([write(tmp_path / "d.jsonl", *[GOOD] * 60)])
+    with pytest.raises(ConfigurationError, match="corpus"):
+        calibrate(gate, files, Budget(0.5))
+
+
 def test_too_few_questions_to_calibrate(tmp_path):
     few = read_paired([write(tmp_path / "d.jsonl", *[GOOD] * 30)])
-    with pytest.raises(DataFormatError, match="15 of 30"):
+    with pytest.raises(DataFormatError, match="the 30 questions .* only 15"):
         calibrate(load_gate("constant:always"), few, Budget(0.5))

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from rgate_integrations import Request, load_gate
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import ConfigurationError, EvidenceError
+from rgate_integrations.errors import ConfigurationError, EvidenceError, MissingDependencyError
 from rgate_integrations.gates.artifacts import SavedGate
 from rgate_integrations.gates.folder import save_gate
 from rgate_integrations.gates.tuned import draft_features
@@ -180,6 +181,13 @@ def test_options_and_guarantees_out_of_range_are_refused_by_name_and_value(kind,
     *_, (name, value) = options.items()
     with pytest.raises(ConfigurationError, match=f"(?i){name}.*{value}"):
         kind(**options)
+
+
+def test_a_missing_library_is_named_before_the_llm_is_asked(tmp_path, prior, monkeypatch):
+    """Regression: it was missed after all answers were paid for."""
+    monkeypatch.setitem(sys.modules, "sklearn.model_selection", None)
+    with pytest.raises(MissingDependencyError, match="sklearn"):
+        tuned(tmp_path, prior, direct=pytest.fail)
 
 
 def test_too_small_for_a_guarantee_says_how_many_would_do(tmp_path, prior):

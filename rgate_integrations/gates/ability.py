@@ -107,8 +107,7 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
     # The same LLM, perhaps with another date or as another server spells it.
     same = _same_llm(model)
     if same:
-        dated = [entry for entry in same if _same_date(entry.name.date, model.date)]
-        return _least_able(dated or same), ""
+        return _least_able([entry for entry in same if _same_date(entry.name.date, model.date)] or same), ""
     guesses = []
     for family in model.families:
         members = [entry for entry in ability_table() if family in entry.name.families]

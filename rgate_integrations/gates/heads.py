@@ -90,8 +90,8 @@ class HeadsGate(TrainedGate, NamedLLMGate):
     @classmethod
     def _look_up_ability(cls, values: Any) -> Any:
         """Look up the LLM's ability, unless it is given."""
-        if not isinstance(values, dict):  # a gate of another class, which pydantic rejects
-            return values
+        if not isinstance(values, dict) or not isinstance(values.get("llm_name", ""), str):
+            return values  # pydantic rejects a gate of another class, and a name that is not text
         ability, name = values.get("ability"), values.get("llm_name", "")
         if ability is None:
             is_users = not values.get("llm_name_source")

@@ -66,8 +66,7 @@ def emit_searched(single: Run, result: Any) -> Flow[Any]:
     Raises:
         ConfigurationError: The gate returned something other than a decision.
     """
-    decision = check_decision(result)
-    if isinstance(decision, Exception):
+    if isinstance(decision := check_decision(result), Exception):
         return decision
     bound = read_bound(single.config)
     if bound is None or bound.decision is not decision:  # otherwise the surrounding router has emitted it

@@ -104,7 +104,7 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
         """Decide for a batch, then plan the queries of the unknown questions."""
         configs = [single.child("gate") for single in runs]
         outputs = yield BatchCall(self.gate, [single.input for single in runs], configs)
-        results = [check_decision(output) for output in outputs]
+        results = list(map(check_decision, outputs))
         decisions = [result for result in results if isinstance(result, Decision)]
         plans = iter((yield from self.plan(decisions, self.rewriter)))
         # An input without a question keeps its exception.

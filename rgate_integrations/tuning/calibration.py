@@ -273,17 +273,22 @@ def calibrate(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: ``draft`` is not one of `DraftKind`.
+        ConfigurationError: The gate has a corpus, or ``draft`` is not one of `DraftKind`.
         DataFormatError: The half for the threshold has fewer than 20 questions, or a draft is missing.
         MissingDependencyError: scikit-learn or SciPy is not installed.
     """
+    if gate.corpora:
+        raise ConfigurationError(
+            "A gate with a corpus cannot be calibrated.",
+            hint="Calibrate the gate without it, and pass corpus= to load_gate with the calibrated gate.",
+        )
     examples = all_examples(files)
     # Shuffled before splitting, because files are often sorted by data set.
     fit, choose = np.split(np.random.default_rng(seed).permutation(len(examples)), [len(examples) // 2])
     if len(choose) < LEAST:
         raise DataFormatError(
-            f"Only {len(choose)} of {len(examples)} questions remain for choosing a threshold.",
-            hint=f"At least {LEAST} must remain; a useful guarantee needs hundreds.",
+            f"Half of the {len(examples)} questions calibrate P(known), so only {len(choose)} choose a threshold.",
+            hint=f"Give at least {2 * LEAST} questions; a useful guarantee needs hundreds.",
         )
     judged = judge(gate, examples, draft=draft, progress=progress)
     p_known = np.array([decision.p_known for decision in judged.decisions])

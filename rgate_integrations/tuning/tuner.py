@@ -26,6 +26,7 @@ from rgate_integrations.tuning.collection import (
     answers_file,
     no_progress,
 )
+from rgate_integrations.tuning.evaluation import question_folds
 from rgate_integrations.tuning.fitting import (
     FittedGate,
     check_learnable,
@@ -167,6 +168,7 @@ def tune(
     folder = Path(out)
     # Check the prior and the folder first, so that errors are raised before any LLM call is paid for.
     read_prior(options.init_from)
+    next(question_folds(2, 2, seed=0))  # needs scikit-learn, as the fit does
     _check_replaceable(folder, update)
     arms: dict[ArmName, Arm] = {
         "direct": as_arm(direct, "direct"),
