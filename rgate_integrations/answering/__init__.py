@@ -1,1 +1,1 @@
-"""Answering, independent of frameworks: answer first, look first, claims as queries, and the flow of every router."""
+"""Answering, independent of frameworks: answer first, look first, query plans, and every router's flow."""

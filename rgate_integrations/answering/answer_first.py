@@ -29,18 +29,19 @@ class AnswerFirst:
 
     Attributes:
         tokens: Number of tokens to hold back and judge, at least 1.
-        retrieve_below: A question with a P(known) below this is clearly unknown.
-        answer_above: A question with at least this P(known) is clearly known.
-        question_gate: A gate that only reads the question, or an argument for `load_gate`. A clearly unknown question
-            goes to the retrieve arm without asking the LLM; the answer to a clearly known one is not held back. With
-            None, every answer is judged. ``"own"`` is the question gate that belongs to the adapter's gate, such as
-            the default gate, a tuned one or a server's; if it has none, every answer is judged.
+        retrieve_below: A question is clearly unknown if its P(known) is below this and below the threshold.
+        answer_above: A question is clearly known if its P(known) reaches this and the threshold.
+        question_gate: A gate that only reads the question, or an argument for `load_gate`. A clearly unknown
+            question goes to the retrieve arm without asking the LLM; the answer to a clearly known one is not
+            held back. With look first, passages may overrule that. With None, every answer is
+            judged. ``"own"`` is the question gate that belongs to the adapter's gate, if any; the default
+            gate, a tuned one and a server's have one.
         prefetch: Whether the search starts together with the answer, for slow searches; only in calls with one
             question. If the answer continues, the search is cancelled, or its result dropped. The retrieve arm must
             be able to search ahead, as for look first, which always searches ahead.
 
     Raises:
-        ConfigurationError: ``tokens`` is below 1, or ``retrieve_below`` is above ``answer_above``.
+        ConfigurationError: ``tokens`` is below 1, or ``retrieve_below`` is above ``answer_above`` or NaN.
     """
 
     tokens: int = 32

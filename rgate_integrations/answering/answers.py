@@ -23,14 +23,14 @@ def write_answers(
     tokens: int = 64,
     prompt: PromptTemplate = ANSWER,
 ) -> list[Draft]:
-    """Let an LLM answer questions, in one batch with passages and one without.
+    """Let an LLM answer questions: those with passages in one batch, the others in another.
 
     Args:
         llm: The answering LLM.
         questions: The questions.
-        passages: Passages for each question; none for a closed-book answer.
+        passages: Passages for each question; an empty sequence for an answer without passages.
         tokens: Maximum length of an answer, at least 1.
-        prompt: The closed-book prompt, with the field ``question``.
+        prompt: The prompt without passages, with the field ``question``.
 
     Returns:
         One answer per question, in order.

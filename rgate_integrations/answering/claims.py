@@ -17,8 +17,8 @@ class Claim(Frozen):
     Attributes:
         text: The statement or sub-question, on one line.
         query: The search query for it, on one line; None without one.
-        needs_search: Whether the rewriter says that it needs a search; None if the rewriter does not say.
-        kind: ``"claim"`` of the draft or sub-``"question"`` of the question.
+        needs_search: Whether the claim needs a search, according to the rewriter; None if that does not say.
+        kind: ``"claim"`` for a statement, ``"question"`` for a sub-question.
     """
 
     text: Text = Field(min_length=1)
@@ -81,7 +81,7 @@ def _first(tagged: re.Pattern[str], block: str) -> str | None:
 
 
 def print_claims(claims: Sequence[Claim]) -> str:
-    """Format claims like the annotated data, for training; `parse_claims` reads the result."""
+    """Format claims like SlimPLM's annotated data, for training; `parse_claims` reads all as statements."""
     blocks = []
     for claim in claims:
         block = f"<Claim({claim.text})>"

@@ -13,11 +13,11 @@ _Item = TypeVar("_Item")
 
 
 def chosen_corpora(decision: Decision | None, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the corpora to search, best first: those that the decision names, or all if it names none.
+    """Return the corpora to search: those of ``names`` that the decision names, best first, or else all.
 
     Args:
         decision: The decision, which names no corpora if the gate failed; None without a decision.
-        names: The corpora that can be searched.
+        names: Names of the corpora that can be searched.
     """
     corpora = () if decision is None else decision.corpora
     # Searching all is the safe choice if the gate failed or names unknown corpora.

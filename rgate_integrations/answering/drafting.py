@@ -31,7 +31,8 @@ class Drafter(ABC, Generic[_Prompt]):
         tokens: Maximum number of tokens of a draft, at least 1.
 
     Attributes:
-        forms: The options to send, in order of preference: if the first are rejected, the next are used.
+        forms: Sets of options to send, in order of preference: if the first set is rejected, the next is
+            used.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -93,7 +94,7 @@ class Drafter(ABC, Generic[_Prompt]):
 
 
 def attach_draft(request: Request | Failed, draft: Draft | Exception | None) -> Request | Failed:
-    """Return a request with a draft to judge; with an exception instead of a draft, return a failed request."""
+    """Return a request with a draft to judge, or with None; given an exception instead, return `Failed`."""
     if isinstance(request, Failed):
         return request
     if isinstance(draft, Exception):
@@ -130,9 +131,9 @@ _WORDS = ("logprob", "max_tokens", "unsupported", "not supported", "unexpected k
 def says_unsupported(answer: object) -> bool:
     """Return whether an LLM's answer is an error about an unsupported option of the call.
 
-    That is a status such as 400, a `TypeError` about an argument, an error class with a name such as
-    ``UnsupportedParamsError``, or a `ValueError` that names an option. Each provider has its own error classes, so we
-    can only look at status, name and message.
+    That is a status such as 400 or, without a status, a `TypeError` about an argument, an error class with a
+    name such as ``UnsupportedParamsError``, or a `ValueError` that names an option. Each provider has its own
+    error classes, so we can only look at status, name and message.
     """
     if not isinstance(answer, Exception):
         return False

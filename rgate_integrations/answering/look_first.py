@@ -1,7 +1,7 @@
 """Look first: search, and let the LLM read the passages only if they help more than its own knowledge.
 
-It compares two probabilities, with three outcomes: the LLM is more likely to be right with the passages (P(helps)),
-or without them (P(known)), or neither is likely.
+It compares P(helps), the probability that the LLM is right with the passages, with P(known), that it is right
+without them. If both are low, the outcome is "abstain".
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LookFirst:
         model: The model of P(helps), a `PassageUtilityModel`; the shipped one when None.
 
     Raises:
-        ConfigurationError: A value is out of range, or the model was made for other features.
+        ConfigurationError: A value is invalid or out of range, or the model was made for other features.
     """
 
     min_gain: float = 0.0
@@ -84,16 +84,17 @@ def decide_with_passages(
 ) -> Decision:
     """Revise a decision in view of the passages.
 
-    The gate's decision stands if the search or the gate failed, nothing was found, or an override such as a rule
-    decided. It also stands for a follow-up, whose words say too little about what the passages should contain. If
-    probably no LLM can know the answer (about the user's own documents, or news), the passages are read even if they
-    seem to contain little.
+    The gate's decision stands if the search or the gate failed, nothing was found, or an override such as a
+    rule decided. It also stands for a follow-up, whose words say too little about what the passages should
+    contain. If probably no LLM can know the answer (about the user's own documents, or news), the passages
+    are read even if they seem to contain little, unless both probabilities are so low that it abstains. If
+    judging them fails, they are read.
 
     Args:
         decision: The gate's decision.
         passages: The passages, best first, or the search's exception.
         options: How the passages are judged.
-        direct_threshold: The caller's threshold. A P(known) of at least this answers directly, whatever was found.
+        direct_threshold: The caller's threshold, if any: from this P(known) on, the LLM answers directly.
     """
     # The order matters: each check below relies on the ones before it.
     if isinstance(passages, Exception):

@@ -80,7 +80,7 @@ class PartialAnswer:
         prompt_tokens: Length of the prompt in tokens; 0 until the LLM reports it.
         response_id: Id of the response, if a local LLM keeps hidden states for it.
         local_answer: The local LLM's answer with the states; this reference keeps it alive until it is judged.
-        has_thoughts: Whether the LLM sends thoughts separately from its answer.
+        has_thoughts: Whether the LLM sends thoughts separately from its answer, or seems to hide them.
         has_end: True once a finish reason arrives, False while one is expected, None if the provider sends none.
     """
 
@@ -100,7 +100,7 @@ class PartialAnswer:
         self.logprobs += logprobs[1]
 
     def set_response(self, response_id: str | None) -> None:
-        """Set the id of the response, and keep a local LLM's answer alive."""
+        """Set the id of a local LLM's response, and keep that answer alive; other ids are ignored."""
         if response_id and self.local_answer is None:
             self.local_answer = find_answer(response_id)
             self.response_id = response_id if self.local_answer is not None else ""
@@ -117,11 +117,11 @@ class PartialAnswer:
 
     @property
     def count(self) -> int:
-        """Number of tokens; without log-probabilities, the number of chunks or words, whichever is larger."""
+        """Number of tokens; without log-probabilities, of text chunks or words, whichever is larger."""
         return len(self.tokens) or max(len(self.pieces), len(self.text.split()))
 
     def draft(self, *, finished: bool) -> Draft:
-        """Return the answer so far as a draft, with its tokens if they add up to the text."""
+        """Return the answer so far as a draft, with its tokens if they agree with the text."""
         text = self.text.strip()
         # If a parser has changed the text, the tokens and their probabilities do not belong to it.
         token_fields: dict[str, Any] = {}
@@ -152,9 +152,9 @@ class BufferedAnswer(ABC):
 
     Attributes:
         chunks: The chunks that are held back.
-        ended: Whether the answer is complete.
-        has_text: Whether there is text to judge; False for a tool call or a parsed object.
-        error: The exception that the arm raised.
+        ended: Whether the stream has ended.
+        has_text: False once a chunk cannot be judged, such as a tool call or a parsed object.
+        error: The exception that the arm raised, or that of a stream that broke off; None if there is none.
     """
 
     def __init__(
@@ -214,10 +214,10 @@ class BufferedAnswer(ABC):
                 )
 
     def draft(self) -> Draft | None:
-        """Return the answer so far; None for a tool call or a parsed object, or if the LLM thinks first.
+        """Return the answer so far; None if a chunk cannot be judged, or if the LLM thinks first.
 
         Raises:
-            Exception: The exception that the arm raised.
+            Exception: The arm raised it, or the stream broke off.
             EvidenceError: The arm has written nothing.
         """
         if not self.has_text:
@@ -262,7 +262,7 @@ class BufferedAnswer(ABC):
             await arun(self.close())
 
     def drain(self) -> Step:
-        """Release the answer; the step's result is the list of all its chunks."""
+        """Return a step that releases the answer; its result is the list of all chunks."""
         return Call(lambda: list(self.stream()), self._adrain)
 
     async def _adrain(self) -> list[Any]:

@@ -1,6 +1,6 @@
 """Plans what to search for: the question, and the unknown claims of its draft (SlimPLM, section 3.3).
 
-A rewriter turns question and draft into claims, and a gate drops those that the LLM knows; the rest is the plan.
+A rewriter turns question and draft into claims, and a gate may drop those that the LLM knows.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class JudgedClaim(Frozen):
     Attributes:
         claim: The claim.
         kept: Whether its query is searched for.
-        reason: The reason, in one sentence.
-        p_known: The gate's P(known) for claim and query, if the gate judged them.
+        reason: The reason, in a few sentences.
+        p_known: The gate's P(known) for claim and query; None if it did not judge them.
     """
 
     claim: Claim
@@ -49,12 +49,12 @@ class JudgedClaim(Frozen):
 
 
 class QueryPlan(Frozen):
-    """The queries for a question; empty if the question is known.
+    """The queries for a question; empty if it needs no retrieval.
 
     Attributes:
         question: The question.
         queries: The queries, in order of importance: the question first, if it is included.
-        claims: Every claim of the draft, searched for or not.
+        claims: Every claim and sub-question, searched for or not.
     """
 
     question: Text
@@ -83,7 +83,7 @@ def plan_queries(
 
     Args:
         decisions: Decisions of a gate; those that do not retrieve get an empty plan.
-        gate: Judges claims; with None, all claims are searched for.
+        gate: Judges claims; with None, no claim counts as known.
         rewriter: Turns drafts into claims; by default, each sentence is a claim.
         always_include_question: Whether the question itself is always a query. If not, it is a query only if no
             claim is, because a question that needs retrieval always has a query.
@@ -91,6 +91,9 @@ def plan_queries(
 
     Returns:
         One plan per decision, in order.
+
+    Raises:
+        ConfigurationError: ``gate`` is not a gate.
     """
     return run(
         plan_queries_flow(
@@ -188,7 +191,7 @@ def _plan(
 
 
 def are_alike(first: str, second: str) -> bool:
-    """Return whether two queries have at least four fifths of their words in common."""
+    """Return whether two queries are equal, or have at least four fifths of their words in common."""
     words, others = set(normalise(first).split()), set(normalise(second).split())
     # Searching both would return the same passages twice.
     return first == second or len(words & others) >= 0.8 * len(words | others) > 0

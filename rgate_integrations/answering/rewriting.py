@@ -66,12 +66,13 @@ def rewrite_by_sentence(decisions: Sequence[Decision]) -> list[list[Claim]]:
 class ModelRewriter:
     """SlimPLM's query rewriter (section 3.3): a model writes claims and queries in one call.
 
-    If the output has no readable claim, `rewrite_by_sentence` is used for that question. A question without a draft
-    has no claims.
+    If the output has no readable claim with a query, `rewrite_by_sentence` is used for that question. A
+    question without a draft has no claims.
 
     Args:
         proxy: The model. Without an adapter it should have at least 1B parameters.
-        adapter: LoRA adapter of a rewriter trained on the paper's prompt; None for a prompt with examples.
+        adapter: Folder or Hub id of a LoRA adapter trained on the paper's prompt; None for a prompt with
+            examples.
         tokens: Maximum length of the output, at least 1.
     """
 
@@ -139,7 +140,7 @@ def split_sentences(text: str) -> list[str]:
 def subject(question: str) -> str:
     """Return the subject of a question: its longest name, or else its words without question words.
 
-    Names are quoted titles and runs of capitalised words.
+    Names are quoted titles, years, and runs of capitalised words.
     """
     longest = ""
     for match in _ENTITY.finditer(question):
@@ -157,9 +158,9 @@ def subject(question: str) -> str:
 def sentence_claims(question: str, draft: Draft | None) -> list[Claim]:
     """Return the sentences of a draft as claims; empty without a draft.
 
-    A pronoun at the beginning of a sentence is replaced by the subject of the question, and the subject is added to
-    queries that lack it. Refusals, phrases without content, and a truncated last sentence (unless it is the only one)
-    are left out.
+    A pronoun at the beginning of a sentence is replaced by the subject of the question, and the subject is
+    added to queries that lack it. Refusals, phrases without content such as "However,", and a truncated last
+    sentence (unless it is the only one) are left out.
     """
     sentences = split_sentences(draft.text) if draft is not None else []
     if draft is not None and not draft.finished and len(sentences) > 1 and sentences[-1][-1] not in ".!?":

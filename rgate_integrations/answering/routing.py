@@ -48,11 +48,11 @@ class RoutedInput:
         question: The question; empty until it is read.
         threshold: The caller's threshold; None for the gate's own.
         screening: The decision by the question alone, if the direct arm answers first.
-        answer: The direct arm's answer; None if it has not started or was cancelled.
-        draft: The text of the partial answer, or the exception if it failed; None for a tool call or structured
-            output.
+        answer: The direct arm's answer; None if it has not started, or the decision is to retrieve.
+        draft: The partial answer to judge, or the exception if there is none; None before that, and for a
+            tool call or structured output.
         searched: Whether the retrieve arm has searched, so that only the rest of it remains to run.
-        passages: What the search returned or raised.
+        passages: What the search returned or raised; None without a search.
         outcome: The decision, or this input's exception; None until there is one.
     """
 
@@ -75,7 +75,8 @@ class RoutedInput:
         """The final decision.
 
         Raises:
-            Exception: The input has no question, or it retrieves and its search failed.
+            Exception: The input has no question, the gate raised, or the input retrieves and its search
+                failed.
         """
         if isinstance(self.outcome, Exception):
             raise self.outcome
@@ -139,10 +140,12 @@ class RoutedCall(ABC, Generic[_Input]):
     # --- the flow ------------------------------------------------------------------------------------------------
 
     def route(self) -> Flow[Sequence[_Input]]:
-        """Decide about every input; failures retrieve. Answers and searches that are not needed are cancelled.
+        """Decide about every input. Answers and searches that are not needed are cancelled.
+
+        Failures retrieve, unless a gate raises them.
 
         Returns:
-            The inputs, each with its outcome and what remains to run of its arm.
+            The inputs, each with its outcome, and with its answer or passages if its arm has begun.
         """
         try:
             # The search runs in parallel with the gate, unless the decision has to say where to search.
@@ -251,7 +254,7 @@ class RoutedCall(ABC, Generic[_Input]):
                 yield from answer.cancel()
 
     def _compare(self, inputs: Sequence[_Input]) -> Flow[None]:
-        """With look first, compare the gate's decision with the passages."""
+        """With look first, revise the gate's decisions in view of the passages."""
         look = self.strategy.look_first
         if look is None:
             return
@@ -342,7 +345,7 @@ class QuestionCall(RoutedCall[RoutedInput]):
 
     Args:
         strategy: What to consider before deciding.
-        request: The question.
+        request: The question, or why it cannot be judged.
     """
 
     def __init__(self, strategy: Strategy, request: Request | Failed) -> None:

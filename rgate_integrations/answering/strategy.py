@@ -54,6 +54,7 @@ class Strategy:
 
         Raises:
             ConfigurationError: The gate cannot judge a partial answer.
+            RGateError: The question gate is invalid or cannot be loaded; see `resolve_gate`.
         """
         strategy = cls(
             AnswerFirst.coerce(answer_first), LookFirst.coerce(look_first), chooses_corpus=chooses_corpus

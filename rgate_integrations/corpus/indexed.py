@@ -1,4 +1,4 @@
-"""Profiles of indexes, cached in the index's folder until about 30 % of the passages have changed."""
+"""Profiles of indexes, cached in the index's folder until `CorpusProfile.is_outdated`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ def profile_index(index: Any, name: str) -> CorpusProfile:
     Raises:
         ConfigurationError: The index has no ``passages``.
         ProfileError: The index is empty.
+        ModelLoadError: The encoder may not be downloaded, or cannot be loaded.
+        DownloadError: The encoder could not be downloaded.
     """
     index = getattr(index, "dense", index)
     passages = getattr(index, "passages", None)

@@ -1,4 +1,4 @@
-"""`CorpusProfile`: what a corpus is about, made from its passages, saved in a folder of at most 1 MB."""
+"""`CorpusProfile`: what a corpus is about, made from passages or a description; saved in at most 1 MB."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ class CorpusProfile:
         codes: Vectors of a sample of its passages, shape (passages, 256), int8, not normalised.
         terms: Its telling words, and its names, such as products, identifiers and error codes.
         baseline: Median nearness of unrelated requests, which ship with the package.
-        margin: How far its own sentences, each compared with the other passages, exceed the baseline.
+        margin: How far the nearness of its own sentences to its other passages exceeds the baseline, in
+            [0.12, 0.4].
         source: What the profile was made from. A description gives a weaker profile than passages.
         seen: Number of passages seen.
         sketch: Hashes by which `is_outdated` compares the corpus with a later state.
@@ -94,7 +95,8 @@ class CorpusProfile:
 
         Raises:
             ProfileError: There are no passages, or one is not a string.
-            ModelLoadError: The encoder is not downloaded.
+            ModelLoadError: The encoder may not be downloaded, or cannot be loaded.
+            DownloadError: The encoder could not be downloaded.
         """
         return cls._from_sample(sample_texts(texts, MAX_PASSAGES), name, "texts")
 
@@ -114,7 +116,8 @@ class CorpusProfile:
         Raises:
             ConfigurationError: The retriever cannot be searched, or ``searches`` is below 1.
             ProfileError: A search failed, or nothing was found in time.
-            ModelLoadError: The encoder is not downloaded.
+            ModelLoadError: The encoder may not be downloaded, or cannot be loaded.
+            DownloadError: The encoder could not be downloaded.
         """
         return cls._from_sample(
             sample_texts(collect_passages(retriever, searches, timeout), MAX_PASSAGES), name, "retriever"
@@ -129,8 +132,9 @@ class CorpusProfile:
             name: Name of the corpus.
 
         Raises:
-            ProfileError: The description is blank.
-            ModelLoadError: The encoder is not downloaded.
+            ProfileError: The description is blank, or not a string.
+            ModelLoadError: The encoder may not be downloaded, or cannot be loaded.
+            DownloadError: The encoder could not be downloaded.
         """
         return cls._from_sample(sample_texts([text], MAX_PASSAGES), name, "description")
 
@@ -174,7 +178,7 @@ class CorpusProfile:
         return digest.hexdigest()[:16]
 
     def nearness(self, vectors: Float32Array) -> Float64Array:
-        """Return the mean cosine of each question to its five nearest passages, shape (questions,).
+        """Return each question's mean cosine to its five nearest passages, in [-1, 1], shape (questions,).
 
         Args:
             vectors: The encoder's sentence vectors of the questions, shape (questions, 384).
@@ -208,7 +212,8 @@ class CorpusProfile:
         """Embed questions, and return `p_covered` of each, shape (questions,).
 
         Raises:
-            ModelLoadError: The encoder is not downloaded.
+            ModelLoadError: The encoder may not be downloaded, or cannot be loaded.
+            DownloadError: The encoder could not be downloaded.
         """
         vectors = corpus_encoder().vectors(questions, "query: ")
         return self.p_covered(vectors, questions)
@@ -218,16 +223,21 @@ class CorpusProfile:
         return tuple(dict.fromkeys(word for word in tokenize(text) if word in self.terms.names))
 
     def match_terms(self, text: str) -> tuple[str, ...]:
-        """Return the corpus's names and telling words that a question contains, the most telling first."""
+        """Return what a question contains: the corpus's names, then its telling words, most telling first."""
         words = set(tokenize(text))
         telling = [word for word in self.terms.telling if word in words]
         return tuple(dict.fromkeys([*self.match_names(text), *telling]))
 
     def is_outdated(self, texts: Iterable[str]) -> bool:
-        """Return whether about 30 % or more of the corpus's passages have changed since it was profiled.
+        """Return whether the corpus has changed so much that it needs a new profile.
+
+        That is so if over about 30 % of the old and current passages together are only old or only current.
 
         Args:
             texts: The corpus's current passages.
+
+        Raises:
+            ProfileError: A passage is not a string.
         """
         return overlap(self.sketch, sample_texts(texts, MAX_PASSAGES).sketch) < _MIN_OVERLAP
 
@@ -331,7 +341,7 @@ def _mean_of_nearest(cosines: Float32Array, most: int = NEIGHBOURS) -> Float64Ar
 
 
 def _measure_margin(texts: Sequence[str], vectors: Float32Array, baseline: float, encoder: Encoder) -> float:
-    """Return how much nearer sentences are to the other passages than the baseline."""
+    """Return `CorpusProfile.margin`: measured on sentences, averaged with the usual margin, and clipped."""
     sentences: dict[int, str] = {}
     for row, text in enumerate(texts if len(texts) > 1 else ()):
         fitting = [segment for segment in segments(text) if _MIN_SENTENCE <= len(segment) <= _MAX_SENTENCE]
@@ -353,6 +363,7 @@ def corpus_encoder() -> Encoder:
     """Return the encoder, shared within the process.
 
     Raises:
-        ModelLoadError: The encoder is not downloaded, or cannot be loaded.
+        ModelLoadError: The encoder may not be downloaded, or cannot be loaded.
+        DownloadError: The encoder could not be downloaded.
     """
     return shared_encoder(fetch_path(ENCODER, "gate's model"))

@@ -20,7 +20,7 @@ class Sample:
     Attributes:
         texts: A uniform sample of the distinct passages, ordered by their hashes.
         seen: Number of passages seen.
-        sketch: The smallest hashes of all passages, by which two states of a corpus are compared.
+        sketch: The 256 smallest hashes of all passages, by which two states of a corpus are compared.
     """
 
     texts: tuple[str, ...] = field(repr=False)
@@ -55,7 +55,7 @@ def sample_texts(texts: Iterable[str], most: int) -> Sample:
 
 
 def overlap(one: tuple[int, ...], other: tuple[int, ...]) -> float:
-    """Estimate the Jaccard index of two corpora from their sketches."""
+    """Estimate the Jaccard index of two corpora, in [0, 1], from their sketches."""
     smallest = sorted({*one, *other})[: max(len(one), len(other))]
     return len({*smallest} & {*one} & {*other}) / max(len(smallest), 1)
 

@@ -49,8 +49,8 @@ def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0
         timeout: Maximum time of all searches, in seconds. Passages found by then are returned.
 
     Raises:
-        ConfigurationError: ``retriever`` cannot be searched, or ``searches`` is below 1.
-        ProfileError: A search failed, or none finished in time.
+        ConfigurationError: ``retriever`` cannot be searched or finds no texts, or ``searches`` is below 1.
+        ProfileError: A search failed, or none found anything in time.
     """
     if searches < 1:
         raise ConfigurationError(f"searches must be at least 1, not {searches}.")
@@ -125,11 +125,11 @@ def _search_in_time(search: Search, query: str, deadline: float) -> list[str] | 
 
 
 def as_search(retriever: Any) -> Search:
-    """Return a function from a query to passages.
+    """Return a function from a query to search results, which `read_texts` reads.
 
     Args:
-        retriever: A retriever or vector store of LangChain or LlamaIndex, our `Retriever`,
-            or a function from a query to passages.
+        retriever: A retriever, vector store or index of LangChain or LlamaIndex, our `Retriever`, or a
+            function from a query to passages.
 
     Raises:
         ConfigurationError: The object is none of these.
@@ -153,7 +153,7 @@ def as_search(retriever: Any) -> Search:
 
 
 def read_texts(results: Any) -> Iterator[str]:
-    """Yield the texts of search results, which may be strings, documents, nodes or hits.
+    """Yield the texts, unless blank, of search results: strings, documents, nodes or hits.
 
     Raises:
         ConfigurationError: The results are something else.

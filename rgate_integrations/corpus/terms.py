@@ -18,7 +18,7 @@ _TOKEN = re.compile(r"\w+(?:[.\-]\w+)*")
 _IDENTIFIER = re.compile(r"(?=.*[^\W\d_])(?:[^\W\d].*[\d_].*|.*[a-z][A-Z].*|[^\W\d]\w*\.\w{2,})")
 """Such as ``num_cpus``, ``E-4711``, ``RayJob`` and ``ray.put``."""
 _CAPITALISED = re.compile(r"(?<=[^\W\d_A-Z] )[^\W\d_a-z]\w{2,}")
-"""A capitalised word inside a sentence. In German these include all nouns, so they count as names only if rare."""
+"""A capitalised word inside a sentence; a name unless such words are many, as all nouns are in German."""
 _MAX_CAPITALISED = 0.15
 _MIN_NAMED = 0.01  # share of passages; a product's name is everywhere in its docs
 _ORDINAL = re.compile(r"\d+(?:st|nd|rd|th|s|%|[a-z])?", re.IGNORECASE)
@@ -28,14 +28,15 @@ _UNKNOWN = -15.0  # below this, a word is several tokens, so it is not a common 
 _COMMON = -10.5  # above this, a word is too common to be informative
 _MIN_EXCESS = 1.5  # natural log of how many times more frequent than in other text a telling word must be
 _REFERENCE_WORDS = 20
-"""Number of a corpus's most common words from which we estimate how much of the encoder's text is in its language."""
+"""Number of words, the most common elsewhere, that show how common the corpus's language is elsewhere."""
 
 
 class Terms(NamedTuple):
-    """The words of a corpus.
+    """The telling words and the names of a corpus.
 
     Attributes:
-        telling: Words far more frequent in it than in other text, the most telling first, in lower case.
+        telling: Words far more frequent in the corpus than in other text, the most telling first, in lower
+            case.
         names: Identifiers, codes, products and other names that hardly any other text has, in lower case.
     """
 

@@ -50,7 +50,7 @@ class Batcher(Generic[_Item, _Result]):
         self._closed = False
 
     def submit(self, items: Iterable[_Item]) -> list[Future[_Result]]:
-        """Queue items; each future completes with the batch of its item."""
+        """Queue items; each future completes with its batch, or perhaps never if the process is ending."""
         queued: list[_Queued[_Item, _Result]] = [(item, Future()) for item in items]
         futures = [future for _, future in queued]
         try:
@@ -90,7 +90,7 @@ class Batcher(Generic[_Item, _Result]):
             expects_more = len(batch) > 1
 
     def _next_batch(self, expects_more: bool) -> list[_Queued[_Item, _Result]] | None:
-        """Wait for items; None tells the worker to end because it has had no work for a while."""
+        """Wait for items; None tells the worker to end because it was closed, or idle for a while."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closed, MAX_IDLE)
             if not self._queue:

@@ -91,13 +91,17 @@ class Decider(ABC):
         """Return a copy adjusted to an LLM, or itself if that changes nothing.
 
         Args:
-            name: Name of the LLM; may be empty.
+            name: Name of the LLM, or folder of its measured ability; may be empty.
             name_source: Where the name was detected; empty if the user gave it, which overrides a detected name.
+
+        Raises:
+            ConfigurationError: The name is a path that does not exist.
+            ModelLoadError: The measured ability cannot be read.
         """
         return self
 
     def with_rules(self, **rules: Unpack[RuleOptions]) -> Self:
-        """Return a copy with these rules instead of its own ``always=`` or ``never=``, or itself if there are none.
+        """Return a copy with these rules instead of its own ``always=`` or ``never=``; without any, itself.
 
         Raises:
             ConfigurationError: The gate accepts no rules, or a rule is invalid.
@@ -153,7 +157,7 @@ class Decider(ABC):
     def flow(self, items: Iterable[str | Request | Failed]) -> Flow[list[Decision]]:
         """Decide for questions, some of which may already have failed.
 
-        This is the only place where a failure becomes a decision to retrieve.
+        Here, a failure of the gate becomes a decision to retrieve, unless ``on_error`` is ``"raise"``.
         """
         # A string is iterable, so each of its characters would be judged as a question.
         if isinstance(items, str | Request):
@@ -195,7 +199,7 @@ class Decider(ABC):
         return decisions
 
     def _check_context(self, request: Request, decision: Decision) -> Decision:
-        """Retrieve for a question that the gate cannot understand because it has not read the earlier turns."""
+        """Retrieve for a question that cannot be understood without turns that the gate did not read."""
         missing = missing_context(request, reads_history=self.reads_history)
         override = decision.override
         # "Thanks for that!" refers back, but needs no earlier turn. A gate trained on conversations can tell.
@@ -235,7 +239,7 @@ def fallback_decision(
     Args:
         error: What went wrong.
         question: The question, if it could be read.
-        threshold: The threshold that would have applied.
+        threshold: The threshold that would have applied, if known.
         gate: Name of the gate.
     """
     failure = Failure.from_error(error)

@@ -36,9 +36,9 @@ class DecisionEngine(Decider):
         proxy: Replaces the gate's proxy: a loaded `Proxy`, or the name, folder or Hub id of one.
         llm: Writes the drafts for gates with ``source="llm"``.
         on_error: ``"retrieve"`` turns a failure into a decision to retrieve; ``"raise"`` raises it.
-        timeout: Maximum time of a call in seconds, for all of its questions; None waits forever. A question without
-            a decision by then retrieves, with a `DecisionTimeoutError`. The first call also loads the model, so make
-            one before you serve users.
+        timeout: Maximum time of a call in seconds, for all of its questions; None waits forever. A question
+            without a decision by then fails with a `DecisionTimeoutError`; see ``on_error``. The first call
+            also loads the model, so make one before you serve users.
         always: Rules for what always retrieves: examples, patterns and functions; see
             `rgate_integrations.gates.rules`.
         never: Rules for what never retrieves.
@@ -100,7 +100,7 @@ class DecisionEngine(Decider):
 
     @property
     def knows_follow_ups(self) -> bool:
-        """Whether the gate was trained on conversations, as were all gates of this package that read history."""
+        """Whether the gate reads history: this package's gates that do were trained on conversations."""
         return self.reads_history
 
     @property
@@ -114,7 +114,7 @@ class DecisionEngine(Decider):
         return self.gate.proxy
 
     def get_proxy(self, name: str = "") -> Proxy:
-        """Return a proxy model, shared with every engine whose gate names the same one.
+        """Return a proxy model: the engine's ``proxy``, or one shared with every engine whose gate names it.
 
         Args:
             name: The proxy of an inner gate; empty for the gate's own.
@@ -135,6 +135,7 @@ class DecisionEngine(Decider):
 
         Raises:
             ConfigurationError: A parameter is unknown, or a value is invalid.
+            ModelLoadError: A saved gate or measured ability that a parameter names cannot be loaded.
         """
         if gate is self.gate and not changes:  # a copy would not share batches with this engine
             return self
@@ -189,7 +190,11 @@ class DecisionEngine(Decider):
         return {**self.gate.config(), **options}
 
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
-        """Queue the requests, and wait for their decisions."""
+        """Queue the requests, and wait for their decisions.
+
+        Raises:
+            ConfigurationError: ``llm`` calls this gate itself.
+        """
         if _JUDGING.get() is self:
             raise ConfigurationError(
                 "llm= contains the gate itself, so each decision would wait for another one.",

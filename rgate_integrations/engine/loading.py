@@ -48,7 +48,7 @@ DEFAULT_GATES = {
     "recorded": _ANSWER_GATE,
     "llm": _ANSWER_GATE,
 }
-"""The shipped gate for each source of the draft."""
+"""The shipped gate for each source of the draft; ``"none"`` means no draft."""
 WARM_UP = "What is the capital of Burkina Faso?"
 """A question that both models of the default gate read, so that deciding about it loads them."""
 
@@ -87,7 +87,7 @@ def load_gate(
     Raises:
         UnknownNameError: No gate has that name; the hint suggests similar names.
         ProfileError: A profile cannot be read.
-        ConfigurationError: A parameter is unknown or out of range, or the gate cannot be adjusted to an LLM.
+        ConfigurationError: An argument is unknown or invalid, or the gate cannot be adjusted to an LLM.
         ModelLoadError: A trained gate or a measured ability cannot be read.
     """
     names = CorpusGate.own_parameters if corpus is not None else ()
@@ -138,7 +138,8 @@ def set_llm(gate: Gate, llm_name: str) -> Gate:
     """Return a gate adjusted to an LLM, or the gate itself if it was already fitted to one.
 
     Raises:
-        ConfigurationError: The gate cannot be adjusted to an LLM.
+        ConfigurationError: The gate cannot be adjusted to an LLM, or the name is a path that does not exist.
+        ModelLoadError: The measured ability cannot be read.
     """
     # An error, because ignoring the name would judge the wrong LLM.
     if not gate.judges_llm:
@@ -153,7 +154,7 @@ def resolve_gate(gate: Any = None, llm_name: str = "", **options: Unpack[GateOpt
     """Return the decider for an adapter's ``gate=`` argument and its other options.
 
     Args:
-        gate: A gate, an argument for `load_gate`, an object with `decide_batch` and `adecide_batch`, or None.
+        gate: A gate, an argument for `load_gate`, or an object with `decide_batch` and `adecide_batch`.
         llm_name: The LLM whose knowledge is judged; see `load_gate`.
         **options: Rules and corpora. ``corpus=True`` is handled by the adapter.
 
@@ -213,6 +214,7 @@ def answer_first_gates(
 
     Raises:
         ConfigurationError: The gate cannot judge partial answers, and has no gate for them.
+        RGateError: ``question_gate`` is invalid or cannot be loaded; see `resolve_gate`.
     """
     judge = gate.answer_gate()
     if judge is None:

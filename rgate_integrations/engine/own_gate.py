@@ -16,12 +16,13 @@ from rgate_integrations.runtime.flow import Call, Flow
 class GateLike(Protocol):
     """A gate that adapters accept. These two methods are enough.
 
-    Optional attributes declare what else it can do:
+    Optional attributes declare more about it:
 
     - ``reads_history = True``: it reads `Request.history`. Otherwise a question that follows earlier turns retrieves.
     - ``reads_drafts = True``: it reads `Request.draft`, so it can judge a partial answer.
     - ``corpora = ("docs", "hr")``: its decisions say which of these to search.
     - ``on_error = "raise"``: its failures are raised. Otherwise they retrieve.
+    - ``threshold = 0.4``: the threshold in decisions about failed requests; 0.5 by default.
     """
 
     def decide_batch(self, requests: Sequence[Request], /) -> list[Decision]:
@@ -97,7 +98,7 @@ class OwnGate(Decider):
         return self if getattr(self.gate, "reads_drafts", False) else None
 
     def question_gate(self) -> Decider | None:
-        """Return None: no other gate overrules a user's own."""
+        """Return None: no other gate screens questions for a user's own."""
         return None
 
     def decides_like(self, other: Decider) -> bool:

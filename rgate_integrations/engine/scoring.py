@@ -17,7 +17,7 @@ from rgate_integrations.runtime.letters import detect_encoding, plain_text
 from rgate_integrations.runtime.segments import BLANK_LINE, QUESTION_MARKS, segments
 
 MAX_REQUEST_TOKENS = 2_048
-"""Maximum length of a request that is read completely."""
+"""Maximum length, in tokens, of a request that is read completely."""
 MIN_P_KNOWN_IF_TRUNCATED = 0.9
 """A truncated request retrieves below this P(known), because the part left out may ask for more."""
 # Shares of a truncated request: its beginning and its end (0.45 each), since people put their question before or

@@ -34,14 +34,14 @@ class Embedder(Protocol):
 
     @property
     def name(self) -> str:
-        """Saved with an index; `SentenceEmbedder` gets it when the index is opened again."""
+        """Saved with an index, which is loaded with a `SentenceEmbedder` of this name by default."""
 
     @property
     def identity(self) -> str:
-        """A text that changes whenever the vectors change; saved with an index."""
+        """A text that changes whenever the embedder's vectors change; saved with an index."""
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
-        """Return normalised vectors, shape (texts, dimension)."""
+        """Return vectors, shape (texts, dimension), which an index normalises."""
 
 
 class SentenceEmbedder:
@@ -58,7 +58,7 @@ class SentenceEmbedder:
 
     @property
     def identity(self) -> str:
-        """For a folder, SHA-256 of the files on which the vectors depend; otherwise the Hub id.
+        """A SHA-256 of the files on which the vectors depend; for a Hub id, the id itself.
 
         All of these files are read, which takes 60 ms for the default model (90 MB).
         """
@@ -76,13 +76,21 @@ class SentenceEmbedder:
         return "sha256:" + digest.hexdigest()[:32]
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
-        """Return normalised vectors, shape (texts, dimension); one model call for the batch."""
+        """Return normalised vectors, shape (texts, dimension); one model call for the batch.
+
+        Raises:
+            ModelLoadError: The model is not a folder, may not be downloaded, or cannot be loaded.
+            DownloadError: The model could not be downloaded.
+            MissingDependencyError: The extra ``local`` is needed, and is not installed.
+            UnknownNameError: No model has that name.
+        """
         return _shared(self.name).embed(texts)
 
     def embed_queries(self, texts: Sequence[str]) -> Float32Array:
         """Return normalised vectors, shape (texts, dimension); one model call for all texts that are not cached.
 
         The vectors of the latest 1,024 queries are cached, and all users of the model in this process share them.
+        Raises the errors of `embed`.
         """
         return _shared(self.name).embed_queries(texts)
 

@@ -20,6 +20,9 @@ class BM25Index:
 
     Args:
         passages: The passages.
+
+    Raises:
+        MissingDependencyError: bm25s is not installed.
     """
 
     def __init__(self, passages: Iterable[Passage]) -> None:
@@ -41,6 +44,9 @@ class BM25Index:
         """Return the ``k`` best passages for each query, best first, with their BM25 scores.
 
         It may return fewer, because a passage must share a word with the query.
+
+        Raises:
+            ConfigurationError: ``queries`` is one string, or ``k`` is not a positive whole number.
         """
         check_search(queries, k)
         results: list[list[Hit]] = [[] for _ in queries]
@@ -76,6 +82,9 @@ class HybridIndex:
     Args:
         dense: The dense index; BM25 indexes its passages.
         pool: Number of results of each side to fuse; ``k`` if that is larger.
+
+    Raises:
+        MissingDependencyError: bm25s is not installed.
     """
 
     def __init__(self, dense: PassageIndex, *, pool: int = 50) -> None:
@@ -88,7 +97,7 @@ class HybridIndex:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all passages and settings, which changes whenever search results may change."""
+        """The dense index's fingerprint with ``pool``, on which the results also depend."""
         return f"{self.dense.fingerprint}-{self.pool}"
 
     @property
@@ -100,7 +109,14 @@ class HybridIndex:
         return self._bm25
 
     def search(self, queries: Sequence[str], k: int = 5) -> list[list[Hit]]:
-        """Return the ``k`` best passages for each query, best first; one embedding call for all queries."""
+        """Return the ``k`` best passages for each query, best first; one embedding call for all queries.
+
+        It returns fewer if the index has fewer.
+
+        Raises:
+            ConfigurationError: ``queries`` is one string, or ``k`` is not a positive whole number.
+            RGateError: The queries cannot be embedded; see `PassageIndex.search`.
+        """
         check_search(queries, k)
         # A passage that one side ranks below k can still be best after fusion.
         pool = max(self.pool, k)

@@ -72,7 +72,7 @@ class PassageIndex:
     half of it. A forked child has the whole index.
 
     Args:
-        embedder: Embeds passages and queries.
+        embedder: Embeds passages and queries; multilingual-e5-small by default.
 
     Raises:
         MissingDependencyError: FAISS is not installed.
@@ -117,7 +117,7 @@ class PassageIndex:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all passages and the embedder, which changes whenever search results may change."""
+        """A hash of the embedder and all ids, titles and texts, but not of metadata or given vectors."""
         digest = hashlib.sha256(self.embedder.identity.encode())
         for passage in self.passages:
             digest.update(repr((passage.id, passage.title, passage.text)).encode())
@@ -141,6 +141,8 @@ class PassageIndex:
         Raises:
             ConfigurationError: The embedder failed, or its vectors cannot be used.
             DataFormatError: Two passages have the same id, or a value cannot be stored.
+            RGateError: The embedder's model cannot be loaded; see `SentenceEmbedder.embed`.
+            MissingDependencyError: FAISS is not installed.
         """
         index = cls(embedder)
         rows = list(passages)
@@ -163,6 +165,7 @@ class PassageIndex:
         Raises:
             ConfigurationError: The embedder failed, or the vectors cannot be used.
             DataFormatError: An id already exists or occurs twice in the batch, or a value cannot be stored.
+            RGateError: The embedder's model cannot be loaded; see `SentenceEmbedder.embed`.
         """
         if not passages:
             return
@@ -236,6 +239,11 @@ class PassageIndex:
         """Return the ``k`` nearest passages for each query, nearest first; one embedding call for all queries.
 
         It returns fewer if the index has fewer.
+
+        Raises:
+            ConfigurationError: ``queries`` is one string, ``k`` is not a positive whole number, or the
+                vectors of the queries cannot be used.
+            RGateError: The embedder's model cannot be loaded; see `SentenceEmbedder.embed`.
         """
         check_search(queries, k)
         if not queries or not self.passages:
@@ -251,10 +259,11 @@ class PassageIndex:
     def search_vectors(
         self, vectors: Float32Array, k: int, queries: Sequence[str] | None = None
     ) -> list[list[Hit]]:
-        """Search with query vectors, shape (queries, dimension), instead of texts.
+        """Search with query vectors, shape (queries, dimension); ``queries`` are only copied to the hits.
 
         Raises:
-            ConfigurationError: The vectors are not finite, or their dimension differs from the index's.
+            ConfigurationError: The vectors are not finite, their dimension differs from the index's, or ``k``
+                is not a positive whole number.
         """
         check_k(k)
         # Read once, because another thread may replace it meanwhile.
@@ -313,6 +322,8 @@ class PassageIndex:
             IndexNotFoundError: The folder has no index.
             IndexCorruptError: Its file is truncated, changed, or of another kind.
             IndexMismatchError: The index was built with another embedder or has another format.
+            RGateError: The embedder's model cannot be found; see `SentenceEmbedder.embed`.
+            MissingDependencyError: FAISS is not installed.
         """
         path = Path(folder) / FILE
         if not path.is_file():

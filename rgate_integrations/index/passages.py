@@ -24,7 +24,8 @@ class Passage:
         id: Unique in its index. A whole number is converted to text: 0 becomes "0". The empty text is a valid id.
         text: The passage.
         title: Title of its document; may be empty.
-        metadata: Further JSON values. Do not change them: an index returns its own objects.
+        metadata: Further JSON values; None becomes empty. Do not change them: an index returns its own
+            objects.
     """
 
     id: str

@@ -17,8 +17,8 @@ class Hit:
     Attributes:
         passage: The passage.
         score: The score; higher is better. For a `PassageIndex`, the cosine similarity in [-1, 1]; for a `BM25Index`,
-            the BM25 score.
-        query: The query that found it.
+            the BM25 score; for a `HybridIndex`, either one, so that only the order of its hits counts.
+        query: The query that found it; may be empty.
     """
 
     passage: Passage
@@ -28,14 +28,14 @@ class Hit:
 
 @runtime_checkable
 class Retriever(Protocol):
-    """Anything that searches a batch of queries: a `PassageIndex`, a `HybridIndex`, or the user's own class."""
+    """Anything that searches a batch of queries, such as a `PassageIndex`, or the user's own class."""
 
     def search(self, queries: list[str], k: int) -> list[list[Hit]]:
-        """Return the ``k`` best passages for each query, best first."""
+        """Return at most ``k`` passages for each query, best first."""
 
 
 def describe_index(index: Retriever) -> str:
-    """Return type, size and ``fingerprint`` of an index, if it has them, for the settings of an answering arm."""
+    """Return an index's type and, if it has them, size and ``fingerprint``, to record which one was used."""
     size = f"{len(index)} passages" if isinstance(index, Sized) else ""
     parts = (type(index).__name__, size, str(getattr(index, "fingerprint", "") or ""))
     return ", ".join(filter(None, parts))

@@ -33,11 +33,11 @@ class Advice(BaseModel):
     Attributes:
         retrieve: Whether to retrieve.
         p_known: Probability that the LLM answers correctly without retrieval.
-        reason: The reason, in one sentence.
-        kind: The most likely kind of request; empty if the gate has no kinds.
-        p_covered: Probability that a corpus has something on the question; None without profiles of corpora.
-        corpus: Name of the corpus to search; None if no retrieval is needed, or without profiles.
-        corpora: Names of the corpora to search, best first.
+        reason: The reason, in a few sentences.
+        kind: The most likely kind of request; empty if the decision has no kinds.
+        p_covered: Probability that a corpus has something on the question; None if it was not estimated.
+        corpus: Name of the corpus to search first; None if no retrieval is needed, or the gate names none.
+        corpora: Names of the corpora to search if retrieval is needed, best first; may be empty.
     """
 
     retrieve: bool
@@ -53,7 +53,7 @@ class Advisor:
     """The tools of the MCP server.
 
     Args:
-        gate: The gate. If it fails, the advice is to retrieve.
+        gate: The gate. If it fails, the advice is to retrieve, unless its ``on_error`` is ``"raise"``.
     """
 
     def __init__(self, gate: GateLike) -> None:
@@ -73,7 +73,7 @@ class Advisor:
         )
 
     async def search_queries(self, question: str, draft: str = "") -> list[str]:
-        """Return what to search for, given a question and a partial answer; empty if the LLM knows the answer."""
+        """Return what to search for, given a question and perhaps a partial answer; empty if nothing."""
         decisions = await arun(self._gate.flow([read_item(question, draft=draft or None)]))
         (plan,) = await arun(plan_queries_flow(decisions))
         return plan.texts
@@ -83,6 +83,9 @@ def make_mcp_server(gate: GateLike) -> MCPServer:
     """Return the MCP server; see `serve_stdio` and `make_mcp_app`.
 
     After this, the process does not download models on first use: download them beforehand.
+
+    Raises:
+        ConfigurationError: ``gate`` is not a gate.
     """
     forbid_downloads()
     advisor = Advisor(gate)

@@ -60,7 +60,7 @@ class DecisionRoutes:
         gateway: Handles all other routes; None without an upstream.
 
     Attributes:
-        is_ready: Whether the gate has made a decision, so that its model is loaded.
+        is_ready: Whether the gate has made a decision without an error, so that its models are loaded.
     """
 
     def __init__(self, service: DecisionService, gateway: Gateway | None = None) -> None:
@@ -70,7 +70,7 @@ class DecisionRoutes:
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        """Load the model in the background, and close the gateway when the server stops."""
+        """Load the models in the background, and close the gateway when the server stops."""
         # In the background, because /health must answer while the model loads.
         warming = asyncio.create_task(self._warm_up())
         try:
@@ -82,7 +82,7 @@ class DecisionRoutes:
                 await self.gateway.close()
 
     async def systemone(self, body: SystemOneRequest, timeout: Milliseconds = None) -> SystemOneResponse:
-        """Answer typed questions about a state: a noul ``known``, and a choice of ``retrieve`` or ``direct``."""
+        """Answer typed questions about a state: a noul ``known``, or a choice ``retrieve`` or ``direct``."""
         llm = "" if body.model == NO_LLM else body.model
         (decision,) = await self.service.decide([body.item()], llm, LLM_NAME_SOURCE, timeout)
         return SystemOneResponse.from_decision(body, decision)
@@ -93,7 +93,7 @@ class DecisionRoutes:
         return DecideResponse(decisions=decisions)
 
     async def queries(self, body: DecideRequest, timeout: Milliseconds = None) -> QueriesResponse:
-        """Return search queries: the question and the claims of its draft; none if the LLM knows the answer."""
+        """Return search queries: the question and the claims of its draft; none if it needs no retrieval."""
         decisions = await self.service.decide(body.items(), body.llm, body.llm_name_source, timeout)
         return QueriesResponse(plans=await arun(plan_queries_flow(decisions)))
 
@@ -102,7 +102,7 @@ class DecisionRoutes:
         return PlainTextResponse("ok\n")
 
     async def ready(self) -> Response:
-        """Return 200 if the model is loaded, else 503."""
+        """Return 200 if the models are loaded, else 503."""
         if self.is_ready:
             return PlainTextResponse("ready\n")
         return PlainTextResponse("loading\n", 503)
@@ -113,7 +113,7 @@ class DecisionRoutes:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def wrong_method(self, request: Request) -> Response:
-        """Return 405: the route accepts only GET."""
+        """Raise the error 405: the route accepts only GET."""
         raise HTTPException(405)
 
     async def failed(self, request: Request, error: Exception) -> Response:

@@ -58,23 +58,27 @@ _FLUSH_SECONDS = 5.0  # how long shutdown waits for decisions to be logged
 
 
 class Gateway:
-    """Decides about requests to an LLM, and forwards all of them.
+    """Forwards requests to an LLM, and adds passages to those with a question that needs retrieval.
 
     Args:
         service: Makes the decisions.
         upstream: The server of the LLM.
-        retriever: Finds the passages. A mapping has one retriever per corpus of the gate; at most ``top`` of them are
-            searched, or all if the gate failed. With None, the gateway only reports decisions in headers.
-        k: Passages per question.
-        answer_first: Whether, and how, the beginning of a streamed answer is judged, too. The service's gate judges
-            the question.
+        retriever: Finds the passages. A mapping has one retriever per corpus of the gate; those that the
+            decision names are searched, or all if it names none. With None, the gateway only reports
+            decisions in headers.
+        k: Maximum number of passages per question.
+        answer_first: Whether, and how, the beginning of a streamed answer is judged, too. Its
+            ``question_gate`` is ignored: the service's gate judges the question.
         look_first: Whether, and how, the passages of a search are judged, too.
         condense: Whether the upstream rewrites follow-ups as search queries.
-        shadow: Only log decisions to this file, as questions for ``rgate tune``; when None, act on them.
+        shadow: Only log decisions to this file, as questions for ``rgate tune``, without follow-ups; when
+            None, act on decisions.
 
     Raises:
-        ConfigurationError: Look first or prefetch has no retriever, the gate cannot judge partial answers, or the
-            names of the retrievers and the gate's corpora differ.
+        ConfigurationError: Look first or prefetch has no retriever, answer first has no gate for partial
+            answers, or the names of the retrievers and the gate's corpora differ.
+        DataFormatError: The file of ``shadow`` has other content.
+        WriteError: The file of ``shadow`` cannot be written.
     """
 
     def __init__(
@@ -130,7 +134,11 @@ class Gateway:
         await self.upstream.close()
 
     async def answer(self, request: Request) -> Response:
-        """Answer any request: decide about those with a question for the LLM, and forward the others."""
+        """Forward any request, after a decision if it has a question for the LLM.
+
+        With the header ``x-rgate``, a client may switch that off, or decide itself; other values are
+        rejected.
+        """
         content = await request.body()
         # Only a POST can ask an LLM; lists of models and the like pass unchanged.
         if request.method != "POST":
@@ -203,7 +211,7 @@ class Gateway:
         return routed
 
     async def search(self, llm_request: LLMRequest, decision: Decision | None = None) -> list[Hit]:
-        """Search the corpora of a decision for the question and the claims of its draft.
+        """Search a decision's corpora, or all, for the question and the claims of the draft, if there is one.
 
         A search that fails or times out has no hits.
         """
@@ -223,7 +231,7 @@ class Gateway:
             return []
 
     async def _search_text(self, llm_request: LLMRequest) -> str:
-        """Return the search query: rewritten by the upstream, or the question with the one before it."""
+        """Return the search query: the upstream's rewriting, or the user's previous turn and the question."""
         body = llm_request.condense_body if self._condense else None
         if body is not None:
             try:
@@ -251,7 +259,7 @@ class Gateway:
         self.service.metrics.errors.labels(type(error).__name__).inc()
 
     async def _log_decision(self, llm_request: LLMRequest, log: JsonlLog) -> None:
-        """Decide while the upstream answers, and log the decision; a failure must not reach the client."""
+        """Decide while the upstream answers, and log it, except for follow-ups; never fail the client."""
         try:
             routed = await self._route(llm_request)
             # Tuning asks each question on its own, which is impossible for follow-ups.
@@ -262,11 +270,11 @@ class Gateway:
 
 
 class GatewayCall(QuestionCall):
-    """The decision about one request.
+    """Decides about one request.
 
     Args:
         gateway: The gateway.
-        llm_request: What the client asks.
+        llm_request: The client's request.
     """
 
     def __init__(self, gateway: Gateway, llm_request: LLMRequest) -> None:
@@ -283,7 +291,7 @@ class GatewayCall(QuestionCall):
         self._llm_request = llm_request
 
     def begin(self, item: RoutedInput) -> UpstreamAnswer:
-        """Return the answer that the upstream starts to stream."""
+        """Return the upstream's answer, which is requested when it is first read."""
         return UpstreamAnswer(self._gateway.upstream, self._llm_request.request, self._llm_request.content)
 
     def search(self, inputs: Sequence[RoutedInput]) -> Step:

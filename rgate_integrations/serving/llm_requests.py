@@ -45,10 +45,11 @@ class UserTurn:
 
     @property
     def search_text(self) -> str:
-        """Text to search for: the previous question, if there is one, and then the question.
+        """Text to search for: the user's previous turn, if there is one, and then the question.
 
-        Earlier turns of a few words, such as "Try again.", are skipped. A long one, such as a file that a coding
-        client sends, is shortened to its questions, or else to its beginning.
+        Turns of a few words, such as "Try again.", are skipped if there are longer ones. A long one, such as
+        a file that a coding client sends, is shortened to its questions, or else to its beginning. A question
+        that is a pasted transcript is split into its turns.
         """
         question, history = self.question, self.history
         turns = split_transcript(question) if not history else None
@@ -62,7 +63,7 @@ class UserTurn:
 
 
 def _shorten(turn: str) -> str:
-    """Return an earlier turn, or only its questions if it is long, to leave the embedder room for the question."""
+    """Return an earlier turn; of a long one, its questions or beginning, to leave room for the question."""
     if len(turn) <= _MAX_EARLIER_CHARACTERS:
         return turn
     asked = " ".join(segment for segment in segments(turn) if segment.endswith(QUESTION_MARKS))
@@ -96,7 +97,7 @@ _MESSAGES = TypeAdapter(list[OnErrorOmit[TextMessage]])
 def parse_question(state: object) -> UserTurn | None:
     """Return the question in a text, in messages, or in an object with either; None if there is none.
 
-    In a list of messages, the question is the last one, if it is a text message from the user.
+    In a list of messages, the last message is the question, if it is a text message from the user.
     """
     if isinstance(state, Mapping):
         state = state.get("question", state.get("messages"))
@@ -129,8 +130,8 @@ class LLMRequest:
         request: The request.
         content: Its body.
         body: The parsed body.
-        field: The field with the question.
-        part: Type of the text parts of a message.
+        field: Name of the body's field with the question.
+        part: Value of ``type`` in a message's text parts; empty if the field holds no messages.
         index: Index of the question among the messages; None if the field itself is the question.
         turn: The question and its history.
     """
@@ -148,7 +149,8 @@ class LLMRequest:
         """Parse a request and find its question.
 
         Raises:
-            UndecidedError: It is another kind of request, or contains no question that a gate can judge.
+            UndecidedError: It is another kind of request, is not plain JSON, or has no question that a gate
+                can judge.
         """
         # Upstreams accept doubled and trailing slashes, so clients must not get around the gate with them.
         path = re.sub("/+", "/", request.scope["path"]).rstrip("/")
@@ -178,7 +180,7 @@ class LLMRequest:
 
     @property
     def can_be_judged_early(self) -> bool:
-        """Whether the response streams a single new answer, so that its first tokens can be judged."""
+        """Whether this is a chat request for one new streamed answer, whose first tokens can be judged."""
         messages = self.body[self.field]
         is_last = self.index is not None and self.index == len(messages) - 1
         is_single = self.body.get("n") in (None, 1)
@@ -219,7 +221,7 @@ def _last_user_turn(messages: list[Any]) -> int:
     """Return the index of the user's last message.
 
     Raises:
-        UndecidedError: The user sent no message, or a tool result follows the last one.
+        UndecidedError: The user sent no message, or a tool result or an unknown message follows the last one.
     """
     for index in range(len(messages) - 1, -1, -1):
         role = messages[index].get("role") if isinstance(messages[index], dict) else None
@@ -235,7 +237,7 @@ def _parse_object(content: bytes) -> dict[str, Any]:
     """Parse a JSON object that can be serialised again unchanged.
 
     Raises:
-        UndecidedError: It is not such an object. The upstream then sends the client its own error.
+        UndecidedError: It is not such an object. The upstream then receives it unchanged.
     """
     try:
         # NaN, Infinity and numbers such as 1e400 could not be serialised again.

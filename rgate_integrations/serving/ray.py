@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rgate_integrations.engine.own_gate import GateLike
 
 COLUMNS = ("retrieve", "p_known", "threshold", "reason", "error")
-"""The new columns. ``error`` is empty unless the gate failed, in which case ``retrieve`` is true."""
+"""The new columns. ``error`` is empty unless a question could not be judged: then ``retrieve`` is true."""
 
 
 def gate_dataset(
@@ -24,14 +24,14 @@ def gate_dataset(
     batch_size: int = 256,
     **options: Any,
 ) -> Dataset:
-    """Add a gate's decisions to a Ray data set, as `COLUMNS`.
+    """Return a Ray data set to which a gate's decisions are added, as `COLUMNS`.
 
     Args:
         dataset: Rows with one question each.
         gate: A gate, or an argument for `load_gate`; loaded once per worker.
         question: Column of the question.
         concurrency: Number of workers, each with its own model.
-        batch_size: Rows per call of a worker.
+        batch_size: Maximum number of rows per call of a worker.
         **options: Further options of Ray's ``map_batches``, such as ``num_gpus=1`` for each worker.
     """
     return dataset.map_batches(

@@ -21,7 +21,7 @@ def as_retriever(source: Any) -> Retriever:
 
     The object may be, tried in this order: a LangChain vector store, an object with ``search(queries, k)``, a
     LlamaIndex retriever, a LlamaIndex index, a LangChain retriever or other runnable, or a function of a query, or of
-    a query and ``k``. A framework's retriever returns its own number of passages.
+    a query and ``k``. A framework's retriever finds its own number of passages; at most ``k`` are kept.
 
     Raises:
         ConfigurationError: The object is none of these.
@@ -64,7 +64,7 @@ class SearchFunction:
         """Return the best passages for each query.
 
         Raises:
-            TypeError: The function returned something else.
+            TypeError: The function returned no list, or a result without text.
         """
         hits = []
         for query in queries:
@@ -109,7 +109,7 @@ def _has(source: Any, method: str) -> bool:
 
 
 def _takes_k(function: Callable[..., Any]) -> bool:
-    """Return whether a function has a further positional parameter that is required or called ``k``."""
+    """Return whether a function has, after the query, a positional parameter that is required or is ``k``."""
     try:
         parameters = list(inspect.signature(function).parameters.values())[1:]
     except (ValueError, TypeError):  # some functions in C have no signature

@@ -49,7 +49,7 @@ class LimitedSearch:
         """Return the hits of each query, best first.
 
         Raises:
-            SearchError: The search timed out, or searches are paused.
+            SearchError: The search timed out or crashed, or searches are paused.
             Exception: The error of the retriever, or a `TypeError` if it returned something other than hits.
         """
         # Without pauses, a retriever that hangs would use up all threads. One search per pause tests if it is back.

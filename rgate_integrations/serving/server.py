@@ -1,4 +1,4 @@
-"""Runs an application on uvicorn: checks clients, limits requests in size and time, and shuts down gracefully.
+"""Runs an application on uvicorn: checks clients, limits large and slow requests, shuts down gracefully.
 
 A request passes, in this order: the check of host names (if no token is set), `OriginCheck`, CORS for allowed
 origins, and `Guard`, which checks the token, applies the limits, and cancels the request if its client disconnects.
@@ -59,7 +59,8 @@ def make_server(
         app: The application.
         host: Address to listen on.
         port: Port; 0 for any free port.
-        token: The bearer token that clients must send. Without one, only loopback addresses are allowed.
+        token: The bearer token that clients must send, except to ``/health`` and ``/ready``. Without one,
+            only loopback addresses are allowed.
         allow_origins: Origins whose web pages may send requests, such as ``http://localhost:3000``.
         patience: Seconds for the headers of a request to arrive, and then for its body.
 
@@ -98,11 +99,14 @@ def make_server(
 def protect(
     app: ASGIApp, *, token: str = "", allow_origins: Collection[str] = (), patience: float = _PATIENCE
 ) -> ASGIApp:
-    """Return an application with the checks and limits of `make_server`, for any ASGI server.
+    """Return an application with the checks and limits of `make_server`, except of host names and headers.
+
+    It runs on any ASGI server.
 
     Args:
         app: The application.
-        token: The bearer token that clients must send; surrounding white space is removed. Empty for none.
+        token: The bearer token that clients must send, except to ``/health`` and ``/ready``; surrounding
+            white space is removed. Empty for none.
         allow_origins: Origins whose web pages may send requests.
         patience: Seconds for the body of a request to arrive.
 
@@ -160,7 +164,7 @@ class _TimedProtocol(H11Protocol):
 
 
 class OriginCheck:
-    """ASGI middleware that rejects requests from web pages of other origins, on every route.
+    """ASGI middleware that rejects requests from web pages of other origins, unless allowed, on every route.
 
     Browsers send ``Sec-Fetch-Site`` with every request to this machine or over TLS, and ``Origin`` with all but plain
     GET and HEAD. Other clients send neither.
@@ -201,7 +205,9 @@ class OriginCheck:
 
 
 class Guard:
-    """ASGI middleware that checks the token, limits bodies in size and time, and cancels after a disconnect.
+    """ASGI middleware that checks the token, limits bodies, and cancels requests whose client disconnects.
+
+    A body may have at most 16 MiB. ``/health`` and ``/ready`` need no token.
 
     Args:
         app: The application.
@@ -262,7 +268,7 @@ class Guard:
         return bytes(body)
 
     async def _answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Run the application, and cancel it if its client disconnects."""
+        """Run the application, and cancel it if its client disconnects before the answer is complete."""
         # We watch for the disconnect here, so the application receives the body and no further message.
         messages: asyncio.Queue[Message] = asyncio.Queue()
         messages.put_nowait({"type": "http.request", "body": body, "more_body": False})

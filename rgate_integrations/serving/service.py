@@ -1,4 +1,4 @@
-"""Shares one gate among many clients: bounds the queue, chooses the LLM to judge, and counts decisions."""
+"""Shares one gate among many clients: bounds the queue, adjusts the gate to their LLMs, counts decisions."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ LLM_NAME_SOURCE = "the request"
 
 
 class QueueFullError(RGateError):
-    """The queue is full: the client should try again later, or retrieve."""
+    """The queue has too few free places for a request: the client should try again later, or retrieve."""
 
 
 class Metrics:
     """The Prometheus metrics of a server.
 
     Attributes:
-        errors: Failed decisions and requests, by type of error.
-        requests: Requests to the gateway, by outcome: ``retrieve``, ``direct``, ``shadow``, ``undecided`` or ``off``.
-        undecided: Requests that were forwarded without a decision, by reason.
+        errors: Failures by type of error: of decisions and requests, and in the gateway, such as of a search.
+        requests: POST requests to the gateway, by outcome: ``retrieve``, ``direct``, ``shadow``,
+            ``undecided`` or ``off``.
+        undecided: Requests about which the gateway cannot decide, by reason.
         waiting: Number of questions that wait for a decision.
     """
 
@@ -73,7 +74,7 @@ class Metrics:
         self.waiting = Gauge("rgate_waiting_questions", "Questions being decided.", registry=registry)
 
     def count(self, decisions: Sequence[Decision], seconds: float) -> None:
-        """Count decisions that were made together."""
+        """Count decisions that were made together, and the seconds that this took."""
         self._seconds.observe(seconds)
         self._sizes.observe(len(decisions))
         for decision in decisions:
@@ -94,7 +95,7 @@ class LLMGates:
 
     Attributes:
         question: The gate for questions.
-        answer: The gate for drafts; None if the gate only reads questions.
+        answer: The gate for drafts; None if the service's gate only reads questions.
     """
 
     question: Decider
@@ -102,7 +103,7 @@ class LLMGates:
 
     @classmethod
     def for_llm(cls, gate: Decider, llm: str, name_source: str) -> LLMGates:
-        """Return a gate and its answer-first gate, both adjusted to an LLM."""
+        """Return the gates for questions and for drafts that belong to a gate, adjusted to an LLM."""
         try:
             judge, question = answer_first_gates(gate)
         except ConfigurationError:
@@ -119,7 +120,7 @@ class DecisionService:
         queue: Number of questions that may wait; further ones are rejected at once.
 
     Raises:
-        ConfigurationError: ``timeout`` is not a number above 0.
+        ConfigurationError: ``timeout`` is not a number above 0, or ``gate`` is not a gate.
 
     Attributes:
         metrics: The metrics.
@@ -153,10 +154,10 @@ class DecisionService:
             items: The questions.
             llm: Name of the LLM whose knowledge is judged; may be empty.
             name_source: Source of that name.
-            milliseconds: The client's timeout; the service's own is the upper limit.
+            milliseconds: The client's timeout in milliseconds, at most the service's; None for the service's.
 
         Raises:
-            QueueFullError: The queue is full.
+            QueueFullError: The queue has too few free places.
         """
         gates = self.gates(llm, name_source)
         # A client may shorten the timeout but not lengthen it, or it could block the queue.
@@ -169,10 +170,10 @@ class DecisionService:
 
     @contextmanager
     def counting(self, questions: int) -> Iterator[list[Decision]]:
-        """Reserve places in the queue, and count and log the decisions that the caller adds to the list.
+        """Reserve places in the queue, yield a list, and count and log the decisions that the caller adds.
 
         Raises:
-            QueueFullError: The queue is full.
+            QueueFullError: The queue has too few free places.
         """
         # Reject at once: a client that is told "full" retrieves now, and one that waits would time out later.
         if self._waiting + questions > self._queue:
@@ -197,7 +198,7 @@ class DecisionService:
 
 
 def _decide(item: DecideItem, gates: LLMGates, timeout: float) -> Flow[Decision]:
-    """Decide about a question or a draft, and then about its passages."""
+    """Decide by the question, or by its draft if the gate reads drafts; then by the passages, if any."""
     gate, draft = gates.question, item.draft
     if draft is not None and gates.answer is not None:
         gate = gates.answer

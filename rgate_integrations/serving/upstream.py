@@ -53,7 +53,7 @@ _DOT_SEGMENT = re.compile(r"(?:^|[/\\])[\s\0]*\.{1,2}[\s\0]*(?:;[^/\\]*)?(?:[/\\
 
 
 class Relay(StreamingResponse):
-    """A response of the upstream, whose connection is closed when the client disconnects."""
+    """A response of the upstream; the connection to the upstream is closed when the client disconnects."""
 
     def __init__(
         self, response: httpx.Response, chunks: AsyncGenerator[bytes], own_headers: Mapping[str, str]
@@ -81,7 +81,7 @@ class Upstream:
 
     Args:
         url: Base URL, with or without ``/v1``.
-        key: API key. Without one, requests keep the key of their client.
+        key: API key. Without one, requests keep their client's key, if ``keeps_key``.
         keeps_key: Whether the client's key may be forwarded; false if it is the gateway's own token.
 
     Raises:
@@ -131,11 +131,12 @@ class Upstream:
         return response
 
     async def complete(self, request: Request, body: bytes) -> str:
-        """Send the gateway's own chat request, with the headers of a client's request, and return the answer.
+        """Send the gateway's own chat request, with path and headers of a client's, and return the answer.
 
         Raises:
             EvidenceError: The answer has no text.
-            httpx.HTTPError: The server cannot be reached.
+            httpx.HTTPError: The server cannot be reached, or its response has an invalid status.
+            httpx.InvalidURL: The request's target is outside the server's base URL.
         """
         response = await self.send(request, body, plain=True)
         content = b""
@@ -158,7 +159,7 @@ class Upstream:
     async def forward(
         self, request: Request, body: bytes, own_headers: Mapping[str, str] | None = None
     ) -> Response:
-        """Forward a client's request, and return the response with the gateway's headers."""
+        """Forward a request; return the response with the gateway's headers, or else an error response."""
         try:
             response = await self.send(request, body)
         except httpx.InvalidURL:
@@ -226,7 +227,7 @@ class UpstreamAnswer(BufferedAnswer):
         return _read_chunks(self.response)
 
     def read(self, chunk: bytes) -> bool:
-        """Read the events that end in a chunk; return False after a tool call, or if the answer is too large."""
+        """Read the events that end in a chunk; return False at a tool call, or if the answer is too large."""
         self._held += len(chunk)
         is_text = self._held <= _MAX_HELD_BYTES
         for data in self._events.read(chunk):

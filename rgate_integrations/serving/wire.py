@@ -1,8 +1,9 @@
 """The formats of requests and responses, as Pydantic models: ``/v1/decide``, ``/v1/queries``, ``/v1/systemone``.
 
-A System One request has a *state* and named, typed *questions*; the response has probabilities under the same names
-(TypeSafe's API, which vLLM, Ollama, SGLang and others also support). A gate can answer two types of question: a noul
-(a probability) called ``known``, and a choice between ``retrieve`` and ``direct``.
+A System One request has a *state*, here what the user asked, and named, typed *questions* about it; the
+response has probabilities under the same names (TypeSafe's API, which vLLM, Ollama, SGLang and others also
+support). A gate can answer two types of question: a noul (a probability) called ``known``, and a choice
+between ``retrieve`` and ``direct``.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ LLMName = Annotated[str, Field(max_length=200, pattern=r"^[\w.:@/+ -]*$")]
 
 
 class DecideItem(BaseModel):
-    """A question with its context; see `DecisionEngine.decide_batch`.
+    """A question with its context; see `Request`.
 
-    With ``passages``, best first, the decision also says whether they help (look first).
+    With ``passages``, best first, the decision also considers whether they help (look first).
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -91,7 +92,7 @@ class QueriesResponse(BaseModel):
 
 
 class SystemOneQuestion(BaseModel):
-    """A typed question. Its instructions are ignored: a gate's questions are fixed."""
+    """A typed question. Other fields, such as instructions, are ignored: a gate's questions are fixed."""
 
     type: str
     criteria: Any = None
@@ -128,14 +129,14 @@ class SystemOneRequest(BaseModel):
 
 
 class NoulAnswer(BaseModel):
-    """P(the LLM knows)."""
+    """P(the LLM knows); 0 or 1 if an override decided."""
 
     type: Literal["noul"] = "noul"
     noul: float
 
 
 class ChoiceAnswer(BaseModel):
-    """Whether to retrieve. The gate's threshold decides, so the choice may have the lower probability."""
+    """Whether to retrieve. The gate's threshold or an override decides, so it may be the less likely one."""
 
     type: Literal["choice"] = "choice"
     choice: Literal["retrieve", "direct"]
@@ -173,7 +174,7 @@ class Problem(BaseModel):
 
 
 class ProblemResponse(BaseModel):
-    """The body of responses with a status of 400 or above."""
+    """The body of this server's own error responses, with a status of 400 or above."""
 
     error: Problem
 
@@ -187,19 +188,19 @@ def problem(
 
 
 def one_line(text: str) -> str:
-    """Return the beginning of a text as one line of printable ASCII, for headers and logs."""
+    """Return at most 300 characters of a text as one line of printable ASCII, for headers and logs."""
     # A line break would let a client forge the next header or log line.
     line = " ".join(text[:_MAX_LINE].translate(_IN_ASCII).split())
     return re.sub(r"[^ -~]", "?", line)[:_MAX_LINE]
 
 
 def route_label(decision: Decision) -> Literal["retrieve", "direct"]:
-    """Return the name of a decision for clients and metrics."""
+    """Return the arm that a decision chose, by its name for clients and metrics."""
     return "retrieve" if decision.retrieve else "direct"
 
 
 def likeliest_kind(decision: Decision) -> str:
-    """Return the most likely kind of request; empty if the gate has no kinds.
+    """Return the most likely kind of request; empty if the decision has none, as after a rule or failure.
 
     The default gate has a signal for each kind, and ``"known"`` for P(the LLM knows the fact).
     """
