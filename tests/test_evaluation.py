@@ -233,5 +233,5 @@ def test_a_gate_with_a_corpus_is_not_calibrated(tmp_path):
 
 def test_too_few_questions_to_calibrate(tmp_path):
     few = read_paired([write(tmp_path / "d.jsonl", *[GOOD] * 30)])
-    with pytest.raises(DataFormatError, match="the 30 questions .* only 15"):
+    with pytest.raises(DataFormatError, match=r"the 30 questions .* only 15"):
         calibrate(load_gate("constant:always"), few, Budget(0.5))

@@ -25,7 +25,6 @@ from rgate_integrations.serving.service import LLM_NAME_SOURCE, DecisionService,
 from rgate_integrations.serving.wire import (
     METHODS,
     NO_LLM,
-    DecideItem,
     DecideRequest,
     DecideResponse,
     ProblemResponse,
@@ -144,7 +143,7 @@ class DecisionRoutes:
         # slowly.
         pause = 1.0
         while not self.is_ready:
-            (decision,) = await self.service.decide([DecideItem(question=WARM_UP)])
+            decision = await self.service.gate.adecide(WARM_UP, timeout=self.service.timeout)  # not queued
             self.is_ready = decision.error is None
             if decision.error is not None:
                 hint = f" Hint: {redact(decision.error.hint)}" if decision.error.hint else ""
