@@ -38,7 +38,7 @@ class Failed:
 class Decider(ABC):
     """Decides whether to retrieve for each request.
 
-    It has two implementations: `DecisionEngine` for this package's gates, and `OwnGate` for a user's object.
+    `DecisionEngine` runs this package's gates, and `OwnGate` wraps a user's object.
 
     Attributes:
         on_error: ``"retrieve"`` turns a failure into a decision to retrieve; ``"raise"`` raises it.

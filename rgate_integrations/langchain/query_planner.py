@@ -56,7 +56,7 @@ def check_decision(result: Any) -> Decision | Exception:
         return result
     raise ConfigurationError(
         f"The gate returned {type(result).__name__} instead of a Decision.",
-        hint="Pass a RetrievalGate, or an argument for its gate=.",
+        hint="Let it return a Decision, or pass a RetrievalGate or what RetrievalGate(gate=...) accepts.",
     )
 
 

@@ -161,7 +161,7 @@ class LocalLLM(LLM, GenerationOptions):
 
 
 def _whole(responses: Sequence[ChatResponse]) -> ChatResponse:
-    """Return the last response of a stream, with all log-probabilities, as that of a plain call."""
+    """Return the response of a call that does not stream: a stream's last one, with the log-probabilities of all."""
     logprobs: list[list[LogProb]] = []
     for response in responses:
         logprobs += response.logprobs or []
