@@ -362,7 +362,7 @@ def _check_model(gate: Gate, proxy: Proxy | None) -> tuple[str, ...]:
     if not proxy.fingerprint:
         return (f"Cannot check that {gate.name!r} was trained on {proxy.name!r}, whose weights are unknown.",)
     raise ModelLoadError(
-        f"The gate {gate.name!r} was trained on {trained.base_model!r} (weights {trained.fingerprint}), but "
-        f"{proxy.name!r} has the weights {proxy.fingerprint}.",
-        hint=f"Load it with proxy={trained.base_model!r}, or train a gate for this model.",
+        f"The gate {gate.name!r} was trained on a model with the weights {trained.fingerprint}, but {proxy.name!r} "
+        f"has the weights {proxy.fingerprint}.",
+        hint="Load the gate without proxy=, or with that model, or train a gate for this one.",
     )

@@ -48,7 +48,7 @@ class CalibratedGate(Gate):
 
     @property
     def trained(self) -> SavedGate:
-        """The model that it was calibrated with, in the form that trained gates use."""
+        """The fingerprint of the model that it was calibrated with, in the form of trained gates, to be checked."""
         return SavedGate(method=self.name, base_model=self.proxy, fingerprint=self.fingerprint)
 
     def score(self, evidence: Evidence) -> Score:

@@ -42,10 +42,9 @@ def fuse_documents(
     for origin, result in zip(origins, results, strict=True):
         if isinstance(result, Exception):
             return result
-        if not isinstance(result, Sequence):
-            result = [result]
+        documents = result if isinstance(result, Sequence) else [result]
         ranking = []
-        for rank, document in enumerate(result, start=1):
+        for rank, document in enumerate(documents, start=1):
             if not isinstance(document, Document):
                 return ConfigurationError(
                     f"The guarded runnable returned {type(document).__name__} instead of documents.",

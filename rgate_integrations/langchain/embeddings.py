@@ -85,6 +85,6 @@ def as_embedder(embeddings: Embeddings) -> Embedder:
     if not isinstance(embeddings, Embeddings):
         raise ConfigurationError(
             f"A store needs LangChain embeddings, not {type(embeddings).__name__}.",
-            hint="Pass an object with embed_documents and embed_query.",
+            hint="Pass an instance of a subclass of langchain_core.embeddings.Embeddings.",
         )
     return EmbeddingsAdapter(embeddings)

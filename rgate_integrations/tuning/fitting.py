@@ -127,7 +127,10 @@ def fit_gate(
     facts: dict[str, Any] | None = None,
     llm: str = "",
 ) -> FittedGate | None:
-    """Fit a gate, and choose its threshold on cross-fitted scores; None if the answers are too few or all alike.
+    """Fit a gate, and choose its threshold on cross-fitted scores.
+
+    Returns None if fewer than 20 answers can be used, or if these are all right or all wrong. With ``tokens``, only
+    answers with log-probabilities can be used.
 
     Args:
         labels: The labelled answers.

@@ -206,7 +206,8 @@ def read_examples(
     files = []
     for path in map(Path, paths):
         examples = []
-        for record in read_records(path, hint=f'Each line needs "question" and "{label}".'):
+        needed = '"gold_answers" and "closed_book_text"' if label == "match_ratio" else f'"{label}"'
+        for record in read_records(path, hint=f'Each line needs "question" and {needed}.'):
             question = Question.from_record(record, _dataset_name(path))
             target = _read_target(record, question, label) if targets is None else targets[question.text]
             example = Example(question, target)
@@ -226,7 +227,7 @@ def _read_target(record: Record, question: Question, label: str) -> float:
     """Return the label of a record, in [0, 1]."""
     if label == "match_ratio":
         if not question.gold or question.draft is None:
-            raise record.wrong("no gold_answers, or no closed_book_text")
+            raise record.wrong("gold_answers or closed_book_text is missing")
         # SlimPLM, section 3.2: known if more than half of the gold answers are contained.
         return float(matching_ratio(question.draft.text, question.gold) > 0.5)
     target = record.fields.get(label)

@@ -136,12 +136,12 @@ class TrainingOptions:
 def drafts_for(
     proxy: Proxy, questions: Sequence[Question], options: TrainingOptions, progress: Progress = no_progress
 ) -> list[Draft] | None:
-    """Return one draft per question, or None if the options only read the question.
+    """Return one draft per question, or None if ``options.draft`` is ``"none"``.
 
     The proxy's drafts are cached, so a restarted run resumes.
 
     Raises:
-        DataFormatError: The options read recorded drafts, and a question has none.
+        DataFormatError: ``options.draft`` is ``"recorded"``, and a question has no recorded draft.
         EvidenceError: The proxy should write drafts, but cannot generate text.
     """
     recorded = recorded_drafts(questions, options.draft)
