@@ -293,7 +293,8 @@ def answer_first(chat: Chat) -> Any:
         return [SystemMessage(ANSWER.system), *inputs["history"], HumanMessage(inputs["question"])]
 
     options = AnswerFirst(tokens=BEGUN, question_gate=load_gate(llm_name=chat.model, on_error="raise"))
-    chain = RetrievalGate(load_gate(DEFAULT_GATES["llm"], on_error="raise")).route(
+    # An answer that cannot be judged, such as a refusal, retrieves.
+    chain = RetrievalGate(load_gate(DEFAULT_GATES["llm"])).route(
         retrieve=RunnableLambda(lambda _: RETRIEVE),
         direct=RunnableLambda(messages) | chat | StrOutputParser(),
         answer_first=options,

@@ -256,7 +256,7 @@ class Request:
         history: The earlier turns, oldest first: lines such as ``user: Who wrote Hamlet?`` and
             ``assistant: Shakespeare.`` A gate that does not read turns retrieves if there are any.
         draft: The beginning of an answer to judge, as a `Draft` or as text. Without it, a gate that needs a
-            draft has one written, or fails if it only judges ``recorded`` ones.
+            draft has one written, or fails if its source is ``recorded``, or ``llm`` without an LLM.
         metadata: What the application knows about the request, for rules that are functions.
         threshold: Overrides the gate's threshold, at least 0; None uses the gate's.
         popularity: Popularity of the question's subject, at least 0, for gates that use it.
@@ -369,7 +369,7 @@ class Decision(Frozen):
         outcome: With look first, the arm chosen, ``"direct"`` or ``"retrieve"``, or ``"abstain"`` if neither
             is likely to be correct. With corpora, what to do instead of searching if none of them covers the
             question. None otherwise.
-        llm: The LLM whose knowledge was judged, and the source of its name; empty for gates that judge no LLM.
+        llm: The LLM whose knowledge was judged, and the source of its name; empty if the gate knows no name.
         p_covered: Probability in [0, 1] that a corpus has something on the question; None without a corpus.
         corpus: The first of `corpora` if the decision retrieves and there is one; otherwise None.
         corpora: Names of the corpora to search if the decision retrieves, best first; empty if the gate named

@@ -64,7 +64,7 @@ class ModelLoadError(RGateError):
 
 
 class DownloadError(RGateError):
-    """A model could not be downloaded, converted or stored; the cache is unchanged."""
+    """A model or corpus could not be downloaded, converted or stored; the cache is unchanged."""
 
 
 class ChecksumError(DownloadError):
@@ -72,7 +72,7 @@ class ChecksumError(DownloadError):
 
 
 class WriteError(RGateError, OSError):
-    """A file could not be written (full disk, quota, permissions). An earlier file is unchanged."""
+    """A file or folder could not be written (full disk, quota, permissions). An earlier one is unchanged."""
 
 
 class LockedError(RGateError):
@@ -104,11 +104,11 @@ def no_answer(what: str, *, thinking: bool = False) -> NoAnswerError:
 
     Args:
         what: The kind of reply, such as ``"a refusal"``.
-        thinking: Whether the LLM was cut off while it was still thinking.
+        thinking: Whether the reply ended before the answer began, most likely while the LLM was thinking.
     """
     if thinking:
         return NoAnswerError(
-            "The LLM was cut off while it was thinking, before it answered.",
+            "The LLM was cut off before it answered, probably while it was thinking.",
             hint="Turn its thinking off, or allow more tokens.",
         )
     return NoAnswerError(
@@ -118,7 +118,7 @@ def no_answer(what: str, *, thinking: bool = False) -> NoAnswerError:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """Return the error for an unknown name; its hint suggests similar names, or lists all if there are none.
+    """Return the error for an unknown name; its hint suggests similar names, or lists all if none is similar.
 
     Args:
         kind: The kind of thing that is named, such as ``"gate"``.

@@ -76,7 +76,7 @@ ANSWER = PromptTemplate(
     system="Answer the question briefly, in one or two sentences.",
     user="{question}",
 )
-"""The prompt for drafts by chat models; base models get `ANSWER_FEW_SHOT`."""
+"""The default prompt for drafts and hidden states; base models get `ANSWER_FEW_SHOT` instead."""
 
 
 def answer_prompt(system: str | None) -> PromptTemplate:

@@ -171,9 +171,9 @@ def test_whatever_searches_is_searched(retriever):
     assert list(read_texts(as_search(retriever)("a query"))) == ["a query"]
 
 
-@pytest.mark.parametrize("results", [None, "text", [3], [SimpleNamespace(text=None)]])
+@pytest.mark.parametrize("results", [None, "text", {"answer": "text"}, [3], [SimpleNamespace(text=None)]])
 def test_a_search_that_returns_no_passages_is_refused(results):
-    with pytest.raises(ConfigurationError, match="A search returned"):
+    with pytest.raises(ConfigurationError, match=r"A search (returned|result)"):
         CorpusProfile.from_retriever(lambda query: results)
 
 

@@ -54,9 +54,9 @@ def test_it_gives_means_over_the_question_alone(layer):
 
 
 def test_it_reads_no_begun_answer():
-    with pytest.raises(EvidenceError, match="not partial answers") as caught:
+    with pytest.raises(EvidenceError, match="not drafts or partial answers") as caught:
         EncoderProxy().hidden(ANSWER, [{"question": "Who?"}], [Draft(text="Bo")], LAYERS)
-    assert "answer" in caught.value.hint
+    assert "smollm2-135m-instruct" in caught.value.hint
 
 
 @pytest.mark.model

@@ -196,7 +196,7 @@ def test_lone_surrogates_do_not_break_json(scripted):
     ("misuse", "why"),
     [
         (lambda gate: load_gate("prompt", on_error="ignore"), "on_error"),
-        (lambda gate: gate.with_options(tokenz=3), "does not accept tokenz"),
+        (lambda gate: gate.with_options(tokenz=3), "are invalid: tokenz"),
         (lambda gate: gate.decide_batch("one string"), "list of questions"),
         (lambda gate: gate.decide_batch(Request(HAMLET)), "list of questions"),
     ],
@@ -241,7 +241,7 @@ def test_a_wrapped_probe_checks_the_model_whose_states_it_was_given(probe, depth
     assert (foreign.retrieve, foreign.error.type) == (True, "ModelLoadError")
     assert "has the weights another" in foreign.reason
     assert (unknown.error, unknown.retrieve, len(unknown.warnings)) == (None, False, 1)
-    assert "trained on 'scripted'" in unknown.warnings[0]
+    assert "calibrated on 'scripted'" in unknown.warnings[0]
 
 
 @pytest.mark.parametrize("inner", ["prompt", "ik", "token_probability"])

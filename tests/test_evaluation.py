@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from rgate_integrations import CorpusProfile, Draft, load_gate
-from rgate_integrations.errors import ConfigurationError, DataFormatError
+from rgate_integrations.errors import ConfigurationError, DataFormatError, EvidenceError
 from rgate_integrations.gates.papers.verdicts import IKGate
 from rgate_integrations.tuning import Budget, MaxLoss, calibrate, evaluate, read_paired
 from rgate_integrations.tuning.calibration import fit_map, upper_bound
@@ -228,6 +228,14 @@ def test_a_gate_with_a_corpus_is_not_calibrated(tmp_path):
     gate = load_gate("constant:never", corpus=CorpusProfile.from_description("Handbook of the Acme X200."))
     files = read_paired([write(tmp_path / "d.jsonl", *[GOOD] * 60)])
     with pytest.raises(ConfigurationError, match="corpus"):
+        calibrate(gate, files, Budget(0.5))
+
+
+def test_a_gate_that_fails_on_every_question_is_neither_measured_nor_calibrated(tmp_path):
+    """Regression: its failures counted as P(known) = 0, and a gate came out."""
+    gate = load_gate("prompt", proxy=ScriptedProxy(fails_for="a?"))
+    files = read_paired([write(tmp_path / "d.jsonl", *[GOOD] * 60)])
+    with pytest.raises(EvidenceError, match="every question"):
         calibrate(gate, files, Budget(0.5))
 
 

@@ -47,6 +47,14 @@ def test_a_folder_does_not_replace_a_file_or_something_else(tmp_path):
         assert contents(write_folder(tmp_path / "empty", gate)) == gate
 
 
+def test_a_folder_below_the_home_is_found_where_it_was_written(tmp_path, monkeypatch):
+    """Regression: it was written below a folder that is called ``~``."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_folder("~/mine", {"a": "content"})
+    assert (find_folder("~/mine") / "a").read_text() == "content"
+    assert os.listdir(tmp_path) == ["mine"]
+
+
 @pytest.mark.parametrize("name", [".", "/", ".."])
 def test_the_current_folder_is_no_place_to_write_a_folder_to(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
@@ -120,7 +128,7 @@ def test_opening_and_reading_a_file_that_is_no_log_changes_nothing(tmp_path, con
     with contextlib.suppress(DataFormatError):
         JsonlLog(path).values()
     assert path.read_bytes() == content
-    with pytest.raises(DataFormatError, match="something else"):
+    with pytest.raises(DataFormatError, match="something other"):
         JsonlLog(path, keys=["p_known"]).append([{"p_known": 1}])
     assert path.read_bytes() == content
 
@@ -156,7 +164,7 @@ def test_a_log_that_is_edited_between_two_appends_loses_nothing(tmp_path):
     log.append([{"n": 3}])
     assert [row["n"] for row in log.values()] == [1, 2, 3]
     path.write_bytes(b"mine\nand only mine")
-    with pytest.raises(DataFormatError, match="something else"):
+    with pytest.raises(DataFormatError, match="something other"):
         log.append([{"n": 4}])
     assert path.read_bytes() == b"mine\nand only mine"
 
@@ -166,7 +174,7 @@ def test_a_log_that_is_edited_between_two_appends_loses_nothing(tmp_path):
 )
 def test_what_is_somebody_elses_is_not_cut(tmp_path, content):
     path = write_atomically(tmp_path / "log.jsonl", content)
-    with pytest.raises(DataFormatError, match="something else"):
+    with pytest.raises(DataFormatError, match="something other"):
         JsonlLog(path, keys=["n"]).append([{"m": 3}])
     assert path.read_bytes() == content
 

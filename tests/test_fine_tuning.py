@@ -53,7 +53,7 @@ def test_rewriter_pairs(tmp_path):
     line = {"question": "q?", "closed_book_text": "t", "claims": claims}
     (pair,) = rewriter_pairs([write(tmp_path / "claims.jsonl", line)])
     assert "<Query(size of Paris)>" in pair.target
-    with pytest.raises(DataFormatError, match="line 1: no claims"):
+    with pytest.raises(DataFormatError, match="line 1: no list of claims"):
         rewriter_pairs([write(tmp_path / "claims.jsonl", {"question": "q?"})])
 
 
@@ -149,7 +149,7 @@ def test_a_trained_gate_tells_its_questions_apart(tiny, sums, tmp_path):
     # Under another name the adapter is not in the shared model yet, so it is checked.
     refused = load_gate(str(out)).with_options(adapter=str(out) + "/.").decide("who?", draft="Even.")
     assert refused.retrieve
-    assert "was trained on" in refused.reason
+    assert "was trained or calibrated on" in refused.reason
 
 
 @pytest.mark.model

@@ -100,7 +100,7 @@ def test_a_begun_answer_counts_as_far_as_knowledge_is_needed(folder):
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("answer:ik,token_probability", "does not accept question"),
+        ("answer:ik,token_probability", "are invalid: question"),
         ("answer:default", "does not name two gates"),
     ],
 )

@@ -197,7 +197,7 @@ def test_a_sample_that_fails_is_counted_and_the_others_are_read(tmp_path, prior,
 @pytest.mark.parametrize(
     ("options", "direct", "said"),
     [
-        ({"labels": "judge"}, Direct(), "needs a judge"),
+        ({"labels": "judge"}, pytest.fail, "needs a judge"),
         # An object of the application cannot be made to sample.
         ({"num_samples": 2}, pytest.fail, "needs a model"),
     ],

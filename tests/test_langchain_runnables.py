@@ -77,7 +77,7 @@ WRONG = [
     (TypeError, "treshold", lambda: RetrievalGate("constant:never", treshold=0.5)),
     (TypeError, "retreive", lambda: GATE.route(retreive=str, direct=str)),
     (ValidationError, "tokens", lambda: RetrievalGate("constant:never", tokens=0)),
-    (ConfigurationError, "int lacks one of them", lambda: RetrievalGate(3)),
+    (ConfigurationError, "int does not have both", lambda: RetrievalGate(3)),
     (
         ConfigurationError,
         "history",

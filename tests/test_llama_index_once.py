@@ -194,8 +194,8 @@ AHEAD = {"look_first": True}
 @pytest.mark.parametrize(
     ("inner", "options", "said"),
     [
-        (Rag(), AHEAD, "two steps"),
-        (Rag(), {"answer_first": AnswerFirst(prefetch=True)}, "two steps"),
+        (Rag(), AHEAD, "Rag has no retriever"),
+        (Rag(), {"answer_first": AnswerFirst(prefetch=True)}, "Rag has no retriever"),
         (over(ClaimFusionRetriever([Shelf()])), AHEAD, "ClaimFusionRetriever has its own gate"),
         (over(GatedRetriever(Shelf())), AHEAD, "GatedRetriever has its own gate"),
     ],

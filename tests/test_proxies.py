@@ -62,7 +62,7 @@ def test_a_model_that_cannot_do_what_a_gate_needs_is_named():
         name = "blind"
         generate = sample = score = truncate = None
 
-    with pytest.raises(EvidenceError, match="'deaf' can neither generate nor score text"):
+    with pytest.raises(EvidenceError, match="'deaf' is not a language model"):
         language_model(OnlyStates())
     with pytest.raises(EvidenceError, match="'blind' does not provide"):
         state_reader(OnlyText(), ANSWER, READABLE)

@@ -1,5 +1,7 @@
 """What users search with becomes a retriever of the gateway, whatever framework it is from."""
 
+from types import SimpleNamespace
+
 import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
@@ -72,6 +74,14 @@ def test_an_object_that_searches_batches_is_one_already():
 def test_what_cannot_search_is_refused(found):
     with pytest.raises(ConfigurationError, match="cannot search"):
         as_retriever(found)
+
+
+@pytest.mark.parametrize(
+    "empty", [{"text": ""}, Document(page_content=""), SimpleNamespace(text="", id="a", metadata=None), ""]
+)
+def test_a_passage_without_words_does_not_fail_the_search(empty):
+    ((first, second),) = as_retriever(lambda query: [empty, "words"]).search(["query"], 2)
+    assert (first.passage.text, second.passage.text) == ("", "words")
 
 
 def test_a_text_is_a_passage_and_a_hit_is_itself():

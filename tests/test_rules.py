@@ -117,6 +117,25 @@ def test_what_is_like_an_example_is_decided_by_its_rule_and_what_cannot_be_compa
     assert (failed.retrieve, failed.error.type) == (True, "ValueError")
 
 
+def test_an_example_of_always_wins_over_a_pattern_of_never():
+    """Regression: the pattern decided first, so the request skipped."""
+    proxy = Directions()
+    gate = load_gate(
+        "constant:never", proxy=proxy, always=["Which clause?"], never=[re.compile("page|letter")]
+    )
+    retrieved, skipped = gate.decide_batch(["Which page?", "Translate the letter."])
+    assert (retrieved.retrieve, skipped.retrieve) == (True, False)
+    assert skipped.reason == "A rule in never= matches: the pattern 'page|letter'."
+    assert retrieved.reason.startswith("A rule in always= matches: the example 'Which clause?'")
+
+
+def test_without_examples_of_always_a_pattern_of_never_costs_no_reading():
+    proxy = Directions()
+    gate = load_gate("constant:always", proxy=proxy, never=[re.compile("letter"), "Which clause?"])
+    assert gate.decide("Translate the letter.").retrieve is False
+    assert proxy.read == []
+
+
 def test_a_gate_on_another_model_asks_the_encoder(monkeypatch):
     encoder = Directions()
     monkeypatch.setattr(decision_engine, "gate_proxy", {ENCODER: encoder}.__getitem__)

@@ -41,7 +41,8 @@ class AnswerFirst:
             be able to search ahead, as for look first, which always searches ahead.
 
     Raises:
-        ConfigurationError: ``tokens`` is below 1, or ``retrieve_below`` is above ``answer_above`` or NaN.
+        ConfigurationError: ``tokens`` is below 1, ``retrieve_below`` is above ``answer_above``, or one of
+            these two is NaN or a boolean.
     """
 
     tokens: int = 32

@@ -17,7 +17,7 @@ class Claim(Frozen):
     Attributes:
         text: The statement or sub-question, on one line.
         query: The search query for it, on one line; None without one.
-        needs_search: Whether the claim needs a search, according to the rewriter; None if that does not say.
+        needs_search: Whether the claim needs a search, according to the rewriter; None if it does not say.
         kind: ``"claim"`` for a statement, ``"question"`` for a sub-question.
     """
 

@@ -83,7 +83,7 @@ def plan_queries(
 
     Args:
         decisions: Decisions of a gate; those that do not retrieve get an empty plan.
-        gate: Judges claims; with None, no claim counts as known.
+        gate: Judges the claims, but not sub-questions or what the rewriter drops; with None, none is judged.
         rewriter: Turns drafts into claims; by default, each sentence is a claim.
         always_include_question: Whether the question itself is always a query. If not, it is a query only if no
             claim is, because a question that needs retrieval always has a query.
@@ -114,7 +114,7 @@ def plan_queries_flow(
     always_include_question: bool = True,
     max_queries: int = 6,
 ) -> Flow[list[QueryPlan]]:
-    """Return the flow of `plan_queries`, for callers on an event loop."""
+    """Return the flow of `plan_queries`, for use in other flows and on an event loop."""
     # Known questions are left out, because a rewriter that is a model costs time for each draft.
     unknown = [decision for decision in decisions if decision.retrieve]
     rewritten: list[list[Claim]] = []

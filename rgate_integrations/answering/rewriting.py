@@ -133,7 +133,7 @@ _QUESTION_WORDS = frozenset(
 
 
 def split_sentences(text: str) -> list[str]:
-    """Split a text at the ends of sentences and at semicolons."""
+    """Split a text at the ends of sentences and lines, at semicolons, and after at most 60 words."""
     return [sentence for part in re.split(r";\s+", text) for sentence in segments(part, _ABBREVIATION)]
 
 

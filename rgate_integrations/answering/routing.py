@@ -45,12 +45,12 @@ class RoutedInput:
     """One input of a router's call, and the results so far.
 
     Attributes:
-        question: The question; empty until it is read.
+        question: The question; empty if it is unknown here, as in LangChain's router.
         threshold: The caller's threshold; None for the gate's own.
         screening: The decision by the question alone, if the direct arm answers first.
         answer: The direct arm's answer; None if it has not started, or the decision is to retrieve.
-        draft: The partial answer to judge, or the exception if there is none; None before that, and for a
-            tool call or structured output.
+        draft: The partial answer to judge, or the exception if there is none; None before that, and if
+            only the question is judged.
         searched: Whether the retrieve arm has searched, so that only the rest of it remains to run.
         passages: What the search returned or raised; None without a search.
         outcome: The decision, or this input's exception; None until there is one.
@@ -123,7 +123,7 @@ class RoutedCall(ABC, Generic[_Input]):
 
     @abstractmethod
     def begin(self, item: _Input) -> BufferedAnswer:
-        """Start the direct arm's answer, which the gate will judge."""
+        """Return the direct arm's answer, which starts when its first chunk is requested."""
 
     @abstractmethod
     def search(self, inputs: Sequence[_Input]) -> Step:
@@ -275,7 +275,7 @@ class RoutedCall(ABC, Generic[_Input]):
                 item.outcome = yield judge
 
     def _record(self, item: _Input, answer: BufferedAnswer, decision: Decision, judging: float) -> Decision:
-        """Add the outcome and cost of the partial answer to a decision."""
+        """Add the tokens, times and cost of the screening and the partial answer to a decision."""
         count = answer.partial.count
         info = PartialAnswerInfo(
             tokens_held=count,

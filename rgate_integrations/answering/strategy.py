@@ -19,8 +19,9 @@ class Strategy:
     Attributes:
         answer_first: Options for judging the beginning of the direct arm's answer; None to skip that.
         look_first: Options for judging the passages that a search finds; None to skip that.
-        judge: The gate that judges partial answers, in the framework's form; None without answer first.
-        question_gate: The gate that screens questions before an answer starts; None to start every answer.
+        judge: The gate that judges partial answers, in the framework's form; unused without answer first.
+        question_gate: The gate that screens questions before an answer starts; with None, answer first starts
+            every answer.
         chooses_corpus: Whether a decision says where to search, so that a search must wait for it.
         llm_thinks: Whether the direct arm's LLM sent thoughts before an answer in an earlier call with this object.
             If so, only the question is judged, not a partial answer.

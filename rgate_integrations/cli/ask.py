@@ -204,8 +204,8 @@ def _read_requests(
                 fields = None
         if not isinstance(fields, dict) or "question" not in fields:
             error = DataFormatError(
-                f"Line {number} is not a JSON object with a question.",
-                hint='Write all lines as {"question": "…"}, or all as plain questions.',
+                f"Argument or line {number} is not a JSON object with a question.",
+                hint='Write all of them as {"question": "…"}, or all as plain questions.',
             )
             yield line, Failed(error, line)
             continue

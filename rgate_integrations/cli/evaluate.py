@@ -201,7 +201,7 @@ def calibrate(
     budget: BudgetOption = None,
     proxy: ProxyName = None,
 ) -> None:
-    """Choose a gate's threshold on paired data, with a guarantee if they suffice, and save the gate."""
+    """Calibrate P(known), choose a threshold, guaranteed if the paired data suffice, and save the gate."""
     from rgate_integrations.gates.folder import save_gate
     from rgate_integrations.gates.registry import saved_gate
     from rgate_integrations.tuning import calibrate as run

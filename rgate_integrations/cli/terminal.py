@@ -1,4 +1,4 @@
-"""Shared by all commands: options, and functions that print untrusted text, JSON, tables, logs and progress."""
+"""Shared by the commands: options, functions that interpret them, and functions that print safely."""
 
 from __future__ import annotations
 

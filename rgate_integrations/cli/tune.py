@@ -200,8 +200,8 @@ def train(
         )
     if self_label and (gate == "rewriter" or draft == "recorded"):
         raise ConfigurationError(
-            "--self-label cannot be combined with the rewriter or recorded drafts.",
-            hint="Omit it, or use another --gate and --draft proxy.",
+            "--self-label cannot be combined with --gate rewriter or --draft recorded.",
+            hint="Omit it, or use another gate, with --draft proxy or none.",
         )
     options = TrainingOptions(
         draft=draft,

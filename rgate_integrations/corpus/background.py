@@ -25,7 +25,7 @@ class Background:
     Attributes:
         question_mean: Mean vector of questions, shape (384,).
         passage_mean: Mean vector of passages, shape (384,).
-        directions: The projection of a centred vector, shape (384, directions).
+        directions: The matrix that projects a centred vector, shape (384, directions).
         requests: Projected requests that need no corpus, shape (requests, directions).
     """
 

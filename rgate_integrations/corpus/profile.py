@@ -49,7 +49,7 @@ _MIN_COMMON = 0.2
 """Minimum length of a specific corpus's mean vector: an encyclopaedia has 0.05, four unlike corpora together 0.4."""
 _MIN_OVERLAP = 0.7  # with a smaller overlap of passages, a corpus needs a new profile
 _ENCODER = f"{ENCODER} {FINGERPRINT}"
-_MAKE_AGAIN = "Make it again with rgate profile --corpus FILE.jsonl --out DIR."
+_MAKE_AGAIN = "Make a new profile with rgate profile --corpus FILE.jsonl --out DIR."
 
 Source: TypeAlias = Literal["texts", "retriever", "description"]
 
@@ -70,7 +70,7 @@ class CorpusProfile:
         terms: Its telling words, and its names, such as products, identifiers and error codes.
         baseline: Median nearness of unrelated requests, which ship with the package.
         margin: How far the nearness of its own sentences to its other passages exceeds the baseline, in
-            [0.12, 0.4].
+            [0.12, 0.4]; 0.22 if that cannot be measured, as for a description.
         source: What the profile was made from. A description gives a weaker profile than passages.
         seen: Number of passages seen.
         sketch: Hashes by which `is_outdated` compares the corpus with a later state.
@@ -107,14 +107,15 @@ class CorpusProfile:
         """Make a profile of a corpus from what searches find in it.
 
         Args:
-            retriever: A retriever or vector store of LangChain or LlamaIndex, a `PassageIndex`, or a function from a
-                query to texts.
+            retriever: A retriever of LangChain or LlamaIndex, a vector store of LangChain, an index of
+                LlamaIndex, a `PassageIndex`, or a function from a query to texts.
             name: Name of the corpus.
             searches: Maximum number of searches.
             timeout: Maximum time of all searches, in seconds.
 
         Raises:
-            ConfigurationError: The retriever cannot be searched, or ``searches`` is below 1.
+            ConfigurationError: The retriever cannot be searched, its results have no text, or ``searches``
+                is below 1.
             ProfileError: A search failed, or nothing was found in time.
             ModelLoadError: The encoder may not be downloaded, or cannot be loaded.
             DownloadError: The encoder could not be downloaded.
@@ -167,7 +168,7 @@ class CorpusProfile:
 
     @cached_property
     def is_specific(self) -> bool:
-        """Whether the corpus is about one subject, unlike an encyclopaedia."""
+        """Whether the corpus is about one or a few subjects, unlike an encyclopaedia."""
         return bool(np.linalg.norm(self._vectors.mean(axis=0)) >= _MIN_COMMON)
 
     @cached_property
@@ -245,7 +246,7 @@ class CorpusProfile:
         """Save into a folder atomically, replacing an earlier profile.
 
         Raises:
-            ConfigurationError: The path is a file, or a folder with other content.
+            ConfigurationError: The path cannot name a folder, or is a file or a folder with other content.
             WriteError: The profile could not be written.
         """
         from safetensors.numpy import save
@@ -309,7 +310,7 @@ class CorpusProfile:
         width = background().directions.shape[1]
         if codes.dtype != np.int8 or codes.ndim != 2 or codes.shape[1] != width or not len(codes):
             raise ValueError(
-                f"its codes are {codes.dtype} of shape {codes.shape}, not int8 of shape (n, {width})"
+                f"its codes are {codes.dtype} of shape {codes.shape}, not int8 of shape (1 or more, {width})"
             )
         terms = Terms(saved.telling, frozenset(saved.names))
         return cls(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
@@ -33,7 +33,7 @@ _FIRST_QUERIES = (
 )
 """First queries, for all kinds of corpora; each finds something in some of them."""
 _WINDOW, _MIN_NEW_SHARE = 20, 0.05
-"""Collection ends when less than this share of the results of the last ``_WINDOW`` searches is new."""
+"""Collection ends when less than ``_MIN_NEW_SHARE`` of the results of ``_WINDOW`` searches is new."""
 _MAX_QUERY_CHARS = 120  # characters
 
 
@@ -49,8 +49,9 @@ def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0
         timeout: Maximum time of all searches, in seconds. Passages found by then are returned.
 
     Raises:
-        ConfigurationError: ``retriever`` cannot be searched or finds no texts, or ``searches`` is below 1.
-        ProfileError: A search failed, or none found anything in time.
+        ConfigurationError: ``retriever`` cannot be searched, its results have no text, or ``searches`` is
+            below 1.
+        ProfileError: A search failed, or the time ended before one found anything.
     """
     if searches < 1:
         raise ConfigurationError(f"searches must be at least 1, not {searches}.")
@@ -70,7 +71,7 @@ def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0
             break
     if not passages and time.monotonic() >= deadline:
         raise ProfileError(
-            f"No search finished within {timeout:g} s.",
+            f"No search found anything within {timeout:g} s.",
             hint="Check the retriever's server, or increase timeout=.",
         )
     return list(passages)
@@ -100,6 +101,7 @@ def _search_in_time(search: Search, query: str, deadline: float) -> list[str] | 
 
     Raises:
         ProfileError: The search failed.
+        ConfigurationError: Its results have no text.
     """
     results: SimpleQueue[list[str] | Exception] = SimpleQueue()
 
@@ -128,8 +130,8 @@ def as_search(retriever: Any) -> Search:
     """Return a function from a query to search results, which `read_texts` reads.
 
     Args:
-        retriever: A retriever, vector store or index of LangChain or LlamaIndex, our `Retriever`, or a
-            function from a query to passages.
+        retriever: A retriever of LangChain or LlamaIndex, a vector store of LangChain, an index of
+            LlamaIndex, our `Retriever`, or a function from a query to passages.
 
     Raises:
         ConfigurationError: The object is none of these.
@@ -148,7 +150,8 @@ def as_search(retriever: Any) -> Search:
         return function
     raise ConfigurationError(
         f"{type(retriever).__name__} cannot be searched.",
-        hint="Pass a retriever, a vector store, a PassageIndex, or a function from a query to texts.",
+        hint="Pass a retriever, a LangChain vector store, a LlamaIndex index, a PassageIndex, or a function "
+        "from a query to texts.",
     )
 
 
@@ -158,7 +161,7 @@ def read_texts(results: Any) -> Iterator[str]:
     Raises:
         ConfigurationError: The results are something else.
     """
-    if not isinstance(results, Iterable) or isinstance(results, str):
+    if not isinstance(results, Iterable) or isinstance(results, str | Mapping):
         raise ConfigurationError(
             f"A search returned {type(results).__name__} instead of a list of passages.",
             hint="Return a list of strings, documents or nodes.",

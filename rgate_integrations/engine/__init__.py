@@ -1,1 +1,1 @@
-"""The engine, which owns the models and the queue, and turns questions into decisions."""
+"""The engine, which loads gates, runs them on models, and turns questions into decisions."""

@@ -38,7 +38,8 @@ class Failed:
 class Decider(ABC):
     """Decides whether to retrieve for each request.
 
-    `DecisionEngine` runs this package's gates, and `OwnGate` wraps a user's object.
+    `DecisionEngine` runs a `Gate`, `OwnGate` wraps any other object of a user, and `DecisionModelGate` one of
+    LangChain's decision models.
 
     Attributes:
         on_error: ``"retrieve"`` turns a failure into a decision to retrieve; ``"raise"`` raises it.
@@ -109,7 +110,7 @@ class Decider(ABC):
         if Rules.coerce(**rules) != Rules():
             raise ConfigurationError(
                 f"The gate {self.name!r} accepts no rules (always=, never=).",
-                hint="Apply them in its decide_batch.",
+                hint="Omit them, or apply them in the decide_batch of a gate of your own.",
             )
         return self
 
@@ -270,7 +271,7 @@ class BoundDecision:
     Attributes:
         question: The question in the user's words; the decision's own may be condensed.
         decision: The decision.
-        gate: The gate that decided, as the user passed it.
+        gate: The gate that decided, before its adjustment to an LLM.
         llm: The LLM that writes drafts for that gate, if any.
         threshold: The caller's threshold; None for the gate's.
     """

@@ -1,4 +1,4 @@
-"""The engine that `load_gate` returns. It owns the models and the queue, and turns a gate's scores into decisions."""
+"""The engine that `load_gate` returns. It gets models, has a queue, and turns scores into decisions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _JUDGING: ContextVar[DecisionEngine | None] = ContextVar("_JUDGING", default=Non
 class DecisionEngine(Decider):
     """Decides with a gate whether to retrieve. Concurrent callers share model batches.
 
-    Construction loads nothing; the first decision loads the weights. An engine is immutable; `with_options` returns a
+    Construction loads no model; the first decision does. An engine is immutable; `with_options` returns a
     changed copy.
 
     Args:
@@ -80,7 +80,7 @@ class DecisionEngine(Decider):
         return f"DecisionEngine({self.gate!r}, on_error={self.on_error!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the gate and the options, but not the worker or its memory."""
+        """Pickle the gate and the options, but neither the worker nor the engine's memory."""
         return partial(type(self), **self._options), (self.gate,)
 
     @property
@@ -117,7 +117,7 @@ class DecisionEngine(Decider):
         """Return a proxy model: the engine's ``proxy``, or one shared with every engine whose gate names it.
 
         Args:
-            name: The proxy of an inner gate; empty for the gate's own.
+            name: Name of another proxy, such as the encoder or an inner gate's; empty for the gate's own.
         """
         if name not in ("", self.gate.proxy):
             return gate_proxy(name)
@@ -185,7 +185,7 @@ class DecisionEngine(Decider):
         return isinstance(other, DecisionEngine) and self.config() == other.config() and self.llm is other.llm
 
     def config(self) -> dict[str, Any]:
-        """Return the gate's name and parameters, and the options; engines that decide alike have equal configs."""
+        """Return the gate's name and parameters, and the options but ``llm``, to compare engines."""
         options = {"on_error": self.on_error, "timeout": self.timeout, "rules": self.rules}
         return {**self.gate.config(), **options}
 

@@ -77,7 +77,7 @@ def load_gate(
         on_error: What a failure does: ``"retrieve"`` or ``"raise"``; see `DecisionEngine`.
         timeout: Maximum time of a decision in seconds, after which it retrieves; see `DecisionEngine`.
         llm_name: The LLM whose knowledge the gate judges: a name, or a folder made by ``rgate ability``. Overrides a
-            name detected from ``llm``. A tuned gate ignores both.
+            name detected from ``llm``. A tuned or calibrated gate ignores both.
         always: Rules for what always retrieves: examples ("questions like these"), patterns, and functions of the
             question and its metadata; one or several.
         never: Rules for what never retrieves.
@@ -168,8 +168,9 @@ def resolve_gate(gate: Any = None, llm_name: str = "", **options: Unpack[GateOpt
         gate = load_gate(gate, llm_name=llm_name)
     elif not isinstance(gate, GateLike):
         raise ConfigurationError(
-            f"A gate needs the methods decide_batch and adecide_batch; {type(gate).__name__} lacks one of them.",
-            hint='Pass a name such as "ik", a folder, a Gate, or an object with both methods.',
+            f"A gate needs the methods decide_batch and adecide_batch; {type(gate).__name__} does not have "
+            "both.",
+            hint='Pass a name such as "ik", a folder as a string, a Gate, or an object with both methods.',
         )
     elif llm_name and isinstance(gate, DecisionEngine):
         gate = gate.with_options(gate=set_llm(gate.gate, llm_name))

@@ -45,8 +45,9 @@ def score_requests(
     resolved = resolve_turns(gate, requests, sources) if gate.reads_history else requests
     evidence = []
     # The cheapest rules decide first: patterns and functions, then examples, then the gate.
+    before, after = rules.stages
     for request, resolved_request in zip(requests, resolved, strict=True):
-        ruling = rules.match(request)
+        ruling = rules.match(request, before)
         item = Evidence(request)
         if ruling is not None:
             item.pieces[verdict] = Piece(ruling)
@@ -64,6 +65,10 @@ def score_requests(
                 item.pieces[verdict] = match
             elif match.value is not None:
                 item.pieces[verdict] = Piece(match.value)
+    for request, item in zip(requests, evidence, strict=True):
+        ruling = None if verdict in item.pieces else rules.match(request, after)
+        if ruling is not None:
+            item.pieces[verdict] = Piece(ruling)
     context.find(verdict)
     if len(gate.corpora) > 1:
         _add_corpora(verdict, context)
@@ -103,9 +108,10 @@ def _add_corpora(verdict: ScoreSpec, context: Context) -> None:
 
 
 def read_request(request: Request, sources: Sources) -> Evidence:
-    """Return a request in the form that models read: in plain letters and, if very long, truncated.
+    """Return evidence of a request in the form that models read: plain letters and, if very long, truncated.
 
-    Truncation keeps the beginning, the end, and the sentences in between that ask for something.
+    Truncation keeps the beginning, the end and, as far as they fit, the sentences in between that ask for
+    something.
     """
     question, original = plain_text(request.question), ""
     if question != request.question:
@@ -133,7 +139,7 @@ def read_request(request: Request, sources: Sources) -> Evidence:
 
 
 def _asking_sentences(text: str) -> list[str]:
-    """Return the sentences that may ask for something, by their words or because they are a whole paragraph."""
+    """Return the sentences that may ask for something, by words, question mark, or as a whole paragraph."""
     asking = []
     for paragraph in BLANK_LINE.split(text):
         sentences = segments(paragraph)

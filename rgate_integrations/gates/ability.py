@@ -30,7 +30,7 @@ ABILITY = "ability.json"
 """Name of the file that holds a measured ability, in its folder."""
 
 REFERENCE_LLM = "Llama-3.1-8B-Instruct"
-"""The LLM of ability 0; an LLM is judged like it if its name says nothing, not even a size."""
+"""The LLM of ability 0, which is also assumed for an LLM whose name says nothing, not even a size."""
 
 _FORMAT = 1
 _DEFAULT_SIZE = 8.0
@@ -183,7 +183,7 @@ def _least_able(entries: Sequence[AbilityEntry]) -> Ability:
 
 
 def _same_llm(model: ModelName) -> list[AbilityEntry]:
-    """Return the lines with exactly a name's words, or else without those for how long the LLM thinks."""
+    """Return the lines with exactly a name's words, or else those equal but for how long the LLM thinks."""
     table = ability_table()
     for words in (model.words, model.without_effort, model.without_any_effort):
         exact = [entry for entry in table if entry.name.words == words]
@@ -293,7 +293,7 @@ def save_measured(ability: Ability, folder: str | Path) -> Path:
     """Write an ability to a folder atomically, and return the folder.
 
     Raises:
-        ConfigurationError: The folder's name is taken by a file, or by a folder of another kind.
+        ConfigurationError: The path cannot name a folder, or is a file or a folder of another kind.
         WriteError: The folder could not be written.
     """
     return write_folder(folder, {ABILITY: json_text({"format": _FORMAT, **asdict(ability)})})

@@ -56,9 +56,11 @@ class SavedGate:
 
     Attributes:
         method: Name of the gate, as for `load_gate`.
-        base_model: The proxy that it was trained with: catalogue name, folder or Hub id; empty for none.
-        fingerprint: `rgate_integrations.models.base.Proxy.fingerprint` of the proxy; empty if unknown.
-        llm: The LLM whose knowledge it judges; empty for any.
+        base_model: The proxy that it was trained or calibrated with: catalogue name, folder or Hub id; empty
+            for none.
+        fingerprint: `rgate_integrations.models.base.Proxy.fingerprint` of the proxy; empty if unknown. The
+            file of a calibrated gate has it in `parameters`.
+        llm: Name of the LLM whose answers it was trained on; empty if not recorded.
         threshold: Default threshold, at least 0.
         prompts: Hash of each prompt that it was trained with, by name; with other prompts its scores are meaningless.
         parameters: Other parameters of the gate, as JSON values.
@@ -88,7 +90,7 @@ def check_shape(name: str, array: Float32Array, *shape: int) -> None:
     """
     if array.shape[:-1] != shape or not array.size:
         expected = ", ".join(map(str, shape))
-        raise ValueError(f"{name} has the shape {array.shape}, not ({expected}, hidden size)")
+        raise ValueError(f"{name} has the shape {array.shape}, not ({expected}, n) with n > 0")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -233,7 +235,10 @@ class KindHead:
         if self.output.shape != (len(self.kinds), units):
             raise ValueError(f"output has the shape {self.output.shape}, not ({len(self.kinds)}, {units})")
         if self.hidden_bias.ndim != 1 or (self.hidden.shape[1] - LAYOUT) % max(len(self.layers), 1):
-            raise ValueError(f"hidden has the shape {self.hidden.shape}, which does not match the layers")
+            raise ValueError(
+                f"hidden and hidden_bias have the shapes {self.hidden.shape} and {self.hidden_bias.shape}, "
+                f"not (units, {len(self.layers)} * hidden size + {LAYOUT}) and (units,)"
+            )
 
     @property
     def states_shape(self) -> tuple[int, int]:

@@ -110,10 +110,11 @@ class Gate(BaseModel, ABC):
             precedence.
         proxy: Catalogue name, folder or Hub id of the proxy model that computes its evidence.
         info: Its description; gates that `load_gate` knows by name have one.
-        gate_fields: Names of the parameters that hold other gates.
-        argument: Name of the parameter whose value may follow a colon, as in ``probe:FOLDER``; empty for none.
-        judges_llm: Whether it judges a particular LLM: by the LLM's name, see `for_llm`, or because it was fitted to
-            the LLM's answers.
+        gate_fields: Names of the parameters for which `load_gate` takes other gates, by name or config too.
+        argument: Name of the parameter whose value may follow a colon, as in ``probe:FOLDER``; empty for
+            none, or if `parse_argument` is overridden.
+        judges_llm: Whether `load_gate` accepts ``llm_name=`` for it: because it judges by that name, see
+            `for_llm`, or because it was fitted to one LLM, and ignores the name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -203,7 +204,7 @@ class Gate(BaseModel, ABC):
             parameter = ".".join(map(str, first["loc"])) or "parameters"
             known = [name for name, field in cls.model_fields.items() if not field.exclude]
             raise ConfigurationError(
-                f"The gate {name!r} does not accept {parameter}: {first['msg']}.",
+                f"The parameters of the gate {name!r} are invalid: {parameter}: {first['msg']}.",
                 hint=f"Its parameters are: {', '.join(known)}.",
             ) from error
 
@@ -351,18 +352,23 @@ def check_answers(drafts: Sequence[Any]) -> None:
 
 
 def _check_model(gate: Gate, proxy: Proxy | None) -> tuple[str, ...]:
-    """Reject evidence from a model on which the gate was not trained; return a warning if that is unknown.
+    """Reject evidence from a model on which the gate was not trained or calibrated.
+
+    Return a warning if the weights of the model that gave the evidence are unknown.
 
     Raises:
         ModelLoadError: The fingerprints differ.
     """
-    trained = getattr(gate, "trained", None)  # only gates that were trained on a model have this attribute
+    trained = getattr(gate, "trained", None)  # only gates made on a model have this attribute
     if not isinstance(trained, SavedGate) or proxy is None or trained.fingerprint in ("", proxy.fingerprint):
         return ()
     if not proxy.fingerprint:
-        return (f"Cannot check that {gate.name!r} was trained on {proxy.name!r}, whose weights are unknown.",)
+        return (
+            f"Cannot check that {gate.name!r} was trained or calibrated on {proxy.name!r}, "
+            "whose weights are unknown.",
+        )
     raise ModelLoadError(
-        f"The gate {gate.name!r} was trained on a model with the weights {trained.fingerprint}, but {proxy.name!r} "
-        f"has the weights {proxy.fingerprint}.",
-        hint="Load the gate without proxy=, or with that model, or train a gate for this one.",
+        f"The gate {gate.name!r} was trained or calibrated on a model with the weights "
+        f"{trained.fingerprint}, but {proxy.name!r} has the weights {proxy.fingerprint}.",
+        hint="Load the gate without proxy=, or with that model, or train or calibrate a gate for this one.",
     )

@@ -63,7 +63,7 @@ class CorpusGate(Gate):
     ======================  =====================  ===================================================================
     the request             the inner gate         the decision
     ======================  =====================  ===================================================================
-    asks nothing            any                    the inner gate's: thanks, "translate this", pasted text
+    asks nothing            any                    the inner gate's: for thanks, tasks, pasted text
     is about a corpus       any                    retrieve from it; with ``prefer="llm"``, the inner gate's
     is about none           has an override        the override's
     is about none           the LLM knows          direct
@@ -72,12 +72,13 @@ class CorpusGate(Gate):
     ======================  =====================  ===================================================================
 
     Attributes:
-        inner: Estimates what the LLM knows. Only a gate with heads recognises that a request asks nothing.
+        inner: Estimates what the LLM knows. Only one whose `question_gate` is a `HeadsGate` recognises that a
+            request asks nothing.
         profiles: The corpora, each with a unique name.
         prefer: Who answers a request about a corpus: ``"corpus"``, or ``"llm"`` if it knows. None means ``"corpus"``
             for a specific corpus, and ``"llm"`` for one about everything, such as an encyclopaedia.
         when_uncovered: What to do if no corpus covers a request and the LLM may not know: ``"retrieve"``,
-            ``"direct"``, or ``"abstain"``, which searches nothing and sets the decision's outcome.
+            ``"direct"`` or ``"abstain"``. The last two search nothing, and the decision's outcome says which.
         top: Maximum number of corpora to search, at least 1.
     """
 

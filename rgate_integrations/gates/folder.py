@@ -65,8 +65,9 @@ def saved_folder(name: str | Path) -> Path:
     if name.count("/") == 1 and not name.startswith((".", "~", "/")):
         return _from_hub(name)
     raise ModelLoadError(
-        f"{name!r} is not a trained gate.",
-        hint=f"Use a folder made by `rgate train`, or a shipped gate: {', '.join(shipped())}.",
+        f"{name!r} is not a trained gate: neither a folder with a {CONFIG} nor a shipped gate.",
+        hint="Use a folder made by `rgate train`, `rgate tune` or `rgate calibrate`, or a shipped gate: "
+        f"{', '.join(shipped())}.",
     )
 
 
@@ -79,7 +80,7 @@ def save_gate(gate: SavedGate, folder: str | Path) -> Path:
     """Save a gate atomically, replacing an earlier one, and return its folder.
 
     Raises:
-        ConfigurationError: The folder's name is taken by a file, or by a folder of another kind.
+        ConfigurationError: The path cannot name a folder, or is a file or a folder of another kind.
         WriteError: The gate could not be written.
     """
     return write_folder(folder, gate_files(gate, Path(folder).name))
@@ -99,7 +100,7 @@ def save_adapter(gate: SavedGate, folder: str | Path) -> Path:
 
 
 def gate_files(gate: SavedGate, name: str, adapter: bytes = b"") -> dict[str, bytes | str]:
-    """Return the files of a saved gate's folder, by name.
+    """Return the contents of the files of a saved gate's folder, by name.
 
     Args:
         gate: The gate.
@@ -123,7 +124,7 @@ def gate_files(gate: SavedGate, name: str, adapter: bytes = b"") -> dict[str, by
 
 
 def tuned_files(gate: TunedArtifact, prior: str | Path, name: str = "tuned") -> dict[str, bytes | str]:
-    """Return the files of a tuned gate's folder, by name.
+    """Return the contents of the files of a tuned gate's folder, by name.
 
     They include a copy of the prior, the gate to correct, because the original may change.
 
@@ -168,8 +169,9 @@ def read_gate(name: str | Path) -> SavedGate:
             weights = read_file(file, _MAX_WEIGHTS)
             if hashlib.sha256(weights).hexdigest() != digest:
                 raise ModelLoadError(
-                    f"{file.name} in {str(folder)!r} is damaged: it does not match the recorded checksum.",
-                    hint="Copy it again.",
+                    f"{file.name} in {str(folder)!r} is damaged or was replaced: it does not match the "
+                    f"checksum in {CONFIG}.",
+                    hint="Copy the whole folder again.",
                 )
             if kind is not SavedGate:
                 _put_arrays(content, weights)
@@ -216,7 +218,7 @@ def unreadable(folder: Path, error: Exception) -> ModelLoadError:
         reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
     return ModelLoadError(
         f"The gate in {str(folder)!r} cannot be read: {reason}.",
-        hint="Check its permissions, copy it again, or train it again.",
+        hint="Check the folder's permissions, copy it again, or make the gate again.",
     )
 
 
@@ -259,5 +261,5 @@ Use it as `load_gate("{plain(name)}")`. Scores for another LLM are a guess: cali
 
 
 def plain(name: str) -> str:
-    """Make a name safe for Markdown: one line, with HTML escaped, so that no web page runs it."""
+    """Return a name for Markdown: as one line, with HTML escaped, so that no web page runs it."""
     return html.escape(" ".join(name.split()), quote=False)

@@ -253,7 +253,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
 class KindsSpec(EvidenceSpec[Float64Array]):
     """The probability of each kind for each segment, shape (segments, kinds).
 
-    It is a spec so that it is computed only once, although it is read up to three times. The specs of gates
+    It is a spec so that it is computed only once, although several methods read it. The specs of gates
     that share the heads and the proxy are equal, such as those of a gate and its copy for another LLM.
 
     Attributes:

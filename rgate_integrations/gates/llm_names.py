@@ -3,7 +3,8 @@
 Names are parsed by rules, never matched by similarity. In this order:
 
 1. Case is ignored, and so is everything before the last ``/``: owners, providers, folders, ARNs; also the prefixes of
-   `PROVIDERS` with a colon (``openai:gpt-4o``), of Bedrock (``us.anthropic.``) and of a fine-tune (``ft:``).
+   `PROVIDERS` with a colon (``openai:gpt-4o``), of Bedrock (``us.anthropic.``), and all but the model in the
+   name of a fine-tune (``ft:MODEL:organisation:name:id``).
 2. File endings, shard numbers, quantisations (``Q4_K_M``, ``q4f16_1``), tags (``:free``) and Bedrock's
    ``-v1:0`` are dropped.
 3. One date or revision is cut out and stored separately: ``20241022``, ``2024-08-06``, ``08-2024``,
@@ -12,8 +13,9 @@ Names are parsed by rules, never matched by similarity. In this order:
    and the number glued to it are two words (``llama3.1``, ``gpt4o``), and two numbers in a row are one
    version (``claude-3-5``, ``llama3-1``; Fireworks writes ``v3p1``, Azure ``gpt-35``).
 5. Words that do not matter for what the LLM knows are dropped (`_NOISE`): ``instruct``, ``chat``, ``it``,
-   ``awq``, context lengths, makers. If a size is named, words for speed (``turbo``, ``instant``) and a
-   mixture's active parameters and number of experts (``a3b``, ``16e``) are dropped, too.
+   ``awq``, context lengths, makers, and releases (``v0.2``) unless they follow a family's name. If a size is
+   named, words for speed (``turbo``, ``instant``) and a mixture's active parameters and number of experts
+   (``a3b``, ``16e``) are dropped, too.
 6. Another name of an LLM is replaced by its usual one (`ALIASES`).
 
 The order of the words does not matter: ``claude-sonnet-4`` and ``claude-4-sonnet`` are the same. Words for how long
@@ -157,7 +159,7 @@ class ModelName:
         families: Version of each of `FAMILIES` in the name, in order; the version is empty if unknown. The name of a
             distilled LLM may have two; that of a model that does not answer questions has none.
         size: Billions of parameters; None if unknown.
-        date: The digits of the date; may be empty.
+        date: The digits of the date or revision; may be empty.
         numbered: The families whose version is where their maker puts it. In ``gpt-bot-5``, 5 may be the bot's.
     """
 

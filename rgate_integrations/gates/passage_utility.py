@@ -77,7 +77,7 @@ class PassageUtilityModel(Frozen):
         format: Format of the file.
         features: Names of the features, in order.
         weights: Weight of each feature.
-        bias: Added to the weighted sum, which is the logit of P(the passages contain the answer).
+        bias: Added to the weighted sum; the result is the logit of P(the passages contain the answer).
         reading: P(correct) in [0, 1] if the passages contain the answer.
         distraction: Share in [0, 1] of its knowledge that the LLM loses if they do not.
         provenance: The model's origin, as JSON values.

@@ -50,7 +50,7 @@ def gate_class(name: str) -> type[Gate]:
 
 
 def list_gates() -> list[GateInfo]:
-    """Return a description of each kind of gate in this package, sorted by name; loads no model."""
+    """Return a description of each kind of gate that has a name, sorted by name; loads no model."""
     return [gate_class(name).info for name in sorted(_GATES)]
 
 
@@ -64,8 +64,9 @@ def make_gate(name: str, **parameters: Any) -> Gate:
 
     Raises:
         UnknownNameError: No gate has that name; the hint suggests names.
-        ConfigurationError: A parameter is unknown or out of range.
-        ModelLoadError: A saved gate cannot be read, was trained with other prompts, or asks a server.
+        ConfigurationError: A parameter is unknown or invalid, or the gate does not take the argument.
+        ModelLoadError: A saved gate or measured ability cannot be read, or a saved gate was trained with
+            other prompts or asks a server.
     """
     if name.startswith(("http://", "https://")):
         name = f"remote:{name}"
@@ -144,7 +145,7 @@ def _load_saved(name: str, parameters: Mapping[str, Any]) -> Gate:
             # A folder from anywhere could send all questions to a stranger's server.
             raise ModelLoadError(
                 f"The saved gate {name!r} asks a server, which is not allowed.",
-                hint="Do not use this gate. If you trust the server, load the gate by its URL.",
+                hint="Do not use this gate. If you trust the server, pass its URL to load_gate.",
             )
     check_prompts(gate, saved, name)
     return gate

@@ -54,7 +54,7 @@ class RemoteGate(NamedLLMGate):
     request_seconds: float = Field(default=10.0, gt=0, allow_inf_nan=False)
 
     def answer_gate(self) -> Gate:
-        """Return this gate: the server judges partial answers if its gate can."""
+        """Return this gate: the server judges the partial answer if its gate can, or else the question."""
         return self
 
     def question_gate(self) -> Gate:
@@ -160,8 +160,8 @@ class DecisionClient:
             llm_name_source: Where the name was detected; empty if the user gave it.
 
         Raises:
-            ServerError: The server did not answer in time, is not ready, rejected the request, or is not a
-                decision server.
+            ServerError: The server cannot be reached, did not answer in time, is not ready, rejected the
+                request, or is not a decision server.
             ConfigurationError: The proxy server in the environment is invalid.
         """
         if self._is_broken and self._send("GET", "/ready", seconds=_READY_TIMEOUT).status != 200:
@@ -187,7 +187,7 @@ class DecisionClient:
         if len(decisions) != len(items):
             raise ServerError(
                 f"{self.url} does not answer like a decision server.",
-                hint="Check that the URL is that of rgate serve, in the same version as here.",
+                hint="Check that rgate serve runs at this URL, in the same version as this client.",
             )
         return decisions
 

@@ -95,14 +95,26 @@ class Rules:
                 hint='For example: {"always": ["an example", {"pattern": "a regular expression"}], "never": []}',
             ) from error
 
-    def match(self, request: Request) -> Score | None:
+    @property
+    def stages(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names of the patterns and functions to try before the examples, and of those to try after them.
+
+        Those of ``never`` come after the examples of ``always``, so that the request retrieves if both match.
+        """
+        has_examples = any(isinstance(rule, str) for rule in self.always)
+        return (("always",), ("never",)) if has_examples else (("always", "never"), ())
+
+    def match(self, request: Request, names: Sequence[str]) -> Score | None:
         """Return an overriding score for the first pattern or function that matches or fails, or None.
 
         A function that fails retrieves.
+
+        Args:
+            request: The request.
+            names: ``"always"``, ``"never"`` or both, in the order in which they are tried.
         """
-        # "always" comes first, so that the request retrieves if both match.
-        for name, rules, p_known in (("always", self.always, 0.0), ("never", self.never, 1.0)):
-            for rule in rules:
+        for name in names:
+            for rule in getattr(self, name):
                 try:
                     reason = _match_rule(rule, request)
                 except Exception as error:  # a user's function may raise anything
@@ -111,7 +123,7 @@ class Rules:
                     )
                     return Score(0.0, "", warnings=(problem,)).overridden(problem)
                 if reason:
-                    return _rule_score(name, p_known, reason)
+                    return _rule_score(name, reason)
         return None
 
     def likeness_for(self, gate: Gate) -> tuple[LikenessSpec, ...]:
@@ -162,9 +174,7 @@ class LikenessSpec(EvidenceSpec[Score | None]):
         for (example, p_known), cosines in zip(self.examples, likeness.T, strict=True):
             name, cosine = ("never", cosines.min()) if p_known else ("always", cosines.max())
             if cosine >= ALIKE:
-                return _rule_score(
-                    name, p_known, f"the example {example[:_MAX_SHOWN]!r} (cosine {cosine:.2f})."
-                )
+                return _rule_score(name, f"the example {example[:_MAX_SHOWN]!r} (cosine {cosine:.2f}).")
         return None
 
 
@@ -190,9 +200,10 @@ def _check_rules(name: str, rules: RuleOrRules) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def _rule_score(name: str, p_known: float, reason: str) -> Score:
+def _rule_score(name: str, reason: str) -> Score:
     """Return the score of a request that a rule decides, without the gate."""
-    return Score(p_known, "").overridden(f"A rule in {name}= matches: {reason}", retrieve=not p_known)
+    p_known = 0.0 if name == "always" else 1.0
+    return Score(p_known, "").overridden(f"A rule in {name}= matches: {reason}", retrieve=name == "always")
 
 
 def _match_rule(rule: Rule, request: Request) -> str:

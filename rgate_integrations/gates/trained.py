@@ -47,7 +47,7 @@ class TrainedGate(Gate):
             raise ModelLoadError(
                 f"The gate in {values['artifact']!r} cannot be read: its method is {trained.method[:40]!r}, not "
                 f"{cls.info.name!r}.",
-                hint=f"Load it by its folder: load_gate({values['artifact']!r}).",
+                hint=f"Use load_gate({values['artifact']!r}).",
             )
         return {"threshold": trained.threshold, "proxy": trained.base_model, **values, "trained": trained}
 

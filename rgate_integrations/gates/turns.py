@@ -227,7 +227,9 @@ _EXAMPLES = {
 
 
 def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> list[Request | Exception]:
-    """Return each request completed with the turns that it refers to, or the error if the encoder fails.
+    """Return each request completed with the turns that it refers to.
+
+    If the encoder fails, a request with earlier turns yields the error.
 
     Args:
         gate: A gate that reads turns. Retries, remarks and general offers are only detected if it uses the
@@ -268,7 +270,7 @@ def join_user_turns(request: Request) -> Request:
 
 
 def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
-    """Return a request whose question includes those that it refers to; a remark loses its history."""
+    """Return a request whose question includes those that it refers to; a remark may lose its history."""
     if not request.history:
         return request
     kind = kinds.get(request.question, OTHER)
@@ -288,7 +290,8 @@ def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
     is_question = request.question.endswith(QUESTION_MARKS) and count_words(request.question) > _SHORT
     if not question or is_question:
         return request
-    # Move the question from the end of the assistant's turn to the front of the user's reply.
+    # Move the question from the end of the assistant's turn to the front of the user's reply; drop a general
+    # offer.
     *before, last = request.history
     rest = last.removesuffix(question).strip()
     if rest != _ASSISTANT.strip():

@@ -1,4 +1,4 @@
-"""Sentence embedders turn texts into normalised vectors, a batch per call. The default reads a hundred languages."""
+"""Sentence embedders turn texts into vectors, a batch per call. The default reads a hundred languages."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ class SentenceEmbedder:
     def identity(self) -> str:
         """A SHA-256 of the files on which the vectors depend; for a Hub id, the id itself.
 
-        All of these files are read, which takes 60 ms for the default model (90 MB).
+        All of these files are read, which takes 60 ms for the default model (90 MB). A catalogue model that
+        is missing is downloaded first. Raises the errors of `embed`.
         """
         folder = Path(resolve_model(self.name, kind="embedder"))
         if not folder.is_dir():
@@ -89,7 +90,7 @@ class SentenceEmbedder:
     def embed_queries(self, texts: Sequence[str]) -> Float32Array:
         """Return normalised vectors, shape (texts, dimension); one model call for all texts that are not cached.
 
-        The vectors of the latest 1,024 queries are cached, and all users of the model in this process share them.
+        The 1,024 vectors computed last are cached, and all users of the model in this process share them.
         Raises the errors of `embed`.
         """
         return _shared(self.name).embed_queries(texts)
@@ -130,7 +131,7 @@ _models: dict[str, _SharedModel] = {}
 
 
 def _shared(name: str) -> _SharedModel:
-    """Return the process-wide model for a name; all names of the same folder share it."""
+    """Return the process-wide model for a name; names that resolve to the same path or Hub id share it."""
     where = resolve_model(name, kind="embedder")
     # `setdefault` needs no lock: it is atomic, and no model is loaded yet.
     return _models.setdefault(where, _SharedModel(where))

@@ -186,7 +186,7 @@ class PassageIndex:
         self.add(passages, vectors, replace=True)
 
     def _embed(self, passages: Sequence[Passage]) -> Float32Array:
-        """Return the embedder's vectors; if it raises, its exception becomes the cause of ours."""
+        """Return the embedder's vectors; an exception that is no `RGateError` becomes the cause of ours."""
         try:
             return self.embedder.embed([passage.searchable for passage in passages])
         except RGateError:
@@ -292,6 +292,7 @@ class PassageIndex:
         Raises:
             WriteError: The file could not be written, for example because the disk is full; an earlier index is
                 unchanged.
+            RGateError: The embedder's model cannot be found; see `SentenceEmbedder.embed`.
         """
         from safetensors.numpy import save
 
@@ -320,7 +321,7 @@ class PassageIndex:
 
         Raises:
             IndexNotFoundError: The folder has no index.
-            IndexCorruptError: Its file is truncated, changed, or of another kind.
+            IndexCorruptError: Its file is unreadable, truncated, changed, or of another kind.
             IndexMismatchError: The index was built with another embedder or has another format.
             RGateError: The embedder's model cannot be found; see `SentenceEmbedder.embed`.
             MissingDependencyError: FAISS is not installed.
@@ -365,9 +366,8 @@ def _read(path: Path) -> tuple[str, str, _State]:
         saved = file.get_tensor("passages").tobytes()
     if facts.pop("checksum") != checksum(facts, saved, vectors):
         raise ValueError("its checksum does not match, so it was changed after it was saved")
-    passages = []
-    for name, title, text, metadata in _SAVED_PASSAGES.validate_json(saved, strict=True):
-        passages.append(Passage(name, text, title, metadata))
+    rows = _SAVED_PASSAGES.validate_json(saved, strict=True)
+    passages = [Passage(name, text, title, metadata) for name, title, text, metadata in rows]
     state = _State.from_passages(passages, check_vectors(vectors, len(passages)))
     if len(state.row_of) != len(passages):
         raise ValueError("an id occurs twice")
@@ -386,7 +386,7 @@ def check_vectors(vectors: Any, count: int, dimension: int = 0) -> Float32Array:
     """Check vectors, and return them in FAISS's format.
 
     Args:
-        vectors: The embedder's result.
+        vectors: The vectors, from an embedder, a caller or a file.
         count: The expected number of vectors.
         dimension: The expected dimension; 0 for any.
 
@@ -402,7 +402,8 @@ def check_vectors(vectors: Any, count: int, dimension: int = 0) -> Float32Array:
         ) from error
     if array.ndim != 2 or array.shape != (count, dimension or array.shape[1]) or (count and not array.size):
         raise ConfigurationError(
-            f"Vectors of shape {array.shape} do not match {count} texts and dimension {dimension or '(any)'}.",
+            f"Vectors of shape {array.shape} do not match {count} texts and "
+            f"dimension {dimension or '1 or more'}.",
             hint="An embedder must return shape (texts, dimension). An index can only hold one embedder's vectors.",
         )
     # For NaN, FAISS would return arbitrary rows.

@@ -100,8 +100,11 @@ def check_passages(passages: Iterable[Passage]) -> list[Passage]:
 
 
 def duplicate_id(name: str) -> DataFormatError:
-    """Return the error for an id that already exists."""
-    return DataFormatError(f"The id {name!r} occurs twice.", hint="Use unique ids, or upsert to replace it.")
+    """Return the error for an id that the index already has, or that occurs twice in a batch."""
+    return DataFormatError(
+        f"The id {name!r} occurs twice.",
+        hint="Make the ids unique. To replace a passage that is already in the index, use upsert.",
+    )
 
 
 def _copy_json(value: Any, depth: int) -> Any:
@@ -109,8 +112,8 @@ def _copy_json(value: Any, depth: int) -> Any:
 
     Raises:
         TypeError: JSON has no such type, or a key is not text (JSON would turn 1 and "1" into the same key).
-        ValueError: The value is nested deeper than ``depth``, for example because it contains itself; or it is
-            NaN, an integer of thousands of digits, or half a surrogate pair.
+        ValueError: The value is nested deeper than ``depth``, for example because it contains itself; or it
+            is NaN, infinite, an integer of thousands of digits, or half a surrogate pair.
     """
     if depth < 0:
         raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")

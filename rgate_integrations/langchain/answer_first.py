@@ -33,8 +33,8 @@ class DirectArm:
         arm: A runnable that answers without retrieval.
 
     Attributes:
-        with_logprobs: A copy of the arm that requests log-probabilities; None if its LLM has no unset field
-            for them.
+        with_logprobs: A copy of the arm that requests log-probabilities; None if that cannot be done, see
+            `rgate_integrations.langchain.chat_models.with_logprobs`.
         wants_logprobs: Whether to request them; False once the LLM has refused.
     """
 

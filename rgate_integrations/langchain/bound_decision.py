@@ -31,7 +31,7 @@ def read_threshold(gate: Runnable[Any, Decision], config: RunnableConfig) -> flo
     """Return the threshold of the call, or else of the `RetrievalGate`; None if neither is set.
 
     Raises:
-        ConfigurationError: The threshold in the config is not a number of at least 0.
+        ConfigurationError: The threshold in the config is not a finite number of at least 0.
     """
     threshold = config.get("configurable", {}).get(THRESHOLD_KEY)
     return getattr(gate, "threshold", None) if threshold is None else valid_threshold(threshold)

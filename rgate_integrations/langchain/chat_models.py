@@ -69,7 +69,10 @@ def instances_in(value: Any, kind: type[_T]) -> Iterator[_T]:
 
 
 def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
-    """Return a copy of an arm that requests log-probabilities; None if no model has a free field for it."""
+    """Return a copy of an arm whose last model with an unset field ``logprobs`` requests log-probabilities.
+
+    None without one. Only chains and bindings are searched, not runnables such as `RunnableParallel`.
+    """
     if isinstance(arm, BaseChatModel):
         if "logprobs" in type(arm).model_fields and getattr(arm, "logprobs", None) is None:
             return arm.bind(logprobs=True)

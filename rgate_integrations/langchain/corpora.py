@@ -141,7 +141,8 @@ def as_searched(
     """Convert a retriever or a retrieve arm to a runnable.
 
     Args:
-        value: A runnable, anything that LangChain coerces to one, or a mapping from corpus names to these.
+        value: A runnable, anything that LangChain coerces to one, or, for a gate with corpora, a mapping from
+            their names to these.
         kind: The class that combines the values of a mapping: `CorpusChain` or `CorpusRetriever`.
         corpora: Names of the gate's corpora.
         any_corpora: Whether the gate accepts any names, because it has no corpora yet.
@@ -159,7 +160,7 @@ def as_searched(
 
 
 def profile_searched(searched: Runnable[Any, Any]) -> dict[str, CorpusProfile]:
-    """Make a profile of each corpus that a runnable searches, by name.
+    """Make a profile of each corpus that a runnable searches, by name; one without a name is ``corpus``.
 
     Raises:
         ConfigurationError: The passages of a corpus cannot be read, or are in several indexes.

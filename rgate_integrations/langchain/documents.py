@@ -47,8 +47,8 @@ def fuse_documents(
         for rank, document in enumerate(documents, start=1):
             if not isinstance(document, Document):
                 return ConfigurationError(
-                    f"The guarded runnable returned {type(document).__name__} instead of documents.",
-                    hint="Guard the retriever, not the chain around it.",
+                    f"The retriever returned {type(document).__name__} instead of documents.",
+                    hint="Use the retriever itself, not a chain that converts its documents.",
                 )
             # Some stores return documents whose metadata is None.
             # The document's own metadata comes last, so that our keys never overwrite it.

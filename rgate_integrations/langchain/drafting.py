@@ -40,7 +40,7 @@ class GateCall:
         turn: The question and the turns before it; once condensed, the standalone question alone.
         condense_error: Why a follow-up could not be condensed, if so.
         threshold: The caller's threshold; None for the gate's own.
-        draft: The draft to judge with the question, or the error if writing it failed.
+        draft: The draft to judge with the question, an error for the decision to report, or None.
         result: This input's result, such as the decision, or its exception; None until there is one.
     """
 
@@ -136,7 +136,10 @@ class ChatDrafter(Drafter[GateCall]):
             self.forms = [{"logprobs": True}, {}] if "logprobs" in type(llm).model_fields else [{}]
 
     def write_for(self, calls: Sequence[GateCall]) -> Flow[None]:
-        """Write a draft for each call, unless condensing it failed; a batch's exception goes to each call."""
+        """Write a draft for each call, unless condensing it failed.
+
+        If the whole batch fails, each call gets its exception.
+        """
         calls = [call for call in calls if call.condense_error is None]
         drafts: Sequence[Draft | Exception | None]
         try:

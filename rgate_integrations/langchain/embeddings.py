@@ -19,7 +19,7 @@ class RGateEmbeddings(SentenceEmbedder, Embeddings):
     """The embedder of this package's indexes and gates, as LangChain embeddings.
 
     The model is loaded on first use and shared within the process. The vectors of the latest 1,024 queries are kept,
-    so a gate, an index and a store embed a question only once. Vectors have length 1.
+    so several indexes and stores embed a question only once. Vectors have length 1.
 
     Args:
         model: Catalogue name, local folder, or Hub id.

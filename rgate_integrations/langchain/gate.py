@@ -160,7 +160,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     @property
     def origin(self) -> Decider:
-        """The decider before its adjustment to an LLM found in a chain; copies made by `for_arm` share it."""
+        """The decider before its adjustment to ``llm`` or an arm's LLM; copies made by `for_arm` share it."""
         return self._origin
 
     def for_arm(self, direct: Runnable[Any, Any]) -> Self:
@@ -339,7 +339,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
 
 def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
-    """Return a runnable unchanged; make a `RetrievalGate` from anything else."""
+    """Return a runnable, except a decision model, unchanged; make a `RetrievalGate` from anything else."""
     if isinstance(gate, Runnable) and not is_decision_model(gate):
         return gate
     return RetrievalGate(gate)

@@ -40,7 +40,8 @@ class LocalChat(BaseChatModel, GenerationOptions):
 
     Raises:
         ConfigurationError: Raised by a call: a message has an unknown type or content other than text, an
-            option is unknown, or the prompt fills the model's context.
+            option is unknown, the prompt fills the model's context, a layer does not exist, or the model's
+            chat template is missing or rejects the messages.
 
     Example:
         >>> from rgate_integrations.langchain.local_chat import LocalChat

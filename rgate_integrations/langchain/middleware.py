@@ -61,8 +61,8 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
 
     Raises:
         ConfigurationError: ``tools`` is not a list, tuple or set, is empty, or has a tool without a name.
-        UnknownNameError: No gate has that name. Raised by the first call of the model: the agent has no tool
-            with a name in ``tools``.
+        UnknownNameError: No gate has that name. Raised by the first call of the model: the agent lacks a tool
+            that is named in ``tools``.
 
     Example:
         >>> middleware = RetrievalGateMiddleware("constant:never", tools=["search_docs"])

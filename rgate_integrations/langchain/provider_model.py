@@ -63,8 +63,9 @@ class ProviderModel(LanguageModel):
         thinking = _THINK.get(provider, {}).get(options.think, {})
         if options.think != "as-is" and not thinking:
             raise ConfigurationError(
-                f"Cannot set thinking to {options.think!r} for provider {provider!r}: the argument is unknown.",
-                hint="Pass the chat model's own argument with --extra-body JSON.",
+                f"Cannot set thinking to {options.think!r} for provider {provider!r}: "
+                "this package does not know its argument for that.",
+                hint="Leave out --think, and pass the chat model's own argument with --extra-body JSON.",
             )
         self.name = name
         self.options = options
@@ -137,7 +138,7 @@ class ProviderModel(LanguageModel):
         return run(self.habits.complete(ask)).head(tokens)
 
     def _ask(self, messages: list[dict[str, str]], limit: int, values: dict[str, Any]) -> Draft:
-        """Send a request with all fields that the chat model has, and again without those that the provider refuses.
+        """Send a request with those ``values`` that may be set, and again without each one that is refused.
 
         Raises:
             ServerError: The provider rejects the key, or has no such LLM.

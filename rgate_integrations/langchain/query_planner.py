@@ -26,7 +26,7 @@ class QueryPlanner(BaseModel):
             claim is.
         max_queries: Maximum number of queries per question, at least 1.
         filter_claims: Whether the gate judges each claim and drops the known ones. Only a `RetrievalGate` can do
-            that; with any other runnable, all claims are searched for.
+            that; with any other runnable, no claim counts as known.
     """
 
     gate: Any

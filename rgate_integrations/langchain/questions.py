@@ -54,7 +54,8 @@ def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
     Args:
         value: The runnable's input. Among messages, the last human one is the question.
         input_key: Key of the question in a mapping; by default, the first of `QUESTION_KEYS` that it has. The earlier
-            turns are under one of `HISTORY_KEYS`, or under ``messages`` if those end with the question.
+            turns are under one of `HISTORY_KEYS`, or under ``messages`` if the last human message of
+            those is the question.
 
     Raises:
         InvalidQuestionError: The input has no question.
@@ -120,7 +121,7 @@ def _messages(value: Any) -> Sequence[BaseMessage]:
 
 
 def _as_typed_message(message: BaseMessage) -> BaseMessage:
-    """Convert a `ChatMessage` to the message class of its role; return other messages unchanged."""
+    """Convert a user's or assistant's `ChatMessage` to the class of its role; return others unchanged."""
     if isinstance(message, ChatMessage):
         role = message.role.lower()
         if role in ("user", "human"):

@@ -66,12 +66,12 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
         always_include_question: Whether the question itself is always a query; if not, it is one only if no
             claim is.
         max_queries: Maximum number of queries per question, at least 1.
-        filter_claims: Whether the gate, which must be a `RetrievalGate`, judges each claim and drops the
-            known ones.
+        filter_claims: Whether the gate judges each claim and drops the known ones; see `QueryPlanner`.
 
     Raises:
         InvalidQuestionError: Raised by a call: the input has no question.
-        ConfigurationError: Raised by a call: the gate does not return a `Decision`.
+        ConfigurationError: The gate is invalid; see `RetrievalGate`. Raised by a call: it does not return a
+            `Decision`.
 
     Example:
         >>> ClaimQueryRewriter("constant:always").invoke("Who wrote Hamlet?")

@@ -242,7 +242,7 @@ class RouterInput(RoutedInput):
 
     Attributes:
         run: The input of the arms, and its run.
-        gate_input: The input of the gates: the arms' input, or the condensed question.
+        gate_input: The input of the gates: the router's input, or the condensed question.
         retrievers: Records this input's search, if the retrieve arm searches ahead.
         result: What remains to run; afterwards its output, or this input's exception.
     """
@@ -284,7 +284,7 @@ class RouterCall(RoutedCall[RouterInput]):
     def condense(self, key: str) -> Flow[None]:
         """Condense follow-ups: the gates get the standalone question as input, the arms get it under ``key``.
 
-        If condensing fails, the gates get the original input.
+        If condensing fails, the gates get the original input, and the arms get its question under ``key``.
         """
         gate = self.router.gate
         calls = [GateCall.read(item.run, getattr(gate, "input_key", None)) for item in self.inputs]
@@ -361,7 +361,7 @@ class RouterCall(RoutedCall[RouterInput]):
         item.run.config = bind_decision(item.run.config, self.router.gate, item.run.input, decision)
 
     def remaining_run(self, item: RouterInput) -> ArmRun | ArmAnswer | Exception:
-        """Return what remains to run for an input, with the decision in its config; or its exception."""
+        """Return an answer to finish, an arm to run with the decision in its config, or an exception."""
         decision = item.outcome
         if not isinstance(decision, Decision):
             return decision  # type: ignore[return-value]  # after the call, it is an exception

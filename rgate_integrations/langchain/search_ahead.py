@@ -100,9 +100,9 @@ class ArmSearch(BatchCall):
 def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, Any]]:
     """Split a retrieve arm into its steps up to the retriever, and the rest.
 
-    Without a retriever among the steps, as in a chain of functions, the first step counts as the search. If
-    the last step is a retriever, the whole arm is the search. The chains of a `CorpusChain` are split one by
-    one.
+    If the last step is a retriever, the whole arm is the search. Otherwise, if no step before the last has a
+    retriever, as in a chain of functions, the first step counts as the search. The chains of a `CorpusChain`
+    are split one by one.
 
     Raises:
         ConfigurationError: The arm is a single step other than a retriever.

@@ -1,4 +1,4 @@
-"""LlamaIndex: gated query engines, retrievers and tools, and a selector. Needs ``llama-index-core``."""
+"""LlamaIndex: query engines, retrievers, a tool, a selector, and models. Needs ``llama-index-core``."""
 
 from rgate_integrations.errors import missing_dependency
 

@@ -31,7 +31,8 @@ class GatedTool(FunctionTool):
     Args:
         tool: The guarded tool, or a function that LlamaIndex can turn into one.
         gate: A gate, or an argument for `load_gate`; the default gate when None.
-        llm: The agent's own LLM: it drafts an answer, which the gate judges.
+        llm: The agent's own LLM, to which P(known) is adjusted: it drafts an answer, which the gate judges.
+            The default gate is then ``answer:default,default-answer``.
         tokens: Maximum number of tokens of the draft, at least 1.
         question: Name of the argument with the question; by default ``input``, ``question`` or ``query``, or else
             the only text argument.
@@ -41,6 +42,7 @@ class GatedTool(FunctionTool):
         ConfigurationError: The gate is invalid, or the tool has ``return_direct=True``, so that the user
             would see the message to the agent.
         UnknownNameError: No gate has that name.
+        ModelLoadError: A trained gate cannot be read.
 
     Example:
         >>> tool = GatedTool(QueryEngineTool.from_defaults(engine), gate)  # doctest: +SKIP

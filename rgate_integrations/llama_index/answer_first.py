@@ -68,7 +68,7 @@ class EngineAnswer(BufferedAnswer):
         """Release the answer as a response; without ``streaming``, read a stream to its end.
 
         Raises:
-            Exception: The engine failed; for a stream, before the first token.
+            Exception: The engine failed. A response that streams raises later failures while it is read.
         """
         # If the answer was not judged, the engine has not run yet. Its first chunk shows the type of the response.
         yield from self.buffer(1)
@@ -95,7 +95,7 @@ class EngineStream(ChunkStream):
     Args:
         engine: The engine.
         bundle: The question.
-        answer: Receives the LLM's metadata: log-probabilities, thoughts and usage.
+        answer: Receives metadata from the LLM's events, such as log-probabilities.
 
     Attributes:
         response: The response; None until the engine has run.

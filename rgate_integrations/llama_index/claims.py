@@ -25,9 +25,10 @@ from rgate_integrations.runtime.flow import Call, Flow, Gather, run
 class ClaimFusionRetriever(FlowRetriever):
     """Searches for a question and its draft's claims with every retriever, and fuses the results by reciprocal rank.
 
-    It always retrieves: it decides what to search for, not whether. Inside a `GatedQueryEngine`, or behind a
-    `RetrievalGateSelector`, it uses the draft that was judged there instead of writing its own, unless
-    ``draft_llm`` is another LLM.
+    It always retrieves: it decides what to search for, not whether. Inside a `GatedQueryEngine`,
+    `GatedRetriever` or `GatedTool`, or behind a `RetrievalGateSelector`, it uses the draft that was judged
+    there, if any, instead of writing its own, unless ``draft_llm`` is another LLM. Without a draft, it
+    searches only for the question.
 
     Args:
         retrievers: The retrievers, of any kind.
@@ -41,6 +42,7 @@ class ClaimFusionRetriever(FlowRetriever):
     Raises:
         ConfigurationError: The gate is invalid.
         UnknownNameError: No gate has that name.
+        ModelLoadError: A trained gate cannot be read.
     """
 
     def __init__(
@@ -73,11 +75,12 @@ class ClaimFusionRetriever(FlowRetriever):
 
 
 class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
-    """Adds the claims of a draft to the query's embedding texts, for pipelines built on query transforms.
+    """Embeds a query as its question and the claims of its draft, for pipelines built on query transforms.
 
-    LlamaIndex averages these texts into one vector (a warning says so), and keyword retrievers ignore them.
-    `ClaimFusionRetriever` searches for each claim, which finds more. LlamaIndex's own `TransformQueryEngine`
-    blocks the event loop during a transform; `ClaimQueryEngine` does not.
+    They replace the query's embedding texts. LlamaIndex averages these into one vector (a warning says so),
+    and keyword retrievers ignore them. `ClaimFusionRetriever` searches for each claim, which finds more.
+    LlamaIndex's own `TransformQueryEngine` blocks the event loop during a transform; `ClaimQueryEngine` does
+    not.
 
     Args:
         gate: The gate that drafts the answer. The default gate, used when None, writes no draft: pass ``draft_llm``.
@@ -88,6 +91,7 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
     Raises:
         ConfigurationError: The gate is invalid.
         UnknownNameError: No gate has that name.
+        ModelLoadError: A trained gate cannot be read.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """`QueryDecider`: makes one decision per request, which travels with its query.
 
-An engine or a retriever binds its decision while its arm runs, so that the same gate inside does not decide
-or draft again. A selector cannot, because the router runs the arm after the selector has returned. So its
-decision is attached to the query bundle, which the router passes to the arm.
+An engine, a retriever or a tool binds its decision while its arm runs, so that the same gate inside does not
+decide or draft again. A selector cannot, because the router runs the arm after the selector has returned. So
+its decision is attached to the query bundle, which the router passes to the arm.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def read_bound(bundle: QueryBundle) -> QueryDecision | None:
 class QueryDecider:
     """Decides about one question, once per request.
 
-    It reuses a decision that came with the request, unless gate, drafting LLM or threshold was another.
-    With another gate or threshold, but the same drafting LLM, it reuses only the draft.
+    It reuses a decision that came with the request if that is by the same gate and, where this decider has
+    its own, the same drafting LLM and threshold. If only the gate or threshold differs, it reuses the draft.
 
     Args:
         gate: A gate, or an argument for `load_gate`; when None, the default gate, which depends on ``draft_llm``.
@@ -140,8 +140,9 @@ class QueryDecider:
     def judge(self, bundle: QueryBundle) -> Flow[Decision]:
         """Return the decision about a question; reuse one that came with the request.
 
-        If the gate or LLM fails, it retrieves, unless the gate has ``on_error="raise"``. It also retrieves for a
-        question that the gate cannot understand without the earlier turns.
+        If the gate fails, for example because the LLM wrote no draft, it retrieves, unless the gate has
+        ``on_error="raise"``. It also retrieves for a question that the gate cannot understand without the
+        earlier turns.
         """
         reusable = self.reusable(bundle)
         if reusable is not None:
@@ -258,7 +259,7 @@ class Gated:
         for key in prompts_dict:
             if key not in known:
                 raise ConfigurationError(
-                    f"Unknown prompt key {key!r}.", hint=f"Use one of: {', '.join(known)}."
+                    f"Unknown prompt key {key!r}.", hint=f"The keys are: {', '.join(known) or 'none'}."
                 )
         # LlamaIndex's own method does not accept keys of nested parts, and the methods that it calls are private.
         for key, prompt in prompts_dict.items():

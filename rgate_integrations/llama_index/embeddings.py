@@ -12,10 +12,10 @@ from rgate_integrations.index.embedder import DEFAULT_EMBEDDER, SentenceEmbedder
 
 
 class RGateEmbedding(BaseEmbedding):
-    """The embedder of this package's indexes and gates as a LlamaIndex embedding model.
+    """The embedder of this package's indexes as a LlamaIndex embedding model.
 
     The model is loaded on first use and shared within the process. The vectors of the latest 1,024 queries are kept,
-    so a gate and a query engine embed a question only once. Vectors have length 1.
+    so several indexes embed a question only once. Vectors are normalised.
 
     Attributes:
         model_name: Catalogue name, local folder, or Hub id.

@@ -40,10 +40,10 @@ __all__ = ["LocalLLM"]
 class LocalLLM(LLM, GenerationOptions):
     """An LLM that runs in this process on transformers, and shares its weights with gates on the same model.
 
-    As the LLM of ``GatedQueryEngine(..., answer_first=True)``, it keeps the hidden states of its tokens. A
-    probe (a gate that reads such states) of the same model, trained with the same prompt, then judges the
-    partial answer without reading it again, and a known answer continues from there: no token is computed
-    twice.
+    It keeps the hidden states of an answer's tokens while the answer is in use. With
+    ``GatedQueryEngine.from_defaults(..., answer_first=True)``, a probe (a gate that reads such states) of the
+    same model, trained with the same prompt, judges the partial answer without reading it again, and a known
+    answer continues from there: no token is computed twice.
 
     Generation is lazy, so a closed stream costs nothing more. Other callers may use the model between two tokens.
 
@@ -55,7 +55,8 @@ class LocalLLM(LLM, GenerationOptions):
         proxy: The model itself, instead of its name.
 
     Raises:
-        ConfigurationError: Raised by a call: a message has content other than text, an option is unknown, or
+        ConfigurationError: Raised by a call: a message has content other than text, an option is unknown, a
+            layer does not exist, the model has no chat template or the template rejects the conversation, or
             the prompt fills the model's context.
 
     Example:
@@ -138,7 +139,7 @@ class LocalLLM(LLM, GenerationOptions):
                 raise ConfigurationError(
                     "A local model can only read text, but a message with the role "
                     f"{message.role.value!r} has other content.",
-                    hint="Remove images and files.",
+                    hint="Keep only its text blocks.",
                 )
             turns.append({"role": message.role.value, "content": message.content or ""})
         call = self.for_call(options)
@@ -161,7 +162,7 @@ class LocalLLM(LLM, GenerationOptions):
 
 
 def _whole(responses: Sequence[ChatResponse]) -> ChatResponse:
-    """Return the response of a call that does not stream: a stream's last one, with the log-probabilities of all."""
+    """Merge a stream's responses into one: the last, with the log-probabilities of all and no delta."""
     logprobs: list[list[LogProb]] = []
     for response in responses:
         logprobs += response.logprobs or []

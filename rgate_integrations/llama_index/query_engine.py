@@ -57,25 +57,28 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         gate: A gate, or an argument for `load_gate`; the default gate when None.
         llm: The LLM of ``direct``, to which P(known) is adjusted.
         tokens: Maximum number of tokens of a draft that this LLM writes for the gate to judge, at least 1;
-            when None, the gate writes any drafts that it needs.
+            when None, the gate writes any drafts that it needs. Unused with ``answer_first``.
         answer_first: Let ``direct``, which should stream, start to answer, and judge its first tokens: if the LLM
-            knows, the answer continues; otherwise it is cancelled. With ``llm``, the claims to search for come from
-            the partial answer. Options: `AnswerFirst`.
+            knows, the answer continues; otherwise it is cancelled. A `ClaimFusionRetriever` in
+            ``query_engine`` then searches for the claims of the partial answer, unless its ``draft_llm`` is
+            not ``llm``. Options: `AnswerFirst`.
         streaming: Whether the caller gets an answer of ``direct`` as a stream, if ``direct`` streams.
         look_first: Search for every question, while the gate decides (with several corpora, after its
-            decision), and read the passages only if they help more than the LLM's own knowledge. Needs an
-            engine that retrieves and synthesizes in two steps, whose retriever has no gate. Options:
-            `LookFirst`.
+            decision), and read the passages only if they help more than the LLM's own knowledge. The engine
+            needs a ``retriever`` without a gate, and ``synthesize``, like a ``RetrieverQueryEngine``.
+            Options: `LookFirst`.
         **gate_options: ``always=`` and ``never=``: rules as in `load_gate`, instead of the gate's own. ``corpus=``,
             with ``prefer=``, ``when_uncovered=`` and ``top=``: the corpus, as in `load_gate`; ``corpus=True`` makes
             a profile of the passages in your index.
 
     Raises:
         ConfigurationError: The gate or an option is invalid, or the names of retrievers and corpora differ. With
-            ``look_first`` or `AnswerFirst.prefetch`: the engine does not work in two steps, or its retriever has a
-            gate. With ``answer_first``: the gate only reads the question. With ``corpus=True``: the passages cannot
-            be read.
+            ``look_first`` or `AnswerFirst.prefetch`: the engine has no ``retriever`` or ``synthesize``, or
+            the retriever has a gate. With ``answer_first``: the gate only reads the question. With
+            ``corpus=True``: the passages cannot be read.
         UnknownNameError: No gate has that name.
+        ModelLoadError: A trained gate or, with ``corpus=True``, the encoder cannot be loaded.
+        DownloadError: With ``corpus=True``, the encoder could not be downloaded.
         ProfileError: The profile of a corpus cannot be read, or a corpus has no passages.
     """
 
@@ -140,17 +143,19 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             gate: A gate, or an argument for `load_gate`; the default gate when None.
             llm: Answers known questions; by default ``Settings.llm``, as everywhere in LlamaIndex. Pass the LLM that
                 the engine was made with.
-            streaming: Whether the direct arm streams; by default it does if the engine does.
+            streaming: Whether the caller gets answers to known questions as streams; by default, if the
+                engine streams.
             tokens: Maximum number of tokens of a draft that the LLM writes for the gate to judge, at least 1;
                 when None, the gate writes any drafts that it needs.
             direct_prompt: The LLM's prompt for known questions, with ``query_str``.
             direct: Your own engine for known questions; pass its LLM as ``llm``.
             **options: ``answer_first``, ``look_first`` and those of the gate; see the class. With ``answer_first``,
-                the first ``tokens`` tokens are judged, by default 32.
+                ``tokens`` replaces `AnswerFirst.tokens` instead.
 
         Raises:
-            ConfigurationError: No LLM was given and LlamaIndex's ``Settings`` have none; both ``direct`` and
-                ``direct_prompt`` were given; or as for the class.
+            ConfigurationError: No LLM was given and LlamaIndex's ``Settings`` have none, or both
+                ``direct`` and ``direct_prompt`` were given.
+            RGateError: The errors of the class.
         """
         llm = llm or _llm_of_settings()
         if streaming is None:
@@ -210,7 +215,10 @@ def _check_two_steps(engine: BaseQueryEngine) -> None:
     """Raise a `ConfigurationError` for an engine that cannot search before the decision."""
     retriever = getattr(engine, "retriever", None)
     if retriever is None or not hasattr(engine, "synthesize"):
-        problem = f"{type(engine).__name__} does not retrieve and synthesize in two steps."
+        problem = (
+            f"{type(engine).__name__} has no {'retriever' if retriever is None else 'method synthesize'}, "
+            "so it cannot search before the decision."
+        )
     elif isinstance(getattr(retriever, "decider", None), QueryDecider):
         problem = f"{type(retriever).__name__} has its own gate, so it cannot search before the decision."
     else:

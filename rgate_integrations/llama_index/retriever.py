@@ -1,4 +1,4 @@
-"""`GatedRetriever` for engines that take a retriever, and `IndexRetriever` for this package's indexes."""
+"""Retrievers: one with a gate, one for several corpora, and one for this package's indexes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class FlowRetriever(BaseRetriever):
 
 
 class CorpusRetriever(FlowRetriever):
-    """Searches the corpora that the decision names, or all corpora if the decision names none.
+    """Searches the corpora that the decision about the query names; all if there is none, or it names none.
 
     Results are fused by reciprocal rank. `GatedRetriever` makes one from ``{"docs": retriever, "hr": other}``. It may
     also be the retriever of an engine inside a `GatedQueryEngine`.
@@ -85,10 +85,12 @@ class CorpusRetriever(FlowRetriever):
 
 
 def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
-    """Make a profile of each corpus that a retriever searches, by name.
+    """Make a profile of each corpus that a retriever searches, by name; without names, it is ``"corpus"``.
 
     Raises:
         ConfigurationError: The passages cannot be read, for example because they are in a database.
+        ModelLoadError: The encoder cannot be loaded.
+        DownloadError: The encoder could not be downloaded.
         ProfileError: A corpus has no passages.
     """
     parts = retriever.parts if isinstance(retriever, CorpusRetriever) else {"corpus": retriever}
@@ -112,8 +114,8 @@ class GatedRetriever(Gated, FlowRetriever):
 
     LlamaIndex's engines answer "Empty Response" when a retriever finds nothing. So for a known question, this one
     returns a single note that tells the LLM to answer from its own knowledge. The note is not a source: responses do
-    not list it, and have the decision in ``metadata["rgate"]``. If an engine can be wrapped, prefer
-    `GatedQueryEngine`: its direct arm has its own prompt.
+    not list it, and those of query engines have the decision in ``metadata["rgate"]``. If an engine can be
+    wrapped, prefer `GatedQueryEngine`: its direct arm has its own prompt.
 
     The note survives postprocessors that filter by score, time or position: its score is above any cutoff,
     and its metadata has every key. A postprocessor that judges the text, such as ``KeywordNodePostprocessor``
@@ -124,7 +126,8 @@ class GatedRetriever(Gated, FlowRetriever):
         retriever: The guarded retriever. With several corpora, it may be a mapping from their names to retrievers: at
             most ``top`` of them run, or all if the gate fails.
         gate: A gate, or an argument for `load_gate`; the default gate when None.
-        llm: Your own LLM: it drafts an answer, which the gate judges.
+        llm: Your own LLM, to which P(known) is adjusted: it drafts an answer, which the gate judges. The
+            default gate is then ``answer:default,default-answer``.
         tokens: Maximum number of tokens of the draft, at least 1.
         memory: The memory of a chat engine that does not condense follow-ups, such as ``ContextChatEngine``, from
             which the gate reads the earlier turns.
@@ -138,6 +141,8 @@ class GatedRetriever(Gated, FlowRetriever):
         ConfigurationError: The gate or an option is invalid, the names of retrievers and corpora differ, or with
             ``corpus=True`` the passages cannot be read.
         UnknownNameError: No gate has that name.
+        ModelLoadError: A trained gate or, with ``corpus=True``, the encoder cannot be loaded.
+        DownloadError: With ``corpus=True``, the encoder could not be downloaded.
         ProfileError: The profile of a corpus cannot be read, or a corpus has no passages.
     """
 

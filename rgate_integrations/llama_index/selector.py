@@ -30,7 +30,8 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
         direct: Name of the tool that answers without retrieval.
         retrieve: Name or names of the tools that retrieve; by default the names of the gate's corpora, or
             ``"retrieve"``.
-        llm: Your own LLM: it drafts an answer, which the gate judges.
+        llm: Your own LLM, to which P(known) is adjusted: it drafts an answer, which the gate judges. The
+            default gate is then ``answer:default,default-answer``.
         tokens: Maximum number of tokens of the draft, at least 1.
         **options: ``corpus=``, with ``prefer=``, ``when_uncovered=`` and ``top=``: the tools' corpora, as in
             `load_gate`. ``always=`` and ``never=``: rules, instead of the gate's own.
@@ -39,6 +40,7 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
         ConfigurationError: The gate or an option is invalid, such as ``corpus=True``: a selector has no
             passages. Raised by a selection: ``direct`` or ``retrieve`` names an unknown tool.
         UnknownNameError: No gate has that name.
+        ModelLoadError: A trained gate cannot be read.
         ProfileError: The profile of a corpus cannot be read.
     """
 

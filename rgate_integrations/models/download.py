@@ -224,7 +224,7 @@ def corpus_path(name: str) -> Path:
 
 
 def resolve_model(name: str | os.PathLike[str], *, kind: str = "model") -> str:
-    """Turn a model argument into what ``from_pretrained`` takes, downloading a missing catalogue entry.
+    """Turn a model argument into a folder or Hub id, downloading a missing catalogue entry.
 
     Args:
         name: Catalogue name (not the reader's or a corpus's), local folder, or Hub id (``owner/name``).

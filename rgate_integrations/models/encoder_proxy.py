@@ -30,7 +30,8 @@ _MAX_HISTORY = 768  # tokens of the earlier turns; of a longer history, only the
 class EncoderProxy(HasStates):
     """multilingual-e5-small for gates: an `Encoder` that is loaded on first use.
 
-    It reads requests without a prompt. It can neither read partial answers nor write or score text.
+    It reads requests without a prompt. It can read neither drafts nor partial answers, and cannot write or
+    score text.
 
     Attributes:
         max_batch_size: Maximum number of requests that an engine passes at once.
@@ -71,8 +72,8 @@ class EncoderProxy(HasStates):
         """
         if drafts is not None:
             raise EvidenceError(
-                f"{ENCODER} reads questions, but not partial answers.",
-                hint="Use a gate for partial answers, such as answer, or proxy='smollm2-135m-instruct'.",
+                f"{ENCODER} reads questions, but not drafts or partial answers.",
+                hint="Use a proxy that reads them, such as 'smollm2-135m-instruct'.",
             )
         numbers = _check_layers(layers)
         questions = [" ".join(fields["question"].split()) for fields in values]
@@ -120,7 +121,8 @@ def _check_layers(layers: Sequence[PooledLayer]) -> list[int]:
     """Return the numbers of the layers to pool, ascending.
 
     Raises:
-        EvidenceError: A layer does not exist, or something other than a mean over the question is requested.
+        EvidenceError: A layer is not between 1 and 16, or something other than a mean over the question is
+            requested.
     """
     for layer, span, pooling in layers:
         if not 0 < layer <= ALL_LAYERS or (span, pooling) != ("question", "mean"):

@@ -89,7 +89,7 @@ class PromptEncoder(TextEncoder):
 
     Attributes:
         chat: Whether the model has a chat template.
-        stop_ids: Ids of the tokens that end an answer; the first is the one used in training.
+        stop_ids: Ids of the tokens that end an answer; the first is the one that `training_pair` adds.
     """
 
     def __init__(self, tokenizer: Any, limit: int) -> None:

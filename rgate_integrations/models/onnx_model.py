@@ -92,7 +92,7 @@ class OnnxModel(ABC):
     entry: ClassVar[str]
     """The model's name in the catalogue."""
     shipped: ClassVar[Path]
-    """The folder with the model's graph and self-test, which come with this package."""
+    """The folder with the model's graphs and self-test, which come with this package."""
 
     def __init__(self, folder: Path, *, threads: int | None = None, self_test: bool = True) -> None:
         self.threads = threads or count_cores()

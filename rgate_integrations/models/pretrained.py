@@ -1,7 +1,7 @@
 """Loads models, tokenizers and LoRA adapters with transformers. Never runs their code or reads pickles.
 
-The options used here make transformers refuse both, as sentence-transformers does since version 6. Both libraries
-would still unpickle some files; `refuse_pickles` rejects these.
+The options used here make transformers refuse code and most pickles, as sentence-transformers does since
+version 6. `refuse_pickles`, and for adapters `load_adapter`, reject the pickles that would still be read.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ def load_tokenizer(name: str) -> Any:
         ModelLoadError: The model has no tokenizer that can be loaded, or may not be downloaded.
         DownloadError: The model is missing and could not be downloaded.
         UnknownNameError: The name is neither a catalogue name, nor a folder, nor a Hub id.
+        ImportError: The extra ``local`` is not installed.
     """
     import transformers
 

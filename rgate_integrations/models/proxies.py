@@ -40,13 +40,13 @@ def language_model(proxy: Proxy) -> LanguageModel:
     """Return the model that generates and scores text for a proxy.
 
     Raises:
-        EvidenceError: The proxy can do neither.
+        EvidenceError: The proxy is not a `LanguageModel`.
     """
     if isinstance(proxy, ReaderProxy):
         return local.shared_proxy(proxy.name)
     if not isinstance(proxy, LanguageModel):
         raise EvidenceError(
-            f"The proxy {proxy.name!r} can neither generate nor score text.",
+            f"The proxy {proxy.name!r} is not a language model that can generate and score text.",
             hint=f"Use another proxy, such as {DEFAULT_MODEL!r}.",
         )
     return proxy

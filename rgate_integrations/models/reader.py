@@ -105,10 +105,10 @@ class Reader(OnnxModel, TextEncoder):
             layers: The states to return, of those that `can_read` allows.
         """
         rows = _drop_unread(list(map(self.encode, questions, drafts or [""] * len(questions))), layers)
-        results = []
-        for row, states in zip(rows, self._read(rows, layer_numbers(layers)), strict=True):
-            results.append(HiddenStates(pool_row(states, row, layers), PREFIX_TOKENS + len(row.ids)))
-        return results
+        return [
+            HiddenStates(pool_row(states, row, layers), PREFIX_TOKENS + len(row.ids))
+            for row, states in zip(rows, self._read(rows, layer_numbers(layers)), strict=True)
+        ]
 
     def request_states(self, texts: Sequence[Segmented], layers: RequestLayers) -> list[RequestStates]:
         """Pool hidden states of requests; see `rgate_integrations.models.base.HasStates.request_states`."""

@@ -130,11 +130,12 @@ class RemoteModel(LanguageModel):
 
         The errors are those of `generate`.
         """
-        requests = []
-        for fields in values:
-            for number in range(n):
-                options = {"max_tokens": tokens, "temperature": temperature, "seed": seed + number}
-                requests.append(self._request(prompt, fields, options))
+        options = {"max_tokens": tokens, "temperature": temperature}
+        requests = [
+            self._request(prompt, fields, {**options, "seed": seed + number})
+            for fields in values
+            for number in range(n)
+        ]
         drafts = self._write(requests, tokens)
         return [tuple(drafts[i : i + n]) for i in range(0, len(drafts), n)]
 
@@ -237,9 +238,10 @@ class RemoteModel(LanguageModel):
         """Send requests concurrently; the server batches them.
 
         Raises:
-            ServerError: All requests failed, so repeating them one by one is useless. The first request's
-                error is raised, which may also be an `EvidenceError`.
-            EvidenceError: Some requests failed, so the caller repeats them one by one.
+            ServerError: All requests failed, the first because the server cannot be used: repeating them is
+                useless.
+            EvidenceError: All requests failed, the first because the server refused it; or only some failed.
+                Evidence is then computed again for each question alone.
         """
         outcomes = run_requests(self._ask_all(requests, needs_logprobs))
         completions = [outcome for outcome in outcomes if isinstance(outcome, tuple)]

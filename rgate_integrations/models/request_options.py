@@ -1,4 +1,4 @@
-"""Options of an application's requests, and what we learn about its server."""
+"""Options of requests to an LLM, and what we learn about its server."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class ServerHabits:
         options: The options of the requests.
 
     Attributes:
-        refused: Refused fields, in the order of their refusal; one may occur twice, see `body`.
+        refused: Refused fields, in the order of their refusal; one may occur several times, see `body`.
         thinks: Whether the model has ever thought before an answer; None until its first answer.
     """
 
@@ -114,7 +114,7 @@ class ServerHabits:
 
         Args:
             body: The body for a question.
-            without: Refused fields; a field that occurs twice was refused with two values.
+            without: Refused fields; a field occurs once for each value with which it was refused.
             longer: Whether to add tokens for thoughts.
         """
         sent = {**body, **self.options.body}

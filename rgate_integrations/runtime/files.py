@@ -63,7 +63,7 @@ def write_folder(folder: str | Path, files: Mapping[str, bytes | str]) -> Path:
         WriteError: The folder could not be written, for example because the disk is full; an earlier folder is
             unchanged.
     """
-    target = Path(folder)
+    target = Path(os.path.expanduser(folder))
     with _temporary(target) as temporary:
         for name, content in files.items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
@@ -414,7 +414,9 @@ def _beside(target: Path, mark: str) -> Path:
     """
     if target.name in ("", ".."):  # the current folder, or the root
         raise ConfigurationError(
-            f"{str(target)!r} cannot name a file or folder.", hint="Choose another path."
+            f"{str(target)!r} cannot name a file or folder: it is the current folder, one above it, or the "
+            "root.",
+            hint="Choose another path.",
         )
     return target.with_name(f".{target.name}-{mark}")
 
@@ -438,5 +440,5 @@ def _write_error(target: Path, error: OSError) -> WriteError:
     """Return the error for a file or folder that could not be written."""
     hint = "Check its permissions, or choose another path."
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        hint = "Free some space, then run the command again: everything written so far is kept."
+        hint = "Free some space or choose another path, then try again; what was written before is kept."
     return WriteError(f"{str(target)!r} could not be written: {error.strerror or error}.", hint=hint)

@@ -85,7 +85,7 @@ class Record:
         Raises:
             DataFormatError: The value is missing, empty, or not a list of finite numbers.
         """
-        return self._read(key, _NUMBERS, problem=f"{key} is not a list of numbers")
+        return self._read(key, _NUMBERS, problem=f"{key} is not a list of one or more finite numbers")
 
     def logprobs(self, key: str) -> tuple[float, ...] | None:
         """Return log-probabilities, each at most 0, or None if missing, null or an empty list.

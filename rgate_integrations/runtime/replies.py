@@ -54,7 +54,8 @@ class Reply(NamedTuple):
     """An LLM's reply.
 
     Attributes:
-        thoughts: Its visible thoughts; None if there are none, empty if the text is only the tags for them.
+        thoughts: Its visible thoughts; None if there are none, empty if they are hidden or if the text is
+            only the tags for them.
         answer: The text after them; empty if the text ends while the LLM is still thinking.
     """
 

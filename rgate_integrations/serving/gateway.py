@@ -112,7 +112,7 @@ class Gateway:
             )
         if partial_answers is not None and service.gates().answer is None:
             raise ConfigurationError(
-                "The gate reads only questions, so it cannot judge a partial answer.",
+                "The gate cannot judge a partial answer, and has no gate for that.",
                 hint="Omit answer_first= (--answer-first), or use the default gate.",
             )
         self.service = service
@@ -136,8 +136,8 @@ class Gateway:
     async def answer(self, request: Request) -> Response:
         """Forward any request, after a decision if it has a question for the LLM.
 
-        With the header ``x-rgate``, a client may switch that off, or decide itself; other values are
-        rejected.
+        With the header ``x-rgate``, a client may switch that off or, except in shadow mode, decide itself;
+        other values are rejected.
         """
         content = await request.body()
         # Only a POST can ask an LLM; lists of models and the like pass unchanged.

@@ -131,8 +131,10 @@ class LLMRequest:
         content: Its body.
         body: The parsed body.
         field: Name of the body's field with the question.
-        part: Value of ``type`` in a message's text parts; empty if the field holds no messages.
-        index: Index of the question among the messages; None if the field itself is the question.
+        part: Value of ``type`` in a message's text parts; empty on the completions route, which has no
+            messages.
+        index: Index of the question among the messages; None if the field is the question, or a list of
+            only it.
         turn: The question and its history.
     """
 

@@ -1,6 +1,6 @@
-"""Adapts retrievers and vector stores of LangChain and LlamaIndex, and functions, to `Retriever`.
+"""Adapts what can search, such as LangChain's and LlamaIndex's retrievers, to `Retriever`.
 
-They are recognised by their methods, so neither framework has to be imported.
+The objects are recognised by their methods, so neither framework has to be imported.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def as_retriever(source: Any) -> Retriever:
         f"The class {source.__name__} cannot search, but its instances may."
         if isinstance(source, type)
         else f"An object of type {type(source).__name__} cannot search.",
-        hint="Pass a retriever, a vector store, a function of a query, or an object with search(queries, k).",
+        hint="Pass a retriever, a LangChain vector store, a LlamaIndex index, a function of a query, or an "
+        "object with search(queries, k).",
     )
 
 
@@ -90,11 +91,13 @@ def as_hit(result: Any, query: str) -> Hit:
     if isinstance(record, str):
         record = {"text": record}
     if not isinstance(record, Mapping):
-        text = getattr(record, "page_content", None) or getattr(record, "text", None)
+        texts = {name: getattr(record, name, None) for name in ("text", "page_content")}
         identity = getattr(record, "id", None) or getattr(record, "node_id", None)
-        record = {"text": text, "id": identity, "metadata": getattr(record, "metadata", None)}
+        record = {**texts, "id": identity, "metadata": getattr(record, "metadata", None)}
     metadata = record.get("metadata") or {}
-    text = record.get("text") or record.get("page_content")
+    text = record.get("text")
+    if text is None:
+        text = record.get("page_content")
     if not isinstance(text, str):
         raise TypeError(
             f"The search returned a {type(result).__name__} without a string in text or page_content."

@@ -104,7 +104,7 @@ class LimitedSearch:
                 raise
             # SystemExit or a panic in Rust would stop the server, and a future cannot hold a StopIteration.
             raise SearchError(
-                f"The retriever raised {type(error).__name__}, which would stop the server.",
+                f"The retriever raised {type(error).__name__}, which a search must not raise.",
                 hint="Let it raise another exception, whose message is then logged.",
             ) from error
         for hit in chain.from_iterable(hits):

@@ -116,7 +116,8 @@ def protect(
     token = token.strip()
     if not (token.isascii() and token.isprintable()):
         raise ConfigurationError(
-            "The token has characters that are not printable ASCII.", hint=f"Use only ASCII in {TOKEN}."
+            "The token has characters that are not printable ASCII.",
+            hint=f"Use only printable ASCII in {TOKEN}.",
         )
     for origin in allow_origins:
         if not _ORIGIN.fullmatch(origin):
@@ -183,7 +184,7 @@ class OriginCheck:
         if scope["type"] == "http" and not self._may_ask(scope["method"], Headers(scope=scope)):
             message = "Web pages of other origins may not send requests to this server."
             response = problem(
-                403, "ForbiddenOrigin", message, "Allow the origin with rgate serve --allow-origin."
+                403, "ForbiddenOrigin", message, "Allow it: allow_origins= (rgate serve --allow-origin)."
             )
             await response(scope, receive, send)
         else:

@@ -42,7 +42,8 @@ class Metrics:
     """The Prometheus metrics of a server.
 
     Attributes:
-        errors: Failures by type of error: of decisions and requests, and in the gateway, such as of a search.
+        errors: Failures by type of error: of decisions and requests, and in the gateway also of searches,
+            condensing and logging.
         requests: POST requests to the gateway, by outcome: ``retrieve``, ``direct``, ``shadow``,
             ``undecided`` or ``off``.
         undecided: Requests about which the gateway cannot decide, by reason.
@@ -95,7 +96,7 @@ class LLMGates:
 
     Attributes:
         question: The gate for questions.
-        answer: The gate for drafts; None if the service's gate only reads questions.
+        answer: The gate for drafts; None if the service's gate neither reads drafts nor has a gate that does.
     """
 
     question: Decider
@@ -178,8 +179,9 @@ class DecisionService:
         # Reject at once: a client that is told "full" retrieves now, and one that waits would time out later.
         if self._waiting + questions > self._queue:
             raise QueueFullError(
-                f"The queue is full: {self._waiting} of {self._queue} places are taken, and {questions} are needed.",
-                hint="Try again later, or retrieve.",
+                f"The queue has too few free places: {self._waiting} of {self._queue} are taken, and "
+                f"{questions} are needed.",
+                hint="Try again later, send fewer questions, or retrieve.",
             )
         start = time.perf_counter()
         decisions: list[Decision] = []

@@ -81,11 +81,13 @@ class Upstream:
 
     Args:
         url: Base URL, with or without ``/v1``.
-        key: API key. Without one, requests keep their client's key, if ``keeps_key``.
+        key: API key, unless the URL has a login. Without either, requests keep their client's key, if
+            ``keeps_key``.
         keeps_key: Whether the client's key may be forwarded; false if it is the gateway's own token.
 
     Raises:
-        ConfigurationError: The URL, the key, or a proxy server from the environment is invalid.
+        ConfigurationError: The URL, the key, or a proxy server from the environment is invalid, or both a key
+            and a login were given.
     """
 
     def __init__(self, url: str, *, key: str | None = None, keeps_key: bool = True) -> None:

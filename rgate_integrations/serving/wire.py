@@ -188,8 +188,8 @@ def problem(
 
 
 def one_line(text: str) -> str:
-    """Return at most 300 characters of a text as one line of printable ASCII, for headers and logs."""
-    # A line break would let a client forge the next header or log line.
+    """Return at most 300 characters of a text as one line of printable ASCII, for a header."""
+    # A line break would let a client forge the next header.
     line = " ".join(text[:_MAX_LINE].translate(_IN_ASCII).split())
     return re.sub(r"[^ -~]", "?", line)[:_MAX_LINE]
 

@@ -318,7 +318,7 @@ def calibrate(
 
 
 def _read_fingerprint(gate: DecisionEngine, decisions: Iterable[Decision]) -> str:
-    """Return the fingerprint of the model that read the questions; empty, without loading a model, if none did."""
+    """Return the fingerprint of the gate's proxy; empty, without loading it, if no model read a question."""
     has_read = any(decision.cost.model_calls for decision in decisions)
     may_read = any(spec.reads_model for spec in expand_specs(gate.gate.specs))
     return gate.get_proxy().fingerprint if has_read and may_read else ""

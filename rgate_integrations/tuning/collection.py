@@ -133,7 +133,7 @@ class Answers:
         self.arms |= arms
 
     def complete(self) -> list[Answered]:
-        """Return the questions that the direct and retrieve arms have answered, in the order of asking.
+        """Return the questions that the direct and retrieve arms have answered, those of the last run first.
 
         An arm that this object lacks is not required; samples may be missing.
         """
@@ -237,7 +237,8 @@ class Answers:
                 "was still thinking.",
                 hint="Allow the judge more tokens for thinking (--thinking-tokens), or use another judge."
                 if kind == "judge"
-                else "Turn thinking off (--think off), or allow more tokens for it (--thinking-tokens).",
+                else "Turn thinking off (--think off), allow more tokens for it (--thinking-tokens), or use "
+                "another LLM.",
             )
 
     def _check_finished(self, direct: Arm) -> None:
@@ -340,6 +341,7 @@ def cached_answers(
 
     Raises:
         ServerError: A question could not be answered; the other answers stay in the cache.
+        NoAnswerError: The model was cut off while it was still thinking.
     """
     made_with = json_line({name: dict(arm.facts) for name, arm in arms.items()})
     # The name is a hash of the facts, so each model, prompt and seed has its own file.

@@ -1,4 +1,4 @@
-"""Evaluates a gate on paired data: the quality of P(known), what the gate saves and costs, and drift of traffic."""
+"""Evaluates a gate on paired data (P(known), savings and costs), and measures how logged traffic drifts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rgate_integrations.decision import Decision, Request
 from rgate_integrations.engine.loading import resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
-from rgate_integrations.errors import DataFormatError, missing_dependency
+from rgate_integrations.errors import DataFormatError, EvidenceError, missing_dependency
 from rgate_integrations.gates.corpus import COVERED
 from rgate_integrations.runtime.arrays import BoolArray, Float64Array, PositionArray
 from rgate_integrations.tuning.collection import Progress, no_progress
@@ -77,17 +77,22 @@ def judge(
     Raises:
         ConfigurationError: ``draft`` is not one of `DraftKind`.
         DataFormatError: ``draft`` is ``"recorded"``, and a question has no recorded answer.
+        EvidenceError: The gate failed on every question.
     """
     questions = [example.question for example in examples]
-    requests = []
-    for question, recorded in zip(questions, recorded_drafts(questions, draft), strict=True):
-        requests.append(Request(question.text, draft=recorded, popularity=question.popularity))
+    requests = [
+        Request(question.text, draft=recorded, popularity=question.popularity)
+        for question, recorded in zip(questions, recorded_drafts(questions, draft), strict=True)
+    ]
     decider = resolve_gate(gate)
     decisions: list[Decision] = []
     # In chunks, so that progress can be reported.
     for start in range(0, len(requests), _CHUNK):
         decisions += decider.decide_batch(requests[start : start + _CHUNK])
         progress("asking the gate", len(decisions), len(requests))
+    errors = [decision.error for decision in decisions if decision.error is not None]
+    if errors and len(errors) == len(decisions):
+        raise EvidenceError(f"The gate failed on every question: {errors[0].message}", hint=errors[0].hint)
     p = np.array([decision.effective_p_known for decision in decisions])
     retrieve = np.array([decision.retrieve for decision in decisions], dtype=bool)
     closed_book, rag = np.array([(example.known, example.rag_correct) for example in examples], dtype=bool).T
@@ -235,8 +240,8 @@ class Drift:
         psi: Population stability index over the deciles of the calibration, corrected for its bias in small samples;
             by the usual rule of thumb, below 0.1 is no change, and 0.25 or more is a large one.
         interval: 95 % interval of `psi`.
-        retrieval_rate: Retrieval rate in the log.
-        expected_rate: Retrieval rate at calibration.
+        retrieval_rate: Share of the logged scores below the threshold.
+        expected_rate: The same share at calibration.
     """
 
     n: int

@@ -36,7 +36,7 @@ class Readings:
         decisions: Decisions of the prior, the gate to be corrected.
         states: Hidden states, shape (n, layers, hidden size).
         layers: The layers of these states, and how they are pooled.
-        proxy: The model that read the questions.
+        proxy: The model whose states they are.
     """
 
     decisions: tuple[Decision, ...]
@@ -101,7 +101,8 @@ def check_learnable(labels: Labels) -> None:
     """Raise an error for labels from which no gate can be learned.
 
     Raises:
-        DataFormatError: There are fewer than 20 labels, or all are the same.
+        DataFormatError: Fewer than 20 questions are labelled, or all answers without retrieval are right, or
+            all are wrong.
     """
     n, right = len(labels.known), int(labels.known.sum())
     if n < LEAST:
@@ -137,7 +138,7 @@ def fit_gate(
         readings: The readings of their questions.
         policy: Chooses the threshold.
         tokens: Tokens of the partial answer to read; 0 for the question alone.
-        seed: Seed of all random choices.
+        seed: Seed of the folds, and of the sample of questions for the principal components.
         facts: Further provenance, as JSON values.
         llm: Name of the LLM.
     """
@@ -275,7 +276,7 @@ class Table:
         prior: Logit of the prior, shape (n,).
         states: Components of the hidden states, shape (n, components).
         features: Features of the partial answers, shape (n, features); no columns for the question alone.
-        known: Whether the answer is right, shape (n,).
+        known: Whether the answer without retrieval is right, shape (n,).
         target: Target of the fit, in [0, 1], shape (n,): `known`, or the share of right samples.
     """
 
@@ -361,7 +362,7 @@ def crossfit(table: Table, seed: int) -> Float64Array:
 
 
 def _fit(table: Table, strength: float, head_strength: float) -> Correction:
-    """Fit with one shrinkage; the features are standardised for the fit."""
+    """Fit with these two shrinkages; the features are standardised for the fit."""
     components, features = table.states.shape[1], table.features.shape[1]
     # The prior is the offset, so with all weights at 0 the gate equals the prior.
     penalty = np.array([_SLOPE, *[strength] * components, *[head_strength] * features, _INTERCEPT])

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from rgate_integrations.decision import Draft
-from rgate_integrations.errors import ConfigurationError, DataFormatError
+from rgate_integrations.errors import DataFormatError
 from rgate_integrations.gates.papers.verdicts import ik_score
 from rgate_integrations.index.embedder import Embedder
 from rgate_integrations.index.retriever import Retriever
@@ -123,13 +123,13 @@ def label(
     Args:
         answers: The answers; verdicts of a judge are kept with them, see `ask_judge`.
         kind: How to label.
-        judge: The model that judges, for ``"judge"`` and ``"auto"``.
+        judge: The model that judges; ``"judge"`` needs it, and ``"auto"`` uses it if there is one.
         embedder: Detects answers with the same meaning, for agreement; when None, only words are compared.
         concurrency: Maximum concurrent calls of the judge.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: ``kind`` is ``"judge"``, and there is no judge; or see `ask_judge`.
+        ConfigurationError: See `ask_judge`.
         DataFormatError: Gold answers are needed, but no question has any.
         ServerError: The judge could not be reached.
         NoAnswerError: The judge's replies were cut off while it was still thinking.
@@ -142,9 +142,7 @@ def label(
         kind = "gold" if len(with_gold) == len(complete) else "agreement"
     usable = complete if kind == "agreement" else with_gold
     verdicts: Verdicts = {}
-    if kind == "judge":
-        if judge is None:
-            raise ConfigurationError('labels="judge" needs a judge.', hint="Pass judge= (--judge).")
+    if kind == "judge" and judge is not None:
         verdicts = ask_judge(answers, judge, concurrency=concurrency, progress=progress)
     if complete and not usable:
         raise DataFormatError(
@@ -313,7 +311,8 @@ def collect(
         progress: Progress callback: ``(label, done, total)``.
 
     Returns:
-        ``out``; `rgate_integrations.tuning.questions.read_paired` reads it.
+        ``out``, which `rgate_integrations.tuning.questions.read_paired` reads; without an index, only
+        `rgate_integrations.tuning.questions.read_examples` does.
 
     Raises:
         ConfigurationError: Earlier answers were made with other settings, such as another LLM.

@@ -58,6 +58,7 @@ def train_probe(
     Raises:
         DataFormatError: All labels are the same, a label has fewer questions than there are folds, or a
             recorded draft is missing.
+        EvidenceError: The proxy should write drafts, but cannot generate text.
         MissingDependencyError: scikit-learn is not installed.
     """
     folds = options.folds
@@ -65,9 +66,10 @@ def train_probe(
     known = check_labels(examples, folds)
     questions = [example.question for example in examples]
     sets = [question.dataset for question in questions]
-    views = []
-    for span, pooling in _VIEWS[options.draft]:
-        views.append([PooledLayer(depth, span, pooling) for depth in middle_layers(proxy.num_layers, span)])
+    views = [
+        [PooledLayer(depth, span, pooling) for depth in middle_layers(proxy.num_layers, span)]
+        for span, pooling in _VIEWS[options.draft]
+    ]
     states = _read_states(proxy, questions, views, options, progress)
     held_out = np.stack([cross_validate(view, known, folds, options.seed, sets) for view in states], axis=1)
     from sklearn.linear_model import LogisticRegression

@@ -18,7 +18,7 @@ from rgate_integrations.runtime.arrays import BoolArray
 from rgate_integrations.runtime.records import Record, read_records
 from rgate_integrations.runtime.text import is_correct, matching_ratio, normalise
 
-_HINT = 'Each line must be {"question": "…"}, with "gold_answers": ["…"] where required.'
+_HINT = 'Write each question as {"question": "…"}, with "gold_answers": ["…"] where required.'
 
 LABEL = "closed_book_correct"
 """Default key of the label."""
@@ -91,8 +91,8 @@ def read_questions(source: Questions, *, gold: bool = False) -> list[Question]:
         gold: Whether each question must have gold answers.
 
     Raises:
-        DataFormatError: A line is invalid (the message names file and line), a question lacks required gold answers,
-            or there are no questions.
+        DataFormatError: The file cannot be read, a line or item is invalid (the message names it), a question
+            lacks required gold answers, or there are no questions.
     """
     if isinstance(source, str | Path):
         read = partial(Question.from_record, dataset=_dataset_name(Path(source)))
@@ -132,7 +132,7 @@ class Example:
     Attributes:
         question: The question, with the recorded answer, if any.
         target: Label of the answer without retrieval, in [0, 1]; soft labels lie in between.
-        rag_correct: Whether the answer with retrieval is right; None without such an answer.
+        rag_correct: Whether the answer with retrieval is right; None if unknown.
     """
 
     question: Question
@@ -218,7 +218,10 @@ def read_examples(
                 examples.append(example)
             known, first = seen[key]
             if known != example.known:
-                raise record.wrong(f"the label of {question.text[:60]!r} differs from that in {first}")
+                raise DataFormatError(
+                    f"{record.where}: the label of {question.text[:60]!r} differs from that in {first}.",
+                    hint="Remove one of the two questions.",
+                )
         files.append(DataFile.from_examples(path, examples))
     return files
 
@@ -227,13 +230,13 @@ def _read_target(record: Record, question: Question, label: str) -> float:
     """Return the label of a record, in [0, 1]."""
     if label == "match_ratio":
         if not question.gold or question.draft is None:
-            raise record.wrong("gold_answers or closed_book_text is missing")
+            raise record.wrong(f"no {'closed_book_text' if question.gold else 'gold_answers'}")
         # SlimPLM, section 3.2: known if more than half of the gold answers are contained.
         return float(matching_ratio(question.draft.text, question.gold) > 0.5)
     target = record.fields.get(label)
     if isinstance(target, bool) or (isinstance(target, float) and 0 <= target <= 1):
         return float(target)
-    raise record.wrong(f"{label} must be true, false or a decimal number in [0, 1], not {target!r:.60}")
+    raise record.wrong(f"{label} must be true, false or a number from 0.0 to 1.0, not {target!r:.60}")
 
 
 def read_paired(paths: Sequence[str | Path]) -> list[DataFile]:

@@ -64,7 +64,7 @@ def read_results(paths: Sequence[str | Path]) -> list[Result]:
             results.append(Result.model_validate(parse_json(read_file(path, _MAX_RESULT_BYTES))))
         except (OSError, ValueError) as error:
             raise DataFormatError(
-                f"{str(path)!r} is not a result of an evaluation: {error}.",
+                f"{str(path)!r} cannot be read as a result of an evaluation: {error}.",
                 hint="Make one with rgate evaluate … --out FILE.",
             ) from error
     return results

@@ -1,4 +1,4 @@
-"""Training options, the papers' recipes, and training pairs for gates that are LoRA adapters."""
+"""Training options, drafts to learn from, the papers' recipes, and training pairs for LoRA adapters."""
 
 from __future__ import annotations
 
@@ -143,6 +143,7 @@ def drafts_for(
     Raises:
         DataFormatError: ``options.draft`` is ``"recorded"``, and a question has no recorded draft.
         EvidenceError: The proxy should write drafts, but cannot generate text.
+        ServerError: The proxy failed to write a draft.
     """
     recorded = recorded_drafts(questions, options.draft)
     if options.draft == "none":
@@ -202,9 +203,9 @@ def verdict_prompt(gate: str, drafted: bool) -> PromptTemplate:
 def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
     """Return the training pairs of a labelled question.
 
-    A soft label becomes two weighted pairs. ADAPT-LLM has two prompts (section 3.1, algorithm 1): its targets
-    are the gold answer if the LLM was right, or else ``<RET>`` and, if the question has a context, the gold
-    answer with it.
+    A soft label becomes two weighted pairs, except for ADAPT-LLM. That has two prompts (section 3.1,
+    algorithm 1): its targets are the gold answer if the LLM was right, or else ``<RET>`` and, if the question
+    has a context, the gold answer with it.
 
     Args:
         gate: ``"ik"``, ``"slimplm"``, ``"adapt"`` or ``"boundary"``.
@@ -247,12 +248,12 @@ def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
     or with claims that could not be parsed back, are left out.
 
     Raises:
-        DataFormatError: A line has no ``question`` or ``claims``, or a value has the wrong type; the message
-            names file and line.
+        DataFormatError: A file cannot be read, a line has no ``question`` or ``claims``, or a value has the
+            wrong type; the message names file and line.
     """
     pairs = []
     for path in paths:
-        for record in read_records(path, hint='Each line needs "question", "closed_book_text", "claims".'):
+        for record in read_records(path, hint='Each line needs "question" and "claims": [{"claim": "…"}].'):
             values = {"question": record.text("question"), "draft": record.optional_text("closed_book_text")}
             tagged = _print_claims(record)
             if tagged:
@@ -261,10 +262,10 @@ def rewriter_pairs(paths: Sequence[Path]) -> list[Pair]:
 
 
 def _print_claims(record: Record) -> str:
-    """Format claims as the rewriter should write them; empty if that text could not be parsed back."""
+    """Format claims as the rewriter should write them; empty if there are none or our parser loses one."""
     annotated = record.fields.get("claims")
     if not isinstance(annotated, list):
-        raise record.wrong("no claims")
+        raise record.wrong("no list of claims")
     claims = []
     for fields in annotated:
         annotation = Record(record.where, fields if isinstance(fields, dict) else {}, record.hint)

@@ -48,15 +48,15 @@ class TuneOptions:
         policy: Chooses the threshold: `MaxLoss` or `Budget`.
         labels: How to label, see `rgate_integrations.tuning.labelling.LabelKind`.
         judge: A model that judges answers against gold ones; ``labels="judge"`` needs one.
-        max_questions: Number of questions to ask, drawn at random, at least 1; all when None.
+        max_questions: Maximum number of questions to ask, drawn at random, at least 1; all when None.
         embedder: Detects answers with the same meaning, for agreement; when None, only words are compared.
         concurrency: Maximum concurrent calls, at least 1; your own objects are called from worker threads.
         tokens: Tokens of a partial answer that the answer-first gate reads, at least 1.
         num_samples: Number of additional answers per question without retrieval, sampled at temperature 1, at least
             0. The gates are fitted to the share of right samples (KBM, section 2.2). Needs a model as ``direct``.
-        seed: Seed of all random choices.
-        init_from: The gate to start from (the prior), which must have heads or a probe: a shipped gate's name, or a
-            folder.
+        seed: Seed of the drawn questions and of the fit; the samples do not depend on it.
+        init_from: The gate to start from (the prior), which must have heads or a probe: a shipped gate's
+            name, a folder, or a Hub id.
         proxy: The proxy model, instead of the prior's own.
         corpus: The corpora whose coverage the report shows, see `load_gate`. The fit does not depend on them,
             so pass the same corpora to `load_gate` later.
@@ -83,6 +83,8 @@ class TuneOptions:
             raise ConfigurationError(
                 f"Unknown labels {self.labels!r}.", hint=f"Choose one of {', '.join(get_args(LabelKind))}."
             )
+        if self.labels == "judge" and self.judge is None:
+            raise ConfigurationError('labels="judge" needs a judge.', hint="Pass judge= (--judge).")
         minima = {"max_questions": 1, "concurrency": 1, "tokens": 1, "num_samples": 0}
         for name, minimum in minima.items():
             value = getattr(self, name)
@@ -100,7 +102,8 @@ class TuneResult:
         answer_first: The gate that judges partial answers; None if too few answers have log-probabilities, or
             all of these are right, or all wrong.
         labels: The labels to which both gates were fitted.
-        failed: Number of failed calls; running `tune` again with ``update=True`` repeats only these.
+        failed: Number of failed calls, without the judge's; running `tune` again with ``update=True`` repeats
+            only failed calls.
         notes: The report on both gates, as sentences.
     """
 
@@ -153,13 +156,15 @@ def tune(
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: ``out`` exists, an arm cannot answer, or earlier answers were made with other settings.
-        DataFormatError: The log cannot be read or has no questions, fewer than 20 have labels, or all labels
-            are the same.
+        ConfigurationError: ``out`` exists, an arm cannot answer, earlier answers were made with other
+            settings, or the judge is missing.
+        DataFormatError: The log or earlier answers cannot be read, the log has no questions, fewer than 20
+            have labels, or all answers without retrieval are right, or all are wrong.
         ModelLoadError: The prior is neither heads nor a probe, or cannot be read.
-        RGateError: The prior could not judge a question, for example because its models are missing.
+        RGateError: The prior could not judge a question, for example because its models are missing, or the
+            proxy has no hidden states.
         MissingDependencyError: scikit-learn or SciPy is not installed.
-        ServerError: An LLM could not be reached.
+        ServerError: The LLM or the judge could not be reached, or too many calls failed.
         NoAnswerError: Answers were cut off, for example while the LLM was still thinking.
         WriteError: A file could not be written, for example because the disk is full; the answers are kept.
         LockedError: Another process is using ``out``.

@@ -99,7 +99,7 @@ class Evidence:
         request: The request as models read it.
         truncated: Whether a part of the middle of the question was left out because the question is too long.
         leaves_out: Whether that part may ask for something.
-        original: The question as the user wrote it, if models read it in another form; otherwise empty.
+        original: The question before its conversion to plain letters; empty if that changed nothing.
         pieces: The piece or its error, by spec.
         proxies: The models that read the request, by the name under which they were requested.
     """
@@ -135,7 +135,7 @@ class Sources:
     """Where evidence comes from.
 
     Attributes:
-        proxy: Returns the proxy of a name, or the gate's for an empty name; loads it if necessary.
+        proxy: Returns the proxy of a name, or the gate's for an empty name. Proxies load on first use.
         llm: Writes drafts for specs with ``source="llm"``; None if no LLM was given.
         memory: Values that outlive a batch, by key.
     """

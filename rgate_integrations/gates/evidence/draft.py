@@ -67,8 +67,8 @@ class DraftSpec(EvidenceSpec[Draft]):
             missing = "draft" if self.source == "recorded" else "LLM"
             raise EvidenceError(
                 f"This gate judges {self.source} drafts, but no {missing} was given.",
-                hint="Pass Request(question, draft=...), or load the gate with source='llm' and llm=..., "
-                "or with source='proxy'.",
+                hint="Pass Request(question, draft=...) or, for 'llm' drafts, load the gate with llm=.... "
+                "If it has the parameter source, it can also use 'proxy'.",
             )
         drafts = context.sources.llm.draft([request.question for request in context.requests], self.tokens)
         if len(drafts) != len(context.requests):

@@ -166,8 +166,7 @@ class LabelledQuestions:
 
     Raises:
         DataFormatError: The file is empty or cannot be read, or a line has no labelled question.
-        MissingDependencyError: The embedder needs a package that is not installed.
-        ModelLoadError: The embedder cannot be loaded.
+        RGateError: The embedder's model cannot be loaded; see `SentenceEmbedder.embed`.
     """
 
     def __init__(self, path: str, embedder: str) -> None:
@@ -183,7 +182,7 @@ class LabelledQuestions:
         for record in read_records(path, hint='Each line needs {"question": "…", "known": true|false}.'):
             label = record.fields.get("known", record.fields.get("closed_book_correct"))
             if not isinstance(label, bool):
-                raise record.wrong("known is neither true nor false")
+                raise record.wrong("its label (known or closed_book_correct) is neither true nor false")
             questions.append(record.text("question"))
             self.known.append(label)
         if not questions:

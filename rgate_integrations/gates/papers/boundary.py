@@ -99,7 +99,11 @@ class BoundaryGate(AdapterGate):
         return (SamplesSpec(self.samples, self.temperature, self.tokens, self.seed),)
 
     def score(self, evidence: Evidence) -> Score:
-        """Score by the certainty of the samples, or by the trained model."""
+        """Score by the certainty of the samples, or by the trained model.
+
+        Raises:
+            NoAnswerError: No sample is an answer.
+        """
         (spec,) = self.specs
         if self.adapter is not None:
             p = ik_score(*evidence[spec])
