@@ -113,6 +113,11 @@ def test_embeddings_that_are_there_are_not_computed_again():
     )
     (nearest,) = store.similarity_search_by_vector([0.0, 2.0, 0.0], k=1)
     assert nearest == Document(page_content="y", metadata={"n": 2}, id="2")
+    pairs = [("x", [1.0, 0.0]), ("y", [0.0, 1.0]), ("z", [1.0, 1.0])]
+    repeated = FaissVectorStore.from_embeddings(
+        pairs, DeterministicFakeEmbedding(size=5), ids=["1", "2", "1"]
+    )
+    assert [each.page_content for each in repeated.similarity_search_by_vector([0.9, 1.1], k=2)] == ["z", "y"]
     empty = FaissVectorStore.from_embeddings([], Letters())
     assert empty.similarity_search("a") == empty.max_marginal_relevance_search("a") == []
 

@@ -145,10 +145,9 @@ class FaissVectorStore(VectorStore):
                 hint="Pass one id and one metadata dict per text.",
             )
         names = [uuid.uuid4().hex if id is None else str(id) for id in ids]  # 0 and "" are ids
-        passages = {}
-        for name, text, metadata in zip(names, texts, metadatas, strict=True):
-            passages[name] = Passage(name, text, metadata=metadata)
-        self.index.upsert(list(passages.values()), vectors)
+        row_of = {name: row for row, name in enumerate(names)}
+        passages = [Passage(name, texts[row], metadata=metadatas[row]) for name, row in row_of.items()]
+        self.index.upsert(passages, None if vectors is None else [vectors[row] for row in row_of.values()])
         return names
 
     # --- searching -----------------------------------------------------------------------------------------
