@@ -413,9 +413,9 @@ def zeroed(content, at):
         # Twentieths: the table ends at 14.
         (WEIGHTS, lambda content: content[: len(content) // 2], "could not be loaded"),
         (WEIGHTS, lambda content: content[: 19 * len(content) // 20], "could not be loaded"),
-        (WEIGHTS, lambda content: zeroed(content, 15), "states are wrong"),
-        (WEIGHTS, lambda content: zeroed(content, 19), "states are wrong"),
-        (WEIGHTS, lambda content: bytes(len(content)), "states are wrong"),
+        (WEIGHTS, lambda content: zeroed(content, 15), "wrong hidden states"),
+        (WEIGHTS, lambda content: zeroed(content, 19), "wrong hidden states"),
+        (WEIGHTS, lambda content: bytes(len(content)), "wrong hidden states"),
     ],
 )
 def test_missing_and_damaged_files_are_noticed(encoder, tmp_path, name, damage, says):

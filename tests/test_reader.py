@@ -177,8 +177,8 @@ def zeroed(content, at):
         # Tenths: the embedding ends at 0.28.
         (READER_WEIGHTS, lambda content: content[: 3 * len(content) // 10], "could not be loaded"),
         (READER_WEIGHTS, lambda content: content[: 9 * len(content) // 10], "could not be loaded"),
-        (READER_WEIGHTS, lambda content: zeroed(content, 3), "states are wrong"),
-        (READER_WEIGHTS, lambda content: zeroed(content, 9), "states are wrong"),
+        (READER_WEIGHTS, lambda content: zeroed(content, 3), "wrong hidden states"),
+        (READER_WEIGHTS, lambda content: zeroed(content, 9), "wrong hidden states"),
     ],
 )
 def test_missing_and_damaged_files_are_noticed(reader, tmp_path, name, damage, says):

@@ -189,8 +189,8 @@ def read_prior(name: str | Path) -> SavedGate:
     prior = read_gate(name)
     if prior.method not in ("heads", "probe"):
         raise ModelLoadError(
-            f"The gate {str(name)!r} cannot be corrected: its method is {prior.method[:40]!r}.",
-            hint="Tune the default gate, or another one with the method 'heads' or 'probe'.",
+            f"A tuned gate cannot start from {str(name)!r}: its method is {prior.method[:40]!r}.",
+            hint="Start from the default gate (--init-from default), or from one with the method 'heads' or 'probe'.",
         )
     return prior
 

@@ -97,9 +97,9 @@ class Rules:
 
     @property
     def stages(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The names of the patterns and functions to try before the examples, and of those to try after them.
+        """The lists, ``"always"`` or ``"never"``, whose patterns and functions come before the examples, and after.
 
-        Those of ``never`` come after the examples of ``always``, so that the request retrieves if both match.
+        If ``always`` has examples, those of ``never`` come after them, so that the request retrieves if both match.
         """
         has_examples = any(isinstance(rule, str) for rule in self.always)
         return (("always",), ("never",)) if has_examples else (("always", "never"), ())

@@ -118,14 +118,16 @@ class OnnxModel(ABC):
         """Return the states of a text, whose first values are compared with those in the self-test's file."""
 
     def _check_states(self) -> None:
-        """Raise ValueError if the states are wrong, because of wrong files or a CPU that computes differently."""
+        """Raise ValueError if hidden states are wrong, because of wrong files or a CPU that computes differently."""
         for text, values in json.loads((self.shipped / SELF_TEST).read_text(encoding="utf-8")).items():
             expected = np.array(values)
             states = self._compute_test_states(text)[..., : expected.shape[-1]]
             norms = np.linalg.norm(states) * np.linalg.norm(expected)
             cosine = float((states * expected).sum() / norms)
             if not cosine >= _MIN_COSINE:  # written this way to include NaN
-                raise ValueError(f"its states are wrong (cosine {cosine:.3f} to the shipped ones)")
+                raise ValueError(
+                    f"it failed its self-test: wrong hidden states (cosine {cosine:.3f} to the right ones)"
+                )
 
     def _run_batches(
         self,

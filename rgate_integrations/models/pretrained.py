@@ -114,7 +114,7 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
         # Raises if the safetensors file is missing: despite its options, the model would then unpickle another file.
         cached_file(adapter, _ADAPTER_WEIGHTS)
         if getattr(config, "alora_invocation_tokens", None):
-            raise ValueError("it is an activated LoRA, which only acts on a part of the text")
+            raise ValueError("it is an activated LoRA, which is not supported")
         # For a second adapter, peft warns that the first one's weights are missing, which is wrong.
         with quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
@@ -124,7 +124,7 @@ def load_adapter(model: Any, adapter: str, name: str) -> None:
             f"The adapter {adapter!r} could not be loaded into the model: {first_line(error)}",
             hint='Run: pip install "rgate-integrations[local]"'
             if isinstance(error, ImportError)
-            else f"Use a LoRA adapter of this model that has {_ADAPTER_WEIGHTS}; pickles are not read.",
+            else f"Use an ordinary LoRA adapter of this model that has {_ADAPTER_WEIGHTS}; pickles are not read.",
         ) from error
 
 

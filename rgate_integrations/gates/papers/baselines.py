@@ -150,7 +150,7 @@ class NeighboursSpec(EvidenceSpec[tuple[bool, ...]]):
     gate: NeighboursGate
 
     def compute(self, context: Context) -> list[Piece[tuple[bool, ...]]]:
-        """Search the labelled questions for all questions together."""
+        """Find the nearest labelled questions of each request, in one search for the batch."""
         key = (self.gate.examples, self.gate.embedder)
         labelled = context.memory(key, lambda: LabelledQuestions(*key))
         nearest = labelled.nearest([request.question for request in context.requests], self.gate.k)
