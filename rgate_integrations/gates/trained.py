@@ -87,7 +87,7 @@ class AdapterGate(Gate):
 
     Attributes:
         adapter: Folder or Hub id of a LoRA adapter of the proxy, or None for zero-shot. A folder made by
-            ``rgate train`` names its model, and decisions with other weights fail.
+            ``rgate train`` records the model that it was trained on; decisions with a proxy of other weights fail.
     """
 
     adapter: str | None = None

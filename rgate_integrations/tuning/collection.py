@@ -109,7 +109,11 @@ class Answers:
                     hint="Move it away, or choose another output path.",
                 )
             else:
-                self._load(Record(f"{path}, line {number}", fields, "Remove the line: its call is repeated."))
+                self._load(
+                    Record(
+                        f"{path}, line {number}", fields, "Remove the line; the next run repeats its call."
+                    )
+                )
         self.add(arms)
 
     def add(self, arms: Mapping[ArmName, Arm]) -> None:
@@ -310,7 +314,7 @@ class Answers:
         try:
             draft = Draft.model_validate(record.fields.get("draft"))
         except ValueError as error:
-            raise record.wrong("an invalid answer") from error
+            raise record.wrong("the answer is invalid") from error
         self._answers[arm, question.key] = (draft, record.optional_number("seconds") or 0.0)
 
 

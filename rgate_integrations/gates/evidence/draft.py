@@ -24,7 +24,8 @@ class DraftSpec(EvidenceSpec[Draft]):
         source: Who writes it if the caller gives none: the proxy or the answering LLM; ``recorded`` requires
             the caller's.
         prompt: The proxy's prompt; unused for other sources.
-        model: The proxy that writes, or whose tokens are counted; empty for the gate's.
+        model: The proxy that writes the draft if ``source`` is ``"proxy"``; its tokenizer also cuts the caller's text
+            to ``tokens``. Empty for the gate's own proxy.
     """
 
     reads_draft: ClassVar[bool] = True
