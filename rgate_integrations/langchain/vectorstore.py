@@ -147,7 +147,8 @@ class FaissVectorStore(VectorStore):
         names = [uuid.uuid4().hex if id is None else str(id) for id in ids]  # 0 and "" are ids
         row_of = {name: row for row, name in enumerate(names)}
         passages = [Passage(name, texts[row], metadata=metadatas[row]) for name, row in row_of.items()]
-        self.index.upsert(passages, None if vectors is None else [vectors[row] for row in row_of.values()])
+        kept: Any = None if vectors is None else [vectors[row] for row in row_of.values()]
+        self.index.upsert(passages, kept)
         return names
 
     # --- searching -----------------------------------------------------------------------------------------
