@@ -187,17 +187,13 @@ def train(
 ) -> None:
     """Train a gate on labelled questions, or the rewriter on annotated claims, and save it.
 
-    A probe is fitted to hidden states in minutes, on a CPU; its cross-validated AUC is printed for each data
-    set. For all others, the proxy is fine-tuned with LoRA.
+    A probe takes minutes, and its cross-validated AUC is printed. Other gates fine-tune the proxy with LoRA.
     """
     from rgate_integrations.runtime.files import locked
     from rgate_integrations.tuning.training import TrainingOptions
 
     if system is not None and gate != "probe":
-        raise ConfigurationError(
-            f"Only a probe can be trained with --system, not {gate!r}.",
-            hint="Omit it, or use --gate probe.",
-        )
+        raise ConfigurationError(f"--system needs --gate probe, not {gate!r}.", hint="Omit --system.")
     if self_label and (gate == "rewriter" or draft == "recorded"):
         raise ConfigurationError(
             "--self-label cannot be combined with --gate rewriter or --draft recorded.",

@@ -259,10 +259,7 @@ def calibrate(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> Calibration:
-    """Calibrate a gate on paired data.
-
-    The questions are split in half. Platt scaling is fitted on one half, and the threshold is chosen on the other, so
-    that the guarantee is based on questions that the fit has not seen.
+    """Calibrate a gate on paired data: fit Platt scaling on half of the questions, choose the threshold on the other.
 
     Args:
         gate: The gate.
@@ -279,8 +276,7 @@ def calibrate(
     """
     if gate.corpora:
         raise ConfigurationError(
-            "A gate with a corpus cannot be calibrated.",
-            hint="Calibrate the gate without it, and pass corpus= to load_gate with the calibrated gate.",
+            "A gate with a corpus cannot be calibrated.", hint="Give it to load_gate later."
         )
     examples = all_examples(files)
     # Shuffled before splitting, because files are often sorted by data set.

@@ -191,10 +191,8 @@ class Answers:
             progress: Progress callback.
 
         Raises:
-            ServerError: The first call met an unusable server; or ten calls in a row of one kind of arm, or
-                all calls, failed. All answers so far are kept.
-            NoAnswerError: Three answers of one kind of arm, or all direct answers of a server, were cut off,
-                and none was complete.
+            ServerError: The first call, ten calls in a row of one kind of arm, or all calls failed; answers are kept.
+            NoAnswerError: Of one kind of arm, three answers were cut off (a server's direct: all), and none complete.
             WriteError: An answer could not be written, for example because the disk is full.
         """
         if arms is None:

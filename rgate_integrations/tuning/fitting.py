@@ -128,16 +128,13 @@ def fit_gate(
     facts: dict[str, Any] | None = None,
     llm: str = "",
 ) -> FittedGate | None:
-    """Fit a gate, and choose its threshold on cross-fitted scores.
-
-    Returns None if fewer than 20 answers can be used, or if these are all right or all wrong. With ``tokens``, only
-    answers with log-probabilities can be used.
+    """Fit a gate, and choose its threshold on cross-fitted scores; None without 20 usable answers and both labels.
 
     Args:
         labels: The labelled answers.
         readings: The readings of their questions.
         policy: Chooses the threshold.
-        tokens: Tokens of the partial answer to read; 0 for the question alone.
+        tokens: Tokens of the partial answer to read, which need log-probabilities; 0 for the question alone.
         seed: Seed of the folds, and of the sample of questions for the principal components.
         facts: Further provenance, as JSON values.
         llm: Name of the LLM.

@@ -138,31 +138,25 @@ def tune(
 ) -> TuneResult:
     """Ask an LLM the questions of a log without and with retrieval, and fit gates to the answers.
 
-    Each answer is saved immediately, so an interrupted run resumes without repeating answered calls. The gates are
-    written atomically at the end. The fit corrects the prior gate; how strongly it is regularised is chosen on
-    held-out questions. The threshold is chosen on scores from fits that have not seen the question.
+    Each answer is saved immediately, so an interrupted run resumes without repeating answered calls.
 
     Args:
-        questions: The log: a JSONL file, or texts and objects; see
-            `rgate_integrations.tuning.questions.read_questions`.
+        questions: The log; see `rgate_integrations.tuning.questions.read_questions`.
         direct: Answers without retrieval: a LangChain runnable or LlamaIndex engine that takes the question, a
             `rgate_integrations.models.base.LanguageModel`, or a function of the question.
         retrieve: Answers with retrieval; the same types.
         out: Folder for the gate.
         options: Options; the defaults when None.
         update: Whether ``out`` may exist. It is then replaced by gates fitted to old and new questions.
-        before: Called before the first LLM call with the number of questions, and the number of LLM calls by kind:
-            ``"direct"``, ``"retrieve"``, ``"sample"``. If it raises an exception, the run ends.
+        before: Called before the first LLM call with the numbers of questions, and of calls by kind (``"direct"``,
+            ``"retrieve"``, ``"sample"``). If it raises an exception, the run ends.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
-        ConfigurationError: ``out`` exists, an arm cannot answer, earlier answers were made with other
-            settings, or the judge is missing.
-        DataFormatError: The log or earlier answers cannot be read, the log has no questions, fewer than 20
-            have labels, or all answers without retrieval are right, or all are wrong.
+        ConfigurationError: ``out`` exists, an arm cannot answer, or earlier answers were made with other settings.
+        DataFormatError: The log cannot be read, fewer than 20 questions have labels, or all have the same.
         ModelLoadError: The prior is neither heads nor a probe, or cannot be read.
-        RGateError: The prior could not judge a question, for example because its models are missing, or the
-            proxy has no hidden states.
+        RGateError: The prior could not judge a question.
         MissingDependencyError: scikit-learn or SciPy is not installed.
         ServerError: The LLM or the judge could not be reached, or too many calls failed.
         NoAnswerError: Answers were cut off, for example while the LLM was still thinking.
