@@ -34,4 +34,4 @@ def test_the_public_face_is_small():
         for node in tree.body if file.name == "__init__.py" else ():
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 names += ast.literal_eval(node.value)
-    assert len(names) <= 65, sorted(names)
+    assert len(names) <= 66, sorted(names)
