@@ -294,7 +294,7 @@ def answer_first(chat: Chat) -> Any:
 
     options = AnswerFirst(tokens=BEGUN, question_gate=load_gate(llm_name=chat.model, on_error="raise"))
     # An answer that cannot be judged, such as a refusal, retrieves.
-    chain = RetrievalGate(load_gate(DEFAULT_GATES["llm"])).route(
+    chain = RetrievalGate(load_gate(DEFAULT_GATES["llm"], on_error="retrieve")).route(
         retrieve=RunnableLambda(lambda _: RETRIEVE),
         direct=RunnableLambda(messages) | chat | StrOutputParser(),
         answer_first=options,

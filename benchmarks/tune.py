@@ -68,7 +68,7 @@ def read_answers(file: Path, llm: str) -> pd.DataFrame:
 def read_recorded(data: Path, name: str, llm: str) -> Recording:
     """Return an LLM's recorded answers, with what the shipped gate reads in the questions."""
     records = read_answers(data / name, llm)
-    readings = read_questions_with(load_gate(), records.question.tolist(), lambda *_: None)
+    readings = read_questions_with(load_gate(on_error="raise"), records.question.tolist(), lambda *_: None)
     rag = records.rag_correct.to_numpy(bool) if records.rag_correct.notna().all() else None
     return Recording(llm, readings.prior, readings.states, records.closed_book_correct.to_numpy(bool), rag)
 

@@ -93,7 +93,7 @@ def test_a_line_that_is_no_question_is_an_error_with_its_number_and_the_others_g
     )
     done = rgate(*NEVER, "--json", stdin=lines)
     said = [each.get("error", {}).get("message", "")[:7] for each in objects(done)]
-    assert said == ["", "The que", "Line 3 ", "", "Line 5 ", "Line 6 ", ""]
+    assert said == ["", "The que", "Argumen", "", "Argumen", "Argumen", ""]
     assert [each["retrieve"] for each in objects(done)] == [bool(wrong) for wrong in said]
     assert (done.exit_code, objects(done)[4]["question"]) == (1, "{not json")
 

@@ -183,7 +183,7 @@ def test_collecting_goes_on_after_a_kill(tmp_path):
         ({"index": index({"1": "Bread is baked."})}, "2 passages.*1 passages"),
         (
             {"index": index({"1": "Bread is baked.", "2": "It snows."})},
-            "must not be trained on mixed answers",
+            "answers must not be mixed",
         ),
         ({"index": HybridIndex(index({"1": "Bread is baked.", "2": "Rain falls."}))}, "HybridIndex"),
     ],

@@ -150,7 +150,7 @@ def test_any_file_is_read_or_named(name, kind, records, noise, at, tmp_path):
         ({"closed_book_logprobs": "abc"}, "line 1: closed_book_logprobs is not a list of log-probabilities"),
         (
             {"closed_book_logprobs": [0.9]},
-            "closed_book_logprobs is not a list .*a log-probability is at most 0, not 0.9",
+            "closed_book_logprobs is not a list .*a log-probability must be at most 0, not 0.9",
         ),
         ({"question": "\ud800?"}, "line 1: no question .*unicode"),
         ({"question": " "}, "line 1: no question"),

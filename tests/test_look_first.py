@@ -301,7 +301,11 @@ def test_an_override_settles_whatever_was_found(override, found):
         (LookFirst, {"on_abstain": "ask"}, "on_abstain"),
         (LookFirst, {"model": MODEL}, "made for the features a, b"),
         (AnswerFirst, {"tokens": 0}, "tokens"),
-        (AnswerFirst, {"retrieve_below": 0.9, "answer_above": 0.1}, "they are 0.9 and 0.1"),
+        (
+            AnswerFirst,
+            {"retrieve_below": 0.9, "answer_above": 0.1},
+            "retrieve_below=0.9 and answer_above=0.1",
+        ),
     ],
 )
 def test_options_out_of_range_are_refused(make, options, said):

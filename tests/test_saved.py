@@ -138,7 +138,7 @@ def test_a_probe_for_another_model_retrieves_and_says_so(tmp_path):
     wide = save_gate(replace(PROBE, weight=np.zeros((2, 9), np.float32)), tmp_path / "g")
     decision = load_gate(str(wide), proxy=ScriptedProxy()).decide("who?")
     assert (decision.retrieve, decision.error.type) == (True, "ModelLoadError")
-    assert "was trained or calibrated on a model" in decision.reason
+    assert "was trained on 'scripted'" in decision.reason
 
 
 # --- adapters, calibrated gates, the Hub ----------------------------------------------------------------------------

