@@ -335,7 +335,10 @@ class ScoreSpec(EvidenceSpec[Score]):
         # Rounding is tolerated. Any other score outside [0, 1] is a bug in the gate, and must not skip retrieval.
         p = score.p_known
         if not -_ROUNDING <= p <= 1 + _ROUNDING:  # also true for NaN
-            raise ScoreError(f"The gate {self.gate.name!r} returned p_known={p}, which is not in [0, 1].")
+            raise ScoreError(
+                f"The gate {self.gate.name!r} returned p_known={p}, which is not in [0, 1].",
+                hint="Its score() has a bug: mend it, or report it.",
+            )
         warnings = tuple(dict.fromkeys((*score.warnings, *warnings)))
         return replace(score, p_known=min(max(p, 0.0), 1.0), warnings=warnings)
 
