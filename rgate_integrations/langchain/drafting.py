@@ -136,9 +136,9 @@ class ChatDrafter(Drafter[GateCall]):
             self.forms = [{"logprobs": True}, {}] if "logprobs" in type(llm).model_fields else [{}]
 
     def write_for(self, calls: Sequence[GateCall]) -> Flow[None]:
-        """Write a draft for each call, unless condensing it failed.
+        """Write a draft for each call whose question could be condensed.
 
-        If the whole batch fails, each call gets its exception.
+        If the whole batch fails, its exception becomes the draft of every call.
         """
         calls = [call for call in calls if call.condense_error is None]
         drafts: Sequence[Draft | Exception | None]

@@ -414,9 +414,8 @@ def _beside(target: Path, mark: str) -> Path:
     """
     if target.name in ("", ".."):  # the current folder, or the root
         raise ConfigurationError(
-            f"{str(target)!r} cannot name a file or folder: it is the current folder, one above it, or the "
-            "root.",
-            hint="Choose another path.",
+            f"Cannot write to {str(target)!r}: it is the current folder, one above it, or the root.",
+            hint="Give the path of a file or folder inside it, such as './out'.",
         )
     return target.with_name(f".{target.name}-{mark}")
 
