@@ -221,7 +221,7 @@ HEAD_STRENGTHS = (0.3, 3.0, 30.0)
 FOLDS = 5
 """Folds of the cross-fitting, and of the choice of the shrinkage."""
 
-_SLOPE = 5.0  # shrinkage of the prior's slope towards 1, so that a few questions cannot reverse its order
+_SLOPE = 5.0  # shrinkage of the prior's slope towards 1; of 20, 5 and 1 the best for four recorded LLMs
 _INTERCEPT = 1e-3  # keeps the intercept finite if all labels are the same
 _BASIS = 2_000  # maximum number of questions from which the principal components are computed
 # Avoids a division by zero if a state never varies.
