@@ -145,7 +145,7 @@ def _make_gateway(
 def _load_served(
     name: str, llm_name: str, threshold: float | None = None, corpus: Corpus | None = None
 ) -> DecisionEngine:
-    """Return the gate of a server; after this, the process does not download any models."""
+    """Return the gate of a server; after this, no catalogue model is downloaded on first use."""
     forbid_downloads()
     gate = rgate_integrations.load_gate(name, llm_name=llm_name, corpus=corpus or None)
     return gate if threshold is None else gate.with_options(threshold=threshold)
@@ -172,7 +172,7 @@ def _open_retriever(indexes: Sequence[str], name: str | None) -> Retriever | dic
         folders[corpus if equals else ""] = folder if equals else option
     if len(folders) < len(indexes) or (len(folders) > 1 and "" in folders):
         raise ConfigurationError(
-            f"Several indexes need different names, unlike {', '.join(map(repr, indexes))}.",
+            f"Each of several indexes needs its own name, but given are {', '.join(map(repr, indexes))}.",
             hint="Name each: --index NAME=FOLDER.",
         )
     opened: dict[str, Retriever] = {corpus: open_index(Path(folder)) for corpus, folder in folders.items()}

@@ -295,7 +295,7 @@ def _drop_headers(headers: httpx.Headers, names: Collection[str]) -> None:
 
 
 async def _read_chunks(response: httpx.Response) -> AsyncGenerator[bytes]:
-    """Yield the body of a response chunk by chunk, and close the connection at the end."""
+    """Yield the raw body of a response in chunks, then close it, even if the reader stops early."""
     try:
         async for chunk in response.aiter_raw():
             yield chunk
