@@ -255,8 +255,8 @@ class Request:
         question: What the user asks, without surrounding white space.
         history: The earlier turns, oldest first: lines such as ``user: Who wrote Hamlet?`` and
             ``assistant: Shakespeare.`` A gate that does not read turns retrieves if there are any.
-        draft: The beginning of an answer to judge, as a `Draft` or as text. If None, a gate that needs a draft gets one
-            from where its parameter ``source`` says, or fails: with ``"recorded"``, or with ``"llm"`` and no LLM.
+        draft: The beginning of an answer to judge, as a `Draft` or as text. If None, a gate that needs a draft gets
+            one from what its parameter ``source`` names, or fails: with ``"recorded"``, or ``"llm"`` and no LLM.
         metadata: What the application knows about the request, for rules that are functions.
         threshold: Overrides the gate's threshold, at least 0; None uses the gate's.
         popularity: Popularity of the question's subject, at least 0, for gates that use it.
