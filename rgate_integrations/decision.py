@@ -1,4 +1,4 @@
-"""`Request`, what a gate decides about, `Decision`, its result, and their parts; all are immutable."""
+"""`Request` (what a gate decides about), `Decision` (the result), and their parts; all are immutable."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ class Request:
         history: The earlier turns, oldest first: lines such as ``user: Who wrote Hamlet?`` and
             ``assistant: Shakespeare.`` A gate that does not read turns retrieves if there are any.
         draft: The beginning of an answer to judge, as a `Draft` or as text. If None, a gate that needs a draft gets
-            one from what its parameter ``source`` names, or fails: with ``"recorded"``, or ``"llm"`` and no LLM.
+            one from its ``source``. It fails if that is ``"recorded"``, or ``"llm"`` without an LLM.
         metadata: What the application knows about the request, for rules that are functions.
         threshold: Overrides the gate's threshold, at least 0; None uses the gate's.
         popularity: Popularity of the question's subject, at least 0, for gates that use it.

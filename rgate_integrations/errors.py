@@ -72,7 +72,7 @@ class ChecksumError(DownloadError):
 
 
 class WriteError(RGateError, OSError):
-    """A file or folder could not be written (full disk, quota, permissions). An earlier one is unchanged."""
+    """A file or folder could not be written (full disk, quota, permissions). An existing one is unchanged."""
 
 
 class LockedError(RGateError):
@@ -96,7 +96,7 @@ class ProfileError(RGateError, ValueError):
 
 
 class DataFormatError(RGateError, ValueError):
-    """A data file is unreadable, empty or invalid, or its records are not enough."""
+    """A data file is unreadable, empty or invalid, or has too few records."""
 
 
 def no_answer(what: str, *, thinking: bool = False) -> NoAnswerError:

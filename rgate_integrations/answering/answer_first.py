@@ -38,7 +38,7 @@ class AnswerFirst:
             gate, a tuned one and a server's have one.
         prefetch: Whether the search starts together with the answer, for slow searches; only in calls with one
             question. If the answer continues, the search is cancelled, or its result dropped. The retrieve arm must
-            be able to search ahead, as for look first, which always searches ahead.
+            be able to search ahead. Needless with look first, which always searches ahead.
 
     Raises:
         ConfigurationError: ``tokens`` is below 1, ``retrieve_below`` is above ``answer_above``, or one of

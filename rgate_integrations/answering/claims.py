@@ -81,7 +81,7 @@ def _first(tagged: re.Pattern[str], block: str) -> str | None:
 
 
 def print_claims(claims: Sequence[Claim]) -> str:
-    """Format claims like SlimPLM's annotated data, for training; `parse_claims` reads all as statements."""
+    """Format claims like SlimPLM's annotated data, for training; sub-questions, too, become statements."""
     blocks = []
     for claim in claims:
         block = f"<Claim({claim.text})>"

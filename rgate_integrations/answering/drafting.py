@@ -94,7 +94,7 @@ class Drafter(ABC, Generic[_Prompt]):
 
 
 def attach_draft(request: Request | Failed, draft: Draft | Exception | None) -> Request | Failed:
-    """Return a request with a draft to judge, or with None; given an exception instead, return `Failed`."""
+    """Return a request with this draft; `Failed` if the request failed, or the draft is an exception."""
     if isinstance(request, Failed):
         return request
     if isinstance(draft, Exception):

@@ -86,9 +86,9 @@ def decide_with_passages(
 
     The gate's decision stands if the search or the gate failed, nothing was found, or an override such as a
     rule decided. It also stands for a follow-up, whose words say too little about what the passages should
-    contain. If probably no LLM can know the answer (about the user's own documents, or news), the passages
-    are read even if they seem to contain little, unless both probabilities are so low that it abstains. If
-    judging them fails, they are read.
+    contain. If probably no LLM can know the answer (news, or the user's own documents), the passages are
+    read even if they seem to contain little, unless both probabilities are so low that the outcome is
+    "abstain". If judging the passages fails, they are read.
 
     Args:
         decision: The gate's decision.

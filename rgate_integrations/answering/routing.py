@@ -299,7 +299,7 @@ class RoutedCall(ABC, Generic[_Input]):
         return decision.with_retrieve(decision.retrieve, **changes)
 
     def _finish(self, item: _Input) -> Flow[None]:
-        """Emit the decision of an input; if it retrieves, wait for any search, and make its error the outcome."""
+        """Emit an input's decision; if it retrieves, wait for any search, whose error becomes the outcome."""
         if not isinstance(item.outcome, Decision):
             return
         yield from self.emit(item, item.outcome)

@@ -107,7 +107,7 @@ def evaluate(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the result here, as JSON.")] = None,
 ) -> None:
-    """Evaluate a gate on paired data: AUC, accuracy against never, always, random and oracle retrieval."""
+    """Evaluate a gate on paired data: AUC, and accuracy versus never, always, random and oracle retrieval."""
     from rgate_integrations.runtime.files import json_text, write_atomically
     from rgate_integrations.tuning import read_paired
     from rgate_integrations.tuning.evaluation import break_even
@@ -201,7 +201,7 @@ def calibrate(
     budget: BudgetOption = None,
     proxy: ProxyName = None,
 ) -> None:
-    """Calibrate P(known), choose a threshold, guaranteed if the paired data suffice, and save the gate."""
+    """Calibrate P(known), choose a threshold (guaranteed if the paired data suffice), and save the gate."""
     from rgate_integrations.gates.folder import save_gate
     from rgate_integrations.gates.registry import saved_gate
     from rgate_integrations.tuning import calibrate as run
@@ -268,7 +268,7 @@ def monitor(
     ],
     gate: Annotated[Path, typer.Option(help="Folder of the tuned or calibrated gate.")],
 ) -> None:
-    """Compare logged decisions with the calibration, and list likely unknown questions that no corpus covers."""
+    """Compare logged decisions with the calibration; list uncovered questions that the LLM may not know."""
     from rgate_integrations.gates.corpus import COVERED
     from rgate_integrations.gates.folder import read_gate
     from rgate_integrations.runtime.records import Record, read_records

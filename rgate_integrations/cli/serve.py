@@ -152,7 +152,7 @@ def _load_served(
 
 
 def _open_retriever(indexes: Sequence[str], name: str | None) -> Retriever | dict[str, Retriever] | None:
-    """Return an unnamed index, named ones by name, the object named as MODULE:OBJECT, or None.
+    """Return the unnamed index, the named ones by name, the object MODULE:OBJECT, or None if there is none.
 
     Raises:
         ConfigurationError: Several indexes share a name or lack one, there are indexes and an object, or the object

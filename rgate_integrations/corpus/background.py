@@ -2,7 +2,7 @@
 
 The encoder's sentence vectors are close together, and those of one language even closer. So the projection removes
 the mean of questions or passages and the directions that distinguish languages, and scales the other directions
-towards equal variance. ``benchmarks/corpora.py --write`` makes the file.
+towards equal variance. ``benchmarks/corpora.py --write`` makes ``background.npz``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILE = Path(__file__).with_name("background.npz")
 
 @dataclass(frozen=True)
 class Background:
-    """A projection of sentence vectors, and unrelated requests.
+    """A projection of sentence vectors, and requests that need no corpus.
 
     Attributes:
         question_mean: Mean vector of questions, shape (384,).

@@ -1,4 +1,4 @@
-"""Profiles of indexes, cached in the index's folder until `CorpusProfile.is_outdated`."""
+"""Makes profiles of indexes, and caches each in its index's folder until it is outdated."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _READ_CHARS = 300  # characters to embed per passage; with 150, similar corpora 
 _MAX_SENTENCES, _MIN_SENTENCE, _MAX_SENTENCE = 200, 20, 200
 """Maximum number of sentences that measure how near a corpus is to its own content, and limits of their length."""
 _PRIOR_MARGIN, _PRIOR_SENTENCES = 0.22, 10
-"""The usual margin, and the number of sentences that it counts as, because a few sentences measure it poorly."""
+"""The usual margin, and how many sentences it counts as: a few sentences alone measure a margin poorly."""
 # The margin is clipped: otherwise a corpus of unrelated passages would cover everything, and one of near
 # duplicates nothing.
 _MIN_MARGIN, _MAX_MARGIN = 0.12, 0.4
@@ -232,7 +232,7 @@ class CorpusProfile:
     def is_outdated(self, texts: Iterable[str]) -> bool:
         """Return whether the corpus has changed so much that it needs a new profile.
 
-        That is so if over about 30 % of the old and current passages together are only old or only current.
+        That is so if more than about 30 % of all passages, old and current, are only old or only current.
 
         Args:
             texts: The corpus's current passages.
@@ -277,7 +277,7 @@ class CorpusProfile:
             folder: The folder that `save` wrote.
 
         Raises:
-            ProfileError: The folder has no profile, or the profile is damaged, or has another encoder or format.
+            ProfileError: The folder has no profile, or a damaged one, or one with another encoder or format.
         """
         root = find_folder(folder)
         if not os.path.isfile(root / CONFIG):

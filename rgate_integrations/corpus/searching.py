@@ -33,7 +33,7 @@ _FIRST_QUERIES = (
 )
 """First queries, for all kinds of corpora; each finds something in some of them."""
 _WINDOW, _MIN_NEW_SHARE = 20, 0.05
-"""Collection ends when less than ``_MIN_NEW_SHARE`` of the results of ``_WINDOW`` searches is new."""
+"""Collection ends when less than ``_MIN_NEW_SHARE`` of what the last ``_WINDOW`` searches found is new."""
 _MAX_QUERY_CHARS = 120  # characters
 
 

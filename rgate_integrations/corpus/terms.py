@@ -18,9 +18,9 @@ _TOKEN = re.compile(r"\w+(?:[.\-]\w+)*")
 _IDENTIFIER = re.compile(r"(?=.*[^\W\d_])(?:[^\W\d].*[\d_].*|.*[a-z][A-Z].*|[^\W\d]\w*\.\w{2,})")
 """Such as ``num_cpus``, ``E-4711``, ``RayJob`` and ``ray.put``."""
 _CAPITALISED = re.compile(r"(?<=[^\W\d_A-Z] )[^\W\d_a-z]\w{2,}")
-"""A capitalised word inside a sentence; a name unless such words are many, as all nouns are in German."""
+"""A capitalised word inside a sentence: a name, unless many words are capitalised, as in German."""
 _MAX_CAPITALISED = 0.15
-_MIN_NAMED = 0.01  # share of passages; a product's name is everywhere in its docs
+_MIN_NAMED = 0.01  # minimum share of passages with a name; a product's name is everywhere in its docs
 _ORDINAL = re.compile(r"\d+(?:st|nd|rd|th|s|%|[a-z])?", re.IGNORECASE)
 # Natural logs of a word's share of all text.
 _RARE = -13.0  # below this, the encoder's tokens only give a guess, so all words count as equally rare
@@ -28,7 +28,7 @@ _UNKNOWN = -15.0  # below this, a word is several tokens, so it is not a common 
 _COMMON = -10.5  # above this, a word is too common to be informative
 _MIN_EXCESS = 1.5  # natural log of how many times more frequent than in other text a telling word must be
 _REFERENCE_WORDS = 20
-"""Number of words, the most common elsewhere, that show how common the corpus's language is elsewhere."""
+"""Number of the most common words, which show how rare the corpus's language is in other text."""
 
 
 class Terms(NamedTuple):

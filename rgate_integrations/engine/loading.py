@@ -21,7 +21,7 @@ from rgate_integrations.models.base import Proxy
 
 OneCorpus: TypeAlias = CorpusProfile | str | Path
 Corpus: TypeAlias = OneCorpus | Iterable[OneCorpus] | Mapping[str, OneCorpus]
-"""A profile or its folder, several of these, or a mapping to them from the names that decisions use."""
+"""A profile or its folder, a list of these, or a mapping that gives each a name, used in decisions."""
 
 
 class GateOptions(RuleOptions, total=False):

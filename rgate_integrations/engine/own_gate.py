@@ -29,7 +29,7 @@ class GateLike(Protocol):
         """Return a decision for each request, in order."""
 
     def adecide_batch(self, requests: Sequence[Request], /) -> Awaitable[list[Decision]]:
-        """Return the same decisions as an awaitable."""
+        """Return an awaitable of the same decisions."""
 
 
 class OwnGate(Decider):

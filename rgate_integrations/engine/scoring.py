@@ -139,7 +139,7 @@ def read_request(request: Request, sources: Sources) -> Evidence:
 
 
 def _asking_sentences(text: str) -> list[str]:
-    """Return the sentences that may ask for something, by words, question mark, or as a whole paragraph."""
+    """Return the sentences that begin like a request, end with a question mark, or are a whole paragraph."""
     asking = []
     for paragraph in BLANK_LINE.split(text):
         sentences = segments(paragraph)

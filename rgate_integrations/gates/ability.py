@@ -68,7 +68,7 @@ _DEFAULT = Ability(REFERENCE_LLM, 0.0, 1.0, "nothing is known about the LLM")
 
 @dataclass(frozen=True)
 class AbilityEntry:
-    """An LLM of a table of abilities, with its parsed name; see `build_table`."""
+    """An LLM in a table of abilities, with its parsed name; see `build_table`."""
 
     name: ModelName
     ability: Ability
@@ -81,8 +81,8 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
 
     1. a folder made by ``rgate ability``: the measured ability;
     2. the shipped table: the line with the words of the name (see `rgate_integrations.gates.llm_names`), if
-       necessary without the words for how long the LLM thinks; of several, the least able one, if possible of
-       the same date;
+       necessary without the words for how long the LLM thinks; of several lines, the least able LLM of
+       those with the same date or, if there are none, of all;
     3. a family of the table. With a size: the ability of this family at that size, of the same version if
        possible. Without one: that of the latest predecessor of the same tier, such as ``opus``; or else of
        the least able LLM of the version, or of the family, but at most 0 if this LLM may be weaker. A guess
@@ -183,7 +183,7 @@ def _least_able(entries: Sequence[AbilityEntry]) -> Ability:
 
 
 def _same_llm(model: ModelName) -> list[AbilityEntry]:
-    """Return the lines with exactly a name's words, or else those equal but for how long the LLM thinks."""
+    """Return the lines with a name's words, or else those that differ only in how long the LLM thinks."""
     table = ability_table()
     for words in (model.words, model.without_effort, model.without_any_effort):
         exact = [entry for entry in table if entry.name.words == words]

@@ -75,9 +75,9 @@ class AnswerGate(Gate):
         return share_with_inner(values, "answer")
 
     def model_post_init(self, context: Any) -> None:
-        """Use the heads' second model, the reader, for every English fact that could change the decision.
+        """Use the heads' second model, the reader, for every English question that turns on a fact.
 
-        It costs little, because the shipped gate for partial answers uses the same model.
+        This costs little, because the shipped gate for partial answers uses the same model.
         """
         self._heads = self.question.replace(margin=ALWAYS_READ)
 

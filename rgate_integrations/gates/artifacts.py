@@ -1,7 +1,7 @@
 """The content of saved gates: the validated fields of ``gate.json``, and arrays.
 
-Gates with a LoRA adapter and calibrated gates are a plain `SavedGate`. Heads, probes and tuned gates also
-have weights of their own.
+Gates with a LoRA adapter and calibrated gates are plain `SavedGate` objects. Heads, probes and tuned gates
+also have weights of their own.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class SavedGate:
         method: Name of the gate, as for `load_gate`.
         base_model: The proxy that it was trained or calibrated with: catalogue name, folder or Hub id; empty
             for none.
-        fingerprint: `rgate_integrations.models.base.Proxy.fingerprint` of the proxy; empty if unknown. The
-            file of a calibrated gate has it in `parameters`.
+        fingerprint: `rgate_integrations.models.base.Proxy.fingerprint` of the proxy; empty if unknown.
+            A calibrated gate's file has it in `parameters` instead.
         llm: Name of the LLM whose answers it was trained on; empty if not recorded.
         threshold: Default threshold, at least 0.
         prompts: Hash of each prompt that it was trained with, by name; with other prompts its scores are meaningless.
@@ -95,7 +95,7 @@ def check_shape(name: str, array: Float32Array, *shape: int) -> None:
 
 @dataclass(frozen=True, config=STRICT)
 class LogprobHead:
-    """Combines a probe of an LLM's words with its token log-probabilities; P(known) is the sigmoid of a weighted sum.
+    """Combines a probe's logit with a draft's log-probabilities; P(known) is the sigmoid of a weighted sum.
 
     Attributes:
         text: Weight of the probe's calibrated logit.
@@ -274,7 +274,7 @@ class FactHeads:
         known_bias: Added to the logit.
         ability_slope: Added to the logit for each unit of the LLM's ability.
         default_ability: Mean and standard deviation of the ability of an unknown LLM.
-        news_weight: Shape (L, H), float32: a question may be about news, dated or not, if
+        news_weight: Shape (L, H), float32: a question may be about news if
             ``sum(news_weight * states) + news_bias > 0``. None for no such check.
         news_bias: See `news_weight`.
     """
@@ -321,8 +321,8 @@ class FactHeads:
     def p_fact_known(self, states: AnyStates, theta: float, sd: float) -> Float64Array:
         """Return P(the LLM knows the fact), shape (n,); see `known_logits`.
 
-        Even a very capable LLM has not seen the latest news. So for possible news the ability is at most 0,
-        and the low P(known) also catches news that the heads for kinds overlook.
+        Even a very capable LLM has not seen the latest news. So for possible news the ability is capped
+        at 0. The lower P(known) also catches news that the heads for kinds overlook.
         """
         abilities = np.where(self.about_news(states), min(theta, 0.0), theta)
         return sigmoids(self.known_logits(states, abilities, sd))
@@ -339,8 +339,8 @@ class HeadsArtifact(SavedGate):
         first_facts: Estimates from the states of `base_model` whether a fact is known.
         facts: Estimates it from a second model: better, but in another pass and only in English.
         english_weight: Shape (L, H), float32: a question is English if
-            ``sum(english_weight * states) + english_bias > 0``, for the first model's states of the layers of
-            `first_facts`.
+            ``sum(english_weight * states) + english_bias > 0``, where the states are those of `base_model` at
+            the layers of `first_facts`.
         english_bias: See `english_weight`.
     """
 

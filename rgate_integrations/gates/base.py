@@ -59,7 +59,7 @@ class Score:
         override: A decision that takes precedence over the threshold, if any.
         p_covered: Probability in [0, 1] that a corpus has something on the request; None without a corpus.
         corpora: Names of the corpora to search if it retrieves, best first.
-        outcome: What a gate with corpora decided instead of searching; None otherwise.
+        outcome: ``"direct"`` or ``"abstain"`` if a gate with corpora decided not to search; None otherwise.
         cost: What the evidence cost; set by the engine.
     """
 
@@ -219,7 +219,8 @@ class Gate(BaseModel, ABC):
 
         Args:
             name: Name of the LLM, or folder of its measured ability.
-            name_source: Where the name was detected; empty if the user gave it, which overrides a detected name.
+            name_source: Where the name was detected; empty if the user gave it. The user's name overrides a
+                detected one.
 
         Raises:
             ConfigurationError: The name is a path that does not exist.
@@ -291,7 +292,7 @@ def share_with_inner(values: Any, inner_field: str, *defaults: str) -> Any:
 class ScoreSpec(EvidenceSpec[Score]):
     """A gate's score of a question, for the engine and for gates that contain other gates.
 
-    Two specs are equal if they have the same gate object, because comparing gates by value would compare weights.
+    Two specs are equal if they have the same gate object, because comparing gates by value ignores weights.
     """
 
     reads_model: ClassVar[bool] = False  # the gate's own specs say whether a model reads the question

@@ -16,8 +16,8 @@ from rgate_integrations.gates.evidence.vectors import VectorSpec
 from rgate_integrations.gates.heads import HeadsGate
 
 COVERED = 0.5
-"""Minimum P(covered) of a request about a corpus. From the same P(private or fresh) on, a request counts as
-private or fresh."""
+"""Minimum P(covered) for a request to count as about a corpus, and minimum P(private or fresh) for it to
+count as private or fresh."""
 GIVEN_TEXT = 0.4
 """A segment with at least this P(given) is pasted text and asks nothing, even if it names something in the corpus:
 front ends paste whole chats into their prompts."""
@@ -37,9 +37,9 @@ class _Coverage:
 
     Attributes:
         profile: The corpus.
-        p: P(covered) of the segment, or of the whole request, where it is highest.
-        close: Closeness of that text to the corpus, for the ranking of corpora.
-        text: That segment, or the whole request.
+        p: P(covered) of the `text`.
+        close: Closeness of the text to the corpus, for ranking the corpora.
+        text: The segment, or the whole request, with the highest P(covered).
     """
 
     profile: CorpusProfile
@@ -61,11 +61,11 @@ class CorpusGate(Gate):
     The first row that fits counts:
 
     ======================  =====================  ===================================================================
-    the request             the inner gate         the decision
+    the request             the inner gate says    the decision
     ======================  =====================  ===================================================================
-    asks nothing            any                    the inner gate's: for thanks, tasks, pasted text
-    is about a corpus       any                    retrieve from it; with ``prefer="llm"``, the inner gate's
-    is about none           has an override        the override's
+    asks nothing            anything               the inner gate's (thanks, tasks, pasted text ask nothing)
+    is about a corpus       anything               retrieve from it; with ``prefer="llm"``, the inner gate's
+    is about none           an override            the override's
     is about none           the LLM knows          direct
     is about none           private or fresh       retrieve: a source without a profile may hold it
     is about none           the LLM may not know   ``when_uncovered``
@@ -200,7 +200,7 @@ class CorpusGate(Gate):
         return asking
 
     def _cover(self, evidence: Evidence, asking: list[bool]) -> list[_Coverage]:
-        """Return each corpus's coverage: those that cover the request first, both groups by closeness."""
+        """Return the coverage of each corpus: those that cover the request first, then by closeness."""
         read = evidence[self._vector_spec]
         # The vector of the whole request would mostly reflect the text pasted into it.
         rows = [row for row, asks in enumerate(asking) if asks] if not all(asking) else []

@@ -1,4 +1,4 @@
-"""Heads, small models on a request's states: the kind of each segment, and whether the LLM knows the fact."""
+"""Heads, small models on hidden states, estimate each segment's kind, and whether the LLM knows the fact."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_QUESTIONS = 8
 # "known" is only a signal if knowing the fact changes P(known) by this much; otherwise the request asks for no fact.
 _MIN_INFLUENCE = 0.1
 ALWAYS_READ = 40.0
-"""A margin in logits so wide that the reader is asked about every English fact that could matter."""
+"""A margin in logits so wide that the reader judges every English question that turns on a fact."""
 # Added to the ability for a question in a language other than English: on SimpleQA, four LLMs do worse in Czech than
 # in English, by 0 to 0.4 in log-odds.
 _FOREIGN_PENALTY = -0.4

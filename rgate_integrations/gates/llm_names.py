@@ -2,9 +2,9 @@
 
 Names are parsed by rules, never matched by similarity. In this order:
 
-1. Case is ignored, and so is everything before the last ``/``: owners, providers, folders, ARNs; also the prefixes of
-   `PROVIDERS` with a colon (``openai:gpt-4o``), of Bedrock (``us.anthropic.``), and all but the model in the
-   name of a fine-tune (``ft:MODEL:organisation:name:id``).
+1. Case is ignored, and so is everything before the last ``/``: owners, providers, folders, ARNs; also the
+   `PROVIDERS` before a colon (``openai:gpt-4o``), Bedrock's prefixes (``us.anthropic.``), and all but the
+   model in the name of a fine-tune (``ft:MODEL:organisation:name:id``).
 2. File endings, shard numbers, quantisations (``Q4_K_M``, ``q4f16_1``), tags (``:free``) and Bedrock's
    ``-v1:0`` are dropped.
 3. One date or revision is cut out and stored separately: ``20241022``, ``2024-08-06``, ``08-2024``,
@@ -160,7 +160,8 @@ class ModelName:
             distilled LLM may have two; that of a model that does not answer questions has none.
         size: Billions of parameters; None if unknown.
         date: The digits of the date or revision; may be empty.
-        numbered: The families whose version is where their maker puts it. In ``gpt-bot-5``, 5 may be the bot's.
+        numbered: The families whose version is where their maker puts it; not in ``gpt-bot-5``, where 5 may
+            be the bot's.
     """
 
     words: frozenset[str]
@@ -217,7 +218,7 @@ def parse_name(name: str) -> ModelName:
 
 
 def sizes_left_out() -> list[tuple[ModelName, str]]:
-    """Return, parsed, those `ALIASES` with a size whose usual name has none, each with the usual name."""
+    """Return the parsed `ALIASES` that have a size although the usual name has none, each with that name."""
     names = [(_parse_words(_split_words(alias), ""), usual) for alias, usual in ALIASES.items()]
     return [
         (name, usual) for name, usual in names if name.size is not None and parse_name(usual).size is None

@@ -120,7 +120,7 @@ def read_utility_model(name: str | Path = DEFAULT) -> PassageUtilityModel:
     """Read a saved model; cached.
 
     Args:
-        name: A local folder, or the name of the shipped one.
+        name: A local folder, or the name of the shipped model.
 
     Raises:
         ModelLoadError: The file is missing, unreadable, invalid or of a newer version.
@@ -146,9 +146,10 @@ def search_features(question: str, passages: Sequence[FoundPassage]) -> Float64A
         passages: The passages, best first; the first `READ` are read.
 
     Returns:
-        In [0, 1]: the weighted share of the question's words in the first passage, in the best one, and in all
-        together; then, divided by `READ`, the number of passages whose title the question names, and of those
-        whose title another passage names but the question does not.
+        Numbers in [0, 1]. The first three are the weighted share of the question's words that occur in the
+        first passage, in the passage with most of them, and in all passages together. The last two are counts
+        divided by `READ`: passages whose title the question names, and passages whose title another passage
+        names but the question does not.
     """
     asked = tokenize(question)
     weights = {word: weight_of(word) for word in asked - _STOPWORDS}

@@ -59,7 +59,7 @@ def make_gate(name: str, **parameters: Any) -> Gate:
 
     Args:
         name: A gate's name, with an argument after a colon where it takes one (``"constant:random:0.5"``); the name
-            of a shipped gate; the folder or Hub id of a trained one; or the URL of a decision server.
+            of a shipped gate; the folder or Hub id of a saved one; or the URL of a decision server.
         **parameters: Its parameters. A parameter that is a gate may also be a name or a config.
 
     Raises:

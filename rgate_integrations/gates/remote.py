@@ -162,7 +162,7 @@ class DecisionClient:
         Raises:
             ServerError: The server cannot be reached, did not answer in time, is not ready, rejected the
                 request, or is not a decision server.
-            ConfigurationError: The proxy server in the environment is invalid.
+            ConfigurationError: The HTTP proxy in the environment is invalid.
         """
         if self._is_broken and self._send("GET", "/ready", seconds=_READY_TIMEOUT).status != 200:
             raise ServerError(

@@ -1,8 +1,8 @@
 """The user's rules, which say that some requests always or never retrieve, whatever the gate says.
 
 For example, a rule makes questions about contracts retrieve without training a gate. A rule is an example, a pattern
-or a function. Requests are compared with examples by hidden states of the encoder, those of layer 8, which
-the default gate reads anyway. All requests have most of such a state in common, so the mean is subtracted, and
+or a function. Requests are compared with examples by the encoder's hidden states at layer 8, which the
+default gate reads anyway. All requests have most of such a state in common, so the mean is subtracted, and
 the rest is projected onto the directions in which requests differ most, each scaled to the same variance.
 """
 
@@ -36,7 +36,7 @@ from rgate_integrations.runtime.files import SHIPPED, read_file
 from rgate_integrations.runtime.segments import Segmented
 
 Rule: TypeAlias = str | re.Pattern[str] | Callable[..., bool]
-"""An example, a pattern to search for, or a function of the question or of the question and its metadata."""
+"""An example, a pattern to search for, or a function of the question and, optionally, its metadata."""
 
 RuleOrRules: TypeAlias = Rule | Sequence[Rule]
 
@@ -49,7 +49,7 @@ class RuleOptions(TypedDict, total=False):
 
 
 ALIKE = 0.28
-"""Minimum cosine of a segment that is similar to an example; chosen by ``benchmarks/rules.py``."""
+"""Minimum cosine for a segment to count as similar to an example; chosen by ``benchmarks/rules.py``."""
 LAYER = PooledLayer(8, "question", "mean")
 _MAX_SHOWN = 60  # maximum characters of an example to quote in a reason
 
@@ -97,9 +97,10 @@ class Rules:
 
     @property
     def stages(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The lists, ``"always"`` or ``"never"``, whose patterns and functions come before the examples, and after.
+        """The lists whose patterns and functions are tried before the examples, and those tried after them.
 
-        If ``always`` has examples, those of ``never`` come after them, so that the request retrieves if both match.
+        If ``always`` has examples, the patterns and functions of ``never`` are tried after them, so that a
+        request that matches both retrieves.
         """
         has_examples = any(isinstance(rule, str) for rule in self.always)
         return (("always",), ("never",)) if has_examples else (("always", "never"), ())
@@ -107,7 +108,7 @@ class Rules:
     def match(self, request: Request, names: Sequence[str]) -> Score | None:
         """Return an overriding score for the first pattern or function that matches or fails, or None.
 
-        A function that fails retrieves.
+        If a function fails, the request retrieves.
 
         Args:
             request: The request.
@@ -127,7 +128,7 @@ class Rules:
         return None
 
     def likeness_for(self, gate: Gate) -> tuple[LikenessSpec, ...]:
-        """Return a tuple of the spec that compares requests with the examples; empty without examples.
+        """Return a tuple with the spec that compares requests with the examples; empty without examples.
 
         The spec uses the gate's states if possible.
         """
@@ -218,7 +219,11 @@ def _match_rule(rule: Rule, request: Request) -> str:
 
 
 def directions_of(states: Float32Array) -> Float64Array:
-    """Project states to the form in which they are compared, of length 1, shape (texts, directions)."""
+    """Centre states, project them onto `known_directions`, and scale each to length 1.
+
+    Returns:
+        Shape (states, directions).
+    """
     mean, directions = known_directions()
     compared = (states.astype(np.float64) - mean) @ directions
     lengths = np.linalg.norm(compared, axis=1, keepdims=True)

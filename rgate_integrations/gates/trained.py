@@ -87,7 +87,8 @@ class AdapterGate(Gate):
 
     Attributes:
         adapter: Folder or Hub id of a LoRA adapter of the proxy, or None for zero-shot. A folder made by
-            ``rgate train`` records the model that it was trained on; decisions with a proxy of other weights fail.
+            ``rgate train`` records the model that it was trained on; a decision fails if the proxy has other
+            weights.
     """
 
     adapter: str | None = None

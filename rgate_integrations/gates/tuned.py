@@ -32,7 +32,7 @@ class TunedGate(TrainedGate):
     """A gate that ``rgate tune`` has corrected for an LLM.
 
     The logit of P(known) is ``slope * prior + w · h + v · f + bias``: prior is the logit of the uncorrected
-    gate, a copy of which is in the same folder; h are hidden states of the question; f are the
+    gate, a copy of which is in the subfolder ``prior``; h are hidden states of the question; f are the
     `draft_features` of a partial answer, if the gate judges one; slope, w, v and bias are fitted.
 
     Attributes:
@@ -65,7 +65,7 @@ class TunedGate(TrainedGate):
         return self if self.reads_drafts else self._load_relative(ANSWER_FIRST)
 
     def question_gate(self) -> Gate | None:
-        """Return the gate for questions: itself or, if it judges answers, any gate in the parent folder."""
+        """Return the gate for questions: itself or, if it judges answers, the parent folder's, if any."""
         return self._load_relative(os.pardir) if self.reads_drafts else self
 
     def _load_relative(self, folder: str) -> Gate | None:

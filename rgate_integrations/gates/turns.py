@@ -3,8 +3,8 @@
 A question that is a pasted transcript, and ends with an unanswered user message, is read as a conversation.
 Consecutive user turns are one request. A reply is read together with the question or offer that it answers, a
 retry with the question that it repeats. A remark about the answer, such as thanks, is read alone, unless it
-replies to an offer. Retries, remarks and polite questions that offer nothing in particular are recognised, if
-the gate uses the encoder, in any language by their similarity to a few examples.
+replies to a specific question or offer. If the gate uses the encoder, retries, remarks and general offers of
+help are recognised in any language, by their similarity to a few examples.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ _EXAMPLES = {
         "نعم من فضلك",
     ),
 }
-"""Example messages by kind. `OPEN` has general offers that end answers, `OTHER` look-alikes of the rest."""
+"""Example messages by kind. `OPEN`: general offers that end answers. `OTHER`: look-alikes of the others."""
 
 
 def resolve_turns(gate: Gate, requests: Sequence[Request], sources: Sources) -> list[Request | Exception]:
@@ -270,7 +270,7 @@ def join_user_turns(request: Request) -> Request:
 
 
 def _resolve(request: Request, kinds: Mapping[str, str]) -> Request:
-    """Return a request whose question includes those that it refers to; a remark may lose its history."""
+    """Return a request joined with the earlier question that it refers to; a remark may lose its history."""
     if not request.history:
         return request
     kind = kinds.get(request.question, OTHER)
@@ -323,7 +323,7 @@ def _messages(request: Request) -> Iterable[str]:
 
 
 def _split_last_user_turns(history: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the turns before the user's turns that end a history, and the texts of the latter, if any."""
+    """Return the turns before the user's turns that end a history, and the texts of these user turns."""
     end = len(history)
     while end and history[end - 1].startswith(_USER):
         end -= 1

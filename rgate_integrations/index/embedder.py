@@ -34,7 +34,7 @@ class Embedder(Protocol):
 
     @property
     def name(self) -> str:
-        """Saved with an index, which is loaded with a `SentenceEmbedder` of this name by default."""
+        """A name saved with an index, which is loaded with the `SentenceEmbedder` of that name by default."""
 
     @property
     def identity(self) -> str:

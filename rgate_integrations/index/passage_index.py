@@ -69,7 +69,7 @@ class PassageIndex:
     Search is exact: a batch of 1,000 queries takes 0.5 s in 100,000 passages. For millions, use a vector database.
 
     Any number of threads may read and write. A write is atomic: if it raises, nothing has changed, and no reader sees
-    half of it. A forked child has the whole index.
+    half of it. A forked process has the whole index.
 
     Args:
         embedder: Embeds passages and queries; multilingual-e5-small by default.
@@ -117,7 +117,7 @@ class PassageIndex:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the embedder and all ids, titles and texts, but not of metadata or given vectors."""
+        """A hash of the embedder and all ids, titles and texts, not of metadata or vectors given to `add`."""
         digest = hashlib.sha256(self.embedder.identity.encode())
         for passage in self.passages:
             digest.update(repr((passage.id, passage.title, passage.text)).encode())
@@ -182,11 +182,11 @@ class PassageIndex:
             )
 
     def upsert(self, passages: Sequence[Passage], vectors: Float32Array | None = None) -> None:
-        """Add passages, replacing those of the same ids; see `add`."""
+        """Add passages, replacing those with the same ids; see `add`."""
         self.add(passages, vectors, replace=True)
 
     def _embed(self, passages: Sequence[Passage]) -> Float32Array:
-        """Return the embedder's vectors; an exception that is no `RGateError` becomes the cause of ours."""
+        """Return the embedder's vectors; any error but an `RGateError` becomes a `ConfigurationError`."""
         try:
             return self.embedder.embed([passage.searchable for passage in passages])
         except RGateError:

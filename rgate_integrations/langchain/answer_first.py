@@ -125,7 +125,7 @@ class ArmStream(ChunkStream):
             pass
 
     async def aclose(self) -> None:
-        """Stop the LLM, and wait until its run has ended, at most `_MAX_TURNS` turns of the event loop."""
+        """Stop the LLM, and wait at most `_MAX_TURNS` turns of the event loop for its run to end."""
         self._events.shut_down()
         await super().aclose()
         # Each inner generator ends in a separate task, which the loop starts after the outer one has ended.

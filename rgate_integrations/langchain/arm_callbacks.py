@@ -219,7 +219,7 @@ class CancellableTracer:
         return CancellableTracer(self._tracer.copy_with_metadata_defaults(**defaults), self._cancellation)
 
     def _cancel(self, event: str, value: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """Record the end of a run as cancelled, with what it wrote; a retriever or tool ends as if empty."""
+        """Record the end of a run as cancelled, with its output; a retriever or tool gets an empty result."""
         if event == "on_llm_error":
             response = kwargs.get("response") or LLMResult(generations=[[]])
             response = response.model_copy(update={"llm_output": self._cancellation})

@@ -71,7 +71,7 @@ def instances_in(value: Any, kind: type[_T]) -> Iterator[_T]:
 def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
     """Return a copy of an arm whose last model with an unset field ``logprobs`` requests log-probabilities.
 
-    None without one. Only chains and bindings are searched, not runnables such as `RunnableParallel`.
+    None if it has no such model. Searches only chains and bindings, not runnables such as `RunnableParallel`.
     """
     if isinstance(arm, BaseChatModel):
         if "logprobs" in type(arm).model_fields and getattr(arm, "logprobs", None) is None:
@@ -93,8 +93,8 @@ def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
 def get_llm_name(arm: Runnable[Any, Any]) -> str:
     """Return the name of the LLM that answers in an arm; with several, such as fallbacks, the least capable one.
 
-    Empty if the arm has no model, or if one has no name and the others are more capable than the one that the
-    gate then assumes.
+    Empty if the arm has no model, or if one has no name and the others are more capable than the LLM that the
+    gate assumes for an empty name.
     """
     names = _llm_names(arm, {})
     return least_capable(names) if names else ""

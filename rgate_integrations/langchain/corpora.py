@@ -24,7 +24,7 @@ from rgate_integrations.runtime.flow import Flow
 
 
 class PerCorpus(FlowRunnable[Input, Output]):
-    """One runnable per corpus; the decision of the surrounding router or `GatedRetriever` says which run.
+    """One runnable per corpus; the decision of the surrounding router or `GatedRetriever` chooses among them.
 
     Args:
         parts: The runnables, by the names of their corpora.
@@ -50,7 +50,7 @@ class PerCorpus(FlowRunnable[Input, Output]):
 
     @abstractmethod
     def merge(self, results: Mapping[str, Any]) -> Any:
-        """Combine what an input's parts returned or raised, best first, into its result."""
+        """Merge what the parts returned or raised for one input, best corpus first."""
 
     def with_parts(self, parts: Mapping[str, Runnable[Any, Any]]) -> Self:
         """Return a copy with these runnables as its parts."""
@@ -83,7 +83,7 @@ class PerCorpus(FlowRunnable[Input, Output]):
 
 
 class CorpusChain(PerCorpus[Input, Output]):
-    """Runs the chain of the best corpus that the decision names, or the first chain if that names none.
+    """Runs the chain of the best corpus that the decision names, or the first chain if it names none.
 
     `RetrievalGate.route` makes one from ``retrieve={"docs": chain, "hr": chain}``. It may also be part of an arm.
     """
@@ -131,7 +131,7 @@ class CorpusRetriever(PerCorpus[str, list[Document]], FlowRetriever):
     run_type: ClassVar[str] = "retriever"
 
     def merge(self, results: Mapping[str, Any]) -> Any:
-        """Fuse the documents, or return the exception of a retriever."""
+        """Fuse the documents, or return the exception of a retriever that failed."""
         return fuse_documents([{"rgate_corpus": name} for name in results], list(results.values()))
 
 
@@ -160,10 +160,12 @@ def as_searched(
 
 
 def profile_searched(searched: Runnable[Any, Any]) -> dict[str, CorpusProfile]:
-    """Make a profile of each corpus that a runnable searches, by name; one without a name is ``corpus``.
+    """Return a profile of each corpus that a runnable searches, by name; an unnamed corpus is ``"corpus"``.
 
     Raises:
         ConfigurationError: The passages of a corpus cannot be read, or are in several indexes.
+        ModelLoadError: The encoder cannot be loaded.
+        DownloadError: The encoder could not be downloaded.
         ProfileError: A corpus has no passages.
     """
     parts = searched.parts if isinstance(searched, PerCorpus) else {"corpus": searched}

@@ -29,7 +29,7 @@ def fuse_documents(
 ) -> list[Document] | Exception:
     """Fuse the results of one question's searches by reciprocal rank.
 
-    The documents are copies, with origin and rank in their metadata, where keys that are already there win.
+    The documents are copies, with origin and rank added to their metadata; existing keys keep their values.
     If a search failed, its exception is returned; if one returned anything but documents, a
     `ConfigurationError`.
 

@@ -1,4 +1,4 @@
-"""What LLMs write for one input of a gate: a standalone question and a draft."""
+"""What LLMs write before a gate decides: standalone questions and drafts."""
 
 from __future__ import annotations
 
@@ -136,9 +136,9 @@ class ChatDrafter(Drafter[GateCall]):
             self.forms = [{"logprobs": True}, {}] if "logprobs" in type(llm).model_fields else [{}]
 
     def write_for(self, calls: Sequence[GateCall]) -> Flow[None]:
-        """Write a draft for each call whose question could be condensed.
+        """Write a draft for each call, except those whose follow-up could not be condensed.
 
-        If the whole batch fails, its exception becomes the draft of every call.
+        If the batch as a whole raises an exception, that becomes the draft of all these calls.
         """
         calls = [call for call in calls if call.condense_error is None]
         drafts: Sequence[Draft | Exception | None]

@@ -65,7 +65,7 @@ def _compile(condition: Any, *, has_key: bool, depth: int) -> _Condition:
 
     Args:
         condition: The condition.
-        has_key: Whether the condition tests the value of a key, or the metadata as a whole.
+        has_key: Whether the condition tests the value of a key; if not, it tests the metadata as a whole.
         depth: How many levels of conditions are still allowed, including this one.
     """
     if depth == 0:

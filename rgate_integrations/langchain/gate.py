@@ -339,7 +339,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
 
 def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
-    """Return a runnable, except a decision model, unchanged; make a `RetrievalGate` from anything else."""
+    """Return a runnable unchanged, but make a `RetrievalGate` from a decision model or anything else."""
     if isinstance(gate, Runnable) and not is_decision_model(gate):
         return gate
     return RetrievalGate(gate)

@@ -60,7 +60,8 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
             pass the tool itself if another middleware may have removed it by then.
 
     Raises:
-        ConfigurationError: ``tools`` is not a list, tuple or set, is empty, or has a tool without a name.
+        ConfigurationError: The gate is invalid, or ``tools`` is not a list, tuple or set, is empty, or has a
+            tool without a name.
         UnknownNameError: No gate has that name. Raised by the first call of the model: the agent lacks a tool
             that is named in ``tools``.
 

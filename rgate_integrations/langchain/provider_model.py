@@ -126,7 +126,7 @@ class ProviderModel(LanguageModel):
         )
 
     def truncate(self, text: str, tokens: int) -> str | None:
-        """Return ``text`` cut to ``tokens`` words, or None if it is not longer."""
+        """Return ``text`` cut to ``tokens`` words, or None if it has no more words than that."""
         words = text.split(" ")
         return " ".join(words[:tokens]) if len(words) > tokens else None
 
@@ -138,7 +138,7 @@ class ProviderModel(LanguageModel):
         return run(self.habits.complete(ask)).head(tokens)
 
     def _ask(self, messages: list[dict[str, str]], limit: int, values: dict[str, Any]) -> Draft:
-        """Send a request with those ``values`` that may be set, and again without each one that is refused.
+        """Send a request with those ``values`` that may be set; repeat it without any that are refused.
 
         Raises:
             ServerError: The provider rejects the key, or has no such LLM.

@@ -22,8 +22,8 @@ class QueryPlanner(BaseModel):
 
     Attributes:
         gate: A `RetrievalGate`, or any runnable from a question to a `Decision`.
-        always_include_question: Whether the question itself is always a query; if not, it is one only if no
-            claim is.
+        always_include_question: Whether the question is always a query; if not, it is one only if there is no
+            claim to search for.
         max_queries: Maximum number of queries per question, at least 1.
         filter_claims: Whether the gate judges each claim and drops the known ones. Only a `RetrievalGate` can do
             that; with any other runnable, no claim counts as known.
@@ -47,7 +47,7 @@ class QueryPlanner(BaseModel):
 
 
 def check_decision(result: Any) -> Decision | Exception:
-    """Return what a gate made of an input, if it is a decision or an exception.
+    """Return a gate's result for an input, if it is a decision or an exception.
 
     Raises:
         ConfigurationError: It is something else.
@@ -61,7 +61,7 @@ def check_decision(result: Any) -> Decision | Exception:
 
 
 def emit_searched(single: Run, result: Any) -> Flow[Any]:
-    """Emit a decision, unless a router did, and return it; for a failed or empty question, an exception.
+    """Emit a decision unless a router did; return it, or an exception for a failed input or empty question.
 
     Raises:
         ConfigurationError: The gate returned something other than a decision.

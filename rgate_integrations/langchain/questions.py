@@ -49,13 +49,14 @@ class UserTurn:
 
 
 def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
-    """Find question and earlier turns in a string, a mapping, messages, a message history, or a prompt value.
+    """Find the question and the earlier turns in an input, such as a string, a mapping or messages.
 
     Args:
-        value: The runnable's input. Among messages, the last human one is the question.
+        value: The runnable's input: a string, a mapping, messages, a message history, or a prompt value.
+            Among messages, the last human one is the question.
         input_key: Key of the question in a mapping; by default, the first of `QUESTION_KEYS` that it has. The earlier
-            turns are under one of `HISTORY_KEYS`, or under ``messages`` if the last human message of
-            those is the question.
+            turns are under one of `HISTORY_KEYS`, or under ``messages`` if the last human message there is
+            the question.
 
     Raises:
         InvalidQuestionError: The input has no question.

@@ -63,15 +63,15 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
         gate: A `RetrievalGate`, a ``gate`` argument for one, or any runnable from a question to a `Decision`.
             Claims need a gate that drafts, such as ``RetrievalGate(llm=...)``.
         rewriter: Turns drafts into claims; when None, each sentence is a claim.
-        always_include_question: Whether the question itself is always a query; if not, it is one only if no
-            claim is.
+        always_include_question: Whether the question is always a query; if not, it is one only if there is no
+            claim to search for.
         max_queries: Maximum number of queries per question, at least 1.
         filter_claims: Whether the gate judges each claim and drops the known ones; see `QueryPlanner`.
 
     Raises:
         InvalidQuestionError: Raised by a call: the input has no question.
-        ConfigurationError: The gate is invalid; see `RetrievalGate`. Raised by a call: it does not return a
-            `Decision`.
+        ConfigurationError: The gate is invalid; see `RetrievalGate`. Raised by a call: the gate does not
+            return a `Decision`.
 
     Example:
         >>> ClaimQueryRewriter("constant:always").invoke("Who wrote Hamlet?")

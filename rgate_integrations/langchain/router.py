@@ -46,11 +46,12 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
     child run in traces and a custom event, ``retrieval_gate``, also in LangGraph's custom stream. The chosen
     arm's run has the tag ``retrieve`` or ``direct``.
 
-    *Answer first*: unless the question alone is clear, the direct arm runs as a stream, even for ``invoke``
-    and ``batch``, and its first tokens are held back and judged. If the LLM knows, they are released and the
-    stream continues. If not, the stream is closed, which cancels the request to the LLM, and the retrieve arm
-    runs. Only tracers get events of the direct arm before it is released. A batch with ``max_concurrency``
-    runs in parts of that size, since an answer that waits for its judgment occupies the LLM.
+    *Answer first*: unless the question alone is enough to decide, the direct arm runs as a stream, even for
+    ``invoke`` and ``batch``, and its first tokens are held back and judged. If the LLM knows, they are
+    released and the stream continues. If not, the stream is closed, which cancels the request to the LLM, and
+    the retrieve arm runs. Only tracers get the direct arm's events before its answer is released. A batch
+    with ``max_concurrency`` runs in parts of that size, since an answer that waits for its judgment occupies
+    the LLM.
 
     *Look first*: the retrieve arm runs up to its retriever while the gate decides (with several corpora,
     after its decision). If the passages help, the rest of the arm continues with them. If the search fails or
@@ -327,7 +328,7 @@ class RouterCall(RoutedCall[RouterInput]):
         return decisions
 
     def begin(self, item: RouterInput) -> ArmAnswer:
-        """Start the direct arm's answer."""
+        """Return the direct arm's answer, which starts when its first chunk is requested."""
         return ArmAnswer(self._direct, item.run)
 
     def search(self, inputs: Sequence[RouterInput]) -> ArmSearch:

@@ -188,7 +188,7 @@ def run_batches(batches: Sequence[Step], config: RunnableConfig) -> Flow[list[li
 
 
 def _without_interrupts(results: list[Any]) -> list[Any]:
-    """Return results; raise a cancellation or interrupt that LangChain returned like an exception."""
+    """Return results, but raise a cancellation or interrupt that LangChain returned among them."""
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, Exception):
             raise result

@@ -39,7 +39,7 @@ class RetrieverRuns(BaseCallbackHandler):
 
     @property
     def documents(self) -> list[Any]:
-        """What each retriever found, in the order of their starts, without retrievers inside other retrievers."""
+        """What each retriever found, in the order in which they started; nested retrievers are left out."""
         # A retriever that calls another one, such as a reranker, returns the documents that count.
         outermost = [run_id for run_id, parent in self._parents.items() if parent not in self._parents]
         return list(map(self._documents.get, outermost))
@@ -72,7 +72,7 @@ class ArmSearch(BatchCall):
         search: The retrieve arm up to its retriever.
         inputs: The inputs.
         configs: The config of each input.
-        retrievers: Records what each search finds.
+        retrievers: The handlers that record what each search finds.
         **options: Further arguments of the call.
     """
 

@@ -108,7 +108,7 @@ class FaissVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Make a store from texts, as `add_texts` does; further arguments are passed to the class."""
+        """Make a store, and add texts; see `add_texts`. Further arguments are passed to the class."""
         store = cls(embedding, **kwargs)
         store.add_texts(texts, metadatas, ids=ids)
         return store
@@ -218,7 +218,7 @@ class FaissVectorStore(VectorStore):
         filter: Filter | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """Return ``k`` of the ``fetch_k`` documents nearest to a vector, near it but not alike."""
+        """Return ``k`` of the ``fetch_k`` documents nearest to a vector, chosen to be near it but varied."""
         # Use a snapshot (which copies no vectors), because other threads may delete a document before its lookup.
         index = copy(self.index)
         nearest = _without_scores(_search(index, [embedding], max(fetch_k, k), filter))

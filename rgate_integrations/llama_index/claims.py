@@ -75,10 +75,10 @@ class ClaimFusionRetriever(FlowRetriever):
 
 
 class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
-    """Embeds a query as its question and the claims of its draft, for pipelines built on query transforms.
+    """Sets a query's embedding texts to its question and its draft's claims, for query-transform pipelines.
 
-    They replace the query's embedding texts. LlamaIndex averages these into one vector (a warning says so),
-    and keyword retrievers ignore them. `ClaimFusionRetriever` searches for each claim, which finds more.
+    LlamaIndex averages these texts into one vector (a warning says so), and keyword retrievers ignore them.
+    `ClaimFusionRetriever` searches for each claim, which finds more.
     LlamaIndex's own `TransformQueryEngine` blocks the event loop during a transform; `ClaimQueryEngine` does
     not.
 

@@ -95,8 +95,8 @@ def read_bound(bundle: QueryBundle) -> QueryDecision | None:
 class QueryDecider:
     """Decides about one question, once per request.
 
-    It reuses a decision that came with the request if that is by the same gate and, where this decider has
-    its own, the same drafting LLM and threshold. If only the gate or threshold differs, it reuses the draft.
+    It reuses a decision that came with the request if that was made by the same gate, with this decider's
+    drafting LLM and threshold, if it has any. If only the gate or threshold differs, it reuses the draft.
 
     Args:
         gate: A gate, or an argument for `load_gate`; when None, the default gate, which depends on ``draft_llm``.
@@ -236,7 +236,7 @@ class Gated:
         """Return a copy with another threshold; this object keeps its own.
 
         Args:
-            threshold: P(known) is compared with it, at least 0. None restores the gate's own.
+            threshold: The threshold for P(known), at least 0; None restores the gate's own.
 
         Raises:
             ConfigurationError: The threshold is not a finite number of at least 0.

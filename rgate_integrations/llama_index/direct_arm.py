@@ -60,7 +60,7 @@ def direct_engine(
 
 
 def _system_messages(engine: BaseQueryEngine, llm: LLM) -> list[ChatMessage]:
-    """Return the system messages of an engine's prompt, without those with variables, such as passages.
+    """Return the system messages of an engine's prompt, except those with variables, such as passages.
 
     LlamaIndex's default system message is left out, because it forbids the LLM to use its own knowledge.
     """

@@ -61,7 +61,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         answer_first: Let ``direct``, which should stream, start to answer, and judge its first tokens: if the LLM
             knows, the answer continues; otherwise it is cancelled. A `ClaimFusionRetriever` in
             ``query_engine`` then searches for the claims of the partial answer, unless its ``draft_llm`` is
-            not ``llm``. Options: `AnswerFirst`.
+            another LLM. Options: `AnswerFirst`.
         streaming: Whether the caller gets an answer of ``direct`` as a stream, if ``direct`` streams.
         look_first: Search for every question, while the gate decides (with several corpora, after its
             decision), and read the passages only if they help more than the LLM's own knowledge. The engine

@@ -54,7 +54,7 @@ class FlowRetriever(BaseRetriever):
 
 
 class CorpusRetriever(FlowRetriever):
-    """Searches the corpora that the decision about the query names; all if there is none, or it names none.
+    """Searches the corpora that the query's decision names; all without a decision, or if it names none.
 
     Results are fused by reciprocal rank. `GatedRetriever` makes one from ``{"docs": retriever, "hr": other}``. It may
     also be the retriever of an engine inside a `GatedQueryEngine`.
@@ -85,7 +85,7 @@ class CorpusRetriever(FlowRetriever):
 
 
 def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
-    """Make a profile of each corpus that a retriever searches, by name; without names, it is ``"corpus"``.
+    """Return a profile of each corpus that a retriever searches, by name; an unnamed corpus is ``"corpus"``.
 
     Raises:
         ConfigurationError: The passages cannot be read, for example because they are in a database.
@@ -110,7 +110,7 @@ def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
 
 
 class GatedRetriever(Gated, FlowRetriever):
-    """Searches only for unknown questions; for engines that cannot be wrapped, such as chat engines.
+    """Searches only if a question is unknown; meant for engines that cannot be wrapped, such as chat engines.
 
     LlamaIndex's engines answer "Empty Response" when a retriever finds nothing. So for a known question, this one
     returns a single note that tells the LLM to answer from its own knowledge. The note is not a source: responses do

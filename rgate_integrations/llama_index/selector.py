@@ -20,7 +20,7 @@ from rgate_integrations.runtime.flow import Flow, arun, run
 
 
 class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
-    """Selects the direct tool for a known question, and for any other one or more tools that retrieve.
+    """Selects the direct tool for a known question, and one or more tools that retrieve for any other one.
 
     With several corpora, these are the tools of up to ``top`` corpora that may cover the question. Without
     corpora, or if the gate fails, all tools that retrieve are selected. The router merges their answers.

@@ -173,7 +173,7 @@ class HasStates(Proxy):
         drafts: Sequence[Draft] | None,
         layers: Sequence[PooledLayer],
     ) -> list[HiddenStates]:
-        """Pool hidden states over each prompt and, if there are drafts, its draft as the assistant's turn.
+        """Pool the hidden states of each prompt and of its draft, if any, which continues the prompt.
 
         Args:
             prompt: The template.

@@ -47,7 +47,7 @@ def cache_dir() -> Path:
 
 
 def cached_path(name: str) -> Path | None:
-    """Return the folder of a catalogue entry, or None if it is missing, damaged, or has another adapter.
+    """Return the folder of a catalogue entry; None if it is missing, damaged, or made with another adapter.
 
     Only file sizes and the encoder's adapter (see `_revision`) are compared, which costs a few file look-ups;
     checksums were compared when it was downloaded.

@@ -161,8 +161,8 @@ def _hub_name(name: str) -> str:
 def encoder_tensors(stored: Mapping[str, Array], adapter: Mapping[str, Array]) -> dict[str, Array]:
     """Return the model's weights by name, in the order of the file: the token embeddings come first.
 
-    They stay in 4-bit blocks. A linear map has int8 weights of shape (inputs, outputs), with one scale per
-    output.
+    Token embeddings stay in 4-bit blocks. A linear map has int8 weights of shape (inputs, outputs), with one
+    scale per output.
 
     Args:
         stored: What `read_weights` returned.
@@ -237,9 +237,9 @@ def dequantise(blocks: Array) -> Float32Array:
 def sentencepiece_model(tokenizer: Mapping[str, Any]) -> bytes:
     """Return a SentencePiece model that gives the same tokens as a ``tokenizer.json``.
 
-    `tokenizers` takes 296 MB for this vocabulary, `sentencepiece` 57 MB. The format is sentencepiece_model.proto,
-    where type 1 is text, 2 the unknown piece, 3 a control piece. We write it by hand, because sentencepiece's own
-    module for it requires one version of protobuf.
+    For this vocabulary, `tokenizers` takes 296 MB of memory, `sentencepiece` 57 MB. The format is
+    sentencepiece_model.proto, where type 1 is text, 2 the unknown piece, 3 a control piece. We write it by
+    hand, because sentencepiece's own module for it requires one version of protobuf.
 
     Args:
         tokenizer: The content of the file, with a Unigram model and a precompiled normaliser.

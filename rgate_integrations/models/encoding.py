@@ -144,7 +144,7 @@ class PromptEncoder(TextEncoder):
     ) -> tuple[list[int], list[int]]:
         """Return the token ids of a prompt and of its target; ``ends`` adds the end of an answer.
 
-        That end is a line feed if the template stops there, and otherwise the model's stop token.
+        That end is a line feed if the template stops at one, and otherwise the model's stop token.
         """
         row = self.encode(prompt, values)
         ids = self.continuation(row, self.plain(target))

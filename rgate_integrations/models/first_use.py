@@ -1,4 +1,4 @@
-"""Downloads missing models and corpora on first use, where that is allowed.
+"""Downloads missing models and corpora of the catalogue on first use, where that is allowed.
 
 That is convenient at a terminal or in a notebook. But a server's clients should not have to wait for a download, and
 without a network every attempt takes a while to fail.
@@ -33,9 +33,9 @@ _serving = threading.Event()
 
 
 def forbid_downloads() -> None:
-    """Forbid downloads on first use in this process from now on, because it is a server, whose clients would wait.
+    """Forbid first-use downloads of catalogue entries in this process, because a server's clients would wait.
 
-    `rgate_integrations.models.download.download` is still allowed.
+    Still allowed are `rgate_integrations.models.download.download` and Hugging Face's downloads of Hub ids.
     """
     _serving.set()
 
@@ -78,7 +78,7 @@ class FirstUse:
         Args:
             name: Name of the catalogue entry.
             what: Description for error messages, such as ``"gate's model"``.
-            target: The folder that the download makes, for a line on standard error that announces it.
+            target: Where the download goes, for its announcement on standard error.
 
         Raises:
             ModelLoadError: This process may not download; see `find_download_obstacle`.

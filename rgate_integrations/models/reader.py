@@ -36,7 +36,7 @@ STATES = (14, 16, 18, 20, 22)
 """The layers whose states can be read. Layer n means the input of the n-th layer, counted from 0."""
 GRAPH = "graph.onnx"
 PREFIX_TOKENS = 19
-"""Tokens of the prompt before the question; their keys and values are constants of the graph."""
+"""Number of tokens of the prompt before the question; their keys and values are constants of the graph."""
 
 # The prefix has no states here, so a mean over the whole prompt is impossible.
 _POOLED = {
@@ -166,7 +166,7 @@ class Reader(OnnxModel, TextEncoder):
         return self._row(self.ids(self.plain(" ".join(question.split())))[:_MAX_QUESTION], draft)
 
     def encode_segments(self, text: Segmented) -> ReaderRow:
-        """Tokenize the end of the history and a request, with the range of each segment of the request."""
+        """Tokenize a request after the end of its history, and find the range of each of its segments."""
         history = self.ids(self.plain(text.history))[-_MAX_HISTORY:]
         lines, parts = [], []
         for line in text.lines:

@@ -40,7 +40,7 @@ _OPTIONAL = (
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """Options of requests to an LLM. Use your application's own: other options measure a different LLM.
+    """Options of requests to an LLM. Use your application's own: with others, you measure a different LLM.
 
     Attributes:
         think: How much the LLM should think before it answers.
@@ -113,7 +113,7 @@ class ServerHabits:
         """Return the body of a request as it is sent.
 
         Args:
-            body: The body for a question.
+            body: The body without `options`.
             without: Refused fields; a field occurs once for each value with which it was refused.
             longer: Whether to add tokens for thoughts.
         """
@@ -141,7 +141,7 @@ class ServerHabits:
         return ""
 
     def complete(self, ask: Callable[[bool, bool], Step]) -> Flow[Draft]:
-        """Request an answer; if it may have been cut off in thoughts, repeat the request with more tokens.
+        """Request an answer; if the LLM may have been cut off while thinking, repeat it with more tokens.
 
         If ``thinking_tokens`` is 0, the request is never repeated.
 

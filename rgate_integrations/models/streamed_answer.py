@@ -155,7 +155,7 @@ class StreamedAnswer:
             _live[self.id] = self
 
     def chunks(self) -> Iterator[TextChunk]:
-        """Yield the answer as it is generated, but hold back an end that may begin a stop sequence.
+        """Yield the answer as it is generated, holding back characters that may begin a stop sequence.
 
         The last chunk comes after the answer has ended, and may be empty.
         """

@@ -90,7 +90,7 @@ def rename_folder(folder: Path, target: Path) -> None:
     backup = _beside(target, "before")
     # Two atomic renames: at any moment, either the old folder or the new one can be found.
     if target.exists():
-        _remove(backup)  # left by a process that was killed before it removed it
+        _remove(backup)  # left by a process that was killed before removing it
         target.rename(backup)
     try:
         folder.rename(target)
@@ -137,8 +137,8 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
     """Hold the lock of a file or folder while it is written; it need not exist yet.
 
     The lock is on a file next to the target, ``.NAME.lock``; on a file system without locks, there is none.
-    The system releases it however this process ends, so a lock file that a killed process left behind has no
-    effect.
+    The system releases the lock however this process ends, so a lock file that a killed process left behind
+    has no effect.
 
     Args:
         target: The file or folder.

@@ -110,7 +110,7 @@ class Call(Step):
 
 @dataclass
 class Gather(Step):
-    """Steps that run in parallel, in threads or on the event loop. The result is a list in the same order.
+    """Steps that run in parallel, in threads or on the event loop. The result is the list of their results.
 
     If one fails, its error is raised, and the results of the others are ignored.
     """

@@ -64,7 +64,7 @@ class Record:
         return self._read(key, _OPTIONAL_TEXT, problem=f"{key} is not a string or number") or ""
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """Return one or several stripped strings; an empty tuple if missing or null.
+        """Return a string or number, or a list of them, as stripped strings; empty if missing or null.
 
         Raises:
             DataFormatError: The value is neither a string or number nor a list of them.
@@ -124,8 +124,8 @@ def check_logprob(value: float) -> float:
     """Check a natural log-probability, and return it clipped to [-9999, 0].
 
     Raises:
-        ValueError: The value is NaN, or above 0 by more than rounding (0.001). Clipping a probability to 0
-            would make any answer certain.
+        ValueError: The value is NaN, or above 0 by more than rounding (0.001). It may be a probability,
+            which, clipped to 0, would make any answer look certain.
     """
     if math.isnan(value):
         raise ValueError("a log-probability is NaN")

@@ -26,7 +26,7 @@ _CLOSING_ALONE = re.compile(rf"(?<![`'\"])</think>|{_FINAL}", re.IGNORECASE)
 _TURN_END = re.compile(r"(?:<\|(?:return|end|END_RESPONSE)\|>)+\s*\Z")
 
 THINKING_OFF = "thinking off"
-"""Suffix that marks an LLM whose ability was measured, or to which a gate was tuned, with thinking off."""
+"""Ends an LLM's recorded name if its ability was measured, or a gate was tuned to it, with thinking off."""
 
 _THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _THOUGHT_TYPES = frozenset(("reasoning", "thinking", "redacted_thinking", "reasoning_content", "thought"))
@@ -168,7 +168,7 @@ def describe_non_answer(text: str) -> str:
 
 
 def find_answer_start(tokens: Sequence[str], answer: str) -> int:
-    """Return the index of the first token of an answer's last occurrence; the number of tokens if none."""
+    """Return the index of the token where an answer's last occurrence starts; ``len(tokens)`` if absent."""
     if not answer or not all(isinstance(token, str) for token in tokens):
         return len(tokens)
     start = "".join(tokens).rfind(answer)

@@ -33,7 +33,7 @@ def normalise(text: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """Replace lone surrogates by ``?``, because UTF-8 cannot encode them and tokenizers reject them."""
+    """Replace lone surrogates with ``?``, because UTF-8 cannot encode them and tokenizers reject them."""
     return text.encode("utf-8", errors="replace").decode()
 
 
@@ -93,7 +93,7 @@ def normalise_answers(answers: Sequence[str]) -> list[str]:
 
 
 def contains_answer(text: str, answer: str) -> bool:
-    """Return whether an answer occurs in a text, on token boundaries, after both are normalised.
+    """Return whether an answer occurs in a text, as whole words, after both are normalised.
 
     An answer that normalises to nothing is never contained.
 
@@ -105,7 +105,7 @@ def contains_answer(text: str, answer: str) -> bool:
 
 
 def is_correct(answer: str, gold: Sequence[str]) -> bool:
-    """Return whether an answer contains a gold answer: how answers are labelled by gold answers.
+    """Return whether an answer contains a gold answer; such answers are labelled right.
 
     Gold answers that normalise to nothing never match.
 
@@ -116,7 +116,7 @@ def is_correct(answer: str, gold: Sequence[str]) -> bool:
 
 
 def matching_ratio(text: str, answers: Sequence[str]) -> float:
-    """Return the share of gold answers that a text contains (SlimPLM, equation 2), on token boundaries.
+    """Return the share of gold answers that a text contains as whole words (SlimPLM, equation 2).
 
     Answers that normalise to nothing are ignored; the ratio is 0.0 if none remain.
     """

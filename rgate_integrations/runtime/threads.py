@@ -1,7 +1,7 @@
 """Threads that end with the process, and locks that are released in a forked child.
 
-If a thread is inside a model when the interpreter ends, the process crashes with SIGABRT. If another thread holds a
-lock during a fork, it is never released in the child, because that thread does not exist there.
+If a thread is inside a model when the interpreter ends, the process crashes with SIGABRT. A lock that another
+thread holds during a fork is never released in the child, because that thread does not exist there.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ _MAX_WORDS_BEFORE = 40  # with more words before the first turn, the text is a p
 def split_transcript(text: str) -> list[tuple[str, str]] | None:
     r"""Split a conversation that ends with an unanswered user message into turns; None for any other text.
 
-    Text before the first turn and system turns are left out. Unless the text ends with an empty assistant
-    turn, the result is also None without an answer in it, or with words before the first turn: these may be a
-    task about the transcript. More than 40 words before the first turn always give None.
+    System turns, and words before the first turn, are left out; more than 40 words there give None. Unless
+    the text ends with an empty assistant turn, it must contain an assistant's answer, and no words before the
+    first turn, because these may be a task about the transcript.
 
     >>> split_transcript("Human: Hi!\nAI: Hello!\nHuman: When is it due?\nAI:")
     [('user', 'Hi!'), ('assistant', 'Hello!'), ('user', 'When is it due?')]

@@ -82,7 +82,7 @@ class Advisor:
 def make_mcp_server(gate: GateLike) -> MCPServer:
     """Return the MCP server; see `serve_stdio` and `make_mcp_app`.
 
-    After this, the process does not download models on first use: download them beforehand.
+    Once this is called, the process downloads no catalogue models on first use: download them beforehand.
 
     Raises:
         ConfigurationError: ``gate`` is not a gate.

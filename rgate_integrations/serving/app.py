@@ -81,7 +81,7 @@ class DecisionRoutes:
                 await self.gateway.close()
 
     async def systemone(self, body: SystemOneRequest, timeout: Milliseconds = None) -> SystemOneResponse:
-        """Answer typed questions about a state: a noul ``known``, or a choice ``retrieve`` or ``direct``."""
+        """Answer typed questions about a state: a noul ``known``, or a choice: ``retrieve`` or ``direct``."""
         llm = "" if body.model == NO_LLM else body.model
         (decision,) = await self.service.decide([body.item()], llm, LLM_NAME_SOURCE, timeout)
         return SystemOneResponse.from_decision(body, decision)
@@ -155,8 +155,8 @@ class DecisionRoutes:
 def make_app(service: DecisionService, gateway: Gateway | None = None) -> FastAPI:
     """Return the application of the decision server, with a gateway if there is one.
 
-    It has no access control: run it behind `rgate_integrations.serving.server.protect`. After this, the process does
-    not download models on first use: download them beforehand.
+    It has no access control: run it behind `rgate_integrations.serving.server.protect`. Once this
+    is called, the process downloads no catalogue models on first use: download them beforehand.
 
     Args:
         service: Makes the decisions.

@@ -71,8 +71,8 @@ class Gateway:
             ``question_gate`` is ignored: the service's gate judges the question.
         look_first: Whether, and how, the passages of a search are judged, too.
         condense: Whether the upstream rewrites follow-ups as search queries.
-        shadow: Only log decisions to this file, as questions for ``rgate tune``, without follow-ups; when
-            None, act on decisions.
+        shadow: Only log decisions, to this file, which ``rgate tune`` reads; follow-ups are left out. None to
+            act on decisions.
 
     Raises:
         ConfigurationError: Look first or prefetch has no retriever, answer first has no gate for partial
@@ -259,7 +259,7 @@ class Gateway:
         self.service.metrics.errors.labels(type(error).__name__).inc()
 
     async def _log_decision(self, llm_request: LLMRequest, log: JsonlLog) -> None:
-        """Decide while the upstream answers, and log it, except for follow-ups; never fail the client."""
+        """Decide while the upstream answers; log the decision unless it is on a follow-up. Never raises."""
         try:
             routed = await self._route(llm_request)
             # Tuning asks each question on its own, which is impossible for follow-ups.

@@ -47,9 +47,9 @@ class UserTurn:
     def search_text(self) -> str:
         """Text to search for: the user's previous turn, if there is one, and then the question.
 
-        Turns of a few words, such as "Try again.", are skipped if there are longer ones. A long one, such as
-        a file that a coding client sends, is shortened to its questions, or else to its beginning. A question
-        that is a pasted transcript is split into its turns.
+        Turns of a few words, such as "Try again.", are skipped if there are longer ones. A very long turn,
+        such as a file that a coding client sends, is shortened to its questions, or else to its beginning. A
+        question that is a pasted transcript is split into its turns.
         """
         question, history = self.question, self.history
         turns = split_transcript(question) if not history else None
@@ -133,8 +133,8 @@ class LLMRequest:
         field: Name of the body's field with the question.
         part: Value of ``type`` in a message's text parts; empty on the completions route, which has no
             messages.
-        index: Index of the question among the messages; None if the field is the question, or a list of
-            only it.
+        index: Index of the question among the messages; None if the field's value is the question, or
+            a list with only the question.
         turn: The question and its history.
     """
 
@@ -190,7 +190,7 @@ class LLMRequest:
 
     @property
     def condense_body(self) -> bytes | None:
-        """Body of a request that condenses the question; None without a history, or outside the chat route."""
+        """Body of a request to condense the question; None without a history, or outside the chat route."""
         if not self.turn.history or self.field != "messages":
             return None
         conversation = "\n".join([*self.turn.history, f"user: {self.turn.question}"])

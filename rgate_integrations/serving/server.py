@@ -99,7 +99,7 @@ def make_server(
 def protect(
     app: ASGIApp, *, token: str = "", allow_origins: Collection[str] = (), patience: float = _PATIENCE
 ) -> ASGIApp:
-    """Return an application with the checks and limits of `make_server`, except of host names and headers.
+    """Return an application with `make_server`'s checks and limits, except those of host names and headers.
 
     It runs on any ASGI server.
 

@@ -133,7 +133,7 @@ class Upstream:
         return response
 
     async def complete(self, request: Request, body: bytes) -> str:
-        """Send the gateway's own chat request, with path and headers of a client's, and return the answer.
+        """Send the gateway's own chat request, with path and headers of ``request``, and return the answer.
 
         Raises:
             EvidenceError: The answer has no text.
@@ -295,7 +295,7 @@ def _drop_headers(headers: httpx.Headers, names: Collection[str]) -> None:
 
 
 async def _read_chunks(response: httpx.Response) -> AsyncGenerator[bytes]:
-    """Yield the raw body of a response in chunks, then close it, even if the reader stops early."""
+    """Yield the raw body of a response in chunks; then close the response, even if the reader stops early."""
     try:
         async for chunk in response.aiter_raw():
             yield chunk

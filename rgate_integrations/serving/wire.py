@@ -136,7 +136,7 @@ class NoulAnswer(BaseModel):
 
 
 class ChoiceAnswer(BaseModel):
-    """Whether to retrieve. The gate's threshold or an override decides, so it may be the less likely one."""
+    """Whether to retrieve. The threshold or an override decides, so ``choice`` may be the less likely one."""
 
     type: Literal["choice"] = "choice"
     choice: Literal["retrieve", "direct"]

@@ -1,4 +1,4 @@
-"""Tuning: fits a gate to your LLM from a log of questions, chooses guaranteed thresholds, and evaluates gates."""
+"""Fits a gate to your LLM from a log of questions, chooses thresholds, and evaluates gates."""
 
 from rgate_integrations.tuning.calibration import Budget, MaxLoss, calibrate
 from rgate_integrations.tuning.evaluation import evaluate

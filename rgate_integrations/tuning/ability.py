@@ -1,4 +1,4 @@
-"""Measures how much an LLM knows from its closed-book answers to the anchor questions that ship with the package."""
+"""Estimates how much an LLM knows, from its closed-book answers to the package's anchor questions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AbilityEstimate:
         ability: The measured ability.
         prior: The ability that the name of the LLM suggests.
         failed: Number of failed calls; running `measure_ability` again repeats only these.
-        folder: Folder that holds the ability; pass it as ``llm_name=``.
+        folder: Folder that holds the ability; pass it to `load_gate` as ``llm_name=``.
     """
 
     ability: Ability
@@ -48,9 +48,10 @@ class AbilityEstimate:
 
 
 def read_anchors() -> list[Question]:
-    """Return the package's anchor questions, which are CC0 and not taken from any benchmark; the kinds alternate.
+    """Return the package's anchor questions, which are CC0 and not taken from any benchmark.
 
     The ``dataset`` of each is its kind: ``"well-known"``, ``"middling"``, ``"obscure"`` or ``"multi-step"``.
+    The kinds alternate.
     """
     records = read_records(SHIPPED / "anchors.jsonl")
     return [Question.from_record(record, record.text("kind")) for record in records]
@@ -59,11 +60,13 @@ def read_anchors() -> list[Question]:
 def measure_ability(
     arm: Arm, out: str | Path, *, concurrency: int = 4, progress: Progress = no_progress
 ) -> AbilityEstimate:
-    """Ask an LLM the anchor questions without passages, and estimate its ability from the right answers.
+    """Ask an LLM the anchor questions without passages, and estimate its ability from its answers.
 
-    Each answer is saved immediately, in ``out`` plus ``.answers.jsonl``, so an interrupted run resumes without
-    repeating answered calls. An answer is right if it contains a gold answer, compared by whole words. The estimate
-    is the maximum a posteriori: the LLM's name gives the prior, and the default gate the difficulty of each question.
+    Each answer is saved immediately in a file next to ``out``, so an interrupted run resumes without
+    repeating answered calls. An answer is right if it contains a gold answer, compared by whole words.
+
+    The estimate is the maximum a posteriori: the LLM's name gives the prior, and the default gate gives the
+    difficulty of each question.
 
     Args:
         arm: The answering arm, such as `rgate_integrations.tuning.arms.ModelArm`; its name gives the prior.
@@ -116,8 +119,8 @@ def anchor_logits(gate: DecisionEngine, questions: Sequence[str]) -> tuple[Float
         questions: The questions.
 
     Returns:
-        The logit of ``known`` for an LLM of ability 0, shape (n,), NaN for a request that asks for no fact, and its
-        slope: the increase per unit of ability.
+        The logits of ``known`` for an LLM of ability 0, shape (n,), NaN where a request asks for no fact; and
+        their slope, the increase per unit of ability.
 
     Raises:
         RGateError: The gate could not judge a question.

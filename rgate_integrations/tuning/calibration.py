@@ -58,7 +58,7 @@ class ThresholdChoice:
 
 @dataclass(frozen=True)
 class Budget:
-    """Retrieve for at most a share of the questions, at a confidence level.
+    """Retrieve for at most a given share of the questions, at a confidence level.
 
     The retrieval rate grows with the threshold, so thresholds are tested from 0 upward while the exact upper
     confidence bound (Clopper and Pearson 1934) of the rate stays within the budget.
@@ -81,7 +81,7 @@ class Budget:
         _check_fractions(confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Return the highest threshold with a rate within the budget at that confidence; 0 if none."""
+        """Return the highest threshold that meets the budget at that confidence; 0 if there is none."""
         n = len(p)
         # P(known) is never below 0, so this threshold never retrieves.
         threshold, bound = 0.0, 0.0
@@ -109,7 +109,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class MaxLoss:
-    """Lose at most a share of accuracy compared with always retrieving, at a confidence level.
+    """Lose at most a given amount of accuracy compared with always retrieving, at a confidence level.
 
     Accuracy is the share of answers that count as right; the papers count those that contain a gold answer.
 
@@ -135,7 +135,7 @@ class MaxLoss:
         _check_fractions(loss=self.loss, confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Return the lowest threshold whose loss is within the bound at that confidence; `ALWAYS` if none."""
+        """Return the lowest threshold that meets the bound at that confidence; `ALWAYS` if there is none."""
         n, level = len(p), 1 - self.confidence
         # Betting needs a random order, and a file may be sorted.
         order = np.random.default_rng(0).permutation(n)
@@ -203,7 +203,7 @@ def betting_p_value(losses: Float64Array, bound: float, level: float) -> float:
 
     Args:
         losses: Losses in [-1, 1], in random order, shape (n,).
-        bound: The mean under the hypothesis, below 1.
+        bound: The bound of the hypothesis, below 1.
         level: Significance level of the test. It only tunes the bets; the p-value is valid for any level.
     """
     x, m = (losses + 1) / 2, (bound + 1) / 2
@@ -222,8 +222,8 @@ def betting_p_value(losses: Float64Array, bound: float, level: float) -> float:
 def describe_choice(policy: Policy, choice: ThresholdChoice, p: Float64Array) -> dict[str, Any]:
     """Return the provenance of a threshold, as JSON values.
 
-    ``scores`` are the quantiles of ``p``, P(known) of the saved gate: the baseline of
-    `rgate_integrations.tuning.evaluation.measure_drift`.
+    ``scores`` are the quantiles of ``p``, the saved gate's P(known), with which
+    `rgate_integrations.tuning.evaluation.measure_drift` compares later decisions.
     """
     return {
         "policy": {"name": policy.name, **vars(policy)},
@@ -242,7 +242,7 @@ class Calibration:
     Attributes:
         gate: The gate, with its threshold.
         choice: The choice of the policy, with its guarantee.
-        provenance: Policy, number of questions, seed, data, quality and date, as JSON values.
+        provenance: Policy, number of questions, seed, data, calibration error and date, as JSON values.
     """
 
     gate: DecisionEngine
@@ -259,7 +259,7 @@ def calibrate(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> Calibration:
-    """Calibrate a gate on paired data: fit Platt scaling on half of the questions, choose the threshold on the other.
+    """Calibrate a gate: fit Platt scaling on half of the paired data, choose the threshold on the other half.
 
     Args:
         gate: The gate.

@@ -137,7 +137,7 @@ class Answers:
         self.arms |= arms
 
     def complete(self) -> list[Answered]:
-        """Return the questions that the direct and retrieve arms have answered, those of the last run first.
+        """Return the questions that the direct and retrieve arms have answered, those of this run first.
 
         An arm that this object lacks is not required; samples may be missing.
         """
@@ -191,8 +191,8 @@ class Answers:
             progress: Progress callback.
 
         Raises:
-            ServerError: The first call, ten calls in a row of one kind of arm, or all calls failed; answers are kept.
-            NoAnswerError: Of one kind of arm, three answers were cut off (a server's direct: all), and none complete.
+            ServerError: The first call failed, or ten in a row of one kind of arm, or all; answers are kept.
+            NoAnswerError: All answers of one kind of arm, at least three, were cut off.
             WriteError: An answer could not be written, for example because the disk is full.
         """
         if arms is None:
@@ -244,7 +244,7 @@ class Answers:
             )
 
     def _check_finished(self, direct: Arm) -> None:
-        """Raise `NoAnswerError` if a server cut off every answer, because the texts may be thoughts."""
+        """Raise `NoAnswerError` if a server cut off every answer, because each may hold only thinking."""
         finished = [draft.finished for (name, _), (draft, _) in self._answers.items() if name == "direct"]
         is_served = isinstance(direct, ModelArm) and isinstance(direct.llm, RemoteModel)
         if is_served and len(finished) >= STOP_IF_CUT_OFF and not any(finished):
@@ -284,7 +284,7 @@ class Answers:
                 at_once = concurrency
 
     def _answer(self, arm: ArmName, batch: Sequence[Question]) -> list[_Outcome]:
-        """Answer a batch; after an error, one question at a time, so that a bad one does not fail the others."""
+        """Answer a batch; after an error, one question at a time, so that only bad ones fail."""
         start = perf_counter()
         try:
             drafts = self.arms[arm].answer(batch)
@@ -317,7 +317,7 @@ class Answers:
 
 
 def answers_file(out: str | Path) -> Path:
-    """Return the path of the answers of ``out``, a file of paired data or a folder; it is next to ``out``."""
+    """Return the path of the file of answers next to ``out``, which is a file of paired data or a folder."""
     path = Path(out)
     return path.with_name(f"{path.name.removesuffix('.jsonl')}.answers.jsonl")
 

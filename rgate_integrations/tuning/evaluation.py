@@ -71,7 +71,7 @@ def judge(
     Args:
         gate: The gate.
         examples: The questions, with labels for both arms.
-        draft: ``"recorded"`` passes the recorded answer without retrieval as the draft; other kinds pass none.
+        draft: ``"recorded"`` passes each question's recorded answer as its draft; other kinds pass none.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:
@@ -100,15 +100,17 @@ def judge(
 
 
 def measure(judged: JudgedQuestions) -> dict[str, Any]:
-    """Return the metrics of decisions; shares and probabilities are in [0, 1].
+    """Return the metrics of decisions; shares and probabilities are in [0, 1]; undefined metrics are None.
 
-    ``auc`` measures P(known) against "right without retrieval"; ``auc_utility`` measures 1 - P(known) against
-    "retrieval helps" where it helps or hurts; ``accuracy`` is the share of questions that retrieve if they
-    are not known, and skip if they are; ``containment_accuracy`` is the share of right answers; ``never``,
-    ``always``, ``random_same_rate`` and ``oracle`` are this share with other ways to decide; ``helped`` and
-    ``harmed`` count skipped questions that only the answer without retrieval, or only the one with retrieval,
-    gets right; ``curve`` is (retrieval rate, share of right answers) at 0, 5, ..., 100 %. ``intervals`` has
-    95 % bootstrap intervals. Undefined metrics are None.
+    - ``auc``: of P(known), for "right without retrieval".
+    - ``auc_utility``: of 1 - P(known), for "retrieval helps", on the questions where it helps or hurts.
+    - ``accuracy``: the share of questions that are known and skip, or are not known and retrieve.
+    - ``containment_accuracy``: the share of right answers.
+    - ``never``, ``always``, ``random_same_rate``, ``oracle``: the same share with other ways to decide.
+    - ``helped``: the number of skipped questions for which only the answer without retrieval is right.
+    - ``harmed``: the number of skipped questions for which only the answer with retrieval is right.
+    - ``curve``: pairs of retrieval rate and share of right answers, at rates of 0, 5, ..., 100 %.
+    - ``intervals``: 95 % bootstrap intervals.
     """
     metrics = _compute_metrics(judged)
     n = len(judged.p)
@@ -181,6 +183,7 @@ def evaluate(
     Raises:
         ConfigurationError: ``draft`` is not one of `DraftKind`.
         DataFormatError: ``draft`` is ``"recorded"``, and a question has no recorded answer.
+        EvidenceError: The gate failed on every question.
     """
     judged = judge(gate, examples, draft=draft, progress=progress)
     best = Counter(
@@ -212,7 +215,7 @@ def break_even(rate: float, *, gate: float, direct: float, rag: float) -> dict[s
     """Return the mean time per question, and the retrieval rate above which a gate no longer saves time.
 
     The IK paper's stage times (table 6: 3.7 ms for the score, 8.3 for 32 tokens, 18.2 without and 78.4 with
-    retrieval) give 0.80 when the score reads 32 tokens and 0.94 when it reads the question alone.
+    retrieval) give a rate of 0.80 if the score reads 32 tokens, and 0.94 if it reads the question alone.
 
     Args:
         rate: Retrieval rate, in [0, 1].
@@ -268,8 +271,8 @@ class Drift:
 def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float], threshold: float) -> Drift:
     """Compare logged P(known) with P(known) at calibration.
 
-    The interval is a basic bootstrap over both samples. It also removes the bias of the plain index: two samples
-    of 50 scores from the same traffic have an index of 0.3.
+    The interval is from a basic bootstrap over both samples, which also removes the bias of the plain index:
+    without it, two samples of 50 scores from the same traffic have an index of 0.3.
 
     Args:
         quantiles: Evenly spaced quantiles of P(known) at calibration, in ascending order.
@@ -308,8 +311,8 @@ def measure_drift(quantiles: Sequence[float], n: float, logged: Sequence[float],
 def auc(scores: Sequence[float] | Float64Array, labels: Sequence[bool] | BoolArray) -> float:
     """Return the area under the ROC curve: the probability that a positive scores above a negative.
 
-    Ties count one half (the Mann-Whitney statistic with mid-ranks). scikit-learn's function is an optional
-    dependency, and too slow for the bootstrap.
+    Ties count one half (the Mann-Whitney statistic with mid-ranks). scikit-learn's function is not used: it
+    is too slow for the bootstrap, and scikit-learn is an optional dependency.
 
     Args:
         scores: One score per item; higher should mean positive.

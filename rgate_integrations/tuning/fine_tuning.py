@@ -1,4 +1,4 @@
-"""Trains LoRA adapters, for gates and the claim rewriter, with transformers' ``Trainer``, on targets only.
+"""Trains LoRA adapters for gates and the claim rewriter with transformers; the loss counts only targets.
 
 This module imports torch, so import it only when you use it.
 """
@@ -62,7 +62,7 @@ def train_adapter(
     """Fine-tune a gate on labelled questions, and save it.
 
     Args:
-        gate: One of `rgate_integrations.tuning.training.PROMPTS`.
+        gate: A key of `rgate_integrations.tuning.training.PROMPTS`.
         files: The labelled questions.
         model: Base model: catalogue name, folder or Hub id.
         out: Folder for the trained gate; `load_gate` takes it.
@@ -312,7 +312,7 @@ def collate(rows: Sequence[dict[str, Any]], pad: int) -> dict[str, torch.Tensor]
         pad: Token id of the padding.
 
     Returns:
-        The inputs of model and loss; positions count from the first token after the padding.
+        The inputs of the model and of the loss; positions count from the first token after the padding.
     """
     ids, mask = pad_left([row["prompt"] + row["target"] for row in rows], pad, torch.device("cpu"))
     labels, _ = pad_left([row["target"] for row in rows], -100, torch.device("cpu"))

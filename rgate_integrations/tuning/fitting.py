@@ -128,7 +128,7 @@ def fit_gate(
     facts: dict[str, Any] | None = None,
     llm: str = "",
 ) -> FittedGate | None:
-    """Fit a gate, and choose its threshold on cross-fitted scores; None without 20 usable answers and both labels.
+    """Fit a gate and choose its threshold on cross-fitted scores; None if labels are too few or all the same.
 
     Args:
         labels: The labelled answers.

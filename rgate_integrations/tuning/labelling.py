@@ -210,7 +210,7 @@ class JudgeArm(ModelArm):
     A local model says Yes if P(Yes), from the logits of Yes and No, is at least 0.5; a remote one writes its verdict.
 
     Attributes:
-        judged: The answer to each question, by `Question.key`.
+        judged: The answers to judge, by `Question.key`.
     """
 
     judged: Mapping[str, str] = field(default_factory=dict)
@@ -234,7 +234,7 @@ class JudgeArm(ModelArm):
 def ask_judge(
     answers: Answers, judge: LanguageModel, *, concurrency: int = 4, progress: Progress = no_progress
 ) -> Verdicts:
-    """Let a model judge every answer to a question with gold answers, and keep its verdicts.
+    """Let a model judge the answers to all questions that have gold answers, and keep its verdicts.
 
     Refusals ("I do not know"), empty answers and tool calls count as wrong and are not sent to the judge. There is
     no verdict if the reply is neither Yes nor No, or if the call fails.

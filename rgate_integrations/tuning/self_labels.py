@@ -90,7 +90,7 @@ def sampled_accuracy(samples: Sequence[str], gold: Sequence[str]) -> float:
 
 
 def sampled_certainty(samples: Sequence[str]) -> float:
-    """Return C = 1 - H / H_max, by the entropy H of sampled answers (KBM, equations 1 and 2), in [0, 1].
+    """Return C = 1 - H / H_max, H being the entropy of sampled answers (KBM, equations 1 and 2), in [0, 1].
 
     This is the certainty label. It is 0 if no sample is an answer: all are empty, refusals or tool calls.
     """

@@ -203,9 +203,9 @@ def verdict_prompt(gate: str, drafted: bool) -> PromptTemplate:
 def pairs_for(gate: str, example: Example, draft: Draft | None) -> list[Pair]:
     """Return the training pairs of a labelled question.
 
-    A soft label becomes two weighted pairs, except for ADAPT-LLM. That has two prompts (section 3.1,
-    algorithm 1): its targets are the gold answer if the LLM was right, or else ``<RET>`` and, if the question
-    has a context, the gold answer with it.
+    A soft label becomes two weighted pairs, except for ADAPT-LLM (section 3.1, algorithm 1). Its target is
+    the gold answer if the LLM was right, or else ``<RET>``; in the second case, a question with a context
+    gives another pair, with the context in the prompt and the gold answer as the target.
 
     Args:
         gate: ``"ik"``, ``"slimplm"``, ``"adapt"`` or ``"boundary"``.

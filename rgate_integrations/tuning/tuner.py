@@ -148,8 +148,8 @@ def tune(
         out: Folder for the gate.
         options: Options; the defaults when None.
         update: Whether ``out`` may exist. It is then replaced by gates fitted to old and new questions.
-        before: Called before the first LLM call with the numbers of questions, and of calls by kind (``"direct"``,
-            ``"retrieve"``, ``"sample"``). If it raises an exception, the run ends.
+        before: Called before the first LLM call with the number of questions and the number of calls per kind
+            (``"direct"``, ``"retrieve"``, ``"sample"``). If it raises an exception, the run ends.
         progress: Progress callback: ``(label, done, total)``.
 
     Raises:

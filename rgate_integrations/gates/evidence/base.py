@@ -71,8 +71,8 @@ class EvidenceSpec(ABC, Generic[_T]):
     def compute(self, context: Context) -> Sequence[Piece[_T] | Exception]:
         """Return a piece or an error for each question of a batch.
 
-        If it raises, each question is computed alone, so that one cannot make the others fail; not after
-        errors that all would hit, such as a missing model.
+        If it raises, each question is computed alone, so that one cannot make the others fail, except
+        after errors that all would hit, such as a missing model.
         """
 
 

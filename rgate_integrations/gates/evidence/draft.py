@@ -17,7 +17,7 @@ from rgate_integrations.prompts import ANSWER, PromptTemplate
 class DraftSpec(EvidenceSpec[Draft]):
     """The first tokens of an answer.
 
-    A draft from the caller is used whatever the source. Longer drafts are cut.
+    A draft from the caller is used whatever the source. Drafts of more than ``tokens`` tokens are cut.
 
     Attributes:
         tokens: Maximum number of tokens, at least 1.
@@ -91,7 +91,7 @@ def generation_cost(drafts: Sequence[Draft]) -> Cost:
 
 
 def prompt_values(context: Context, draft: DraftSpec | None = None) -> list[dict[str, str]]:
-    """Return a prompt's fields for each question, with its draft if ``draft`` describes one."""
+    """Return the values of a prompt's fields for each question, with its draft if ``draft`` is given."""
     questions = [request.question for request in context.requests]
     if draft is None:
         return [{"question": question} for question in questions]

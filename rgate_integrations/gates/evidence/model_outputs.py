@@ -21,7 +21,7 @@ class HiddenSpec(EvidenceSpec[Float32Array]):
 
     Attributes:
         layers: The states to read, as (layer, span, pooling); layer 0 is the embedding, the last is the output.
-        draft: The draft as the assistant's turn, or None for the question alone.
+        draft: The draft to read as the assistant's turn, or None for the question alone.
         prompt: The prompt around the question.
         model: The proxy that reads; empty for the gate's.
     """

@@ -210,8 +210,8 @@ class TokenProbabilityGate(Gate):
         threshold: FLARE's theta.
         tokens: Maximum length of the draft.
         source: Who writes the draft.
-        statistic: ``"min"`` is the least probable token (FLARE), ``"mean"`` the geometric mean of the token
-            probabilities (one over the perplexity), ``"first"`` the first token.
+        statistic: ``"min"`` is the probability of the least probable token (FLARE), ``"mean"`` the geometric
+            mean of all (one over the perplexity), ``"first"`` the probability of the first token.
     """
 
     info: ClassVar[GateInfo] = GateInfo(

@@ -65,7 +65,7 @@ def ik_score(yes: float, no: float) -> float:
 
     Args:
         yes: Logit or log-probability of "Yes".
-        no: The same of "No".
+        no: The same for "No".
     """
     return sigmoid(yes - no)
 
