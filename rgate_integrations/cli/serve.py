@@ -172,7 +172,7 @@ def _open_retriever(indexes: Sequence[str], name: str | None) -> Retriever | dic
         folders[corpus if equals else ""] = folder if equals else option
     if len(folders) < len(indexes) or (len(folders) > 1 and "" in folders):
         raise ConfigurationError(
-            f"Each of several indexes needs its own name, but given are {', '.join(map(repr, indexes))}.",
+            f"With more than one --index, each needs its own name; got {', '.join(map(repr, indexes))}.",
             hint="Name each: --index NAME=FOLDER.",
         )
     opened: dict[str, Retriever] = {corpus: open_index(Path(folder)) for corpus, folder in folders.items()}

@@ -187,7 +187,7 @@ class ModelRunner:
         return list(zip(*scores, strict=True))
 
     def hidden(self, rows: Sequence[EncodedPrompt], layers: Sequence[PooledLayer]) -> list[Float32Array]:
-        """Pool the states of prompts and of the texts that continue them, each to shape (layers, hidden size)."""
+        """Pool the hidden states of each prompt with the text after it, to shape (layers, hidden size) per row."""
         ids, mask = self._padded(rows)
         states = self.forward(ids, mask, logits_to_keep=1, output_hidden_states=True).hidden_states
         results = []

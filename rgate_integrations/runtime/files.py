@@ -157,7 +157,7 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # the usual case: nothing has the lock
             if path.stat().st_size > 0:  # a user's own file, which some versions of filelock would truncate
-                raise OSError(errno.EEXIST, f"{path.name} is not a lock file")
+                raise OSError(errno.EEXIST, f"{path.name}, its lock file, has content; move that file away")
         lock.acquire(blocking=False)
     except Timeout as error:
         if waiting is None:
