@@ -78,7 +78,7 @@ def redact(message: object, *private: object) -> str:
 def normalise_answers(answers: Sequence[str]) -> list[str]:
     """Normalise answers for comparing them with each other.
 
-    Each empty text, refusal and tool call becomes unique, because two texts that are no answers do not agree.
+    Each empty text, refusal and tool call becomes unique, so that two of them never count as agreeing.
 
     Raises:
         NoAnswerError: No text is an answer.

@@ -111,5 +111,7 @@ class LimitedSearch:
             passage = getattr(hit, "passage", None)
             texts = (getattr(passage, "text", None), getattr(passage, "title", None))
             if not all(isinstance(text, str) for text in texts):
-                raise TypeError(f"The retriever returned a {type(hit).__name__}, not a Hit with a Passage.")
+                raise TypeError(
+                    f"The retriever returned a {type(hit).__name__} without a passage's text and title."
+                )
         return hits
