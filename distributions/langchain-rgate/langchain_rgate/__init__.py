@@ -3,6 +3,7 @@
 from rgate_integrations.langchain import (
     CHECKPOINT_TYPES,
     ClaimQueryRewriter,
+    CorpusChain,
     CorpusRetriever,
     FaissVectorStore,
     GatedRetriever,
@@ -18,6 +19,7 @@ from rgate_integrations.langchain import (
 __all__ = [
     "CHECKPOINT_TYPES",
     "ClaimQueryRewriter",
+    "CorpusChain",
     "CorpusRetriever",
     "FaissVectorStore",
     "GatedRetriever",
