@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from base import argument_parser, print_table
-from traffic_llm import Chat, answer_all, llm_ways, show_answers, similarity_way
+from traffic_llm import Arms, Chat, answer_all, llm_ways, show_answers, similarity_way
 from traffic_picture import TRIVIAL, Day, WayFigures, save_figures, table
 from traffic_requests import (
     APPLICATIONS,
@@ -135,7 +135,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.llm and not options.model:
         parser.error("--llm needs --model")
-    days: dict[str, tuple[Sequence[LabelledRequest], Choices]] = {}
+    days: list[tuple[Sequence[LabelledRequest], Choices, Arms]] = []
     figures: dict[str, Day] = {}
     for application in options.applications:
         title, requests = APPLICATIONS[application], pick(read_traffic(application), options.limit)
@@ -146,17 +146,19 @@ def main() -> None:
             ways |= llm_ways(chat, title)
         chosen = choose_all(ways, requests)
         figures[application] = show(title, requests, chosen)
+        arms: Arms = ([], [])
         if options.llm and not options.no_answers:
-            show_answers(title, requests, chosen, answer_all(chat, passages, requests))
-        days[application] = requests, chosen
+            arms = answer_all(chat, passages, requests)
+            show_answers(title, requests, chosen, arms)
+        days.append((requests, chosen, arms))
     if len(days) > 1:
-        everything = [labelled for requests, _ in days.values() for labelled in requests]
-        first = next(iter(days.values()))[1]
-        show(
-            "all applications",
-            everything,
-            {way: [choice for _, chosen in days.values() for choice in chosen[way]] for way in first},
-        )
+        title = "all applications"
+        requests = [labelled for requests, _, _ in days for labelled in requests]
+        chosen = {way: [choice for _, chosen, _ in days for choice in chosen[way]] for way in days[0][1]}
+        show(title, requests, chosen)
+        alone, informed = ([answer for *_, arms in days for answer in arms[arm]] for arm in (0, 1))
+        if alone:
+            show_answers(title, requests, chosen, (alone, informed))
     if options.save:
         save_figures(figures, options.save)
 

@@ -1,4 +1,4 @@
-"""``rgate serve`` and ``rgate mcp``: serve one gate to many clients, and advise agents."""
+"""``rgate serve`` serves one gate to many clients; ``rgate mcp`` offers it to agents as tools."""
 
 from __future__ import annotations
 

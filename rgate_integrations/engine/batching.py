@@ -59,7 +59,9 @@ class Batcher(Generic[_Item, _Result]):
                 if self._closed and threading.current_thread() is not threading.main_thread():
                     return futures
                 if self._closed:  # the main thread is running exit handlers, and must not wait forever
-                    raise RuntimeError("The process is ending.")
+                    raise RuntimeError(
+                        "The process is ending, and the gate decides no more. Decide before it ends."
+                    )
                 # A worker that crashed is replaced like one that ended.
                 if self._worker is None or not self._worker.is_alive():
                     self._worker = start_thread(self._work, "rgate-batcher")

@@ -122,7 +122,7 @@ class CorpusGate(Gate):
 
     @property
     def judges_llm(self) -> bool:  # type: ignore[override]  # as the inner gate does
-        """Whether the inner gate judges a particular LLM."""
+        """Whether the inner gate accepts the name of an LLM; see `Gate`."""
         return self.inner.judges_llm
 
     def for_llm(self, name: str, name_source: str = "") -> Self:

@@ -74,7 +74,7 @@ class TunedGate(TrainedGate):
 
     @property
     def specs(self) -> Specs:
-        """The prior's score, hidden states of the question and, if it judges one, the partial answer."""
+        """The prior's score, the question's hidden states and, if the gate judges answers, the partial answer."""
         question = (ScoreSpec(self._prior), HiddenSpec(self.trained.layers, model=self.proxy))
         tokens = self.trained.tokens
         return (*question, DraftSpec(tokens, "llm", model=self.proxy)) if tokens else question

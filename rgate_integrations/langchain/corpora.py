@@ -1,4 +1,4 @@
-"""Several corpora: runs the chain, or the retrievers, of the corpora that a decision names."""
+"""Runnables over several corpora: a decision names the ones to search."""
 
 from __future__ import annotations
 

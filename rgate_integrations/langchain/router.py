@@ -332,7 +332,7 @@ class RouterCall(RoutedCall[RouterInput]):
         return ArmAnswer(self._direct, item.run)
 
     def search(self, inputs: Sequence[RouterInput]) -> ArmSearch:
-        """Return the step that runs the retrieve arm up to its retriever."""
+        """Return the step that runs the retrieve arm up to and including its retriever."""
         assert self._search is not None  # noqa: S101  only a strategy that searches ahead calls this
         configs = []
         for item in inputs:

@@ -99,9 +99,10 @@ def make_server(
 def protect(
     app: ASGIApp, *, token: str = "", allow_origins: Collection[str] = (), patience: float = _PATIENCE
 ) -> ASGIApp:
-    """Return an application with `make_server`'s checks and limits, except those of host names and headers.
+    """Return an application that checks tokens, origins, and the size and arrival time of bodies first.
 
-    It runs on any ASGI server.
+    It runs on any ASGI server, which has to check host names and limit headers itself. Unlike `make_server`, it
+    does not refuse a public address without a token.
 
     Args:
         app: The application.

@@ -296,7 +296,7 @@ def check_labels(examples: Sequence[Example], folds: int) -> BoolArray:
         )
     if folds and not 2 <= folds <= min(right, wrong):
         raise DataFormatError(
-            f"folds must be from 2 to the number of questions of each label ({right} known, {wrong} "
+            f"folds must be between 2 and the number of questions with the rarer label ({right} known, {wrong} "
             f"unknown), not {folds}.",
             hint="Use more data, or another number of folds.",
         )
