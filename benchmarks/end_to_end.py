@@ -47,14 +47,14 @@ from rgate_integrations.runtime.text import is_correct
 HELD = 32
 
 
-def chains(index: Retriever, chat: RecordedChat) -> dict[str, Runnable[Any, Any]]:
+def chains(index: Retriever, chat: RecordedChat, llm_name: str) -> dict[str, Runnable[Any, Any]]:
     """Return every way to answer with a chat model and a search, by name, except the oracle."""
     never = RunnableLambda(closed_book) | chat | StrOutputParser()
     inputs = {"documents": IndexRetriever(index=index, k=K), "question": RunnablePassthrough()}
     always = inputs | RunnableLambda(with_passages) | chat | StrOutputParser()
-    first_look = load_gate(on_error="raise")
+    first_look = load_gate(llm_name=llm_name, on_error="raise")
     alone = RetrievalGate(first_look)
-    partial = RetrievalGate(load_gate(DEFAULT_GATES["llm"], on_error="raise"))
+    partial = RetrievalGate(load_gate(DEFAULT_GATES["llm"], llm_name=llm_name, on_error="raise"))
     # FLARE's trigger (Jiang et al. 2023): the least probable token of a partial answer.
     weakest = RetrievalGate(load_gate("token_probability", tokens=HELD, on_error="raise"))
     options = AnswerFirst(tokens=HELD, question_gate=first_look)
@@ -99,14 +99,16 @@ def answer(chain: Any, chat: RecordedChat, question: Question) -> dict[str, Any]
     }
 
 
-def run(index: Retriever, chat: RecordedChat, selected: list[Question]) -> dict[str, pd.DataFrame]:
+def run(
+    index: Retriever, chat: RecordedChat, selected: list[Question], llm_name: str
+) -> dict[str, pd.DataFrame]:
     """Answer all questions in all ways; skips a way whose calls are not all in the record.
 
     Returns:
         For each way the results of `answer`, one row a question.
     """
     tables = {}
-    for name, chain in chains(index, chat).items():
+    for name, chain in chains(index, chat, llm_name).items():
         answers = []
         try:
             answer(chain, chat, selected[0])  # loads the models
@@ -156,7 +158,9 @@ def main() -> None:
     parser.add_argument(
         "--speed", type=float, nargs=2, help="tokens read and written a second, if they are known better"
     )
+    parser.add_argument("--named", action="store_true", help="tell the gate the LLM's name")
     arguments = parser.parse_args()
+    llm_name = arguments.llm if arguments.named else ""
     data = arguments.data
     record = Record(arguments.out / f"{arguments.llm}.jsonl", arguments.llm)
     selected = questions(arguments.out, data, "test" if data else "requests")
@@ -167,10 +171,10 @@ def main() -> None:
     with server("" if arguments.recorded else arguments.llm) as url:
         chat = RecordedChat(record=record, url=url)
         if not arguments.recorded:  # the speed is known once everything is in the record
-            run(index, chat, selected)
+            run(index, chat, selected, llm_name)
     chat.speed = Speed(*arguments.speed) if arguments.speed else Speed.of(record.calls.values())
     CONSOLE.print(f"The LLM reads {chat.speed.read:.0f} and writes {chat.speed.written:.0f} tokens a second.")
-    show(run(index, chat, selected), f"{arguments.llm}, {len(selected)} questions")
+    show(run(index, chat, selected, llm_name), f"{arguments.llm}, {len(selected)} questions")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Records the answers of an LLM on a llama.cpp server, so that chains can run on them.
 
-    python benchmarks/served.py --llm qwen2.5-coder-0.5b-instruct --limit 300 --data DIR [--part train]
+    python benchmarks/served.py --llm qwen2.5-coder-0.5b-instruct --limit 600 --data DIR [--part train]
 
 asks the questions of `mixture`, each alone and with the five passages that a hybrid search finds, and writes what
 the server said to benchmarks/out/served/LLM.jsonl, one line a call. A stopped run continues. Those of the
