@@ -141,7 +141,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         return RequestSpec(self.trained.facts.layers, model=self.trained.facts.base_model)
 
     def look_closer(self, evidence: Evidence) -> Specs:
-        """Return the spec of the reader's states for an English question whose decision depends on a fact."""
+        """Ask for the reader's states if an English request is decided by whether the LLM knows a fact."""
         states, shares = [evidence[spec] for spec in self.specs]
         trained = self.trained
         if not trained.is_english(states.whole):

@@ -96,7 +96,7 @@ class AdapterGate(Gate):
     _trained: SavedGate | None = PrivateAttr(default=None)
 
     def model_post_init(self, context: Any) -> None:
-        """Read what the adapter was trained on, if its folder says so."""
+        """Read the saved gate in the adapter's folder, if any."""
         if self.adapter is not None and os.path.isfile(find_folder(self.adapter) / CONFIG):
             self._trained = read_gate(find_folder(self.adapter))
 

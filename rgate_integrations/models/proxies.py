@@ -57,12 +57,14 @@ def state_reader(
 ) -> HasStates:
     """Return the model that reads hidden states for a proxy.
 
+    The default proxy is the first layers of a model. The whole model takes their place for prompts and layers that
+    they cannot read, and for a draft that the model wrote itself.
+
     Args:
         proxy: The proxy.
         prompt: The prompt.
         layers: The states to read.
-        draft: The draft that continues the prompt, if any. A draft that the default model wrote itself is
-            read by the whole model.
+        draft: The draft that continues the prompt, if any.
 
     Raises:
         EvidenceError: The model gives no hidden states.

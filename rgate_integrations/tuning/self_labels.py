@@ -90,9 +90,10 @@ def sampled_accuracy(samples: Sequence[str], gold: Sequence[str]) -> float:
 
 
 def sampled_certainty(samples: Sequence[str]) -> float:
-    """Return C = 1 - H / H_max, H being the entropy of sampled answers (KBM, equations 1 and 2), in [0, 1].
+    """Return how much sampled answers agree, in [0, 1]: the certainty label.
 
-    This is the certainty label. It is 0 if no sample is an answer: all are empty, refusals or tool calls.
+    It is `boundary.certainty` of the answers' counts (Knowledge Boundary Model, equations 1 and 2); 0 if no sample
+    is an answer: all are empty, refusals or tool calls.
     """
     try:
         texts = normalise_answers(samples)
