@@ -127,7 +127,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError
     """
     names = sorted(known)
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-    hint = f"Did you mean {' or '.join(near)}?" if near else f"Known names: {', '.join(names)}."
+    hint = f"Did you mean {' or '.join(near)}?" if near else f"Known names: {', '.join(names) or 'none'}."
     return UnknownNameError(f"There is no {kind} named {name!r}.", hint=hint)
 
 

@@ -134,6 +134,14 @@ def test_the_filter_keeps_unknown_claims_and_judges_a_batch_at_once():
     assert plans[2].queries[1].claim == claims[2]
 
 
+def test_claims_are_judged_by_the_callers_threshold():
+    """Regression: they were judged by the gate's own, whatever the question was judged by."""
+    decisions = [unknown("where is Oulu?", "Oulu is far. Perhaps Oulu has deep snow.")]
+    for threshold, kept in ((None, [False, True]), (0.95, [True, True]), (0.1, [False, False])):
+        (plan,) = plan_queries(decisions, gate=Reader(), threshold=threshold)
+        assert [claim.kept for claim in plan.claims] == kept
+
+
 def test_a_failing_judge_keeps_every_claim():
     (plan,) = plan_queries([unknown("where is Oulu?", "Oulu has deep snow.")], gate=Broken())
     assert [(claim.kept, claim.p_known) for claim in plan.claims] == [(True, None)]

@@ -267,6 +267,9 @@ def test_a_profile_that_cannot_be_kept_is_used_all_the_same(tmp_path, caplog):
 def test_an_empty_index_has_no_profile():
     with pytest.raises(ProfileError, match="no passages"):
         RetrievalGate(corpus=True).guard(IndexRetriever(index=PassageIndex(Letters())))
+    empty = VectorStoreIndex([], embed_model=MockEmbedding(4)).as_retriever()
+    with pytest.raises(ProfileError, match="no passages"):
+        GatedRetriever(empty, corpus=True)
 
 
 # --- the gateway --------------------------------------------------------------------------------------------------

@@ -6,13 +6,14 @@ import pytest
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.errors import InvalidQuestionError
 from rgate_integrations.langchain import RetrievalGate, gated_rag
-from tests.begun_answers import KNOWN, LOOK, Reader, Shelf, Writer
+from rgate_integrations.langchain.chat_models import with_logprobs
+from tests.begun_answers import KNOWN, LOOK, Knowing, Reader, Shelf, Writer
 from tests.langchain_fakes import INVOKES, SINGLES, STREAMS, Judge, Search, each, texts
 
 LLM = RunnableLambda(lambda prompt: AIMessage(prompt.to_string()))
@@ -128,6 +129,21 @@ def test_the_llm_may_begin_to_answer_first(call):
     assert (search.queries, len(judge.calls)) == (["unknown?"], 2)
     assert (known["sources"], len(unknown["sources"])) == ([], 2)
     assert known["answer"].strip() == KNOWN
+
+
+@pytest.mark.parametrize("return_sources", [False, True])
+@each(SINGLES)
+def test_the_answer_that_begins_has_log_probabilities(call, return_sources):
+    """Regression: the chain asked for none, because its arm assigns the answer to a key."""
+    writer, judge = Knowing(), Reader()
+    options = {"answer_first": AnswerFirst(tokens=4, question_gate=None), "return_sources": return_sources}
+    call(gated_rag(Search(), writer, gate=judge, **options), "a known one?")
+    assert writer.calls == [{"logprobs": True}]
+    assert judge.drafts[0][0].logprobs == (0.0, -0.25, -0.5, -0.75)
+
+
+def test_of_two_parallel_models_neither_is_asked_for_log_probabilities():
+    assert with_logprobs(RunnableParallel(answer=Knowing(), summary=Knowing())) is None
 
 
 @pytest.mark.parametrize("search", [Shelf, lambda: RunnableLambda(Shelf().invoke)])

@@ -115,6 +115,13 @@ def test_unknown_claims_are_searched_beside_the_question(search, call):
     assert (search.queries[3:], judge.calls[3:]) == (CLAIMS, []), "by default all claims are searched"
 
 
+@each(INVOKES)
+def test_claims_are_judged_by_the_threshold_of_the_gate_in_the_chain(search, call):
+    guarded = RetrievalGate(Judge(draft=DRAFT), threshold=0.9).guard(search, filter_claims=True)
+    call(guarded, "Who is unknown Ada?")
+    assert search.queries == ["Who is unknown Ada?", *CLAIMS]
+
+
 @each(BATCHES)
 def test_a_rewriter_makes_one_gate_call_for_the_questions_and_one_for_their_claims(call):
     judge = Judge(draft=DRAFT)

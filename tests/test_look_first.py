@@ -242,6 +242,25 @@ def test_what_is_decided_before_an_answer_is_begun(p_known, found, outcome, sign
     assert ("begin" if decided is None else decided.outcome or decided.retrieve) == outcome
 
 
+@pytest.mark.parametrize(
+    ("p_known", "found", "signals", "outcome"),
+    [
+        (0.96, HOLDING, {}, "direct"),
+        (0.96, HOLDING, PRIVATE, "direct"),
+        (0.93, HOLDING, PRIVATE, "retrieve"),
+        (0.93, HOLDING, {}, None),
+    ],
+)
+def test_a_callers_threshold_that_is_reached_overrides_passages_before_an_answer(
+    p_known, found, signals, outcome
+):
+    """Regression: passages sent a question to the retrieve arm whose P(known) reached the caller's threshold."""
+    made = decision(p_known, signals=signals).model_copy(update={"question": "Zorba?"})
+    look = LookFirst(model=COVERED, min_gain=-0.2)
+    decided = settle(made, found, CLEAR, look, direct_threshold=0.95)
+    assert (decided and decided.outcome) == outcome
+
+
 OVERRIDES = {way: Override(retrieve=way, reason="A rule.") for way in (True, False)}
 
 

@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from rgate_integrations import Decision, load_gate
-from rgate_integrations.errors import ConfigurationError
+from rgate_integrations.errors import ConfigurationError, ModelLoadError
 from rgate_integrations.gates.ability import Ability, save_measured
 from rgate_integrations.serving.app import make_app
 from rgate_integrations.serving.server import make_server
@@ -42,6 +42,14 @@ def decide(url, *questions, **more):
     response = post(url, "/v1/decide", {"questions": list(questions), **more})
     response.raise_for_status()
     return [Decision.model_validate(each) for each in response.json()["decisions"]]
+
+
+def wait_until_ready(url):
+    for _ in range(10 * PATIENCE):
+        if CLIENT.get(f"{url}/ready").status_code == 200:
+            return
+        time.sleep(0.1)
+    pytest.fail("it is never ready")
 
 
 def metrics(url):
@@ -389,15 +397,30 @@ def test_a_gate_that_fails_retrieves_and_is_counted():
         assert 'rgate_errors_total{type="OSError"}' in metrics(url)
 
 
+class RaisesAtFirst(Words):
+    """A gate with on_error="raise" whose model is missing at first."""
+
+    on_error = "raise"
+    missing = True
+
+    async def adecide_batch(self, requests):
+        if self.missing:
+            self.missing = False
+            raise ModelLoadError("No model.", hint="Mount it.")
+        return await super().adecide_batch(requests)
+
+
+def test_a_gate_that_raises_when_the_server_starts_becomes_ready(caplog):
+    """Regression: the exception ended the attempts to load the models."""
+    with serving_gate(RaisesAtFirst()) as url:
+        wait_until_ready(url)
+    assert "The gate is not ready yet: No model. Hint: Mount it." in caplog.text
+
+
 def test_a_server_whose_queue_is_full_when_it_starts_becomes_ready(words):
     """Regression: the error of the queue ended the attempts to load the models."""
     with serving_gate(words, queue=0) as url:
-        for _ in range(10 * PATIENCE):
-            if CLIENT.get(f"{url}/ready").status_code == 200:
-                break
-            time.sleep(0.1)
-        else:
-            pytest.fail("it is never ready")
+        wait_until_ready(url)
 
 
 def test_without_the_extra_the_command_names_it():

@@ -116,6 +116,8 @@ def settle(
     passages: Sequence[FoundPassage] | Exception,
     options: AnswerFirst,
     look: LookFirst | None,
+    *,
+    direct_threshold: float | None = None,
 ) -> Decision | None:
     """Return the decision if it needs no partial answer; None if the LLM should start to answer.
 
@@ -124,11 +126,12 @@ def settle(
         passages: The passages, best first, or the search's exception; unused without ``look``.
         options: Thresholds of clear questions.
         look: How passages are judged; None to consider only the question.
+        direct_threshold: See `decide_with_passages`.
     """
     screening = screen(decision, options)
     search = Search.NOTHING
     if look is not None:
-        decision = decide_with_passages(decision, passages, look)
+        decision = decide_with_passages(decision, passages, look, direct_threshold=direct_threshold)
         if decision.p_helps is not None and not isinstance(passages, Exception):
             search = Search.HELPS if decision.retrieve else Search.ADDS_LITTLE
             # In both cases the LLM's answer could not change the decision.

@@ -71,6 +71,7 @@ def plan_queries(
     decisions: Sequence[Decision],
     *,
     gate: GateLike | None = None,
+    threshold: float | None = None,
     rewriter: Rewriter | None = None,
     always_include_question: bool = True,
     max_queries: int = 6,
@@ -84,6 +85,7 @@ def plan_queries(
     Args:
         decisions: Decisions of a gate; those that do not retrieve get an empty plan.
         gate: Judges the claims, but not sub-questions or what the rewriter drops; with None, none is judged.
+        threshold: Claims with a P(known) below this are searched for; the gate's own threshold when None.
         rewriter: Turns drafts into claims; by default, each sentence is a claim.
         always_include_question: Whether the question itself is always a query. If not, it is a query only if no
             claim is, because a question that needs retrieval always has a query.
@@ -99,6 +101,7 @@ def plan_queries(
         plan_queries_flow(
             decisions,
             gate=None if gate is None else resolve_gate(gate),
+            threshold=threshold,
             rewriter=rewriter,
             always_include_question=always_include_question,
             max_queries=max_queries,
@@ -110,6 +113,7 @@ def plan_queries_flow(
     decisions: Sequence[Decision],
     *,
     gate: Decider | None = None,
+    threshold: float | None = None,
     rewriter: Rewriter | None = None,
     always_include_question: bool = True,
     max_queries: int = 6,
@@ -121,7 +125,7 @@ def plan_queries_flow(
     if unknown:
         rewritten = yield Call(rewriter or rewrite_by_sentence, None, unknown)
     # One list for the claims of all questions, so that the gate judges them in one call.
-    judged = iter((yield from _judge(list(chain(*rewritten)), gate)))
+    judged = iter((yield from _judge(list(chain(*rewritten)), gate, threshold)))
     claim_counts = iter(map(len, rewritten))
     plans = []
     for decision in decisions:
@@ -133,7 +137,7 @@ def plan_queries_flow(
     return plans
 
 
-def _judge(claims: Sequence[Claim], gate: Decider | None) -> Flow[list[JudgedClaim]]:
+def _judge(claims: Sequence[Claim], gate: Decider | None, threshold: float | None) -> Flow[list[JudgedClaim]]:
     """Return whether each claim is searched for, and why."""
     judged = [_judge_by_rewriter(claim) for claim in claims]
     unfiltered = [index for index, claim in enumerate(judged) if claim.reason == _UNFILTERED]
@@ -141,7 +145,8 @@ def _judge(claims: Sequence[Claim], gate: Decider | None) -> Flow[list[JudgedCla
         return judged
     # The query is judged as the question, and the claim as its draft.
     requests = [
-        Request(str(claims[index].query), draft=Draft(text=claims[index].text)) for index in unfiltered
+        Request(str(claims[index].query), draft=Draft(text=claims[index].text), threshold=threshold)
+        for index in unfiltered
     ]
     decisions = yield from gate.flow(requests)
     for index, decision in zip(unfiltered, decisions, strict=True):

@@ -70,6 +70,10 @@ class RoutedInput:
         """The latest decision; None before the first."""
         return self.outcome if isinstance(self.outcome, Decision) else self.screening
 
+    def direct_threshold(self, decision: Decision) -> float | None:
+        """Return the P(known) from which the LLM answers directly, whatever was found; None without a caller's."""
+        return None if self.threshold is None else decision.threshold
+
     @property
     def decision(self) -> Decision:
         """The final decision.
@@ -213,7 +217,11 @@ class RoutedCall(ABC, Generic[_Input]):
         if look is None or not item.searched:
             settled = settle(screening, (), options, None)
         else:  # a `Call`, because judging passages would block the event loop
-            settled = yield Call(settle, None, screening, self._passages(item), options, look)
+            passages = self._passages(item)
+            direct_threshold = item.direct_threshold(screening)
+            settled = yield Call(
+                settle, None, screening, passages, options, look, direct_threshold=direct_threshold
+            )
         if settled is None:
             return None
         info = PartialAnswerInfo(first_look=self._screening_time)
@@ -261,8 +269,7 @@ class RoutedCall(ABC, Generic[_Input]):
         yield from self._wait_for_search()
         for item in inputs:
             if isinstance(item.outcome, Decision) and item.searched:
-                # A caller's own threshold takes precedence: a P(known) that reaches it answers directly.
-                direct_threshold = None if item.threshold is None else item.outcome.threshold
+                direct_threshold = item.direct_threshold(item.outcome)
                 passages = self._passages(item)
                 judge = Call(
                     decide_with_passages,

@@ -7,7 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from langchain_core.language_models import BaseChatModel, BaseLanguageModel
-from langchain_core.runnables import Runnable, RunnableLambda, RunnableSequence
+from langchain_core.runnables import (
+    Runnable,
+    RunnableAssign,
+    RunnableLambda,
+    RunnableParallel,
+    RunnableSequence,
+)
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.configurable import (
     RunnableConfigurableAlternatives,
@@ -71,7 +77,8 @@ def instances_in(value: Any, kind: type[_T]) -> Iterator[_T]:
 def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
     """Return a copy of an arm whose last model with an unset field ``logprobs`` requests log-probabilities.
 
-    None if it has no such model. Searches only chains and bindings, not runnables such as `RunnableParallel`.
+    None if it has no such model, or if several steps of a `RunnableParallel` have one. Searches only chains,
+    bindings and parallel steps.
     """
     if isinstance(arm, BaseChatModel):
         if "logprobs" in type(arm).model_fields and getattr(arm, "logprobs", None) is None:
@@ -80,6 +87,14 @@ def with_logprobs(arm: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
         inner = with_logprobs(arm.bound)
         if inner is not None:
             return arm.model_copy(update={"bound": inner})
+    elif isinstance(arm, RunnableAssign):
+        inner = with_logprobs(arm.mapper)
+        if inner is not None:
+            return arm.model_copy(update={"mapper": inner})
+    elif isinstance(arm, RunnableParallel):
+        changed = {name: inner for name, step in arm.steps__.items() if (inner := with_logprobs(step))}
+        if len(changed) == 1:  # with several it is not clear which of them answers
+            return arm.model_copy(update={"steps__": {**arm.steps__, **changed}})
     elif isinstance(arm, RunnableSequence):
         steps = list(arm.steps)
         for index in reversed(range(len(steps))):  # the last model is the one that answers

@@ -26,7 +26,8 @@ class QueryPlanner(BaseModel):
             claim to search for.
         max_queries: Maximum number of queries per question, at least 1.
         filter_claims: Whether the gate judges each claim and drops the known ones. Only a `RetrievalGate` can do
-            that; with any other runnable, no claim counts as known.
+            that; with any other runnable, no claim counts as known. The threshold is that of the `RetrievalGate`,
+            not the one of a call's config.
     """
 
     gate: Any
@@ -40,6 +41,7 @@ class QueryPlanner(BaseModel):
         return plan_queries_flow(
             decisions,
             gate=decider if self.filter_claims and isinstance(decider, Decider) else None,
+            threshold=getattr(self.gate, "threshold", None),
             rewriter=rewriter,
             always_include_question=self.always_include_question,
             max_queries=self.max_queries,

@@ -137,6 +137,9 @@ def _plan_queries(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: Quer
     judge = part.decider.gate if part.filter_claims else None
     # A known question has an empty plan, but this retriever always searches.
     (plan,) = yield from plan_queries_flow(
-        [decision.with_retrieve(True)], gate=judge, max_queries=part.max_queries
+        [decision.with_retrieve(True)],
+        gate=judge,
+        threshold=part.decider.threshold,
+        max_queries=part.max_queries,
     )
     return plan.texts

@@ -101,8 +101,9 @@ def profile_searched(retriever: BaseRetriever) -> dict[str, CorpusProfile]:
             continue
         index: Any = getattr(part, "_index", None)
         ids = list(getattr(getattr(index, "index_struct", None), "nodes_dict", {}).values())
+        stores_text = getattr(getattr(index, "vector_store", None), "stores_text", True)
         # Only an index in memory lists the ids of its nodes.
-        if not ids:  # the passages are in a database, or the retriever has no index
+        if not ids and stores_text:  # the passages are in a database, or the retriever has no index
             raise missing_passages(type(part).__name__)
         nodes = index.docstore.get_nodes(ids)
         profiles[name] = profile_texts([node.get_content() for node in nodes], name)

@@ -15,6 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from rgate_integrations import __version__
 from rgate_integrations.answering.query_plan import plan_queries_flow
+from rgate_integrations.decision import Failure
 from rgate_integrations.engine.loading import WARM_UP
 from rgate_integrations.errors import RGateError
 from rgate_integrations.models.first_use import forbid_downloads
@@ -143,11 +144,16 @@ class DecisionRoutes:
         # slowly.
         pause = 1.0
         while not self.is_ready:
-            decision = await self.service.gate.adecide(WARM_UP, timeout=self.service.timeout)  # not queued
-            self.is_ready = decision.error is None
-            if decision.error is not None:
-                hint = f" Hint: {redact(decision.error.hint)}" if decision.error.hint else ""
-                _log.warning("The gate is not ready yet: %s%s", redact(decision.error.message), hint)
+            try:
+                error = (
+                    await self.service.gate.adecide(WARM_UP, timeout=self.service.timeout)
+                ).error  # not queued
+            except Exception as raised:  # by a gate with on_error="raise"
+                error = Failure.from_error(raised)
+            self.is_ready = error is None
+            if error is not None:
+                hint = f" Hint: {redact(error.hint)}" if error.hint else ""
+                _log.warning("The gate is not ready yet: %s%s", redact(error.message), hint)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _MAX_PAUSE)
 
