@@ -49,7 +49,7 @@ class RoutedInput:
         threshold: The caller's threshold; None for the gate's own.
         screening: The decision by the question alone, if the direct arm answers first.
         answer: The direct arm's answer; None if it has not started, or the decision is to retrieve.
-        draft: The partial answer to judge, or the exception if there is none; None before that, and if
+        draft: The partial answer to judge, or the exception if the arm wrote none; None until then, and if
             only the question is judged.
         searched: Whether the retrieve arm has searched, so that only the rest of it remains to run.
         passages: What the search returned or raised; None without a search.
@@ -171,7 +171,7 @@ class RoutedCall(ABC, Generic[_Input]):
             self.drop_search()
 
     def drop_search(self) -> None:
-        """Drop a search that is not needed; has no effect on a finished one."""
+        """Drop the search if it is still running: nothing needs its result."""
         if self.search_task is not None:
             self.search_task.drop()
 
@@ -299,7 +299,7 @@ class RoutedCall(ABC, Generic[_Input]):
         return decision.with_retrieve(decision.retrieve, **changes)
 
     def _finish(self, item: _Input) -> Flow[None]:
-        """Emit an input's decision; if it retrieves, wait for any search, whose error becomes the outcome."""
+        """Emit an input's decision; if it retrieves, wait for any search, whose exception, if any, is the outcome."""
         if not isinstance(item.outcome, Decision):
             return
         yield from self.emit(item, item.outcome)
@@ -310,7 +310,7 @@ class RoutedCall(ABC, Generic[_Input]):
                 item.outcome = item.passages
 
     def _begin_search(self, inputs: Sequence[_Input]) -> Flow[None]:
-        """Start the search, once per call; if decisions say where to search, only for inputs with a decision."""
+        """Start the call's only search; if decisions say where to search, only for inputs that have a decision."""
         if self.strategy.chooses_corpus:
             inputs = [item for item in inputs if item.latest_decision is not None]
         if self.search_task is None and inputs:
