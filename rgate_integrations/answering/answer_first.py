@@ -58,7 +58,7 @@ class AnswerFirst:
         if any(isinstance(limit, bool) for limit in limits) or not limits[0] <= limits[1]:  # NaN fails, too
             raise ConfigurationError(
                 f"retrieve_below={limits[0]!r} and answer_above={limits[1]!r} must be numbers, "
-                "and the first must not be above the second."
+                "and retrieve_below must not be above answer_above."
             )
 
     @classmethod

@@ -98,7 +98,7 @@ class OwnGate(Decider):
         return self if getattr(self.gate, "reads_drafts", False) else None
 
     def question_gate(self) -> Decider | None:
-        """Return None: no other gate screens questions for a user's own."""
+        """Return None: there is no second gate to screen questions for a user's own gate."""
         return None
 
     def decides_like(self, other: Decider) -> bool:

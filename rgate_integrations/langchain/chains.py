@@ -62,7 +62,7 @@ def gated_rag(
         return_sources: Return ``{"sources": [...], "answer": "..."}`` instead of the answer.
 
     Raises:
-        ConfigurationError: The gate or an option is invalid; see `RetrievalGate.route`.
+        RGateError: The gate or an option is invalid; see `RetrievalGate` and `RetrievalGate.route`.
         InvalidQuestionError: Raised by a call: the input has no question.
     """
     decider = gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)

@@ -29,7 +29,8 @@ def fuse_documents(
 ) -> list[Document] | Exception:
     """Fuse the results of one question's searches by reciprocal rank.
 
-    The documents are copies, with origin and rank added to their metadata; existing keys keep their values.
+    The documents are copies. Their metadata also has the origin of their search, and their rank in it as
+    ``rgate_rank``, from 1; existing keys keep their values.
     If a search failed, its exception is returned; if one returned anything but documents, a
     `ConfigurationError`.
 

@@ -67,6 +67,7 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
             claim to search for.
         max_queries: Maximum number of queries per question, at least 1.
         filter_claims: Whether the gate judges each claim and drops the known ones; see `QueryPlanner`.
+        name: The name of its runs in traces.
 
     Raises:
         InvalidQuestionError: Raised by a call: the input has no question.

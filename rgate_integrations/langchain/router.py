@@ -66,6 +66,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         strategy: What the router considers before it decides; by default only the question. `Strategy.judge`
             must accept ``drafts=``, as a `RetrievalGate` does.
         condensed_key: See `RetrievalGate.route`.
+        name: The name of its runs in traces.
 
     Raises:
         ConfigurationError: The strategy searches ahead, and the retrieve arm is neither a sequence of steps nor a
@@ -229,11 +230,11 @@ class ArmRun:
     options: dict[str, Any]
 
     def stream(self) -> Iterator[Any]:
-        """Run it as a stream."""
+        """Run the arm, and return its chunks."""
         return self.arm.stream(self.input, self.config, **self.options)
 
     def astream(self) -> Any:
-        """Run it as an asynchronous stream."""
+        """Run the arm, and return an asynchronous iterator of its chunks."""
         return self.arm.astream(self.input, self.config, **self.options)
 
 

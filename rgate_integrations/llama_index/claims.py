@@ -64,7 +64,7 @@ class ClaimFusionRetriever(FlowRetriever):
         super().__init__()
 
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
-        """Search for the question and the claims of its draft in parallel."""
+        """Search for the question and the claims of its draft in parallel, and return the fused nodes, best first."""
         searches = []
         for query in (yield from _plan_queries(self, bundle)):
             for retriever in self.retrievers:
