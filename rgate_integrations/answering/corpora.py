@@ -55,7 +55,7 @@ def fuse_corpora(
     *,
     k: int | None = None,
 ) -> list[_Item]:
-    """Merge the results of several corpora by reciprocal rank. The same id in two corpora means two items.
+    """Return the results of several corpora, fused by reciprocal rank. The same id in two corpora means two items.
 
     Args:
         results: For each corpus, best first, the results of its searches: lists of items, best first.

@@ -82,7 +82,7 @@ def decide_with_passages(
     *,
     direct_threshold: float | None = None,
 ) -> Decision:
-    """Revise a decision in view of the passages.
+    """Return a decision, revised in view of the passages.
 
     The gate's decision stands if the search or the gate failed, nothing was found, or an override such as a
     rule decided. It also stands for a follow-up, whose words say too little about what the passages should

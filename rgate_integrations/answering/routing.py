@@ -111,15 +111,15 @@ class RoutedCall(ABC, Generic[_Input]):
 
     @abstractmethod
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the gate about the question of every input; not used with answer first."""
+        """Return the gate's decision or error for the question of every input; not used with answer first."""
 
     @abstractmethod
     def screen(self) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the question gate about every input, before any answer starts."""
+        """Return the question gate's decision or error for every input, before any answer starts."""
 
     @abstractmethod
     def judge(self, inputs: Sequence[_Input]) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the judge about the partial answers of some inputs; without a draft, it judges the question."""
+        """Return the judge's decisions or errors for some inputs' partial answers; without one, for the question."""
 
     @abstractmethod
     def begin(self, item: _Input) -> BufferedAnswer:
@@ -275,7 +275,7 @@ class RoutedCall(ABC, Generic[_Input]):
                 item.outcome = yield judge
 
     def _record(self, item: _Input, answer: BufferedAnswer, decision: Decision, judging: float) -> Decision:
-        """Add the tokens, times and cost of the screening and the partial answer to a decision."""
+        """Return a decision with the tokens, times and cost of the screening and the partial answer added."""
         count = answer.partial.count
         info = PartialAnswerInfo(
             tokens_held=count,
@@ -353,16 +353,16 @@ class QuestionCall(RoutedCall[RoutedInput]):
         self.request = request
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the question gate."""
+        """Return the only input's decision by the question gate."""
         return (yield from self.screen())
 
     def screen(self) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the question gate."""
+        """Return the only input's decision by the question gate."""
         gate: Decider = self.strategy.question_gate
         return (yield from gate.flow([self.request]))
 
     def judge(self, inputs: Sequence[RoutedInput]) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the judge about the question and its draft."""
+        """Return the judge's decision about the question and its draft."""
         judge: Decider = self.strategy.judge
         return (yield from judge.flow([attach_draft(self.request, item.draft) for item in inputs]))
 

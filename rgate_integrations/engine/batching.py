@@ -92,7 +92,7 @@ class Batcher(Generic[_Item, _Result]):
             expects_more = len(batch) > 1
 
     def _next_batch(self, expects_more: bool) -> list[_Queued[_Item, _Result]] | None:
-        """Wait for items; None tells the worker to end because it was closed, or idle for a while."""
+        """Wait for items, and return a batch; None tells the worker to end, because it is closed or has been idle."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closed, MAX_IDLE)
             if not self._queue:

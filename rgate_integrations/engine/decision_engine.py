@@ -190,7 +190,7 @@ class DecisionEngine(Decider):
         return {**self.gate.config(), **options}
 
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
-        """Queue the requests, and wait for their decisions.
+        """Queue the requests, wait, and return their decisions or errors, in order.
 
         Raises:
             ConfigurationError: ``llm`` calls this gate itself.
@@ -222,7 +222,7 @@ class DecisionEngine(Decider):
         return outcomes
 
     def _to_decision(self, request: Request, score: Score) -> Decision:
-        """Apply the override, or else the threshold of the request, the score or the gate, in this order."""
+        """Return a score's decision: by its override, or else the threshold of the request, the score or the gate."""
         threshold = self.threshold if score.threshold is None else score.threshold
         # The override decides but leaves P(known) unchanged, so that calibration and logs get the real number.
         retrieve, reason = score.p_known < threshold, score.reason

@@ -99,7 +99,7 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
     condense: Runnable[Any, Any] | None = None
 
     def flow(self, runs: list[Run]) -> Flow[list[dict[str, Any] | Exception]]:
-        """Read a batch, and condense its follow-ups as one batch."""
+        """Return the question and history of each input as a dict; follow-ups are condensed in one batch."""
         calls = [GateCall.read(single, self.input_key) for single in runs]
         yield from condense_follow_ups(self.condense, calls)
         for call in calls:

@@ -176,7 +176,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
-        """The per-call threshold."""
+        """The configurable field of a call: the threshold."""
         return [THRESHOLD_SPEC]
 
     @property
@@ -353,7 +353,7 @@ def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
 
 
 class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever, QueryPlanner):
-    """Guards a retriever: searches for a question and its draft's claims, unless the question is known.
+    """Guards a retriever: searches for a question and the claims of its draft, unless the question is known.
 
     A known question gets ``[]``, or one document with ``known_message``. Each decision is a child run in
     traces and a custom event, ``retrieval_gate``, unless a surrounding router has emitted it. Keyword

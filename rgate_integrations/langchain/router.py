@@ -302,12 +302,12 @@ class RouterCall(RoutedCall[RouterInput]):
                 item.gate_input = call.turn.question
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the gate once for the whole batch."""
+        """Return the gate's decision or error for each input, asking once for the whole batch."""
         decisions: list[Decision | Exception] = yield self._ask(self.router.gate, "gate")
         return decisions
 
     def screen(self) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the question gate once for the whole batch."""
+        """Return the question gate's decision or error for each input, asking once for the whole batch."""
         decisions: list[Decision | Exception] = yield self._ask(self.strategy.question_gate, "first_look")
         return decisions
 
@@ -316,7 +316,7 @@ class RouterCall(RoutedCall[RouterInput]):
         return BatchCall(gate, values, [item.run.child(tag) for item in self.inputs])
 
     def judge(self, inputs: Sequence[RouterInput]) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the judge once about several partial answers."""
+        """Return the judge's decision or error for each partial answer, asking once for all."""
         judge = self.strategy.judge
         values = []
         for item in inputs:

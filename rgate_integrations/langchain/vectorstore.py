@@ -62,7 +62,7 @@ class FaissVectorStore(VectorStore):
 
     @property
     def embeddings(self) -> Embeddings:
-        """The embeddings."""
+        """The embeddings for documents and queries."""
         return self.embedding
 
     # --- writing -------------------------------------------------------------------------------------------

@@ -254,7 +254,7 @@ class EngineCall(QuestionCall):
         self.bundle = bundle
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
-        """Reuse the decision that came with the request, or make one."""
+        """Return the decision that came with the request, or else a new one."""
         return [(yield from self.engine.decider.judge(self.bundle))]
 
     def begin(self, item: RoutedInput) -> EngineAnswer:
