@@ -91,7 +91,8 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
     """Reads the question and its history from any input, and condenses follow-ups once for the gate and both arms.
 
     Attributes:
-        input_key: Key of the question in dict inputs; see `RetrievalGate`. The output has this key, too.
+        input_key: Key of the question in dict inputs; see `RetrievalGate`. The output has the question under this key
+            and under ``question``.
         condense: Runnable from messages to one standalone question; None leaves the question unchanged.
     """
 

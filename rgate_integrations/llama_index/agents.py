@@ -39,8 +39,8 @@ class GatedTool(FunctionTool):
         known_message: The output for a known question.
 
     Raises:
-        ConfigurationError: The gate is invalid, or the tool has ``return_direct=True``, so that the user
-            would see the message to the agent.
+        ConfigurationError: The gate is invalid, or the tool has ``return_direct=True``: the user would see
+            the message that is meant for the agent.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate cannot be read.
 

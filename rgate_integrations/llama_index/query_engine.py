@@ -223,7 +223,9 @@ def _check_two_steps(engine: BaseQueryEngine) -> None:
         problem = f"{type(retriever).__name__} has its own gate, so it cannot search before the decision."
     else:
         return
-    raise ConfigurationError(problem, hint="Use neither look_first nor AnswerFirst.prefetch.")
+    raise ConfigurationError(
+        problem, hint="Leave out look_first and AnswerFirst.prefetch, or wrap another engine."
+    )
 
 
 def _llm_of_settings() -> LLM:
