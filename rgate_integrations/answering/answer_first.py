@@ -31,14 +31,14 @@ class AnswerFirst:
         tokens: Number of tokens to hold back and judge, at least 1.
         retrieve_below: A question is clearly unknown if its P(known) is below this and below the threshold.
         answer_above: A question is clearly known if its P(known) reaches this and the threshold.
-        question_gate: A gate that only reads the question, or an argument for `load_gate`. A clearly unknown
-            question goes to the retrieve arm without asking the LLM; the answer to a clearly known one is not
-            held back. With look first, passages may overrule that. With None, every answer is
-            judged. ``"own"`` is the question gate that belongs to the adapter's gate, if any; the default
-            gate, a tuned one and a server's have one.
+        question_gate: Reads the question before the LLM is asked: a gate, or an argument for `load_gate`. A
+            clearly unknown question goes to the retrieve arm without asking the LLM; the answer to a clearly
+            known one is not held back. With look first, passages may overrule both. With None, every answer is
+            judged. ``"own"`` means the question gate that comes with the adapter's gate; the default gate, tuned
+            gates and gates on a server have one.
         prefetch: Whether the search starts together with the answer, for slow searches; only in calls with one
             question. If the answer continues, the search is cancelled, or its result dropped. The retrieve arm must
-            be able to search ahead. Needless with look first, which always searches ahead.
+            be able to search before the decision. Needless with look first, which always searches by then.
 
     Raises:
         ConfigurationError: ``tokens`` is below 1, ``retrieve_below`` is above ``answer_above``, or one of
@@ -58,7 +58,7 @@ class AnswerFirst:
         if any(isinstance(limit, bool) for limit in limits) or not limits[0] <= limits[1]:  # NaN fails, too
             raise ConfigurationError(
                 f"retrieve_below={limits[0]!r} and answer_above={limits[1]!r} must be numbers, "
-                "and the first must not be above the second."
+                "and retrieve_below must not be above answer_above."
             )
 
     @classmethod
@@ -100,7 +100,7 @@ IS_SETTLED = {
 
 
 def screen(decision: Decision, options: AnswerFirst) -> Screening:
-    """Return what a decision by the question alone says; an override or a failure is always clear."""
+    """Return what a decision by the question alone says; after an override or a failure, never `UNCLEAR`."""
     if decision.error is not None or decision.override is not None:
         return Screening.UNKNOWN if decision.retrieve else Screening.KNOWN
     # A clear case must also be on the same side of the threshold.

@@ -1,4 +1,4 @@
-"""Claims of a draft, and SlimPLM's two published tag formats for them."""
+"""Claims of a draft, and the two tag formats for them that the authors of SlimPLM published."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SEARCH = re.compile(r"<\s*(?:Need)?Search\s*\(\s*(True|False)\s*\)\s*>", re.IGN
 
 
 def parse_claims(text: str) -> list[Claim]:
-    """Read the tagged claims in a model's output, in either published format or a mixture.
+    """Return the tagged claims in a model's output, in either published format or a mixture.
 
     Never raises: text without tags has no claims, and malformed blocks are skipped. Apart from white space, every
     claim and query is a substring of ``text``.
@@ -81,7 +81,7 @@ def _first(tagged: re.Pattern[str], block: str) -> str | None:
 
 
 def print_claims(claims: Sequence[Claim]) -> str:
-    """Format claims like SlimPLM's annotated data, for training; sub-questions, too, become statements."""
+    """Return claims in the format of SlimPLM's training data, with sub-questions tagged as claims; empty for none."""
     blocks = []
     for claim in claims:
         block = f"<Claim({claim.text})>"
@@ -94,6 +94,6 @@ def print_claims(claims: Sequence[Claim]) -> str:
 
 
 def without_tags(text: str) -> str:
-    """Remove the beginnings of tags from a text, so that quoting it in a prompt cannot plant claims."""
+    """Return a text without the beginnings of tags, so that quoting it in a prompt cannot smuggle in claims."""
     # The pattern includes everything before the name: otherwise the rest of a nested tag could form a tag again.
     return _MARK.sub(lambda mark: " " if mark["name"] else mark.group(), text)

@@ -55,10 +55,10 @@ def fuse_corpora(
     *,
     k: int | None = None,
 ) -> list[_Item]:
-    """Merge the results of several corpora by reciprocal rank. The same id in two corpora means two items.
+    """Return the results of several corpora, fused by reciprocal rank. The same id in two corpora means two items.
 
     Args:
-        results: The rankings of each corpus, best corpus first.
+        results: For each corpus, best first, the results of its searches: lists of items, best first.
         key: Function that returns the id of an item.
         k: Maximum number of items to return; all when None.
     """

@@ -23,9 +23,9 @@ _log = logging.getLogger("rgate_integrations")
 class Drafter(ABC, Generic[_Prompt]):
     """Lets an LLM write the first tokens of its answers.
 
-    It sends ``max_tokens`` and ``logprobs``. If the LLM rejects an option, the request is repeated with fewer, and
-    what works is remembered. After any other error, such as a timeout, that question has no draft, and nothing
-    changes for the next call.
+    It sends ``max_tokens`` and ``logprobs``. If the LLM rejects an option, the request is repeated with fewer
+    options, and later calls start with those that worked. After any other error, such as a timeout, the question
+    has no draft, and nothing changes for later calls.
 
     Args:
         tokens: Maximum number of tokens of a draft, at least 1.
@@ -58,7 +58,7 @@ class Drafter(ABC, Generic[_Prompt]):
     def write_drafts(self, prompts: Sequence[_Prompt]) -> Flow[list[Draft | NoAnswerError | None]]:
         """Write a draft for each prompt; if the LLM fails, the draft is None, and the log says why.
 
-        A reply without an answer, such as one with only thoughts, yields an error instead of a draft.
+        For a reply without an answer, such as one with only thoughts, the result is a `NoAnswerError`.
         """
         drafts: list[Draft | NoAnswerError | None] = []
         answers = yield from self._ask_in_form(prompts, self.forms)
@@ -131,9 +131,9 @@ _WORDS = ("logprob", "max_tokens", "unsupported", "not supported", "unexpected k
 def says_unsupported(answer: object) -> bool:
     """Return whether an LLM's answer is an error about an unsupported option of the call.
 
-    That is a status such as 400 or, without a status, a `TypeError` about an argument, an error class with a
-    name such as ``UnsupportedParamsError``, or a `ValueError` that names an option. Each provider has its own
-    error classes, so we can only look at status, name and message.
+    Each provider has its own error classes, so only status, name and message can tell. An error with a status
+    counts if that is one such as 400. An error without a status counts if it is a `TypeError` about an argument,
+    its class has a name such as ``UnsupportedParamsError``, or it is a `ValueError` that names an option.
     """
     if not isinstance(answer, Exception):
         return False

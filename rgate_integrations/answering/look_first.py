@@ -1,7 +1,7 @@
 """Look first: search, and let the LLM read the passages only if they help more than its own knowledge.
 
-It compares P(helps), the probability that the LLM is right with the passages, with P(known), that it is right
-without them. If both are low, the outcome is "abstain".
+It compares P(helps), the probability that the LLM answers correctly with the passages, and P(known), the
+probability that it does so without them. If both are low, the outcome is "abstain".
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rgate_integrations.runtime.text import redact
 _log = logging.getLogger("rgate_integrations")
 
 _NEVER_KNOWN = ("private", "fresh")
-"""Signals of the default gate: probabilities of the kinds of questions whose answer no LLM can know."""
+"""The default gate's signals for the kinds of questions whose answer no LLM can know."""
 
 
 @dataclass(frozen=True)
@@ -82,19 +82,20 @@ def decide_with_passages(
     *,
     direct_threshold: float | None = None,
 ) -> Decision:
-    """Revise a decision in view of the passages.
+    """Return a decision, revised in view of the passages.
 
     The gate's decision stands if the search or the gate failed, nothing was found, or an override such as a
     rule decided. It also stands for a follow-up, whose words say too little about what the passages should
-    contain. If probably no LLM can know the answer (news, or the user's own documents), the passages are
-    read even if they seem to contain little, unless both probabilities are so low that the outcome is
-    "abstain". If judging the passages fails, they are read.
+    contain. For a question about news or the user's own documents, whose answer no LLM is likely to know,
+    the passages are read even if they seem to contain little, unless both probabilities are so low that
+    the outcome is "abstain". If judging the passages fails, they are read.
 
     Args:
         decision: The gate's decision.
         passages: The passages, best first, or the search's exception.
         options: How the passages are judged.
-        direct_threshold: The caller's threshold, if any: from this P(known) on, the LLM answers directly.
+        direct_threshold: The caller's threshold, if any: at or above this P(known), the LLM answers directly,
+            whatever the passages.
     """
     # The order matters: each check below relies on the ones before it.
     if isinstance(passages, Exception):
@@ -116,7 +117,7 @@ def decide_with_passages(
 
 
 def is_never_known(decision: Decision) -> bool:
-    """Return whether probably no LLM can know the answer."""
+    """Return whether the question is probably about news or private documents, so that no LLM knows the answer."""
     return sum(decision.signals.get(name, 0.0) for name in _NEVER_KNOWN) >= 0.5
 
 
@@ -139,7 +140,7 @@ def estimate_p_helps(
     Args:
         question: The question.
         passages: The passages, best first; at least one.
-        p_known: The probability that it answers correctly without them.
+        p_known: The probability, in [0, 1], that it answers correctly without them.
         options: The options, with the model that estimates P(helps).
     """
     model = options.model or read_utility_model()

@@ -78,8 +78,8 @@ class PartialAnswer:
         logprobs: Their natural log-probabilities.
         model: Name of the LLM; empty if unknown.
         prompt_tokens: Length of the prompt in tokens; 0 until the LLM reports it.
-        response_id: Id of the response, if a local LLM keeps hidden states for it.
-        local_answer: The local LLM's answer with the states; this reference keeps it alive until it is judged.
+        response_id: Id of the response, if a local LLM keeps hidden states for it; otherwise empty.
+        local_answer: The local LLM's answer with these states; this reference keeps it alive until it is judged.
         has_thoughts: Whether the LLM sends thoughts separately from its answer, or seems to hide them.
         has_end: True once a finish reason arrives, False while one is expected, None if the provider sends none.
     """
@@ -100,7 +100,7 @@ class PartialAnswer:
         self.logprobs += logprobs[1]
 
     def set_response(self, response_id: str | None) -> None:
-        """Set the id of a local LLM's response, and keep that answer alive; other ids are ignored."""
+        """Set the id of a local LLM's response, and keep that answer alive; ids of other LLMs are ignored."""
         if response_id and self.local_answer is None:
             self.local_answer = find_answer(response_id)
             self.response_id = response_id if self.local_answer is not None else ""
@@ -142,7 +142,7 @@ class PartialAnswer:
 
 
 class BufferedAnswer(ABC):
-    """One answer of the direct arm, held back until it is judged, then streamed, drained or cancelled.
+    """One answer of the direct arm, held back until it is judged, then streamed, read to its end, or cancelled.
 
     Args:
         partial: Receives what is read of the answer.
@@ -154,7 +154,7 @@ class BufferedAnswer(ABC):
         chunks: The chunks that are held back.
         ended: Whether the stream has ended.
         has_text: False once a chunk cannot be judged, such as a tool call or a parsed object.
-        error: The exception that the arm raised, or that of a stream that broke off; None if there is none.
+        error: The exception that the arm raised, or a `ServerError` for a stream that broke off; None if neither.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class BufferedAnswer(ABC):
         """Set whether to request log-probabilities from now on; does nothing by default."""
 
     def flush_events(self) -> Flow[None]:
-        """Pass new events of the released answer to listeners; does nothing by default."""
+        """Pass the events of the chunks released so far to listeners; does nothing by default."""
         yield from ()
 
     def buffer(self, tokens: int) -> Flow[None]:

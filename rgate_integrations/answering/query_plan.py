@@ -33,11 +33,11 @@ class Query(Frozen):
 
 
 class JudgedClaim(Frozen):
-    """A claim, and whether it is searched for.
+    """A claim, and whether the plan searches for it.
 
     Attributes:
         claim: The claim.
-        kept: Whether its query is searched for.
+        kept: Whether its query is in the plan.
         reason: The reason, in a few sentences.
         p_known: The gate's P(known) for claim and query; None if it did not judge them.
     """
@@ -54,7 +54,7 @@ class QueryPlan(Frozen):
     Attributes:
         question: The question.
         queries: The queries, in order of importance: the question first, if it is included.
-        claims: Every claim and sub-question, searched for or not.
+        claims: Every claim and sub-question, whether kept or not.
     """
 
     question: Text
@@ -78,13 +78,13 @@ def plan_queries(
 ) -> list[QueryPlan]:
     """Turn decisions into queries: the question and the claims of its draft, if it has one.
 
-    SlimPLM, section 3.3. ``gate`` filters the claims: it judges the query as a question and the claim as its draft,
-    and known claims are not searched for. All claims of all questions are judged in one call. The paper searches only
-    for claim queries; its published code adds the question, which is the default here.
+    This is section 3.3 of the SlimPLM paper. ``gate`` filters the claims: it judges each claim's query as a question
+    and the claim as its draft, and known claims are dropped. All claims of all questions are judged in one call. The
+    paper searches only for claims; its published code adds the question, which is the default here.
 
     Args:
         decisions: Decisions of a gate; those that do not retrieve get an empty plan.
-        gate: Judges the claims, but not sub-questions or what the rewriter drops; with None, none is judged.
+        gate: Judges the claims, but not sub-questions or what the rewriter drops; None skips this.
         threshold: Claims with a P(known) below this are searched for; the gate's own threshold when None.
         rewriter: Turns drafts into claims; by default, each sentence is a claim.
         always_include_question: Whether the question itself is always a query. If not, it is a query only if no
@@ -118,7 +118,7 @@ def plan_queries_flow(
     always_include_question: bool = True,
     max_queries: int = 6,
 ) -> Flow[list[QueryPlan]]:
-    """Return the flow of `plan_queries`, for use in other flows and on an event loop."""
+    """Do what `plan_queries` does, as a flow: inside other flows, or on an event loop."""
     # Known questions are left out, because a rewriter that is a model costs time for each draft.
     unknown = [decision for decision in decisions if decision.retrieve]
     rewritten: list[list[Claim]] = []
@@ -138,7 +138,7 @@ def plan_queries_flow(
 
 
 def _judge(claims: Sequence[Claim], gate: Decider | None, threshold: float | None) -> Flow[list[JudgedClaim]]:
-    """Return whether each claim is searched for, and why."""
+    """Return the claims, each with whether it is kept, and why."""
     judged = [_judge_by_rewriter(claim) for claim in claims]
     unfiltered = [index for index, claim in enumerate(judged) if claim.reason == _UNFILTERED]
     if gate is None or not unfiltered:
@@ -160,7 +160,7 @@ def _judge(claims: Sequence[Claim], gate: Decider | None, threshold: float | Non
 
 
 def _judge_by_rewriter(claim: Claim) -> JudgedClaim:
-    """Return what the rewriter says about a claim."""
+    """Return a claim with whether the rewriter keeps it, and why."""
     kept, reason = True, _UNFILTERED
     if not claim.query:
         kept, reason = False, "The claim has no query."
@@ -174,7 +174,7 @@ def _judge_by_rewriter(claim: Claim) -> JudgedClaim:
 def _plan(
     question: str, claims: Sequence[JudgedClaim], include_question: bool, max_queries: int
 ) -> QueryPlan:
-    """Plan the queries of the kept claims, without near duplicates, up to the maximum."""
+    """Return a plan with the queries of the kept claims, without near duplicates, up to the maximum."""
     queries = [Query(text=question)] if include_question else []
     judged = []
     for claim in claims:
@@ -196,7 +196,7 @@ def _plan(
 
 
 def are_alike(first: str, second: str) -> bool:
-    """Return whether two queries are equal, or have at least four fifths of their words in common."""
+    """Return whether two queries are equal, or at least four fifths of all their words are in both."""
     words, others = set(normalise(first).split()), set(normalise(second).split())
     # Searching both would return the same passages twice.
     return first == second or len(words & others) >= 0.8 * len(words | others) > 0

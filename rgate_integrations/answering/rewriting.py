@@ -23,7 +23,7 @@ REWRITE = PromptTemplate(
     user="Heuristic answer: {draft}\nQuestion: {question}\nQuery Rewrite Output:",
     cut="draft",
 )
-"""The paper's prompt (section 3.3), for a trained rewriter."""
+"""The prompt of the SlimPLM paper (section 3.3), for a rewriter trained on it."""
 
 REWRITE_FEW_SHOT = PromptTemplate(
     name="slimplm-rewrite-few-shot",
@@ -59,7 +59,7 @@ Rewriter: TypeAlias = Callable[[Sequence[Decision]], list[list[Claim]]]
 
 
 def rewrite_by_sentence(decisions: Sequence[Decision]) -> list[list[Claim]]:
-    """Return the sentences of each draft as self-contained claims, without a model. The default rewriter."""
+    """The default rewriter, which needs no model: return the sentences of each draft as self-contained claims."""
     return [sentence_claims(decision.question, decision.draft) for decision in decisions]
 
 
@@ -133,7 +133,7 @@ _QUESTION_WORDS = frozenset(
 
 
 def split_sentences(text: str) -> list[str]:
-    """Split a text at the ends of sentences and lines, at semicolons, and after at most 60 words."""
+    """Return the parts of a text, split at the ends of sentences and lines, at semicolons, and after 60 words."""
     return [sentence for part in re.split(r";\s+", text) for sentence in segments(part, _ABBREVIATION)]
 
 

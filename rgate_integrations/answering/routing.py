@@ -49,7 +49,7 @@ class RoutedInput:
         threshold: The caller's threshold; None for the gate's own.
         screening: The decision by the question alone, if the direct arm answers first.
         answer: The direct arm's answer; None if it has not started, or the decision is to retrieve.
-        draft: The partial answer to judge, or the exception if there is none; None before that, and if
+        draft: The partial answer to judge, or the exception if the arm wrote none; None until then, and if
             only the question is judged.
         searched: Whether the retrieve arm has searched, so that only the rest of it remains to run.
         passages: What the search returned or raised; None without a search.
@@ -115,15 +115,15 @@ class RoutedCall(ABC, Generic[_Input]):
 
     @abstractmethod
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the gate about the question of every input; not used with answer first."""
+        """Return the gate's decision or error for the question of every input; not used with answer first."""
 
     @abstractmethod
     def screen(self) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the question gate about every input, before any answer starts."""
+        """Return the question gate's decision or error for every input, before any answer starts."""
 
     @abstractmethod
     def judge(self, inputs: Sequence[_Input]) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the judge about the partial answers of some inputs; without a draft, it judges the question."""
+        """Return the judge's decisions or errors for some inputs' partial answers; without one, for the question."""
 
     @abstractmethod
     def begin(self, item: _Input) -> BufferedAnswer:
@@ -175,7 +175,7 @@ class RoutedCall(ABC, Generic[_Input]):
             self.drop_search()
 
     def drop_search(self) -> None:
-        """Drop a search that is not needed; has no effect on a finished one."""
+        """Drop the search if it is still running: nothing needs its result."""
         if self.search_task is not None:
             self.search_task.drop()
 
@@ -282,7 +282,7 @@ class RoutedCall(ABC, Generic[_Input]):
                 item.outcome = yield judge
 
     def _record(self, item: _Input, answer: BufferedAnswer, decision: Decision, judging: float) -> Decision:
-        """Add the tokens, times and cost of the screening and the partial answer to a decision."""
+        """Return a decision with the tokens, times and cost of the screening and the partial answer added."""
         count = answer.partial.count
         info = PartialAnswerInfo(
             tokens_held=count,
@@ -306,7 +306,7 @@ class RoutedCall(ABC, Generic[_Input]):
         return decision.with_retrieve(decision.retrieve, **changes)
 
     def _finish(self, item: _Input) -> Flow[None]:
-        """Emit an input's decision; if it retrieves, wait for any search, whose error becomes the outcome."""
+        """Emit an input's decision; if it retrieves, wait for any search, whose exception, if any, is the outcome."""
         if not isinstance(item.outcome, Decision):
             return
         yield from self.emit(item, item.outcome)
@@ -317,7 +317,7 @@ class RoutedCall(ABC, Generic[_Input]):
                 item.outcome = item.passages
 
     def _begin_search(self, inputs: Sequence[_Input]) -> Flow[None]:
-        """Start the search, once per call; if decisions say where to search, only for inputs with a decision."""
+        """Start the call's only search; if decisions say where to search, only for inputs that have a decision."""
         if self.strategy.chooses_corpus:
             inputs = [item for item in inputs if item.latest_decision is not None]
         if self.search_task is None and inputs:
@@ -360,16 +360,16 @@ class QuestionCall(RoutedCall[RoutedInput]):
         self.request = request
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the question gate."""
+        """Return the only input's decision by the question gate."""
         return (yield from self.screen())
 
     def screen(self) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the question gate."""
+        """Return the only input's decision by the question gate."""
         gate: Decider = self.strategy.question_gate
         return (yield from gate.flow([self.request]))
 
     def judge(self, inputs: Sequence[RoutedInput]) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the judge about the question and its draft."""
+        """Return the judge's decision about the question and its draft."""
         judge: Decider = self.strategy.judge
         return (yield from judge.flow([attach_draft(self.request, item.draft) for item in inputs]))
 

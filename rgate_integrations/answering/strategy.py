@@ -19,7 +19,8 @@ class Strategy:
     Attributes:
         answer_first: Options for judging the beginning of the direct arm's answer; None to skip that.
         look_first: Options for judging the passages that a search finds; None to skip that.
-        judge: The gate that judges partial answers, in the framework's form; unused without answer first.
+        judge: The gate that judges partial answers: a `Decider`, or in LangChain a runnable; unused without answer
+            first.
         question_gate: The gate that screens questions before an answer starts; with None, answer first starts
             every answer.
         chooses_corpus: Whether a decision says where to search, so that a search must wait for it.
@@ -48,13 +49,13 @@ class Strategy:
 
         Args:
             gate: The adapter's gate.
-            adapt: Converts the gates of answer first to the framework's form, and adjusts them to the answering LLM.
+            adapt: Adjusts each gate of answer first to the answering LLM; in LangChain, also makes it a runnable.
             answer_first: See `AnswerFirst`.
             look_first: See `LookFirst`.
             chooses_corpus: See the class.
 
         Raises:
-            ConfigurationError: The gate cannot judge a partial answer.
+            ConfigurationError: With ``answer_first``: the gate cannot judge a partial answer.
             RGateError: The question gate is invalid or cannot be loaded; see `resolve_gate`.
         """
         strategy = cls(

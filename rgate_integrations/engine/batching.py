@@ -50,7 +50,7 @@ class Batcher(Generic[_Item, _Result]):
         self._closed = False
 
     def submit(self, items: Iterable[_Item]) -> list[Future[_Result]]:
-        """Queue items; each future completes with its batch, or perhaps never if the process is ending."""
+        """Queue items, and return a future for each; if the process is ending, a future may never complete."""
         queued: list[_Queued[_Item, _Result]] = [(item, Future()) for item in items]
         futures = [future for _, future in queued]
         try:
@@ -60,7 +60,7 @@ class Batcher(Generic[_Item, _Result]):
                     return futures
                 if self._closed:  # the main thread is running exit handlers, and must not wait forever
                     raise RuntimeError(
-                        "The process is ending, and the gate decides no more. Decide before it ends."
+                        "The process is ending, so the gate can decide nothing more. Call it earlier."
                     )
                 # A worker that crashed is replaced like one that ended.
                 if self._worker is None or not self._worker.is_alive():
@@ -92,7 +92,7 @@ class Batcher(Generic[_Item, _Result]):
             expects_more = len(batch) > 1
 
     def _next_batch(self, expects_more: bool) -> list[_Queued[_Item, _Result]] | None:
-        """Wait for items; None tells the worker to end because it was closed, or idle for a while."""
+        """Wait for items, and return a batch; None tells the worker to end, because it is closed or has been idle."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closed, MAX_IDLE)
             if not self._queue:
@@ -126,9 +126,10 @@ class Batcher(Generic[_Item, _Result]):
 
 
 def wait_results(futures: Sequence[Future[_T]], timeout: float | None) -> list[_T | Exception]:
-    """Block until results or errors arrive; a late result becomes a `DecisionTimeoutError`.
+    """Block until the futures are done or time is up, and return the result or exception of each, in order.
 
-    Unfinished futures are then cancelled, so that no work is done for callers that have left.
+    For an unfinished future, that is a `DecisionTimeoutError`. It is cancelled, so that no work is done for
+    callers that have left.
 
     Args:
         futures: The futures.
@@ -143,7 +144,7 @@ def wait_results(futures: Sequence[Future[_T]], timeout: float | None) -> list[_
 
 
 async def await_results(futures: Sequence[Future[_T]], timeout: float | None) -> list[_T | Exception]:
-    """Wait as `wait_results` does, without blocking the event loop."""
+    """Return what `wait_results` returns, without blocking the event loop."""
     waiting = [asyncio.wrap_future(future) for future in futures]
     try:
         if waiting:

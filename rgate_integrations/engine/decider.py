@@ -50,7 +50,7 @@ class Decider(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Name of the gate, for decisions and logs."""
+        """Name of the gate, as decisions and logs show it."""
 
     @property
     @abstractmethod
@@ -115,7 +115,7 @@ class Decider(ABC):
         return self
 
     def decide(self, question: str | Request, **fields: Unpack[RequestFields]) -> Decision:
-        """Decide for one question.
+        """Return the decision for one question.
 
         Args:
             question: The question, or a `Request`.
@@ -131,7 +131,7 @@ class Decider(ABC):
         return run(self.flow([Request.coerce(question, **fields)]))[0]
 
     async def adecide(self, question: str | Request, **fields: Unpack[RequestFields]) -> Decision:
-        """Decide for one question without blocking the event loop; see `decide`."""
+        """Return the decision for one question without blocking the event loop; see `decide`."""
         return (await arun(self.flow([Request.coerce(question, **fields)])))[0]
 
     def decide_batch(self, requests: Iterable[str | Request]) -> list[Decision]:
@@ -156,9 +156,12 @@ class Decider(ABC):
         return await arun(self.flow(requests))
 
     def flow(self, items: Iterable[str | Request | Failed]) -> Flow[list[Decision]]:
-        """Decide for questions, some of which may already have failed.
+        """Return a decision for each question, in order, including those that already failed.
 
-        Here, a failure of the gate becomes a decision to retrieve, unless ``on_error`` is ``"raise"``.
+        A failure becomes a decision to retrieve, unless ``on_error`` is ``"raise"``; then the first one is raised.
+
+        Raises:
+            ConfigurationError: ``items`` is a single question, not a list.
         """
         # A string is iterable, so each of its characters would be judged as a question.
         if isinstance(items, str | Request):
@@ -200,7 +203,7 @@ class Decider(ABC):
         return decisions
 
     def _check_context(self, request: Request, decision: Decision) -> Decision:
-        """Retrieve for a question that cannot be understood without turns that the gate did not read."""
+        """Return the decision, changed to retrieve if the question needs earlier turns that the gate did not read."""
         missing = missing_context(request, reads_history=self.reads_history)
         override = decision.override
         # "Thanks for that!" refers back, but needs no earlier turn. A gate trained on conversations can tell.

@@ -1,4 +1,4 @@
-"""The engine that `load_gate` returns. It gets models, has a queue, and turns scores into decisions."""
+"""`DecisionEngine`, which `load_gate` returns: it queues requests, runs a gate, and turns scores into decisions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DecisionEngine(Decider):
 
     Args:
         gate: The gate that scores the evidence.
-        proxy: Replaces the gate's proxy: a loaded `Proxy`, or the name, folder or Hub id of one.
+        proxy: Replaces the gate's proxy model: a loaded `Proxy`, or the name, folder or Hub id of one.
         llm: Writes the drafts for gates with ``source="llm"``.
         on_error: ``"retrieve"`` turns a failure into a decision to retrieve; ``"raise"`` raises it.
         timeout: Maximum time of a call in seconds, for all of its questions; None waits forever. A question
@@ -185,12 +185,12 @@ class DecisionEngine(Decider):
         return isinstance(other, DecisionEngine) and self.config() == other.config() and self.llm is other.llm
 
     def config(self) -> dict[str, Any]:
-        """Return the gate's name and parameters, and the options but ``llm``, to compare engines."""
+        """Return the gate's name and parameters, and the options except ``llm``, to compare engines."""
         options = {"on_error": self.on_error, "timeout": self.timeout, "rules": self.rules}
         return {**self.gate.config(), **options}
 
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
-        """Queue the requests, and wait for their decisions.
+        """Queue the requests, wait, and return their decisions or errors, in order.
 
         Raises:
             ConfigurationError: ``llm`` calls this gate itself.
@@ -209,7 +209,7 @@ class DecisionEngine(Decider):
         return outcomes
 
     def _decide(self, requests: Sequence[Request]) -> list[Decision | Exception]:
-        """Decide for a batch from all callers; runs in this engine's worker thread."""
+        """Return a decision or an error for each request of a batch; runs in this engine's worker thread."""
         _JUDGING.set(self)
         sources = Sources(self.get_proxy, self.llm, self._memory)
         scores = score_requests(self.gate, requests, sources, self.rules)
@@ -222,7 +222,7 @@ class DecisionEngine(Decider):
         return outcomes
 
     def _to_decision(self, request: Request, score: Score) -> Decision:
-        """Apply the override, or else the threshold of the request, the score or the gate, in this order."""
+        """Return a score's decision: by its override, or else the threshold of the request, the score or the gate."""
         threshold = self.threshold if score.threshold is None else score.threshold
         # The override decides but leaves P(known) unchanged, so that calibration and logs get the real number.
         retrieve, reason = score.p_known < threshold, score.reason

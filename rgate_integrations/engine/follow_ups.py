@@ -14,8 +14,8 @@ REFERS_BACK = "The question refers to earlier turns, which the gate did not see.
 UNREAD = "The question follows earlier turns, which the gate does not read: condense it first."
 
 MIN_P_KNOWN_IF_REFERS_BACK = 0.95
-"""A message that refers back retrieves below this P(known), or always with a gate that was not trained on
-conversations. Gates that were trained on them reach it for thanks, but not for follow-ups."""
+"""A message that refers back retrieves below this P(known) if the gate was trained on conversations; with any other
+gate, always. A gate that was trained on them reaches this value for thanks, but not for follow-ups."""
 _MAX_CHARACTERS = 400  # a longer question usually names its subject
 _AFTERTHOUGHT = re.compile(
     r"^(?:and|but|or|what about|how about)\b"
@@ -63,7 +63,7 @@ def is_follow_up(question: str) -> bool:
 
 
 def missing_context(request: Request, *, reads_history: bool) -> str:
-    """Return why a gate cannot understand a question; empty if it can.
+    """Return why a gate cannot understand a question, as a sentence; empty if it can.
 
     Args:
         request: The question, with the turns before it if they are known.

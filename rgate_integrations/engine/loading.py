@@ -28,7 +28,7 @@ class GateOptions(RuleOptions, total=False):
     """The rules and corpora that adapters accept besides the gate; see `load_gate`.
 
     Attributes:
-        corpus: As in `load_gate`, or True: then the adapter makes a profile of its own passages.
+        corpus: As in `load_gate`, or True: then the adapter makes a profile of the passages that it searches.
         prefer: See `CorpusGate`.
         when_uncovered: See `CorpusGate`.
         top: See `CorpusGate`.
@@ -66,11 +66,11 @@ def load_gate(
     corpus: Corpus | None = None,
     **parameters: Any,
 ) -> DecisionEngine:
-    """Load a gate that makes decisions. Its first decision loads the models.
+    """Return an engine that decides with a gate. Its first decision loads the models.
 
     Args:
         name: A gate's name (see ``rgate gates``), with an argument after a colon if it takes one
-            (``"constant:random:0.5"``); the name of a shipped gate; the folder or Hub id of a trained one; the URL
+            (``"constant:never"``); the name of a shipped gate; the folder or Hub id of a trained one; the URL
             of a decision server (``rgate serve``); or a `Gate`. None means ``"default"``, the shipped default gate.
         proxy: Catalogue name, folder or Hub id of the proxy model, or a `Proxy` object.
         llm: Writes the drafts for gates with ``source="llm"``. If it has a name, P(known) is adjusted to that LLM.
@@ -170,7 +170,7 @@ def resolve_gate(gate: Any = None, llm_name: str = "", **options: Unpack[GateOpt
         raise ConfigurationError(
             f"A gate needs the methods decide_batch and adecide_batch; {type(gate).__name__} does not have "
             "both.",
-            hint='Pass a name such as "ik", a folder as a string, a Gate, or an object with both methods.',
+            hint='Pass a name such as "default", a folder as a string, a Gate, or an object with both methods.',
         )
     elif llm_name and isinstance(gate, DecisionEngine):
         gate = gate.with_options(gate=set_llm(gate.gate, llm_name))
@@ -221,8 +221,8 @@ def answer_first_gates(
     if judge is None:
         raise ConfigurationError(
             f"The gate {gate.name!r} only reads the question, so it cannot judge a partial answer.",
-            hint="Use it to read the question first, and let the default gate judge: AnswerFirst(question_gate=...). "
-            "A gate object that can judge answers declares reads_drafts = True.",
+            hint="Use the default gate, and pass this one as AnswerFirst(question_gate=...). If it is an object of "
+            "yours that can judge answers, set its attribute reads_drafts = True.",
         )
     if question_gate is None:
         return judge, None

@@ -69,7 +69,7 @@ class OwnGate(Decider):
         return tuple(getattr(self.gate, "corpora", ()))
 
     def judge(self, requests: Sequence[Request]) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the object for all decisions at once, and apply thresholds that it ignored."""
+        """Ask the object for all decisions at once; return them, with any thresholds applied that it ignored."""
         decisions = yield Call(self.gate.decide_batch, self.gate.adecide_batch, list(requests))
         if len(decisions) != len(requests):  # `Decider.flow` reports it
             return list(decisions)
@@ -98,7 +98,7 @@ class OwnGate(Decider):
         return self if getattr(self.gate, "reads_drafts", False) else None
 
     def question_gate(self) -> Decider | None:
-        """Return None: no other gate screens questions for a user's own."""
+        """Return None: there is no second gate to screen questions for a user's own gate."""
         return None
 
     def decides_like(self, other: Decider) -> bool:

@@ -1,7 +1,7 @@
 """Answer first: the direct arm streams its answer, whose chunks and events are held back until the gate judges it.
 
 Tracers see the arm's runs as they happen, and as *cancelled* if they are cut short. Other handlers, such as
-``astream_events``, LangGraph's message stream or one that prints tokens, may show events to a user. They get the
+``astream_events``, LangGraph's message stream or one that prints tokens, may show events to a user. So they get the
 events only once the answer is released, and none if it is discarded.
 """
 
@@ -35,7 +35,7 @@ class DirectArm:
     Attributes:
         with_logprobs: A copy of the arm that requests log-probabilities; None if that cannot be done, see
             `rgate_integrations.langchain.chat_models.with_logprobs`.
-        wants_logprobs: Whether to request them; False once the LLM has refused.
+        wants_logprobs: Whether to request log-probabilities; False once the LLM has refused them.
     """
 
     def __init__(self, arm: Runnable[Any, Any]) -> None:
@@ -87,7 +87,7 @@ class ArmAnswer(BufferedAnswer):
         yield from self.close()
 
     def result(self) -> Flow[Any]:
-        """Release the answer, and return it in one piece, or return the arm's exception."""
+        """Release the answer, and return it in one piece; if the arm fails, return its exception."""
         try:
             return merge_chunks((yield self.drain()))
         except Exception as error:  # in a batch, it must not fail the other inputs
@@ -95,7 +95,7 @@ class ArmAnswer(BufferedAnswer):
 
 
 class ArmStream(ChunkStream):
-    """The chunks of an arm. Closing the stream stops the LLM, even if the arm would read the LLM's whole answer."""
+    """The chunks of an arm. Closing it stops the LLM, even if the arm would otherwise read the whole answer."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ _ANSWER_KEYS = ("answer", "output", "result", "text", "raw")
 
 
 def extract_text(chunk: Any) -> str | None:
-    """Return the text of an answer in a chunk; None for a tool call or a parsed object."""
+    """Return a chunk's text, empty if the answer may come later; None for a tool call or a parsed object."""
     if isinstance(chunk, Mapping):
         for key in _ANSWER_KEYS:
             if isinstance(chunk.get(key), str | BaseMessage):
@@ -155,7 +155,7 @@ def extract_text(chunk: Any) -> str | None:
 
 
 def merge_chunks(chunks: Sequence[Any]) -> Any:
-    """Merge chunks into what the arm would have returned if it had been invoked."""
+    """Return what the arm would have returned if it had been invoked, merged from chunks; None without chunks."""
     if not chunks:
         return None
     total = chunks[0]

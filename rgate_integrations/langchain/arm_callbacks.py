@@ -64,7 +64,7 @@ class GenerationCancelled(BaseException):
 
 
 def _buffer_event(event: str) -> Any:
-    """Return a callback that keeps its event and does nothing else."""
+    """Return a callback that keeps this event for the listeners and does nothing else."""
 
     def callback(self: BufferingHandler, *args: Any, **kwargs: Any) -> None:
         self.keep(event, args, kwargs)
@@ -101,8 +101,8 @@ class BufferingHandler(BaseCallbackHandler):
     def shut_down(self) -> None:
         """Stop the LLM at its next token, and drop the events.
 
-        They are dropped at once: the traceback of an error among them would keep the arm's generators alive, and with
-        them the LLM's stream, until garbage is collected.
+        They are dropped at once: the traceback of an error among them would keep the arm's generators, and with them
+        the LLM's stream, open until the next garbage collection.
         """
         self._is_shut_down = True
         self._events.clear()

@@ -62,7 +62,7 @@ def gated_rag(
         return_sources: Return ``{"sources": [...], "answer": "..."}`` instead of the answer.
 
     Raises:
-        ConfigurationError: The gate or an option is invalid; see `RetrievalGate.route`.
+        RGateError: The gate or an option is invalid; see `RetrievalGate` and `RetrievalGate.route`.
         InvalidQuestionError: Raised by a call: the input has no question.
     """
     decider = gate if isinstance(gate, RetrievalGate) else RetrievalGate(gate)
@@ -91,7 +91,8 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
     """Reads the question and its history from any input, and condenses follow-ups once for the gate and both arms.
 
     Attributes:
-        input_key: Key of the question in dict inputs; see `RetrievalGate`. The output has this key, too.
+        input_key: Key of the question in dict inputs; see `RetrievalGate`. The output has the question under this key
+            and under ``question``.
         condense: Runnable from messages to one standalone question; None leaves the question unchanged.
     """
 
@@ -99,7 +100,7 @@ class ReadTurn(FlowRunnable[QuestionInput, dict[str, Any]]):
     condense: Runnable[Any, Any] | None = None
 
     def flow(self, runs: list[Run]) -> Flow[list[dict[str, Any] | Exception]]:
-        """Read a batch, and condense its follow-ups as one batch."""
+        """Return the question and history of each input as a dict; follow-ups are condensed in one batch."""
         calls = [GateCall.read(single, self.input_key) for single in runs]
         yield from condense_follow_ups(self.condense, calls)
         for call in calls:

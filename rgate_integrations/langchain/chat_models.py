@@ -27,7 +27,7 @@ from rgate_integrations.gates.ability import least_capable
 _T = TypeVar("_T")
 
 _NAMES = ("base_model_id", "model_name", "model", "deployment_name", "model_id")
-"""Fields with the LLM's name. Bedrock's ``base_model_id`` comes first: its ``model_id`` may be a nameless ARN."""
+"""Fields with the LLM's name, best first. Bedrock's ``model_id`` may be an ARN that does not contain it."""
 
 _LENGTH_FIELDS = ("max_tokens", "max_output_tokens", "num_predict")
 
@@ -55,7 +55,7 @@ def parts_of(runnable: Any) -> list[Runnable[Any, Any]]:
 
 
 def runnables_in(runnable: Any, kind: type[Any]) -> Iterator[Any]:
-    """Yield the outermost runnables of a type in a runnable, which may be the runnable itself."""
+    """Yield the outermost runnables of a type in a runnable; only itself if it has that type."""
     if isinstance(runnable, kind):
         yield runnable
         return

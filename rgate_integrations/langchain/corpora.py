@@ -63,7 +63,7 @@ class PerCorpus(FlowRunnable[Input, Output]):
         return get_unique_config_specs(specs)
 
     def flow(self, runs: list[Run]) -> Flow[list[Any]]:
-        """Run each part on its share of a batch."""
+        """Run each part on its share of a batch, and return the merged result of each input."""
         corpora = [self.choose(single.config) for single in runs]
         # The keys are set now, so that results keep this order whichever part finishes first.
         results: list[dict[str, Any]] = [dict.fromkeys(names) for names in corpora]  # best first

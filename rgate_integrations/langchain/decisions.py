@@ -18,7 +18,7 @@ try:
     from langchain_core import decisions as names
 except ImportError as error:
     raise MissingDependencyError(
-        "This langchain-core has no decision models.",
+        "The installed langchain-core has no decision models.",
         hint='Install a newer one: pip install "langchain-core>=1.8".',
     ) from error
 
@@ -51,7 +51,7 @@ class DecisionModelGate(Decider):
         return str(self.model.model)
 
     def judge(self, requests: Sequence[Request]) -> Flow[list[Decision | Exception]]:
-        """Ask the model about all questions in one batch."""
+        """Return the decisions or errors for all questions, which the model gets in one batch."""
         inputs = [{_STATE: request.question, "questions": {"known": KNOWS}} for request in requests]
         responses = yield Call(self.model.batch, self.model.abatch, inputs, return_exceptions=True)
         return list(map(self._decide, requests, responses))

@@ -27,9 +27,10 @@ def format_documents(documents: Sequence[Document]) -> str:
 def fuse_documents(
     origins: Sequence[Mapping[str, Any]], results: Sequence[Any], k: int | None = None
 ) -> list[Document] | Exception:
-    """Fuse the results of one question's searches by reciprocal rank.
+    """Return the documents of one question's searches, fused by reciprocal rank, best first.
 
-    The documents are copies, with origin and rank added to their metadata; existing keys keep their values.
+    The documents are copies. Their metadata also has the origin of their search, and their rank in it as
+    ``rgate_rank``, from 1; existing keys keep their values.
     If a search failed, its exception is returned; if one returned anything but documents, a
     `ConfigurationError`.
 

@@ -38,7 +38,7 @@ class GateCall:
     Attributes:
         run: The input and its run.
         turn: The question and the turns before it; once condensed, the standalone question alone.
-        condense_error: Why a follow-up could not be condensed, if so.
+        condense_error: Why a follow-up could not be condensed; None if it could, or did not need to be.
         threshold: The caller's threshold; None for the gate's own.
         draft: The draft to judge with the question, an error for the decision to report, or None.
         result: This input's result, such as the decision, or its exception; None until there is one.
@@ -53,7 +53,7 @@ class GateCall:
 
     @classmethod
     def read(cls, run: Run, input_key: str | None) -> Self:
-        """Read the question of an input; without one, `result` is the error."""
+        """Return the call for an input, with the question found in it; without one, `result` is the error."""
         try:
             return cls(run, parse_question(run.input, input_key))
         except InvalidQuestionError as error:

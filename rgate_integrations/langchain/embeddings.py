@@ -19,7 +19,7 @@ class RGateEmbeddings(SentenceEmbedder, Embeddings):
     """The embedder of this package's indexes and gates, as LangChain embeddings.
 
     The model is loaded on first use and shared within the process. The vectors of the latest 1,024 queries are kept,
-    so several indexes and stores embed a question only once. Vectors have length 1.
+    so several indexes and stores embed a question only once. Vectors are normalised.
 
     Args:
         model: Catalogue name, local folder, or Hub id.
@@ -29,12 +29,12 @@ class RGateEmbeddings(SentenceEmbedder, Embeddings):
     """
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Embed documents in one call of the model."""
+        """Return the vector of each document; one call of the model embeds all."""
         vectors: list[list[float]] = self.embed(texts).tolist()
         return vectors
 
     def embed_query(self, text: str) -> list[float]:
-        """Embed a query."""
+        """Return the vector of a query."""
         vector: list[float] = self.embed_queries([text])[0].tolist()
         return vector
 
@@ -42,7 +42,8 @@ class RGateEmbeddings(SentenceEmbedder, Embeddings):
 class EmbeddingsAdapter:
     """LangChain embeddings as the embedder of a `PassageIndex`.
 
-    Its identity is a hash of a fixed text's vector: it changes with the vectors, whatever the model's name.
+    Its `identity`, which is saved with an index, is a hash of a fixed text's vector: it changes with the vectors,
+    whatever the model's name.
 
     Args:
         embeddings: The embeddings.
@@ -65,11 +66,11 @@ class EmbeddingsAdapter:
         return hashlib.sha256(np.round(vector, 2).tobytes()).hexdigest()[:16]
 
     def embed(self, texts: Sequence[str]) -> Float32Array:
-        """Embed texts as documents, in one call."""
+        """Return the vectors of documents, shape (texts, dimension), made in one call."""
         return check_vectors(self.embeddings.embed_documents(list(texts)), len(texts))
 
     def embed_queries(self, texts: Sequence[str]) -> Float32Array:
-        """Embed queries one by one, because LangChain's interface has no batch call for queries."""
+        """Return the vectors of queries, shape (texts, dimension), made one by one: LangChain has no batch call."""
         # Not `embed_documents`, because many models embed queries and documents differently.
         return check_vectors([self.embeddings.embed_query(text) for text in texts], len(texts))
 
@@ -84,7 +85,7 @@ def as_embedder(embeddings: Embeddings) -> Embedder:
         return embeddings  # not wrapped, because the command line opens only indexes of this embedder
     if not isinstance(embeddings, Embeddings):
         raise ConfigurationError(
-            f"A store needs LangChain embeddings, not {type(embeddings).__name__}.",
+            f"A vector store needs LangChain embeddings, not {type(embeddings).__name__}.",
             hint="Pass an instance of a subclass of langchain_core.embeddings.Embeddings.",
         )
     return EmbeddingsAdapter(embeddings)

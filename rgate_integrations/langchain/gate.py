@@ -69,10 +69,10 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         input_key: Key of the question in dict inputs; ``question``, ``input``, ``query`` or ``messages``
             when None.
         llm: Your own chat model: it drafts an answer, which the gate judges. The default gate is then
-            ``answer:default,default-answer``. Each question costs an LLM call for the draft, besides the one
-            for the answer; with ``route(..., answer_first=True)``, a known question costs only one call.
-            Drafting runs have the tags ``nostream``, which hides them in LangGraph, and ``rgate_draft``. If
-            retrieval is skipped, a router's direct arm gets the draft in
+            ``answer:default,default-answer``, which also reads drafts. Each question costs an LLM call for
+            the draft, besides the one for the answer; with ``route(..., answer_first=True)``, a known question
+            costs only one call. Drafting runs have the tags ``nostream``, which hides them in LangGraph, and
+            ``rgate_draft``. If retrieval is skipped, a router's direct arm gets the draft in
             ``config["metadata"]["rgate_draft"]``.
         tokens: Maximum number of tokens of the draft, at least 1.
         condense: A runnable from messages to one standalone question, for follow-ups, that is, questions with
@@ -89,6 +89,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     Raises:
         ConfigurationError: The gate, a rule or an option is invalid, the gate does not accept the option, the
             threshold is not a finite number of at least 0, or ``llm`` keeps a message history.
+        pydantic.ValidationError: ``tokens`` is below 1.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate or a measured ability cannot be read.
         ProfileError: The profile of a corpus cannot be read.
@@ -175,7 +176,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
     @property
     def config_specs(self) -> list[ConfigurableFieldSpec]:
-        """The per-call threshold."""
+        """The configurable field of a call: the threshold."""
         return [THRESHOLD_SPEC]
 
     @property
@@ -193,7 +194,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         """
         if self.corpus is True:
             raise ConfigurationError(
-                "corpus=True needs a retriever or chain.", hint="Use guard(…) or route(…)."
+                "corpus=True needs a retriever or chain.", hint="Use the gate through guard(…) or route(…)."
             )
         drafts = runs[0].options.get("drafts")
         calls = [self._read(single, reuse=drafts is None) for single in runs]
@@ -216,7 +217,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         return [call.result for call in calls]
 
     def _read(self, single: Run, *, reuse: bool) -> GateCall:
-        """Read an input's question; with ``reuse``, take a bound decision if this gate would repeat it."""
+        """Return the call for an input; with ``reuse``, a bound decision that it would only repeat is its result."""
         call = GateCall.read(single, self.input_key)
         call.threshold = read_threshold(self, single.config)
         bound = read_bound(single.config)
@@ -253,9 +254,12 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
         Raises:
             ConfigurationError: With ``look_first`` or `AnswerFirst.prefetch`: ``retrieve`` is neither a sequence of
                 steps nor a retriever. With ``answer_first``: the gate cannot judge an answer. With ``condensed_key``:
-                ``condense`` is missing. With ``corpus=True``: the passages cannot be read. Or the names of chains and
-                corpora differ.
+                ``condense`` is missing. With ``corpus=True``: the passages cannot be read. With several corpora: the
+                names of chains and corpora differ.
+            RGateError: With ``answer_first``: the question gate is invalid or cannot be loaded.
             ProfileError: With ``corpus=True``: a corpus has no passages.
+            ModelLoadError: With ``corpus=True``: the encoder cannot be loaded.
+            DownloadError: With ``corpus=True``: the encoder could not be downloaded.
         """
         searched = self._as_searched(retrieve, CorpusChain)
         if self.corpus is True:
@@ -325,6 +329,9 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             ConfigurationError: The names of the retrievers and the gate's corpora differ. With ``corpus=True``: the
                 passages cannot be read.
             ProfileError: With ``corpus=True``: a corpus has no passages.
+            ModelLoadError: With ``corpus=True``: the encoder cannot be loaded.
+            DownloadError: With ``corpus=True``: the encoder could not be downloaded.
+            pydantic.ValidationError: ``k`` or ``max_queries`` is below 1.
         """
         searched = self._as_searched(retriever, CorpusRetriever)
         return GatedRetriever(
@@ -339,14 +346,14 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
 
 
 def as_gate_runnable(gate: Any = None) -> Runnable[Any, Decision]:
-    """Return a runnable unchanged, but make a `RetrievalGate` from a decision model or anything else."""
+    """Return a runnable unchanged; make a `RetrievalGate` from a decision model or a ``gate`` argument."""
     if isinstance(gate, Runnable) and not is_decision_model(gate):
         return gate
     return RetrievalGate(gate)
 
 
 class GatedRetriever(FlowRunnable[QuestionInput, list[Document]], FlowRetriever, QueryPlanner):
-    """Guards a retriever: searches for a question and its draft's claims, unless the question is known.
+    """Guards a retriever: searches for a question and the claims of its draft, unless the question is known.
 
     A known question gets ``[]``, or one document with ``known_message``. Each decision is a child run in
     traces and a custom event, ``retrieval_gate``, unless a surrounding router has emitted it. Keyword

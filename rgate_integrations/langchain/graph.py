@@ -62,6 +62,7 @@ def gate_node(
         decision_key: The key of the decision in the state.
 
     Raises:
+        RGateError: The gate is invalid; see `RetrievalGate`.
         InvalidQuestionError: Raised by the node: the state has no question.
 
     Example:

@@ -40,8 +40,8 @@ class LocalChat(BaseChatModel, GenerationOptions):
 
     Raises:
         ConfigurationError: Raised by a call: a message has an unknown type or content other than text, an
-            option is unknown, the prompt fills the model's context, a layer does not exist, or the model's
-            chat template is missing or rejects the messages.
+            option is unknown, the prompt fills the model's context, ``layers`` names one that does not exist, or
+            the model's chat template is missing or rejects the messages.
 
     Example:
         >>> from rgate_integrations.langchain.local_chat import LocalChat
@@ -125,7 +125,7 @@ class LocalChat(BaseChatModel, GenerationOptions):
 
 
 def _turn(message: BaseMessage) -> dict[str, str]:
-    """Convert a message to a turn of a chat template."""
+    """Return a message as a turn for a chat template, with ``role`` and ``content``."""
     role = message.role if isinstance(message, ChatMessage) else _ROLES.get(message.type)
     if role is None:
         raise ConfigurationError(

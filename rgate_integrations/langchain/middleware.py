@@ -64,6 +64,7 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
             tool without a name.
         UnknownNameError: No gate has that name. Raised by the first call of the model: the agent lacks a tool
             that is named in ``tools``.
+        ModelLoadError: A trained gate cannot be read.
 
     Example:
         >>> middleware = RetrievalGateMiddleware("constant:never", tools=["search_docs"])
@@ -91,31 +92,31 @@ class RetrievalGateMiddleware(AgentMiddleware[RetrievalGateState, Any, Any]):
         return f"{type(self).__name__}({', '.join(sorted(self.hidden))})"
 
     def before_agent(self, state: RetrievalGateState, runtime: Any) -> dict[str, Any]:
-        """Decide about the last human message."""
+        """Decide about the last human message, and return the decision as a state update."""
         return run(self._decide(state["messages"]))
 
     async def abefore_agent(self, state: RetrievalGateState, runtime: Any) -> dict[str, Any]:
-        """Decide about the last human message without blocking the event loop."""
+        """Do what `before_agent` does, without blocking the event loop."""
         return await arun(self._decide(state["messages"]))
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[Any], Any]) -> Any:
-        """Hide the retrieval tools if the question is known."""
+        """Call the model, without the retrieval tools if the question is known."""
         return handler(self._visible_tools(request))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[Any], Awaitable[Any]]
     ) -> Any:
-        """Hide the retrieval tools if the question is known."""
+        """Call the model, without the retrieval tools if the question is known."""
         return await handler(self._visible_tools(request))
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[Any], Any]) -> Any:
-        """Answer a call to a hidden tool without searching."""
+        """Call a tool, or answer a call to a hidden one without searching."""
         return self._block_tool_call(request) or handler(request)
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[Any], Awaitable[Any]]
     ) -> Any:
-        """Answer a call to a hidden tool without searching."""
+        """Call a tool, or answer a call to a hidden one without searching."""
         return self._block_tool_call(request) or await handler(request)
 
     def _decide(self, messages: Sequence[Any]) -> Flow[dict[str, Any]]:

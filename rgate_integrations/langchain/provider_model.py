@@ -64,7 +64,7 @@ class ProviderModel(LanguageModel):
         if options.think != "as-is" and not thinking:
             raise ConfigurationError(
                 f"Cannot set thinking to {options.think!r} for provider {provider!r}: "
-                "this package does not know its argument for that.",
+                "this package does not know which argument does that.",
                 hint="Leave out --think, and pass the chat model's own argument with --extra-body JSON.",
             )
         self.name = name
@@ -91,7 +91,7 @@ class ProviderModel(LanguageModel):
     def generate(
         self, prompt: PromptTemplate, values: Sequence[Values], *, tokens: int, adapter: str | None = None
     ) -> list[Draft]:
-        """Answer prompts; see `Generates.generate`. ``adapter`` is ignored."""
+        """Return an answer per prompt; see `Generates.generate`. ``adapter`` is ignored."""
         return [self._answer(prompt.messages(**fields), tokens, 0.0) for fields in values]
 
     def sample(
@@ -104,7 +104,7 @@ class ProviderModel(LanguageModel):
         temperature: float,
         seed: int,
     ) -> list[tuple[Draft, ...]]:
-        """Sample answers; see `Generates.sample`. The seed is not sent: few providers accept one."""
+        """Return ``n`` answers per prompt; see `Generates.sample`. The seed is not sent: few providers accept one."""
         samples = []
         for fields in values:
             messages = prompt.messages(**fields)
@@ -138,7 +138,7 @@ class ProviderModel(LanguageModel):
         return run(self.habits.complete(ask)).head(tokens)
 
     def _ask(self, messages: list[dict[str, str]], limit: int, values: dict[str, Any]) -> Draft:
-        """Send a request with those ``values`` that may be set; repeat it without any that are refused.
+        """Return the reply to a request with those ``values`` that may be set; retry without any that are refused.
 
         Raises:
             ServerError: The provider rejects the key, or has no such LLM.

@@ -36,7 +36,7 @@ class QueryPlanner(BaseModel):
     filter_claims: bool = False
 
     def plan(self, decisions: Sequence[Decision], rewriter: Rewriter | None = None) -> Flow[list[QueryPlan]]:
-        """Plan the queries of each decision; see `plan_queries`."""
+        """Return the query plan of each decision; see `plan_queries`."""
         decider = getattr(self.gate, "gate", None)
         return plan_queries_flow(
             decisions,
@@ -63,7 +63,7 @@ def check_decision(result: Any) -> Decision | Exception:
 
 
 def emit_searched(single: Run, result: Any) -> Flow[Any]:
-    """Emit a decision unless a router did; return it, or an exception for a failed input or empty question.
+    """Emit a decision unless a router did, and return it; return an exception for a failed input or empty question.
 
     Raises:
         ConfigurationError: The gate returned something other than a decision.

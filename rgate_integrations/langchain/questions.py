@@ -49,7 +49,7 @@ class UserTurn:
 
 
 def parse_question(value: Any, input_key: str | None = None) -> UserTurn:
-    """Find the question and the earlier turns in an input, such as a string, a mapping or messages.
+    """Return the question and the earlier turns in an input, such as a string, a mapping or messages.
 
     Args:
         value: The runnable's input: a string, a mapping, messages, a message history, or a prompt value.

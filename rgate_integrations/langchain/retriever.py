@@ -54,7 +54,7 @@ class IndexRetriever(BaseRetriever):
 
 
 class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
-    """A runnable from a question to search queries: the question and its draft's claims; none for a known question.
+    """A runnable from a question to search queries: itself and the claims of its draft; none for a known question.
 
     ``ClaimQueryRewriter() | retriever.map()`` searches for each query. A batch calls the gate once for the
     questions and, if the claims are filtered, once for all claims.
@@ -67,6 +67,7 @@ class ClaimQueryRewriter(FlowRunnable[QuestionInput, list[str]], QueryPlanner):
             claim to search for.
         max_queries: Maximum number of queries per question, at least 1.
         filter_claims: Whether the gate judges each claim and drops the known ones; see `QueryPlanner`.
+        name: The name of its runs in traces.
 
     Raises:
         InvalidQuestionError: Raised by a call: the input has no question.

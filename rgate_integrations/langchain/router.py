@@ -66,6 +66,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         strategy: What the router considers before it decides; by default only the question. `Strategy.judge`
             must accept ``drafts=``, as a `RetrievalGate` does.
         condensed_key: See `RetrievalGate.route`.
+        name: The name of its runs in traces.
 
     Raises:
         ConfigurationError: The strategy searches ahead, and the retrieve arm is neither a sequence of steps nor a
@@ -229,11 +230,11 @@ class ArmRun:
     options: dict[str, Any]
 
     def stream(self) -> Iterator[Any]:
-        """Run it as a stream."""
+        """Run the arm, and return its chunks."""
         return self.arm.stream(self.input, self.config, **self.options)
 
     def astream(self) -> Any:
-        """Run it as an asynchronous stream."""
+        """Run the arm, and return an asynchronous iterator of its chunks."""
         return self.arm.astream(self.input, self.config, **self.options)
 
 
@@ -301,12 +302,12 @@ class RouterCall(RoutedCall[RouterInput]):
                 item.gate_input = call.turn.question
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the gate once for the whole batch."""
+        """Return the gate's decision or error for each input, asking once for the whole batch."""
         decisions: list[Decision | Exception] = yield self._ask(self.router.gate, "gate")
         return decisions
 
     def screen(self) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the question gate once for the whole batch."""
+        """Return the question gate's decision or error for each input, asking once for the whole batch."""
         decisions: list[Decision | Exception] = yield self._ask(self.strategy.question_gate, "first_look")
         return decisions
 
@@ -315,7 +316,7 @@ class RouterCall(RoutedCall[RouterInput]):
         return BatchCall(gate, values, [item.run.child(tag) for item in self.inputs])
 
     def judge(self, inputs: Sequence[RouterInput]) -> Flow[Sequence[Decision | Exception]]:
-        """Ask the judge once about several partial answers."""
+        """Return the judge's decision or error for each partial answer, asking once for all."""
         judge = self.strategy.judge
         values = []
         for item in inputs:

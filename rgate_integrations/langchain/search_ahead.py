@@ -98,7 +98,7 @@ class ArmSearch(BatchCall):
 
 
 def split_arm(arm: Runnable[Any, Any]) -> tuple[Runnable[Any, Any], Runnable[Any, Any]]:
-    """Split a retrieve arm into its steps up to the retriever, and the rest.
+    """Return the two halves of a retrieve arm: its search, that is, the steps up to the retriever, and the rest.
 
     If the last step is a retriever, the whole arm is the search. Otherwise, if no step before the last has a
     retriever, as in a chain of functions, the first step counts as the search. The chains of a `CorpusChain`

@@ -62,7 +62,7 @@ class FaissVectorStore(VectorStore):
 
     @property
     def embeddings(self) -> Embeddings:
-        """The embeddings."""
+        """The embeddings for documents and queries."""
         return self.embedding
 
     # --- writing -------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class FaissVectorStore(VectorStore):
         return self._upsert(list(texts), metadatas, ids)
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
-        """Delete documents by id, or all of them with None; unknown ids are ignored.
+        """Delete documents by id, or all of them with None, and return True; unknown ids are ignored.
 
         Raises:
             ConfigurationError: ``ids`` is a string.
@@ -108,7 +108,7 @@ class FaissVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Make a store, and add texts; see `add_texts`. Further arguments are passed to the class."""
+        """Return a new store with texts; see `add_texts`. Further arguments are passed to the class."""
         store = cls(embedding, **kwargs)
         store.add_texts(texts, metadatas, ids=ids)
         return store
@@ -122,7 +122,7 @@ class FaissVectorStore(VectorStore):
         ids: list[str] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Make a store from texts and their vectors; see `from_texts`."""
+        """Return a new store with texts and their vectors, which are not embedded again; see `from_texts`."""
         store = cls(embedding, **kwargs)
         pairs = list(text_embeddings)
         vectors = [vector for _, vector in pairs]
@@ -202,7 +202,7 @@ class FaissVectorStore(VectorStore):
         filter: Filter | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """Return ``k`` of the ``fetch_k`` nearest documents, chosen to be near the query, but not alike.
+        """Return ``k`` of the ``fetch_k`` nearest documents, chosen to be near the query but unlike each other.
 
         With ``lambda_mult=1``, only nearness to the query counts; with 0, only variety.
         """
@@ -218,7 +218,7 @@ class FaissVectorStore(VectorStore):
         filter: Filter | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """Return ``k`` of the ``fetch_k`` documents nearest to a vector, chosen to be near it but varied."""
+        """Return ``k`` of the ``fetch_k`` documents nearest to a vector; see `max_marginal_relevance_search`."""
         # Use a snapshot (which copies no vectors), because other threads may delete a document before its lookup.
         index = copy(self.index)
         nearest = _without_scores(_search(index, [embedding], max(fetch_k, k), filter))
@@ -233,7 +233,7 @@ class FaissVectorStore(VectorStore):
     # --- saving --------------------------------------------------------------------------------------------
 
     def save_local(self, folder_path: str | Path) -> Path:
-        """Save into a folder; an earlier store there stays loadable until the new one is complete.
+        """Save into a folder, and return its path; an earlier store there is loadable until the new one is complete.
 
         Raises:
             WriteError: The file cannot be written; an earlier store is unchanged.

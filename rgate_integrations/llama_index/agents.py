@@ -32,15 +32,15 @@ class GatedTool(FunctionTool):
         tool: The guarded tool, or a function that LlamaIndex can turn into one.
         gate: A gate, or an argument for `load_gate`; the default gate when None.
         llm: The agent's own LLM, to which P(known) is adjusted: it drafts an answer, which the gate judges.
-            The default gate is then ``answer:default,default-answer``.
+            The default gate is then ``answer:default,default-answer``, which also reads drafts.
         tokens: Maximum number of tokens of the draft, at least 1.
         question: Name of the argument with the question; by default ``input``, ``question`` or ``query``, or else
             the only text argument.
         known_message: The output for a known question.
 
     Raises:
-        ConfigurationError: The gate is invalid, or the tool has ``return_direct=True``, so that the user
-            would see the message to the agent.
+        ConfigurationError: The gate is invalid, or the tool has ``return_direct=True``: the user would see
+            the message that is meant for the agent.
         UnknownNameError: No gate has that name.
         ModelLoadError: A trained gate cannot be read.
 
@@ -103,7 +103,7 @@ class GatedTool(FunctionTool):
 
 
 def _question(args: Sequence[Any], arguments: Mapping[str, Any], name: str | None) -> str | None:
-    """Find the question in the arguments of a call; None without one, or if several texts could be the question."""
+    """Return the question in the arguments of a call; None without one, or if several texts could be the question."""
     for key in QUESTION_KEYS if name is None else (name,):
         if isinstance(arguments.get(key), str):
             return str(arguments[key])

@@ -44,7 +44,7 @@ class EngineAnswer(BufferedAnswer):
         engine: The engine.
         bundle: The question.
         llm: The engine's LLM, if log-probabilities are requested; otherwise None. It must be a copy of the
-            user's LLM, because its field ``logprobs`` is reset once it refuses them.
+            user's LLM, because its field ``logprobs`` is cleared if the LLM refuses them.
     """
 
     source: EngineStream
@@ -65,7 +65,7 @@ class EngineAnswer(BufferedAnswer):
         return True
 
     def response(self, *, streaming: bool) -> Flow[RESPONSE_TYPE]:
-        """Release the answer as a response; without ``streaming``, read a stream to its end.
+        """Release the answer, and return it as a response; without ``streaming``, read a stream to its end.
 
         Raises:
             Exception: The engine failed. A response that streams raises later failures while it is read.
@@ -203,7 +203,7 @@ def listen(kind: type[BaseEventHandler]) -> None:
 
 
 def _logprobs(response: Any, choice: Any) -> TokenLogprobs:
-    """Read a streamed response's log-probabilities from LlamaIndex's fields, or else from the server's."""
+    """Return a streamed response's log-probabilities from LlamaIndex's fields, or else from the server's reply."""
     # Each position is a list: the generated token, then other likely ones.
     entries: Any = [position[0] for position in response.logprobs or [] if position]
     logprobs = get_field(choice, "logprobs")

@@ -23,7 +23,7 @@ from rgate_integrations.runtime.flow import Call, Flow, Gather, run
 
 
 class ClaimFusionRetriever(FlowRetriever):
-    """Searches for a question and its draft's claims with every retriever, and fuses the results by reciprocal rank.
+    """Searches for a question and the claims of its draft with every retriever; fuses the results by reciprocal rank.
 
     It always retrieves: it decides what to search for, not whether. Inside a `GatedQueryEngine`,
     `GatedRetriever` or `GatedTool`, or behind a `RetrievalGateSelector`, it uses the draft that was judged
@@ -64,7 +64,7 @@ class ClaimFusionRetriever(FlowRetriever):
         super().__init__()
 
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
-        """Search for the question and the claims of its draft in parallel."""
+        """Search for the question and the claims of its draft in parallel, and return the fused nodes, best first."""
         searches = []
         for query in (yield from _plan_queries(self, bundle)):
             for retriever in self.retrievers:
@@ -75,7 +75,7 @@ class ClaimFusionRetriever(FlowRetriever):
 
 
 class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
-    """Sets a query's embedding texts to its question and its draft's claims, for query-transform pipelines.
+    """Sets a query's embedding texts to the question and the claims of its draft, for query-transform pipelines.
 
     LlamaIndex averages these texts into one vector (a warning says so), and keyword retrievers ignore them.
     `ClaimFusionRetriever` searches for each claim, which finds more.
@@ -128,7 +128,7 @@ class ClaimQueryEngine(TransformQueryEngine):
 
 
 def _plan_queries(part: ClaimFusionRetriever | ClaimQueryTransform, bundle: QueryBundle) -> Flow[list[str]]:
-    """Draft an answer, unless a draft came with the request; return the question and its claims' queries."""
+    """Return the queries for a question and the claims of its draft, written unless it came with the request."""
     inherited = part.decider.inherited(bundle)
     if inherited is not None and inherited.decision.draft is not None:
         decision = inherited.decision

@@ -58,7 +58,7 @@ class RetrievalGateEvent(BaseEvent):
 
 
 def get_llm_name(llm: LLM | None) -> str:
-    """Return the name of an LLM from its metadata; empty if it is not there."""
+    """Return the name of an LLM from its metadata; empty without an LLM or a name."""
     name = "" if llm is None else llm.metadata.model_name
     return "" if name == LLMMetadata.model_fields["model_name"].default else name
 
@@ -132,7 +132,7 @@ class QueryDecider:
         self.threshold: float | None = None
 
     def decide(self, bundle: QueryBundle) -> Flow[Decision]:
-        """Decide like `judge`, and emit the decision."""
+        """Return the decision about a question, as `judge` does, and emit it."""
         decision = yield from self.judge(bundle)
         self.emit(decision, bundle)
         return decision
@@ -183,7 +183,7 @@ class QueryDecider:
 
     @contextmanager
     def bind(self, decision: Decision, bundle: QueryBundle) -> Iterator[None]:
-        """Make a decision available to all code in the ``with`` block."""
+        """Let all code in the ``with`` block, such as a gate inside an arm, find this decision."""
         bound = _current.get()
         if bound is None or bound.decision is not decision:
             bound = self._bound(decision, bundle)
@@ -211,7 +211,7 @@ class QueryDecider:
         )
 
     def _read_history(self, question: str) -> Flow[tuple[str, ...]]:
-        """Return the turns before the question in the format that gates read."""
+        """Return the turns before the question in the format that gates read: ``user: …`` and ``assistant: …``."""
         messages: list[ChatMessage] = []
         if self.memory is not None:
             messages = yield Call(self.memory.get, self.memory.aget)
@@ -227,7 +227,7 @@ class QueryDecider:
 
 
 class Gated:
-    """Mixin for an engine, retriever or selector with a decider, whose threshold can be changed."""
+    """Mixin for an engine, retriever or selector that has a decider: changes its threshold and its prompts."""
 
     decider: QueryDecider
     get_prompts: Callable[[], PromptDictType]

@@ -37,7 +37,7 @@ def find_synthesizer(engine: BaseQueryEngine) -> BaseSynthesizer | None:
 def direct_engine(
     query_engine: BaseQueryEngine, llm: LLM, prompt: BasePromptTemplate | None, *, streaming: bool
 ) -> BaseQueryEngine:
-    """Return an engine that lets an LLM answer alone, with the RAG engine's ``output_cls``.
+    """Return an engine that lets an LLM answer alone, in the form of the RAG engine's ``output_cls``, if it has one.
 
     Args:
         query_engine: The RAG engine.

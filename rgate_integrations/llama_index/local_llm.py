@@ -55,9 +55,9 @@ class LocalLLM(LLM, GenerationOptions):
         proxy: The model itself, instead of its name.
 
     Raises:
-        ConfigurationError: Raised by a call: a message has content other than text, an option is unknown, a
-            layer does not exist, the model has no chat template or the template rejects the conversation, or
-            the prompt fills the model's context.
+        ConfigurationError: Raised by a call: a message has content other than text, an option is unknown,
+            ``layers`` names one that does not exist, the model has no chat template or the template rejects the
+            conversation, or the prompt fills the model's context.
 
     Example:
         >>> from rgate_integrations.llama_index.local_llm import LocalLLM
@@ -74,7 +74,7 @@ class LocalLLM(LLM, GenerationOptions):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """Name and context size; loads the model."""
+        """Name, context size and maximum answer length; loads the model."""
         context = self._proxy().runner.context_size
         return LLMMetadata(
             context_window=context,

@@ -132,11 +132,11 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         direct: BaseQueryEngine | None = None,
         **options: Unpack[EngineOptions],
     ) -> GatedQueryEngine:
-        """Wrap a query engine.
+        """Return a gated engine that wraps a query engine.
 
         By default, the direct arm sends ``llm`` the system messages of the engine's own prompt, and the
-        question. It is the engine of LlamaIndex's ``EmptyIndex``, which never answers "Empty Response". The
-        wrapped engine's ``output_cls`` also applies to it; such an answer does not stream.
+        question. This arm is the engine of LlamaIndex's ``EmptyIndex``, which never answers "Empty Response". The
+        wrapped engine's ``output_cls`` also applies to the arm; such an answer does not stream.
 
         Args:
             query_engine: Any query engine.
@@ -172,7 +172,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
             direct = direct_engine(query_engine, logprobs_llm or llm, direct_prompt, streaming=streams)
         elif direct_prompt is not None:
             raise ConfigurationError(
-                "direct= has its own prompt.", hint="Pass direct= or direct_prompt=, not both."
+                "direct_prompt= does not apply to the engine in direct=.", hint="Pass one of them, not both."
             )
         engine = cls(query_engine, direct, gate, llm=llm, tokens=tokens, streaming=streaming, **options)
         engine.logprobs_llm = logprobs_llm
@@ -185,7 +185,7 @@ class GatedQueryEngine(Gated, BaseQueryEngine):
         return await arun(self._answer(query_bundle))
 
     def _answer(self, bundle: QueryBundle) -> Flow[RESPONSE_TYPE]:
-        """Decide, then answer in the chosen arm; continue from a partial answer or from passages already found."""
+        """Return the chosen arm's answer, continued from a partial answer or from passages already found."""
         call = EngineCall(self, bundle)
         (routed,) = yield from call.route()
         decision = routed.decision
@@ -223,7 +223,9 @@ def _check_two_steps(engine: BaseQueryEngine) -> None:
         problem = f"{type(retriever).__name__} has its own gate, so it cannot search before the decision."
     else:
         return
-    raise ConfigurationError(problem, hint="Use neither look_first nor AnswerFirst.prefetch.")
+    raise ConfigurationError(
+        problem, hint="Leave out look_first and AnswerFirst.prefetch, or wrap another engine."
+    )
 
 
 def _llm_of_settings() -> LLM:
@@ -254,7 +256,7 @@ class EngineCall(QuestionCall):
         self.bundle = bundle
 
     def decide(self) -> Flow[Sequence[Decision | Exception]]:
-        """Reuse the decision that came with the request, or make one."""
+        """Return the decision that came with the request, or else a new one."""
         return [(yield from self.engine.decider.judge(self.bundle))]
 
     def begin(self, item: RoutedInput) -> EngineAnswer:
@@ -278,7 +280,7 @@ class EngineCall(QuestionCall):
             return (yield Call(engine.retrieve, getattr(engine, "aretrieve", None), copy_bundle(self.bundle)))
 
     def read_passages(self, item: RoutedInput) -> Sequence[FoundPassage]:
-        """Convert the nodes to passages."""
+        """Return the nodes that the search found, as passages."""
         passages = []
         for node in item.passages:
             title = (node.node.metadata or {}).get("title") or ""

@@ -44,7 +44,7 @@ class FlowRetriever(BaseRetriever):
 
     @abstractmethod
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
-        """Find the nodes for a query."""
+        """Return the nodes for a query."""
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return run(self.find(query_bundle))
@@ -72,7 +72,7 @@ class CorpusRetriever(FlowRetriever):
         super().__init__(callback_manager=next(iter(parts.values())).callback_manager)
 
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
-        """Search the corpora in parallel."""
+        """Search the chosen corpora in parallel, and return the fused nodes, best first."""
         bound = read_bound(bundle)
         names = chosen_corpora(None if bound is None else bound.decision, list(self.parts))
         parts = [self.parts[name] for name in names]
@@ -128,7 +128,7 @@ class GatedRetriever(Gated, FlowRetriever):
             most ``top`` of them run, or all if the gate fails.
         gate: A gate, or an argument for `load_gate`; the default gate when None.
         llm: Your own LLM, to which P(known) is adjusted: it drafts an answer, which the gate judges. The
-            default gate is then ``answer:default,default-answer``.
+            default gate is then ``answer:default,default-answer``, which also reads drafts.
         tokens: Maximum number of tokens of the draft, at least 1.
         memory: The memory of a chat engine that does not condense follow-ups, such as ``ContextChatEngine``, from
             which the gate reads the earlier turns.

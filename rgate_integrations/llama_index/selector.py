@@ -31,7 +31,7 @@ class RetrievalGateSelector(Gated, WithoutPrompts, BaseSelector):
         retrieve: Name or names of the tools that retrieve; by default the names of the gate's corpora, or
             ``"retrieve"``.
         llm: Your own LLM, to which P(known) is adjusted: it drafts an answer, which the gate judges. The
-            default gate is then ``answer:default,default-answer``.
+            default gate is then ``answer:default,default-answer``, which also reads drafts.
         tokens: Maximum number of tokens of the draft, at least 1.
         **options: ``corpus=``, with ``prefer=``, ``when_uncovered=`` and ``top=``: the tools' corpora, as in
             `load_gate`. ``always=`` and ``never=``: rules, instead of the gate's own.
