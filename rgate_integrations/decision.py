@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from numbers import Real
+from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -20,7 +20,7 @@ from rgate_integrations.runtime.text import encodable
 
 def valid_threshold(threshold: object) -> float:
     """Return a threshold as a float; raises a `ConfigurationError` unless it is finite and at least 0."""
-    number = _to_float(threshold)
+    number = to_float(threshold)
     if number is None or not 0 <= number < math.inf:
         value = type(threshold).__name__ if number is None else number
         raise ConfigurationError(f"A threshold must be a finite number of at least 0, not {value}.")
@@ -33,14 +33,21 @@ def valid_timeout(timeout: object) -> float | None:
     Raises:
         ConfigurationError: It is neither None nor a number above 0.
     """
-    number = math.inf if timeout is None else _to_float(timeout)
+    number = math.inf if timeout is None else to_float(timeout)
     if number is None or not number > 0:  # also rejects NaN
         value = type(timeout).__name__ if number is None else number
         raise ConfigurationError(f"A timeout must be a number of seconds above 0, not {value}.")
     return None if timeout is None else min(number, threading.TIMEOUT_MAX)
 
 
-def _to_float(value: object) -> float | None:
+def valid_count(count: object, name: str) -> int:
+    """Return a count; raises a `ConfigurationError` with its name unless it is a whole number of at least 1."""
+    if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
+        raise ConfigurationError(f"{name} must be a whole number of at least 1, not {count!r}.")
+    return int(count)
+
+
+def to_float(value: object) -> float | None:
     """Return a number as a float; None for booleans, other types and numbers too large for a float."""
     with suppress(OverflowError):
         return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
@@ -286,7 +293,7 @@ class Request:
         metadata = {} if self.metadata is None else self.metadata
         if not isinstance(metadata, Mapping):
             raise EvidenceError(f"metadata must be a mapping, not {type(metadata).__name__}.")
-        popularity = _to_float(self.popularity)
+        popularity = to_float(self.popularity)
         if popularity is None and self.popularity is not None:
             raise EvidenceError(f"popularity must be a number, not {type(self.popularity).__name__}.")
         checked = {

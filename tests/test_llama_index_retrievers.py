@@ -154,6 +154,22 @@ def test_the_transform_adds_claims_to_the_embedding_texts(gate):
     assert response.source_nodes
 
 
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: RetrievalGateSelector("constant:never", tokens=0), "tokens"),
+        (lambda: GatedRetriever(Shelf(), "constant:never", tokens=True), "tokens"),
+        (lambda: ClaimFusionRetriever([Shelf()], "constant:never", similarity_top_k=0), "similarity_top_k"),
+        (lambda: ClaimFusionRetriever([Shelf()], "constant:never", max_queries=0), "max_queries"),
+        (lambda: ClaimQueryTransform("constant:never", max_queries="6"), "max_queries"),
+        (lambda: IndexRetriever(PassageIndex(Letters()), similarity_top_k=-1), "similarity_top_k"),
+    ],
+)
+def test_counts_below_one_are_refused(make, name):
+    with pytest.raises(ConfigurationError, match=f"{name} must be a whole number of at least 1"):
+        make()
+
+
 # --- chat engines ------------------------------------------------------------------------------------------
 
 

@@ -319,7 +319,9 @@ def test_an_override_settles_whatever_was_found(override, found):
         (LookFirst, {"abstain_below": -0.1}, "abstain_below"),
         (LookFirst, {"on_abstain": "ask"}, "on_abstain"),
         (LookFirst, {"model": MODEL}, "made for the features a, b"),
-        (AnswerFirst, {"tokens": 0}, "tokens"),
+        (LookFirst, {"min_gain": "a"}, "min_gain must be a number"),
+        *((AnswerFirst, {"tokens": tokens}, "tokens must be") for tokens in (0, 2.5, "8", True, None)),
+        (AnswerFirst, {"answer_above": "high"}, "answer_above='high' must be numbers"),
         (
             AnswerFirst,
             {"retrieve_below": 0.9, "answer_above": 0.1},

@@ -16,7 +16,7 @@ from rgate_integrations.answering.look_first import (
     help_no_llm,
     is_never_known,
 )
-from rgate_integrations.decision import Decision
+from rgate_integrations.decision import Decision, to_float, valid_count
 from rgate_integrations.engine.loading import OWN
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.errors import ConfigurationError
@@ -41,8 +41,8 @@ class AnswerFirst:
             be able to search before the decision. Needless with look first, which always searches by then.
 
     Raises:
-        ConfigurationError: ``tokens`` is below 1, ``retrieve_below`` is above ``answer_above``, or one of
-            these two is NaN or a boolean.
+        ConfigurationError: ``tokens`` is not a whole number of at least 1, ``retrieve_below`` is above
+            ``answer_above``, or one of these two is not a number.
     """
 
     tokens: int = 32
@@ -52,12 +52,11 @@ class AnswerFirst:
     prefetch: bool = False
 
     def __post_init__(self) -> None:
-        if not self.tokens >= 1:
-            raise ConfigurationError(f"tokens must be at least 1, not {self.tokens!r}.")
-        limits = (self.retrieve_below, self.answer_above)
-        if any(isinstance(limit, bool) for limit in limits) or not limits[0] <= limits[1]:  # NaN fails, too
+        valid_count(self.tokens, "tokens")
+        below, above = to_float(self.retrieve_below), to_float(self.answer_above)
+        if below is None or above is None or not below <= above:  # NaN fails, too
             raise ConfigurationError(
-                f"retrieve_below={limits[0]!r} and answer_above={limits[1]!r} must be numbers, "
+                f"retrieve_below={self.retrieve_below!r} and answer_above={self.answer_above!r} must be numbers, "
                 "and retrieve_below must not be above answer_above."
             )
 

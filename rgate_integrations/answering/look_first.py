@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from rgate_integrations.decision import Decision, Outcome, Override
+from rgate_integrations.decision import Decision, Outcome, Override, to_float
 from rgate_integrations.engine.follow_ups import is_follow_up
 from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import (
@@ -54,7 +54,8 @@ class LookFirst:
 
     def __post_init__(self) -> None:
         for name, value, least in (("min_gain", self.min_gain, -1), ("abstain_below", self.abstain_below, 0)):
-            if isinstance(value, bool) or not least <= value <= 1:
+            number = to_float(value)
+            if number is None or not least <= number <= 1:
                 raise ConfigurationError(f"{name} must be a number in [{least}, 1], not {value!r}.")
         if self.on_abstain not in ("retrieve", "direct"):
             raise ConfigurationError(

@@ -15,6 +15,7 @@ from llama_index.core.query_engine import TransformQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from rgate_integrations.answering.query_plan import plan_queries_flow
+from rgate_integrations.decision import valid_count
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.index.hybrid import fuse
 from rgate_integrations.llama_index.decider import QueryDecider, WithoutPrompts
@@ -58,8 +59,8 @@ class ClaimFusionRetriever(FlowRetriever):
     ) -> None:
         self.retrievers = list(retrievers)
         self.decider = QueryDecider(gate, draft_llm, tokens)
-        self.similarity_top_k = similarity_top_k
-        self.max_queries = max_queries
+        self.similarity_top_k = valid_count(similarity_top_k, "similarity_top_k")
+        self.max_queries = valid_count(max_queries, "max_queries")
         self.filter_claims = filter_claims
         super().__init__()
 
@@ -104,7 +105,7 @@ class ClaimQueryTransform(WithoutPrompts, BaseQueryTransform):
     ) -> None:
         # 64 tokens are two or three sentences, which are the claims.
         self.decider = QueryDecider(gate, draft_llm, tokens=64)
-        self.max_queries = max_queries
+        self.max_queries = valid_count(max_queries, "max_queries")
         self.filter_claims = filter_claims
         super().__init__()
 

@@ -23,7 +23,7 @@ from llama_index.core.schema import QueryBundle, QueryType
 from llama_index_instrumentation import get_dispatcher
 
 from rgate_integrations.answering.drafting import attach_draft
-from rgate_integrations.decision import Decision, Draft, Request, valid_threshold
+from rgate_integrations.decision import Decision, Draft, Request, valid_count, valid_threshold
 from rgate_integrations.engine.decider import BoundDecision, read_item
 from rgate_integrations.engine.loading import DEFAULT_GATES, GateOptions, resolve_gate
 from rgate_integrations.engine.own_gate import GateLike
@@ -122,6 +122,7 @@ class QueryDecider:
         llm: LLM | None = None,
         **options: Unpack[GateOptions],
     ) -> None:
+        valid_count(tokens, "tokens")
         if gate is None and draft_llm is not None:
             gate = DEFAULT_GATES["llm"]
         self.origin = resolve_gate(gate, **options)

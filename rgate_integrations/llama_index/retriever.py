@@ -21,7 +21,7 @@ from pydantic import Field, SkipValidation
 from rgate_integrations.answering.corpora import check_corpora, chosen_corpora, fuse_corpora
 from rgate_integrations.corpus.indexed import missing_passages, profile_index, profile_texts
 from rgate_integrations.corpus.profile import CorpusProfile
-from rgate_integrations.decision import Decision
+from rgate_integrations.decision import Decision, valid_count
 from rgate_integrations.engine.loading import GateOptions
 from rgate_integrations.engine.own_gate import GateLike
 from rgate_integrations.index.retriever import Retriever as Index
@@ -274,7 +274,7 @@ class IndexRetriever(FlowRetriever):
 
     def __init__(self, index: Index, *, similarity_top_k: int = 5) -> None:
         self.index = index
-        self.similarity_top_k = similarity_top_k
+        self.similarity_top_k = valid_count(similarity_top_k, "similarity_top_k")
         super().__init__()
 
     def find(self, bundle: QueryBundle) -> Flow[list[NodeWithScore]]:
