@@ -10,6 +10,7 @@ from pydantic import Field
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
+from rgate_integrations.langchain.corpora import CorpusRetriever
 from rgate_integrations.langchain.documents import format_documents
 from tests.begun_answers import KNOWN, LOOK, TEXT, WHOLE, EventRecorder, Reader, Shelf, Writer, answer_to
 from tests.langchain_fakes import BATCHES, STREAMS, Judge, each
@@ -74,6 +75,9 @@ def search(question):
     return {"found": [Document(page_content=TEXT), TEXT, None, 3], "question": question}
 
 
+OTHERS = ["nothing of use"] * 5
+SHELVES = {"first": Shelf(texts=OTHERS), "second": Shelf(texts=[TEXT])}
+
 # For an arm, what is answered to a question that its text covers; one that it does not cover is never read for.
 FOUND = {
     "a retriever alone": (Shelf(), [Document(page_content=TEXT)]),
@@ -87,6 +91,19 @@ FOUND = {
         f"read {HELD}",
     ),
     "not what a retriever asks inside": (reading(Nested()), KNOWN),
+    # Regression: of several retrievers only the first one's passages were judged.
+    "the best of several corpora": (CorpusRetriever(parts=SHELVES) | (lambda found: "read"), "read"),
+    "the best of several retrievers, as text": (
+        {name: shelf | format_documents for name, shelf in SHELVES.items()}
+        | RunnableLambda(lambda _: "read"),
+        "read",
+    ),
+    # Regression: the order of the retriever counted, not that of the passages that the LLM reads.
+    "what a function puts first": (
+        {"documents": Shelf(texts=[*OTHERS, TEXT]) | (lambda found: found[::-1])}
+        | RunnableLambda(lambda _: "read"),
+        "read",
+    ),
 }
 
 

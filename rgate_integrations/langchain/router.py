@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 from langchain_core.callbacks import (
@@ -352,9 +353,13 @@ class RouterCall(RoutedCall[RouterInput]):
         super().drop_search()
 
     def read_passages(self, item: RouterInput) -> Sequence[FoundPassage]:
-        """Return what retrievers found for an input, or else the documents in the result of the search."""
-        result = (item.retrievers and item.retrievers.documents) or item.passages
-        return list(map(as_passage, instances_in(result, Document)))
+        """Return the documents in the result of the search, or else what its retrievers found."""
+        documents = list(instances_in(item.passages, Document))
+        if not documents and item.retrievers:
+            # The chain has turned them into text. Only the first few are judged, so retrievers take turns.
+            ranks = zip_longest(*(instances_in(result, Document) for result in item.retrievers.documents))
+            documents = [document for rank in ranks for document in rank if document is not None]
+        return list(map(as_passage, documents))
 
     def emit(self, item: RouterInput, decision: Decision) -> Flow[None]:
         """Emit the decision, and bind it to the arms' config, so that the same gate in an arm reuses it."""
