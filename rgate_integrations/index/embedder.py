@@ -34,7 +34,7 @@ class Embedder(Protocol):
 
     @property
     def name(self) -> str:
-        """A name saved with an index, which is loaded with the `SentenceEmbedder` of that name by default."""
+        """A name saved with an index; by default, the index is loaded with the `SentenceEmbedder` of that name."""
 
     @property
     def identity(self) -> str:
@@ -80,7 +80,7 @@ class SentenceEmbedder:
         """Return normalised vectors, shape (texts, dimension); one model call for the batch.
 
         Raises:
-            ModelLoadError: The model is not a folder, may not be downloaded, or cannot be loaded.
+            ModelLoadError: The model's path is not a folder, or the model may not be downloaded or cannot be loaded.
             DownloadError: The model could not be downloaded.
             MissingDependencyError: The extra ``local`` is needed, and is not installed.
             UnknownNameError: No model has that name.

@@ -134,7 +134,7 @@ def find_folder(folder: str | Path) -> Path:
 
 @contextmanager
 def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -> Iterator[None]:
-    """Hold the lock of a file or folder while it is written; it need not exist yet.
+    """Hold a lock while a file or folder is written, which need not exist yet.
 
     The lock is on a file next to the target, ``.NAME.lock``; on a file system without locks, there is none.
     The system releases the lock however this process ends, so a lock file that a killed process left behind
@@ -180,7 +180,7 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
 
 
 def read_file(path: str | Path, limit: int = 1 << 24) -> bytes:
-    """Read a regular file of limited size: a pipe could hang, and ``/dev/zero`` would fill the memory.
+    """Return the content of a regular file of limited size: a pipe could hang, ``/dev/zero`` would fill the memory.
 
     Args:
         path: The file.
@@ -407,7 +407,7 @@ def _temporary(target: Path) -> Iterator[Path]:
 
 
 def _beside(target: Path, mark: str) -> Path:
-    """Return another name in the same folder, because a rename is atomic only within one file system.
+    """Return a hidden path next to the target: a rename is atomic only within one file system.
 
     Raises:
         ConfigurationError: The target is the current folder, a folder above it, or the root.

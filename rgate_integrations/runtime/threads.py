@@ -78,7 +78,7 @@ def close_at_exit(owner: Closable) -> None:
 
 
 def reset_after_fork(owner: ForkAware) -> None:
-    """From now on, reset an object in each forked child, as long as the object exists."""
+    """Reset an object in every child process forked from now on, as long as the object exists."""
     _fork_aware.add(owner)
 
 

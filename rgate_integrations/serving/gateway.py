@@ -136,8 +136,8 @@ class Gateway:
     async def answer(self, request: Request) -> Response:
         """Forward any request, after a decision if it has a question for the LLM.
 
-        With the header ``x-rgate``, a client may switch that off or, except in shadow mode, decide itself;
-        other values are rejected.
+        With the header ``x-rgate``, a client may switch the decision ``off`` or, except in shadow mode, make it:
+        ``retrieve`` or ``direct``. Other values get status 400.
         """
         content = await request.body()
         # Only a POST can ask an LLM; lists of models and the like pass unchanged.

@@ -272,10 +272,13 @@ def calibrate(
     Raises:
         ConfigurationError: The gate has a corpus, or ``draft`` is not one of `DraftKind`.
         DataFormatError: The half for the threshold has fewer than 20 questions, or a draft is missing.
+        EvidenceError: The gate failed on every question.
         MissingDependencyError: scikit-learn or SciPy is not installed.
     """
     if gate.corpora:
-        raise ConfigurationError("A gate with a corpus cannot be calibrated.", hint="Add it afterwards.")
+        raise ConfigurationError(
+            "A gate with a corpus cannot be calibrated.", hint="Add the corpus afterwards."
+        )
     examples = all_examples(files)
     # Shuffled before splitting, because files are often sorted by data set.
     fit, choose = np.split(np.random.default_rng(seed).permutation(len(examples)), [len(examples) // 2])
