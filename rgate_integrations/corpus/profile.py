@@ -34,7 +34,7 @@ NEIGHBOURS = 5
 SLOPE, MIDPOINT, NAME_LOGIT = 9.3, 0.59, 6.0
 """Logit of P(covered): ``SLOPE * (z - MIDPOINT)``, plus ``NAME_LOGIT`` if the question has a name from the corpus.
 
-z is 0 for a question as near as unrelated requests, and 1 for one as near as sentences of the corpus itself.
+z is the question's nearness, scaled: 0 at that of unrelated requests, 1 at that of the corpus's own sentences.
 Fitted by ``benchmarks/corpora.py``."""
 
 _READ_CHARS = 300  # characters to embed per passage; with 150, similar corpora are ranked slightly worse
@@ -68,7 +68,7 @@ class CorpusProfile:
         name: The corpus's name in decisions.
         codes: Vectors of a sample of its passages, shape (passages, 256), int8, not normalised.
         terms: Its telling words, far more frequent in it than elsewhere, and its names, such as error codes.
-        baseline: Median nearness of unrelated requests, which ship with the package.
+        baseline: Median `nearness` of unrelated requests, which ship with the package.
         margin: Median nearness of its own sentences to its other passages, minus the baseline, clipped to
             [0.12, 0.4]; 0.22 if that cannot be measured, as for a description.
         source: What the profile was made from. A description gives a weaker profile than passages.

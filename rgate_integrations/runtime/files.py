@@ -106,8 +106,8 @@ def check_replaceable(target: Path, names: Iterable[str]) -> None:
 
     Args:
         target: The folder.
-        names: Names of the new files. A folder with one of these, other than a README, is of the same kind;
-            so is an empty one.
+        names: Names of the new files. A folder is of the same kind if it is empty, or has one of these files
+            other than a README.
 
     Raises:
         ConfigurationError: The name is taken by a file, or by a folder of another kind.
@@ -123,7 +123,7 @@ def check_replaceable(target: Path, names: Iterable[str]) -> None:
 
 
 def find_folder(folder: str | Path) -> Path:
-    """Return where a folder's content is: under its own name, unless `rename_folder` was killed halfway."""
+    """Return the path of a folder's content: the folder, or its backup if `rename_folder` was killed halfway."""
     # For an impossible file name, `os.path` returns False and `Path` raises.
     target = Path(os.path.expanduser(folder))
     if os.path.exists(target):

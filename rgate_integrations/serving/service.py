@@ -104,7 +104,7 @@ class LLMGates:
 
     @classmethod
     def for_llm(cls, gate: Decider, llm: str, name_source: str) -> LLMGates:
-        """Return the gates for questions and for drafts that belong to a gate, adjusted to an LLM."""
+        """Split a gate into one for questions and one for drafts, and adjust both to the LLM named ``llm``."""
         try:
             judge, question = answer_first_gates(gate)
         except ConfigurationError:
