@@ -45,7 +45,7 @@ class Background:
 
 @cache
 def background() -> Background:
-    """Return the shipped background."""
+    """Return the shipped `Background`, which is loaded once per process."""
     saved = {name: array.astype(np.float32) for name, array in np.load(FILE).items()}
     return Background(**saved | {"requests": unit(saved["requests"])})
 

@@ -138,7 +138,7 @@ def _shared(name: str) -> _SharedModel:
 
 
 def _load(where: str) -> _Encode:
-    """Load the model of a folder or Hub id, and return the function that embeds texts with it."""
+    """Load the model of a folder or Hub id, and return its embedding function; raises the errors of `embed`."""
     if where == str(cached_path(ENCODER)):
         return shared_encoder(Path(where)).vectors
     try:

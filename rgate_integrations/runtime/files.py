@@ -344,7 +344,7 @@ class JsonlLog:
 
 
 def _open_private(path: str, flags: int) -> int:
-    """Open a regular file, not a device, which may have no end; a new file is private to its owner."""
+    """Open a regular file; a new one is private to its owner. A device, which may be endless, raises an `OSError`."""
     descriptor = os.open(path, flags, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -372,7 +372,7 @@ def json_text(value: Any, indent: int | None = 1) -> str:
 
 
 def _parse_lines(lines: Iterable[bytes], path: Path, hint: str = "") -> Iterator[tuple[int, Any]]:
-    """Yield number and value of each line that is not blank."""
+    """Yield number and value of each line that is not blank; raises the `DataFormatError` of `read_jsonl`."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

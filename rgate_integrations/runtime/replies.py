@@ -90,7 +90,7 @@ def split_thoughts(text: str) -> Reply:
 
 
 def read_reply(message: Any) -> Reply:
-    """Read a message, or a chunk of one: a server's JSON, or an object of a framework.
+    """Return thoughts and answer of a message, or a chunk of one: a server's JSON, or an object of a framework.
 
     Thoughts are in a separate field (``reasoning_content``, ``reasoning``, ``thinking``), or in a block of the
     content (OpenAI's Responses, Anthropic, Gemini, LangChain, LlamaIndex). For thoughts in the text, use

@@ -96,7 +96,7 @@ class LLMGates:
 
     Attributes:
         question: The gate for questions.
-        answer: The gate for drafts; None if the service's gate neither reads drafts nor has a gate that does.
+        answer: The gate for drafts; None if the service's gate reads none and no other gate does so for it.
     """
 
     question: Decider

@@ -81,7 +81,11 @@ class Budget:
         _check_fractions(confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Return the highest threshold that meets the budget at that confidence; 0 if there is none."""
+        """Return the highest threshold that meets the budget at that confidence; 0 if there is none.
+
+        Raises:
+            MissingDependencyError: SciPy is not installed.
+        """
         n = len(p)
         # P(known) is never below 0, so this threshold never retrieves.
         threshold, bound = 0.0, 0.0
