@@ -83,7 +83,7 @@ def reset_after_fork(owner: ForkAware) -> None:
 
 
 def start_thread(run: Callable[[], None], name: str) -> threading.Thread:
-    """Start a daemon thread. The process waits for such threads when it ends, for at most 2 seconds in all.
+    """Start a daemon thread. If `close_at_exit` was ever called, the process waits up to 2 s in all for such threads.
 
     Raises:
         RuntimeError: The system cannot start another thread now.
