@@ -63,7 +63,7 @@ Threshold = Annotated[float, BeforeValidator(valid_threshold), Field(ge=0.0)]
 # frameworks use.
 Text = Annotated[str, BeforeValidator(lambda value: encodable(value) if isinstance(value, str) else value)]
 MAX_TOKEN_CHARACTERS = 32
-"""Maximum characters per token of a draft that is cut; some servers return a whole text as one token."""
+"""`Draft.head` keeps at most this many characters per token: some servers return a whole text as one token."""
 
 
 class Frozen(BaseModel):
@@ -105,7 +105,7 @@ class Draft(Frozen):
         logprobs: Natural log-probability of each token, <= 0; None if unknown.
         finished: Whether the LLM ended the answer itself; False if it was cut off, for example by a token
             limit.
-        source: Who wrote it: the ``proxy``, the answering ``llm``, or ``recorded`` (passed by the caller).
+        source: Who wrote it: a small ``proxy`` model, the answering ``llm``, or ``recorded`` (passed by the caller).
         model: Name of the model that wrote it; may be empty.
         prompt_tokens: Length of its prompt in tokens; 0 if unknown.
         response_id: Id under which a local LLM keeps the hidden states of this response; empty otherwise.
@@ -178,11 +178,11 @@ class Draft(Frozen):
         return self
 
     def head(self, tokens: int) -> Draft:
-        """Return the draft cut to ``tokens`` tokens, or words if it has no tokens; itself if it is not longer.
+        """Return the draft cut to ``tokens`` tokens, or words if it has no tokens; a shorter draft is unchanged.
 
         Very long tokens and words are cut, too; see `MAX_TOKEN_CHARACTERS`.
 
-        A greedy draft starts with every shorter greedy draft, so one long draft serves all gates.
+        With greedy decoding, a shorter draft is the beginning of a longer one, so one long draft serves all gates.
         """
         max_characters = tokens * MAX_TOKEN_CHARACTERS
         head = tuple(token[:MAX_TOKEN_CHARACTERS] for token in self.tokens[:tokens])
@@ -222,7 +222,7 @@ class Failure(Frozen):
 
 
 class PartialAnswerInfo(Frozen):
-    """Tokens and milliseconds of a decision with answer first, even if the question alone decided.
+    """What a decision with answer first held back, and how long it took; all times are in milliseconds.
 
     Attributes:
         tokens_held: Tokens held back until the decision; 0 if the question alone decided.
@@ -263,10 +263,10 @@ class Request:
         history: The earlier turns, oldest first: lines such as ``user: Who wrote Hamlet?`` and
             ``assistant: Shakespeare.`` A gate that does not read turns retrieves if there are any.
         draft: The beginning of an answer to judge, as a `Draft` or as text. If None, a gate that needs a draft gets
-            one from its ``source``. It fails if that is ``"recorded"``, or ``"llm"`` without an LLM.
+            one from its ``source``; the decision fails if that is ``"recorded"``, or ``"llm"`` without an LLM.
         metadata: What the application knows about the request, for rules that are functions.
         threshold: Overrides the gate's threshold, at least 0; None uses the gate's.
-        popularity: Popularity of the question's subject, at least 0, for gates that use it.
+        popularity: Popularity of the question's subject, at least 0 on any scale, for gates that use it.
         timeout: Maximum wait in seconds; None uses the gate's limit, infinity waits forever. In a batch, the
             longest limit applies to all questions.
 

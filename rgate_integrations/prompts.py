@@ -25,8 +25,8 @@ class PromptTemplate:
         system: The system turn; empty for none.
         assistant: The beginning of the assistant's turn, which the model continues; may have fields.
         examples: Few-shot turns before the question: (user text, assistant text) pairs.
-        cut: Name of the field to truncate if a prompt exceeds the model's limit; the question only if that is
-            not enough.
+        cut: Name of the field to truncate if a prompt exceeds the model's limit; the question is truncated
+            only if that is not enough.
         raw: Whether it is plain text even for chat models, as in a paper's own format.
         stop_at_newline: Whether a completion ends at the first newline.
     """

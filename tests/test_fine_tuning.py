@@ -53,7 +53,7 @@ def test_rewriter_pairs(tmp_path):
     line = {"question": "q?", "closed_book_text": "t", "claims": claims}
     (pair,) = rewriter_pairs([write(tmp_path / "claims.jsonl", line)])
     assert "<Query(size of Paris)>" in pair.target
-    with pytest.raises(DataFormatError, match="line 1: no list of claims"):
+    with pytest.raises(DataFormatError, match="line 1: claims is missing"):
         rewriter_pairs([write(tmp_path / "claims.jsonl", {"question": "q?"})])
 
 

@@ -152,8 +152,8 @@ def test_any_file_is_read_or_named(name, kind, records, noise, at, tmp_path):
             {"closed_book_logprobs": [0.9]},
             "closed_book_logprobs is not a list .*a log-probability must be at most 0, not 0.9",
         ),
-        ({"question": "\ud800?"}, "line 1: no question .*unicode"),
-        ({"question": " "}, "line 1: no question"),
+        ({"question": "\ud800?"}, "line 1: question is missing.*unicode"),
+        ({"question": " "}, "line 1: question is missing"),
         ({"closed_book_text": ["x"]}, "line 1: closed_book_text is not a string or number"),
     ],
 )

@@ -27,9 +27,9 @@ from tests.tuning_parts import Direct, Model, N, by_number, known, questions, re
     ("given", "said"),
     [
         ([], "no questions"),
-        ([{"question": " "}], "question 1: no question"),
+        ([{"question": " "}], "question 1: question is missing"),
         ([{"question": "x", "gold_answers": {}}], "gold_answers is neither a string nor a list"),
-        ([7], "question 1: no question"),
+        ([7], "question 1: question is missing"),
         ("none.jsonl", "cannot be read"),
     ],
 )

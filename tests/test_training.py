@@ -38,7 +38,7 @@ GOOD = '{"question": "who?", "closed_book_correct": true}\n'
         (GOOD + "{", "line 2: not JSON"),
         (GOOD + "[1]", "line 2: not a JSON object"),
         (GOOD + '{"question": "x"}', "line 2: closed_book_correct must be"),
-        (GOOD + '{"question": 3, "closed_book_correct": true}', "line 2: no question"),
+        (GOOD + '{"question": 3, "closed_book_correct": true}', "line 2: question is missing"),
         (GOOD + '{"question": "x", "closed_book_correct": 1}', "line 2: closed_book_correct must be"),
         (GOOD + '{"question": "Who", "closed_book_correct": false}', "line 2: .*differs from that in"),
     ],
@@ -73,7 +73,7 @@ TWO_OF_THREE = {"closed_book_text": "Paris and Rome.", "gold_answers": ["Paris",
 )
 def test_labels_other_than_the_default(tmp_path, label, fields, target):
     path = write(tmp_path / "labels.jsonl", {"question": "a?", **fields}, {"question": "b?"})
-    with pytest.raises(DataFormatError, match=r"line 2: (certainty must be|no gold_answers)"):
+    with pytest.raises(DataFormatError, match=r"line 2: (certainty must be|gold_answers is missing)"):
         read_examples([path], label)
     (file,) = read_examples([write(path, {"question": "a?", **fields})], label)
     assert (file.examples[0].target, file.examples[0].known) == (target, target > 0.5)

@@ -32,7 +32,8 @@ Judge = Annotated[
     typer.Option(help=f"Model that judges: NAME, PROVIDER:NAME, or NAME@URL on a server (key: {JUDGE_KEY})."),
 ]
 Think = Annotated[
-    Literal["off", "low", "as-is"], typer.Option(help="How much the LLM should think first, if it can think.")
+    Literal["off", "low", "as-is"],
+    typer.Option(help="How much the LLM should think first; as-is sends no setting."),
 ]
 ExtraBody = Annotated[
     str,

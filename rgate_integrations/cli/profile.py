@@ -85,7 +85,7 @@ def _show(profile: CorpusProfile, out: Path) -> None:
     say(f"{profile.name}: {len(profile.codes):,} of {profile.seen:,} passages, in {out}", bold=True)
     say(f"telling words  {', '.join(words[:_TERMS])}")
     if not profile.is_specific:
-        say("The corpus has no single topic, so questions that the LLM knows skip it unless prefer='corpus'.")
+        say("The corpus has no single topic, so the gate skips what the LLM knows unless prefer='corpus'.")
     for title, examples in (("covered", inside), ("not covered", outside)):
         for question in examples[:_QUESTIONS]:
             say(f"{title:14} {covered[question]:.2f}  {question}")

@@ -171,8 +171,8 @@ def train(
     label: Annotated[
         str,
         typer.Option(
-            help="Key of the label (a boolean, or a number in [0, 1]); match_ratio; or accuracy or certainty, which "
-            "are sampled from --proxy (30 answers per question) if they are not in the data."
+            help="Key of the label (a boolean, or a number in [0, 1]); match_ratio, computed from gold_answers and "
+            "closed_book_text; or accuracy or certainty, sampled from --proxy (30 answers each) if not in the data."
         ),
     ] = "closed_book_correct",
     tokens: Annotated[int, typer.Option(min=1, max=128, help="Number of draft tokens to read.")] = 32,

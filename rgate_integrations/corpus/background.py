@@ -1,4 +1,4 @@
-"""Shipped background for all corpora: a projection that separates texts, and requests that need no corpus.
+"""What all profiles share: a projection that spreads sentence vectors apart, and requests that need no corpus.
 
 The encoder's sentence vectors are close together, and those of one language even closer. So the projection removes
 the mean of questions or passages and the directions that distinguish languages, and scales the other directions
@@ -45,13 +45,13 @@ class Background:
 
 @cache
 def background() -> Background:
-    """Return the shipped background."""
+    """Return the shipped `Background`, which is loaded once per process."""
     saved = {name: array.astype(np.float32) for name, array in np.load(FILE).items()}
     return Background(**saved | {"requests": unit(saved["requests"])})
 
 
 def unit(vectors: Float32Array) -> Float32Array:
-    """Scale vectors to length 1; zero vectors stay zero."""
+    """Scale vectors, shape (vectors, dimension), to length 1; zero vectors stay zero."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     normalised: Float32Array = vectors / np.maximum(lengths, 1e-12)
     return normalised

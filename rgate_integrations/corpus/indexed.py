@@ -50,7 +50,7 @@ def profile_texts(texts: Collection[str], name: str, folder: Path | None = None)
     """Return the profile of texts; see `profile_index`.
 
     Args:
-        texts: The texts.
+        texts: The passages, each with its title.
         name: Name of the corpus.
         folder: The index's folder; None if it is not saved.
     """

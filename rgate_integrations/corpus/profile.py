@@ -34,14 +34,14 @@ NEIGHBOURS = 5
 SLOPE, MIDPOINT, NAME_LOGIT = 9.3, 0.59, 6.0
 """Logit of P(covered): ``SLOPE * (z - MIDPOINT)``, plus ``NAME_LOGIT`` if the question has a name from the corpus.
 
-z is 0 for a question as near as unrelated requests, and 1 for one as near as sentences of the corpus itself.
+z is the question's nearness, scaled: 0 at that of unrelated requests, 1 at that of the corpus's own sentences.
 Fitted by ``benchmarks/corpora.py``."""
 
 _READ_CHARS = 300  # characters to embed per passage; with 150, similar corpora are ranked slightly worse
 _MAX_SENTENCES, _MIN_SENTENCE, _MAX_SENTENCE = 200, 20, 200
 """Maximum number of sentences that measure how near a corpus is to its own content, and limits of their length."""
 _PRIOR_MARGIN, _PRIOR_SENTENCES = 0.22, 10
-"""The usual margin, and how many sentences it counts as: a few sentences alone measure a margin poorly."""
+"""The usual margin, averaged in as if this many sentences had it: a few sentences measure a margin poorly."""
 # The margin is clipped: otherwise a corpus of unrelated passages would cover everything, and one of near
 # duplicates nothing.
 _MIN_MARGIN, _MAX_MARGIN = 0.12, 0.4
@@ -67,9 +67,9 @@ class CorpusProfile:
     Attributes:
         name: The corpus's name in decisions.
         codes: Vectors of a sample of its passages, shape (passages, 256), int8, not normalised.
-        terms: Its telling words, and its names, such as products, identifiers and error codes.
-        baseline: Median nearness of unrelated requests, which ship with the package.
-        margin: How far the nearness of its own sentences to its other passages exceeds the baseline, in
+        terms: Its telling words, far more frequent in it than elsewhere, and its names, such as error codes.
+        baseline: Median `nearness` of unrelated requests, which ship with the package.
+        margin: Median nearness of its own sentences to its other passages, minus the baseline, clipped to
             [0.12, 0.4]; 0.22 if that cannot be measured, as for a description.
         source: What the profile was made from. A description gives a weaker profile than passages.
         seen: Number of passages seen.
@@ -232,7 +232,7 @@ class CorpusProfile:
     def is_outdated(self, texts: Iterable[str]) -> bool:
         """Return whether the corpus has changed so much that it needs a new profile.
 
-        That is so if more than about 30 % of all passages, old and current, are only old or only current.
+        That is so if more than about 30 % of all passages, old and current, were added or removed.
 
         Args:
             texts: The corpus's current passages.

@@ -29,7 +29,7 @@ class Sample:
 
 
 def sample_texts(texts: Iterable[str], most: int) -> Sample:
-    """Sample the passages with the smallest hashes, which gives no duplicates and does not depend on the order.
+    """Return the passages with the smallest hashes: a sample without duplicates, whatever the order of the texts.
 
     Args:
         texts: The passages; texts over 2,000 characters are split.

@@ -31,10 +31,10 @@ _FIRST_QUERIES = (
     "date schedule report",
     "security access account",
 )
-"""First queries, for all kinds of corpora; each finds something in some of them."""
+"""First queries, which suit different kinds of corpora, such as documentation, policies or medicine."""
 _WINDOW, _MIN_NEW_SHARE = 20, 0.05
 """Collection ends when less than ``_MIN_NEW_SHARE`` of what the last ``_WINDOW`` searches found is new."""
-_MAX_QUERY_CHARS = 120  # characters
+_MAX_QUERY_CHARS = 120  # a longer sentence is cut
 
 
 def collect_passages(retriever: Any, searches: int = 100, timeout: float = 120.0) -> list[str]:
@@ -131,7 +131,7 @@ def as_search(retriever: Any) -> Search:
 
     Args:
         retriever: A retriever of LangChain or LlamaIndex, a vector store of LangChain, an index of
-            LlamaIndex, our `Retriever`, or a function from a query to passages.
+            LlamaIndex, a `Retriever` such as a `PassageIndex`, or a function from a query to passages.
 
     Raises:
         ConfigurationError: The object is none of these.
@@ -156,7 +156,7 @@ def as_search(retriever: Any) -> Search:
 
 
 def read_texts(results: Any) -> Iterator[str]:
-    """Yield the texts, unless blank, of search results: strings, documents, nodes or hits.
+    """Yield the texts of search results that are strings, documents, nodes or hits; blank texts are skipped.
 
     Raises:
         ConfigurationError: The results are something else.

@@ -34,7 +34,7 @@ class Embedder(Protocol):
 
     @property
     def name(self) -> str:
-        """A name saved with an index, which is loaded with the `SentenceEmbedder` of that name by default."""
+        """A name saved with an index; by default, the index is loaded with the `SentenceEmbedder` of that name."""
 
     @property
     def identity(self) -> str:
@@ -80,7 +80,7 @@ class SentenceEmbedder:
         """Return normalised vectors, shape (texts, dimension); one model call for the batch.
 
         Raises:
-            ModelLoadError: The model is not a folder, may not be downloaded, or cannot be loaded.
+            ModelLoadError: The model's path is not a folder, or the model may not be downloaded or cannot be loaded.
             DownloadError: The model could not be downloaded.
             MissingDependencyError: The extra ``local`` is needed, and is not installed.
             UnknownNameError: No model has that name.
@@ -138,7 +138,7 @@ def _shared(name: str) -> _SharedModel:
 
 
 def _load(where: str) -> _Encode:
-    """Load the model of a folder or Hub id, and return the function that embeds texts with it."""
+    """Load the model of a folder or Hub id, and return its embedding function; raises the errors of `embed`."""
     if where == str(cached_path(ENCODER)):
         return shared_encoder(Path(where)).vectors
     try:

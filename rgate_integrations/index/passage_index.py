@@ -242,7 +242,7 @@ class PassageIndex:
 
         Raises:
             ConfigurationError: ``queries`` is one string, ``k`` is not a positive whole number, or the
-                vectors of the queries cannot be used.
+                embedder's vectors are not finite or have another dimension than the index.
             RGateError: The embedder's model cannot be loaded; see `SentenceEmbedder.embed`.
         """
         check_search(queries, k)

@@ -106,8 +106,8 @@ def check_replaceable(target: Path, names: Iterable[str]) -> None:
 
     Args:
         target: The folder.
-        names: Names of the new files. A folder with one of these, other than a README, is of the same kind;
-            so is an empty one.
+        names: Names of the new files. A folder is of the same kind if it is empty, or has one of these files
+            other than a README.
 
     Raises:
         ConfigurationError: The name is taken by a file, or by a folder of another kind.
@@ -123,7 +123,7 @@ def check_replaceable(target: Path, names: Iterable[str]) -> None:
 
 
 def find_folder(folder: str | Path) -> Path:
-    """Return where a folder's content is: under its own name, unless `rename_folder` was killed halfway."""
+    """Return the path of a folder's content: the folder, or its backup if `rename_folder` was killed halfway."""
     # For an impossible file name, `os.path` returns False and `Path` raises.
     target = Path(os.path.expanduser(folder))
     if os.path.exists(target):
@@ -134,7 +134,7 @@ def find_folder(folder: str | Path) -> Path:
 
 @contextmanager
 def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -> Iterator[None]:
-    """Hold the lock of a file or folder while it is written; it need not exist yet.
+    """Hold a lock while a file or folder is written, which need not exist yet.
 
     The lock is on a file next to the target, ``.NAME.lock``; on a file system without locks, there is none.
     The system releases the lock however this process ends, so a lock file that a killed process left behind
@@ -180,7 +180,7 @@ def locked(target: str | Path, *, waiting: Callable[[], object] | None = None) -
 
 
 def read_file(path: str | Path, limit: int = 1 << 24) -> bytes:
-    """Read a regular file of limited size: a pipe could hang, and ``/dev/zero`` would fill the memory.
+    """Return the content of a regular file of limited size: a pipe could hang, ``/dev/zero`` would fill the memory.
 
     Args:
         path: The file.
@@ -344,7 +344,7 @@ class JsonlLog:
 
 
 def _open_private(path: str, flags: int) -> int:
-    """Open a regular file, not a device, which may have no end; a new file is private to its owner."""
+    """Open a regular file; a new one is private to its owner. A device, which may be endless, raises an `OSError`."""
     descriptor = os.open(path, flags, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -372,7 +372,7 @@ def json_text(value: Any, indent: int | None = 1) -> str:
 
 
 def _parse_lines(lines: Iterable[bytes], path: Path, hint: str = "") -> Iterator[tuple[int, Any]]:
-    """Yield number and value of each line that is not blank."""
+    """Yield number and value of each line that is not blank; raises the `DataFormatError` of `read_jsonl`."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -407,7 +407,7 @@ def _temporary(target: Path) -> Iterator[Path]:
 
 
 def _beside(target: Path, mark: str) -> Path:
-    """Return another name in the same folder, because a rename is atomic only within one file system.
+    """Return a hidden path next to the target: a rename is atomic only within one file system.
 
     Raises:
         ConfigurationError: The target is the current folder, a folder above it, or the root.

@@ -76,7 +76,7 @@ async def arun(flow: Flow[_T]) -> _T:
 
 
 class Call(Step):
-    """A call that has a blocking and perhaps an async form; ``Call(run, arun, flow)`` makes a flow one step.
+    """A call that has a blocking and perhaps an async form; ``Call(run, arun, flow)`` runs a whole flow as one step.
 
     Args:
         blocking: The blocking form.

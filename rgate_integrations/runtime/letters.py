@@ -52,7 +52,7 @@ def plain_text(text: str) -> str:
 
 
 def find_original(text: str, part: str) -> str:
-    """Return the part of a text that became ``part`` in its `plain_text`; ``part`` itself if it is not found.
+    """Return the part of ``text`` that `plain_text` converts to ``part``; ``part`` itself if there is none.
 
     >>> find_original("𝐇𝐢! Ｗｈｅｎ is it due?", "When is it due?")
     'Ｗｈｅｎ is it due?'

@@ -53,7 +53,7 @@ class Record:
         Raises:
             DataFormatError: The value is missing, empty, or not a string.
         """
-        return self._read(key, _TEXT, problem=f"no {key}")
+        return self._read(key, _TEXT, problem=f"{key} is missing, empty or not a string")
 
     def optional_text(self, key: str) -> str:
         """Return a string or number as a stripped string; empty if missing or null.

@@ -26,7 +26,7 @@ _CLOSING_ALONE = re.compile(rf"(?<![`'\"])</think>|{_FINAL}", re.IGNORECASE)
 _TURN_END = re.compile(r"(?:<\|(?:return|end|END_RESPONSE)\|>)+\s*\Z")
 
 THINKING_OFF = "thinking off"
-"""Ends an LLM's recorded name if its ability was measured, or a gate was tuned to it, with thinking off."""
+"""Suffix of an LLM's recorded name if its ability was measured, or a gate was tuned to it, with thinking off."""
 
 _THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _THOUGHT_TYPES = frozenset(("reasoning", "thinking", "redacted_thinking", "reasoning_content", "thought"))
@@ -54,8 +54,8 @@ class Reply(NamedTuple):
     """An LLM's reply.
 
     Attributes:
-        thoughts: Its visible thoughts; None if there are none, empty if they are hidden or if the text is
-            only the tags for them.
+        thoughts: Its visible thoughts; None if it did not think, empty if its thoughts are hidden or the text
+            has only their tags.
         answer: The text after them; empty if the text ends while the LLM is still thinking.
     """
 
@@ -90,7 +90,7 @@ def split_thoughts(text: str) -> Reply:
 
 
 def read_reply(message: Any) -> Reply:
-    """Read a message, or a chunk of one: a server's JSON, or an object of a framework.
+    """Return thoughts and answer of a message, or a chunk of one: a server's JSON, or an object of a framework.
 
     Thoughts are in a separate field (``reasoning_content``, ``reasoning``, ``thinking``), or in a block of the
     content (OpenAI's Responses, Anthropic, Gemini, LangChain, LlamaIndex). For thoughts in the text, use

@@ -78,12 +78,12 @@ def close_at_exit(owner: Closable) -> None:
 
 
 def reset_after_fork(owner: ForkAware) -> None:
-    """From now on, reset an object in each forked child, as long as the object exists."""
+    """Reset an object in every child process forked from now on, as long as the object exists."""
     _fork_aware.add(owner)
 
 
 def start_thread(run: Callable[[], None], name: str) -> threading.Thread:
-    """Start a daemon thread. The process waits for such threads when it ends, for at most 2 seconds in all.
+    """Start a daemon thread. If `close_at_exit` was ever called, the process waits up to 2 s in all for such threads.
 
     Raises:
         RuntimeError: The system cannot start another thread now.

@@ -82,7 +82,7 @@ class DecisionRoutes:
                 await self.gateway.close()
 
     async def systemone(self, body: SystemOneRequest, timeout: Milliseconds = None) -> SystemOneResponse:
-        """Answer typed questions about a state: a noul ``known``, or a choice: ``retrieve`` or ``direct``."""
+        """Answer System One questions: a probability ``known`` (a noul), or a choice, ``retrieve`` or ``direct``."""
         llm = "" if body.model == NO_LLM else body.model
         (decision,) = await self.service.decide([body.item()], llm, LLM_NAME_SOURCE, timeout)
         return SystemOneResponse.from_decision(body, decision)

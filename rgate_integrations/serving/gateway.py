@@ -136,8 +136,8 @@ class Gateway:
     async def answer(self, request: Request) -> Response:
         """Forward any request, after a decision if it has a question for the LLM.
 
-        With the header ``x-rgate``, a client may switch that off or, except in shadow mode, decide itself;
-        other values are rejected.
+        With the header ``x-rgate``, a client may switch the decision ``off`` or, except in shadow mode, make it:
+        ``retrieve`` or ``direct``. Other values get status 400.
         """
         content = await request.body()
         # Only a POST can ask an LLM; lists of models and the like pass unchanged.
@@ -211,7 +211,7 @@ class Gateway:
         return routed
 
     async def search(self, llm_request: LLMRequest, decision: Decision | None = None) -> list[Hit]:
-        """Search a decision's corpora, or all, for the question and the claims of the draft, if there is one.
+        """Return the best hits for the question and the claims of its draft, in the decision's corpora, or in all.
 
         A search that fails or times out has no hits.
         """
@@ -295,7 +295,7 @@ class GatewayCall(QuestionCall):
         return UpstreamAnswer(self._gateway.upstream, self._llm_request.request, self._llm_request.content)
 
     def search(self, inputs: Sequence[RoutedInput]) -> Step:
-        """Return the step that searches for the question; its result is a list of one list of hits."""
+        """Return the step that searches for the question; its result is one list of hits per input."""
         decisions = [item.latest_decision if self.strategy.chooses_corpus else None for item in inputs]
         search = self._gateway.search
         return Gather([Call(never_blocking, search, self._llm_request, decision) for decision in decisions])

@@ -185,7 +185,10 @@ class OriginCheck:
         if scope["type"] == "http" and not self._may_ask(scope["method"], Headers(scope=scope)):
             message = "Web pages of other origins may not send requests to this server."
             response = problem(
-                403, "ForbiddenOrigin", message, "Allow it: allow_origins= (rgate serve --allow-origin)."
+                403,
+                "ForbiddenOrigin",
+                message,
+                "Allow the origin: allow_origins= (rgate serve --allow-origin).",
             )
             await response(scope, receive, send)
         else:

@@ -96,7 +96,7 @@ class LLMGates:
 
     Attributes:
         question: The gate for questions.
-        answer: The gate for drafts; None if the service's gate neither reads drafts nor has a gate that does.
+        answer: The gate for drafts; None if the service's gate reads none and no other gate does so for it.
     """
 
     question: Decider
@@ -104,7 +104,7 @@ class LLMGates:
 
     @classmethod
     def for_llm(cls, gate: Decider, llm: str, name_source: str) -> LLMGates:
-        """Return the gates for questions and for drafts that belong to a gate, adjusted to an LLM."""
+        """Split a gate into one for questions and one for drafts, and adjust both to the LLM named ``llm``."""
         try:
             judge, question = answer_first_gates(gate)
         except ConfigurationError:

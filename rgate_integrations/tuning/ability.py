@@ -1,4 +1,4 @@
-"""Estimates how much an LLM knows, from its closed-book answers to the package's anchor questions."""
+"""Estimates how much an LLM knows, from its answers without passages to 100 shipped questions, the anchors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class AbilityEstimate:
 
 
 def read_anchors() -> list[Question]:
-    """Return the package's anchor questions, which are CC0 and not taken from any benchmark.
+    """Return the 100 anchor questions that ship with the package; they are CC0, and from no benchmark.
 
     The ``dataset`` of each is its kind: ``"well-known"``, ``"middling"``, ``"obscure"`` or ``"multi-step"``.
     The kinds alternate.

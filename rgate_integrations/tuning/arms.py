@@ -100,6 +100,7 @@ class ObjectArm:
     Attributes:
         call: Answers one question.
         name: Name of the object, for records and errors.
+        batch: Questions per call: 1.
     """
 
     call: Callable[[str], Any]

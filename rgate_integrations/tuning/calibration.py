@@ -81,7 +81,11 @@ class Budget:
         _check_fractions(confidence=self.confidence)
 
     def choose(self, p: Float64Array, closed_book: BoolArray, rag: BoolArray) -> ThresholdChoice:
-        """Return the highest threshold that meets the budget at that confidence; 0 if there is none."""
+        """Return the highest threshold that meets the budget at that confidence; 0 if there is none.
+
+        Raises:
+            MissingDependencyError: SciPy is not installed.
+        """
         n = len(p)
         # P(known) is never below 0, so this threshold never retrieves.
         threshold, bound = 0.0, 0.0
@@ -272,10 +276,13 @@ def calibrate(
     Raises:
         ConfigurationError: The gate has a corpus, or ``draft`` is not one of `DraftKind`.
         DataFormatError: The half for the threshold has fewer than 20 questions, or a draft is missing.
+        EvidenceError: The gate failed on every question.
         MissingDependencyError: scikit-learn or SciPy is not installed.
     """
     if gate.corpora:
-        raise ConfigurationError("A gate with a corpus cannot be calibrated.", hint="Add it afterwards.")
+        raise ConfigurationError(
+            "A gate with a corpus cannot be calibrated.", hint="Add the corpus afterwards."
+        )
     examples = all_examples(files)
     # Shuffled before splitting, because files are often sorted by data set.
     fit, choose = np.split(np.random.default_rng(seed).permutation(len(examples)), [len(examples) // 2])

@@ -105,12 +105,15 @@ def measure(judged: JudgedQuestions) -> dict[str, Any]:
     - ``auc``: of P(known), for "right without retrieval".
     - ``auc_utility``: of 1 - P(known), for "retrieval helps", on the questions where it helps or hurts.
     - ``accuracy``: the share of questions that are known and skip, or are not known and retrieve.
+    - ``ece``, ``brier``: expected calibration error and Brier score of P(known).
+    - ``retrieval_rate``: the share of questions that retrieve.
     - ``containment_accuracy``: the share of right answers.
     - ``never``, ``always``, ``random_same_rate``, ``oracle``: the same share with other ways to decide.
     - ``helped``: the number of skipped questions for which only the answer without retrieval is right.
     - ``harmed``: the number of skipped questions for which only the answer with retrieval is right.
     - ``curve``: pairs of retrieval rate and share of right answers, at rates of 0, 5, ..., 100 %.
-    - ``intervals``: 95 % bootstrap intervals.
+    - ``intervals``: 95 % bootstrap intervals of some metrics.
+    - ``n``, ``failed``: the number of questions, and of those that the gate could not judge.
     """
     metrics = _compute_metrics(judged)
     n = len(judged.p)

@@ -46,7 +46,7 @@ class Readings:
 
     @property
     def prior(self) -> Float64Array:
-        """Logit of the prior, shape (n,)."""
+        """Logit of the prior's P(known), shape (n,)."""
         return logits(np.array([decision.p_known for decision in self.decisions]))
 
 
@@ -209,7 +209,7 @@ def _required_questions(policy: Policy, p: Float64Array, known: BoolArray, rag: 
 
 
 COMPONENTS = 64
-"""Principal components of the hidden states to keep."""
+"""Maximum number of principal components of the hidden states."""
 
 STRENGTHS = (10.0, 1_000.0, 100.0, 30.0, 3.0, 1.0)
 """Candidate shrinkages of the states' weights; the states' components have a total variance of 1. The first is used
@@ -270,7 +270,7 @@ class Table:
     """The data of a fit, one row per question.
 
     Attributes:
-        prior: Logit of the prior, shape (n,).
+        prior: Logit of the prior's P(known), shape (n,).
         states: Components of the hidden states, shape (n, components).
         features: Features of the partial answers, shape (n, features); no columns for the question alone.
         known: Whether the answer without retrieval is right, shape (n,).

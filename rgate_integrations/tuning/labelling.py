@@ -216,7 +216,7 @@ class JudgeArm(ModelArm):
     judged: Mapping[str, str] = field(default_factory=dict)
 
     def answer(self, questions: Sequence[Question]) -> list[Draft]:
-        """Judge the answers to questions."""
+        """Return one draft per question, whose text is the verdict on its answer; empty without one."""
         values = []
         for question in questions:
             gold = "; ".join(question.gold)

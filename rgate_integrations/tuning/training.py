@@ -141,9 +141,11 @@ def drafts_for(
     The proxy's drafts are cached, so a restarted run resumes.
 
     Raises:
+        ConfigurationError: ``options.draft`` is not one of `DraftKind`.
         DataFormatError: ``options.draft`` is ``"recorded"``, and a question has no recorded draft.
         EvidenceError: The proxy should write drafts, but cannot generate text.
         ServerError: The proxy failed to write a draft.
+        NoAnswerError: The proxy was cut off while it was still thinking.
     """
     recorded = recorded_drafts(questions, options.draft)
     if options.draft == "none":
@@ -265,7 +267,7 @@ def _print_claims(record: Record) -> str:
     """Format claims as the rewriter should write them; empty if there are none or our parser loses one."""
     annotated = record.fields.get("claims")
     if not isinstance(annotated, list):
-        raise record.wrong("no list of claims")
+        raise record.wrong("claims is missing or not a list")
     claims = []
     for fields in annotated:
         annotation = Record(record.where, fields if isinstance(fields, dict) else {}, record.hint)
