@@ -2,15 +2,21 @@
 
 import asyncio
 import gc
+import os
+import time
+from contextvars import ContextVar
+from itertools import cycle
 from operator import itemgetter
 from unittest.mock import MagicMock, Mock
 
 import langsmith
 import pytest
-from langchain_core.messages import AIMessage
-from langchain_core.output_parsers import JsonOutputParser, StrOutputParser
-from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from langchain_core.language_models import BaseChatModel, GenericFakeChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser, StrOutputParser
+from langchain_core.runnables import RunnableLambda, RunnableParallel, RunnablePassthrough
 from langchain_core.tracers import LangChainTracer
+from langchain_core.tracers.context import register_configure_hook
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from rgate_integrations.answering.answer_first import AnswerFirst
@@ -118,6 +124,45 @@ def test_the_answer_among_several_outputs_is_judged(call):
     router = routed(arm, retrieve=RunnableLambda(lambda x: {"answer": "read"}))
     assert call(router, {"question": "a known one?"}) == {"question": "a known one?", "answer": WHOLE}
     assert call(router, {"question": "an unknown one?"}) == {"answer": "read"}
+
+
+def keyed(**steps):
+    return RunnablePassthrough.assign(**steps)
+
+
+def saying(text):
+    return GenericFakeChatModel(messages=cycle([text]))
+
+
+@each(INVOKES)
+def test_an_answer_under_a_key_is_judged_only_if_the_key_is_known(call):
+    """Regression: text under another key retrieved, or counted as thoughts."""
+    judge, asked = Reader(), {"question": "an unknown one?", "text": "a note"}
+    answer = itemgetter("question") | spoken(Writer())
+    assert call(routed(keyed(response=answer), judge=judge), asked) == f"read about {asked}"
+    assert judge.drafts[0][0].text.startswith("Perhaps"), "what is passed on is not the answer"
+    for text in ("Perhaps so", "w " * 50):
+        router = routed(keyed(summary=itemgetter("text") | spoken(saying(text))))
+        assert call(router, asked) == {**asked, "summary": text}
+        assert not router.strategy.llm_thinks
+
+
+JSON, LIST = itemgetter("text") | JsonOutputParser(), itemgetter("text") | CommaSeparatedListOutputParser()
+PARSED = {
+    "an object": (keyed(answer=JSON), '{"a": [1, 2, 3]}', {"a": [1, 2, 3]}),
+    "a list": (LIST | (lambda items: {"answer": items}), "b, b, c", ["b", "b", "c"]),
+    "a list in parts": (LIST, "b, b, c", ["b", "b", "c"]),
+    "a message": (keyed(answer=itemgetter("text") | saying("b c")), "a", "b c"),
+}
+
+
+@pytest.mark.parametrize(("arm", "text", "answer"), PARSED.values(), ids=list(PARSED))
+@each(INVOKES)
+def test_an_answer_that_is_put_together_is_what_the_arm_alone_returns(call, arm, text, answer):
+    result = call(routed(arm, judge=Reader({"known": 0.9})), {"question": "known", "text": text})
+    result = result if isinstance(result, list) else result["answer"]
+    assert getattr(result, "text", result) == answer
+    assert not isinstance(result, AIMessageChunk)
 
 
 # --- log-probabilities and costs -------------------------------------------------------------------------------
@@ -236,6 +281,60 @@ def test_dropped_tokens_are_never_shown_and_the_run_is_cancelled(call):
     assert [event["retrieve"] for event in shown.events] == [True, False]
 
 
+BINDINGS = {
+    "with_config": lambda writer: spoken(writer).with_config(run_name="bound"),
+    "with_retry": lambda writer: spoken(writer).with_retry(),
+    "bind": lambda writer: writer.bind(stop=None),
+    "log-probabilities": lambda writer: writer,  # the gate binds them to the model
+}
+
+
+@pytest.mark.parametrize("bind", BINDINGS.values(), ids=list(BINDINGS))
+@each(WAYS)
+def test_listeners_around_the_router_get_no_dropped_token_of_a_bound_arm(call, bind):
+    """Regression: a binding took the listeners of the surrounding run, and so showed a stopped answer."""
+    shown, collector = EventRecorder(), RunCollectorCallbackHandler()
+    chain = RunnablePassthrough() | routed(bind(Knowing()))
+    call(chain, "an unknown one?", {"callbacks": [shown, collector]})
+    assert shown.tokens == []
+    (model,) = runs_named("Knowing", collector.traced_runs)
+    assert model.end_time is not None
+    call(chain, "a known one?", {"callbacks": [shown]})
+    assert "".join(shown.tokens) == WHOLE
+
+
+HOOKED = ContextVar("hooked", default=None)
+register_configure_hook(HOOKED, inheritable=True)
+
+
+@each(INVOKES)
+def test_a_handler_for_all_calls_counts_each_token_once(call):
+    """Regression: such a handler, for example of `get_usage_metadata_callback`, got every event twice."""
+    token = HOOKED.set(EventRecorder())
+    try:
+        call(routed(spoken(Writer())), "a known one?")
+        assert "".join(HOOKED.get().tokens) == WHOLE
+    finally:
+        HOOKED.reset(token)
+
+
+class InThreads(Writer):
+    """A writer without an async form, which LangChain runs in threads."""
+
+    _astream = BaseChatModel._astream
+
+
+async def test_a_stopped_arm_of_parallel_models_leaves_no_error_to_the_event_loop():
+    errors = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+    slow = InThreads(pace=lambda number: time.sleep(0.002))
+    arm = RunnableParallel(answer=spoken(slow), other=spoken(slow))
+    assert [chunk async for chunk in routed(arm).astream("an unknown one?")] == ["read about an unknown one?"]
+    assert await nothing_left()
+    gc.collect()
+    assert errors == []
+
+
 @each(WAYS)
 def test_langsmith_sees_a_stopped_answer_as_cancelled(call):
     """Its tracer is copied on the way, for each run."""
@@ -325,3 +424,14 @@ def test_answers_of_a_batch_are_begun_side_by_side_within_its_limit(call):
     asked = [f"known {n}" for n in range(8)]
     assert call(routed(spoken(writer)), asked, {"max_concurrency": 3}) == [WHOLE] * 8
     assert max(open_now) == 3
+
+
+@each(BATCHES)
+def test_in_threads_no_more_answers_are_begun_than_langchain_would_run(call):
+    """Regression: without a limit, a batch sent all of its questions to the LLM at once."""
+    writer, open_now = Writer(), []
+    writer.pace = lambda number: open_now.append(len(writer.calls) - len(writer.ended))
+    asked = [f"known {n}" for n in range(50)]
+    assert call(routed(spoken(writer)), asked) == [WHOLE] * 50
+    if call is BATCHES["batch"]:
+        assert max(open_now) <= min(32, os.cpu_count() + 4)

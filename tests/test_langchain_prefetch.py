@@ -12,8 +12,8 @@ from pydantic import Field
 
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.langchain import RetrievalGate
-from tests.begun_answers import nothing_left
-from tests.langchain_fakes import BATCHES, INVOKES, Judge, Search, each, runs_named
+from tests.begun_answers import LOOK, nothing_left
+from tests.langchain_fakes import BATCHES, INVOKES, STREAMS, Judge, Search, each, runs_named
 from tests.patience import PATIENCE
 
 PREFETCH = AnswerFirst(question_gate=None, prefetch=True)
@@ -62,6 +62,18 @@ def test_a_router_searches_while_an_answer_is_judged_wherever_its_retriever_stan
     with pytest.raises(OSError, match="index gone"):
         call(router, {"input": "broken and unknown?"})
     assert len(search.queries) == 4
+
+
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=list(CHAINS))
+@pytest.mark.parametrize("stream", STREAMS.values(), ids=list(STREAMS))
+def test_the_search_of_a_bound_chain_is_traced_once(stream, chain):
+    """Regression: in a stream, a binding took the handlers of the surrounding run, too."""
+    collector, search = RunCollectorCallbackHandler(), Search()
+    bound = chain(search).with_config(run_name="bound")
+    router = RetrievalGate(Judge()).route(retrieve=bound, direct=str, look_first=LOOK)
+    stream(router, {"input": "unknown?"}, {"callbacks": [collector]})
+    (run,) = runs_named("Search", collector.traced_runs)
+    assert run.end_time is not None
 
 
 class Held(Search):

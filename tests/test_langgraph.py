@@ -28,6 +28,7 @@ pytest.importorskip("langgraph")
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.types import Command, interrupt
 
 STREAMS = {name: ALL_STREAMS[name] for name in ("stream", "astream")}
 THREAD = {"configurable": {"thread_id": "1"}}
@@ -250,3 +251,20 @@ def test_a_router_in_a_graph_puts_nothing_into_checkpoints():
     found = list(saver.list(None))
     assert found
     assert not [key for checkpoint in found for key in checkpoint.metadata if "decided" in key]
+
+
+def ask_the_user(question):
+    return f"answered, {interrupt('May I answer from memory?')}"
+
+
+@each(INVOKES)
+def test_an_arm_may_ask_the_user_before_its_answer_is_judged(call):
+    """Regression: the interrupt counted as a failure of the LLM, so the other arm ran."""
+    options = AnswerFirst(question_gate=None)
+    router = RetrievalGate(Judge()).route(retrieve=str, direct=ask_the_user, answer_first=options)
+    node = RunnableLambda(lambda state: state["question"]) | router | (lambda text: {"path": [text]})
+    graph = StateGraph(State).add_node("answer", node).add_edge(START, "answer").add_edge("answer", END)
+    graph = graph.compile(checkpointer=InMemorySaver())
+    asked = call(graph, {"question": "known?"}, THREAD)
+    assert [each.value for each in asked["__interrupt__"]] == ["May I answer from memory?"]
+    assert call(graph, Command(resume="yes"), THREAD)["path"] == ["answered, yes"]

@@ -154,6 +154,7 @@ class BufferedAnswer(ABC):
         chunks: The chunks that are held back.
         ended: Whether the stream has ended.
         has_text: False once a chunk cannot be judged, such as a tool call or a parsed object.
+        has_other_content: Whether a chunk had content of which `read` could not tell whether it is the answer.
         error: The exception that the arm raised, or a `ServerError` for a stream that broke off; None if neither.
     """
 
@@ -167,6 +168,7 @@ class BufferedAnswer(ABC):
         self.chunks: deque[Any] = deque()
         self.ended = False
         self.has_text = True
+        self.has_other_content = False
         self.error: Exception | None = None
 
     @abstractmethod
@@ -175,6 +177,10 @@ class BufferedAnswer(ABC):
 
     def set_logprobs(self, *, enabled: bool) -> None:  # noqa: B027 - needed only with a fallback
         """Set whether to request log-probabilities from now on; does nothing by default."""
+
+    def is_interrupt(self, error: Exception) -> bool:
+        """Return whether an exception asks the application for something, so that it is not a failure of the arm."""
+        return False
 
     def flush_events(self) -> Flow[None]:
         """Pass the events of the chunks released so far to listeners; does nothing by default."""
@@ -185,12 +191,17 @@ class BufferedAnswer(ABC):
         while not self.ended and self.has_text and self.error is None:
             # Every chunk with text has added a piece, so the difference is the number of silent chunks.
             if len(self.chunks) - len(self.partial.pieces) >= MAX_SILENT_CHUNKS:
+                if self.has_other_content:
+                    self.has_text = False
+                    return
                 self.partial.has_thoughts = True
             if self.partial.count >= tokens or self.partial.thinks:
                 return
             try:
                 chunk = yield Call(self.source.next, self.source.anext)
             except Exception as error:  # if the answer fails before it is judged, the router retrieves
+                if self.is_interrupt(error):
+                    raise
                 # Only before the first chunk: a rejection comes at once, and a later error has another cause.
                 if self.fallback is not None and not self.chunks and says_unsupported(error):
                     self.set_logprobs(enabled=False)
@@ -207,6 +218,8 @@ class BufferedAnswer(ABC):
                 self.has_text = self.read(chunk)
                 continue
             self.ended = True
+            if self.has_other_content and not self.partial.text.strip():
+                self.has_text = False
             if self.partial.has_end is False:
                 self.error = ServerError(
                     "The LLM's stream broke off: it ended without a finish reason.",

@@ -36,7 +36,7 @@ from rgate_integrations.runtime.replies import THINKING_OFF
 _log = logging.getLogger("rgate_integrations")
 
 _THINKS = "The LLM thinks before it answers, so only the question was judged."
-_NO_TEXT = "The direct arm calls a tool or returns structured output, so only the question was judged."
+_NO_TEXT = "The direct arm returns something other than text, so only the question was judged."
 _MEASURED_OFF = "The LLM thinks before it answers, but its ability was measured with thinking off."
 
 

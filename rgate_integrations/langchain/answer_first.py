@@ -8,6 +8,7 @@ events only once the answer is released, and none if it is discarded.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +17,11 @@ from langchain_core.messages import BaseMessage, BaseMessageChunk, message_chunk
 from langchain_core.runnables import AddableDict, Runnable, RunnableConfig
 
 from rgate_integrations.answering.partial_answer import END, BufferedAnswer, ChunkStream, PartialAnswer
-from rgate_integrations.langchain.arm_callbacks import BufferingHandler, GenerationCancelled
+from rgate_integrations.langchain.arm_callbacks import (
+    BufferingHandler,
+    GenerationCancelled,
+    inherited_config,
+)
 from rgate_integrations.langchain.chat_models import with_logprobs
 from rgate_integrations.langchain.runnable import Run
 from rgate_integrations.runtime.flow import Flow
@@ -56,6 +61,7 @@ class ArmAnswer(BufferedAnswer):
         config = parent.child("direct")
         config["tags"] = [*config.get("tags", []), "direct"]
         self._direct = direct
+        self._input = parent.input
         self._cancellation: dict[str, Any] = {}
         self._events = BufferingHandler(self, config["callbacks"], self._cancellation)
         call = (parent.input, config, parent.options, self._events)
@@ -67,10 +73,23 @@ class ArmAnswer(BufferedAnswer):
 
     def read(self, chunk: Any) -> bool:
         """Add the text of a chunk; return False for a tool call or a parsed object, which cannot be judged."""
+        if isinstance(chunk, AddableDict) and isinstance(self._input, Mapping):
+            # A chain such as RunnablePassthrough.assign first passes its input on.
+            chunk = AddableDict(
+                {k: v for k, v in chunk.items() if k not in self._input or v is not self._input[k]}
+            )
         text = extract_text(chunk)
         if text:
             self.partial.pieces.append(text)
+        elif isinstance(chunk, AddableDict) and chunk and _find_answer_key(chunk) is None:
+            self.has_other_content = True
         return text is not None
+
+    def is_interrupt(self, error: Exception) -> bool:
+        """Return whether LangGraph interrupts the arm, for example to ask the user something."""
+        # Without LangGraph, nothing interrupts. If an error has its type, the module is already imported.
+        module = sys.modules.get("langgraph.errors")
+        return module is not None and isinstance(error, module.GraphBubbleUp)
 
     def set_logprobs(self, *, enabled: bool) -> None:
         """Set whether the arm is asked for log-probabilities from now on."""
@@ -108,7 +127,18 @@ class ArmStream(ChunkStream):
         super().__init__(
             partial(arm.stream, value, config, **options), partial(arm.astream, value, config, **options)
         )
+        self._config = config
         self._events = events
+
+    def next(self) -> Any:
+        """Return the next chunk, or `END`."""
+        with inherited_config(self._config):
+            return super().next()
+
+    async def anext(self) -> Any:
+        """Await the next chunk, or `END`."""
+        with inherited_config(self._config):
+            return await super().anext()
 
     def close(self) -> None:
         """Stop the LLM at its next token, then close the arm.
@@ -136,16 +166,16 @@ class ArmStream(ChunkStream):
 
 
 # Keys of an answer in order of preference; `with_structured_output(include_raw=True)` uses the last.
-_ANSWER_KEYS = ("answer", "output", "result", "text", "raw")
+_ANSWER_KEYS = ("answer", "output", "result", "response", "generation", "content", "text", "raw")
 
 
 def extract_text(chunk: Any) -> str | None:
     """Return a chunk's text, empty if the answer may come later; None for a tool call or a parsed object."""
     if isinstance(chunk, Mapping):
-        for key in _ANSWER_KEYS:
-            if isinstance(chunk.get(key), str | BaseMessage):
-                return extract_text(chunk[key])
-        if isinstance(chunk, AddableDict):
+        key = _find_answer_key(chunk)
+        if key is not None:
+            return extract_text(chunk[key])
+        if isinstance(chunk, AddableDict) and "answer" not in chunk:
             return ""  # a chain streams its keys one after another, so the answer may come later
     if isinstance(chunk, BaseMessage):
         calls = getattr(chunk, "tool_call_chunks", None) or getattr(chunk, "tool_calls", None)
@@ -154,16 +184,29 @@ def extract_text(chunk: Any) -> str | None:
     return chunk if isinstance(chunk, str) else None
 
 
+def _find_answer_key(chunk: Mapping[str, Any]) -> str | None:
+    for key in _ANSWER_KEYS:
+        if isinstance(chunk.get(key), str | BaseMessage):
+            return key
+    return None
+
+
 def merge_chunks(chunks: Sequence[Any]) -> Any:
     """Return what the arm would have returned if it had been invoked, merged from chunks; None without chunks."""
     if not chunks:
         return None
+    if all(isinstance(chunk, AddableDict) for chunk in chunks):
+        values: dict[str, list[Any]] = {}
+        for chunk in chunks:
+            for key, value in chunk.items():
+                values.setdefault(key, []).append(value)
+        return {key: merge_chunks(parts) for key, parts in values.items()}
     total = chunks[0]
     for chunk in chunks[1:]:
-        addable = isinstance(total, str | BaseMessageChunk | AddableDict) and isinstance(chunk, type(total))
+        addable = isinstance(total, str | BaseMessageChunk) and isinstance(chunk, type(total))
         if isinstance(total, list) and isinstance(chunk, list):
-            # A list that starts with all of the previous one is a parser's longer version of it.
-            addable = chunk[: len(total)] != total
+            # A longer list that starts with all of the previous one is a parser's longer version of it.
+            addable = len(chunk) <= len(total) or chunk[: len(total)] != total
         # Parsers send the whole object again each time, with more in it, so the last one replaces the others.
         total = total + chunk if addable else chunk
     # As `invoke` would return it: a message, not a chunk.

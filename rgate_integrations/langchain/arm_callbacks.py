@@ -13,10 +13,16 @@ chunk, and the listeners get all events in order. If the answer is stopped, `shu
 the next token raises `GenerationCancelled` inside the LLM. That ends a synchronous stream; an asynchronous
 one is closed by its consumer. Either way the tracers get errors and early ends, which they record as
 *cancelled*.
+
+Handlers that count for all calls, such as that of ``get_usage_metadata_callback``, are a third kind. LangChain adds
+them to every run that lacks them, so they get each event when it happens, and they count stopped answers, too.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -24,7 +30,10 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.callbacks.manager import ahandle_event, handle_event
 from langchain_core.outputs import ChatGeneration, LLMResult
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tracers.base import BaseTracer
+from langchain_core.tracers.context import _configure_hooks
 from langchain_core.tracers.log_stream import LogStreamCallbackHandler
 
 from rgate_integrations.answering.partial_answer import BufferedAnswer, PartialAnswer
@@ -56,11 +65,26 @@ _IGNORED_BY = {
 }
 
 
-class GenerationCancelled(BaseException):
+class GenerationCancelled(asyncio.CancelledError):
     """Stops an LLM whose answer is no longer needed.
 
-    Not an `Exception`: LangChain would log and swallow it, and a fallback on the way would start another LLM.
+    Not an `Exception`: LangChain would log and swallow it, and a fallback on the way would start another LLM. As a
+    cancellation, it ends a task without asyncio logging that its exception was never retrieved.
     """
+
+
+@contextmanager
+def inherited_config(config: RunnableConfig | None) -> Iterator[None]:
+    """Set the config that runnables inherit from, which would otherwise be the router's, with all its handlers.
+
+    A binding, such as that of ``with_config`` or ``with_retry``, merges the callbacks that it inherits into those of
+    its call, so the listeners would be back.
+    """
+    token = var_child_runnable_config.set(config)
+    try:
+        yield
+    finally:
+        var_child_runnable_config.reset(token)
 
 
 def _buffer_event(event: str) -> Any:
@@ -236,13 +260,15 @@ class CancellableTracer:
 def split_handlers(
     manager: Any, cancellation: dict[str, Any]
 ) -> tuple[list[CancellableTracer], list[BaseCallbackHandler]]:
-    """Return the tracers of a callback manager, wrapped, and its other handlers."""
+    """Return the tracers of a callback manager, wrapped, and its listeners; see the module."""
     tracers = []
     listeners = []
+    # They stay out of both lists, because LangChain adds them to every run that lacks them.
+    hooked = [variable.get() for variable, *_ in _configure_hooks]
     for handler in manager.handlers:
         # The handler of ``astream_log`` is a tracer, but it shows runs to a user.
         if isinstance(handler, BaseTracer) and not isinstance(handler, LogStreamCallbackHandler):
             tracers.append(CancellableTracer(handler, cancellation))
-        else:
+        elif not any(handler is hook for hook in hooked):
             listeners.append(handler)
     return tracers, listeners

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -164,11 +165,15 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
                 yield chunk
 
     def flow(self, runs: list[Run]) -> Flow[list[Any]]:
-        """Decide, then run each arm on its share; with answer first, ``max_concurrency`` inputs at a time."""
+        """Decide, then run each arm on its share; with answer first, ``max_concurrency`` inputs at a time.
+
+        Without ``max_concurrency``, it is as many as in LangChain's own batches: in threads as many as its executor
+        has, on the event loop all.
+        """
         size = len(runs)
-        if self.strategy.answer_first is not None:
+        if self.strategy.answer_first is not None and size > 1:
             # An answer that waits for its judgment occupies the LLM, so only as many wait as the caller allows.
-            size = runs[0].config.get("max_concurrency") or size
+            size = runs[0].config.get("max_concurrency") or (yield Call(_executor_size, _unlimited, size))
         results: list[Any] = []
         for start in range(0, len(runs), size):
             results += yield from self._answer(runs[start : start + size])
@@ -215,6 +220,15 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
         for item in call.inputs:
             item.result = call.remaining_run(item)
         return call.inputs
+
+
+def _executor_size(size: int) -> int:
+    """Return how many threads LangChain's executor has by default; see `ThreadPoolExecutor`."""
+    return min(32, (os.cpu_count() or 1) + 4)
+
+
+async def _unlimited(size: int) -> int:
+    return size
 
 
 async def _single(value: Any) -> AsyncIterator[Any]:

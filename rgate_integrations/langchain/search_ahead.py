@@ -13,7 +13,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnablePassthrou
 from langchain_core.runnables.base import RunnableBindingBase
 
 from rgate_integrations.errors import ConfigurationError
-from rgate_integrations.langchain.arm_callbacks import split_handlers
+from rgate_integrations.langchain.arm_callbacks import inherited_config, split_handlers
 from rgate_integrations.langchain.chat_models import runnables_in
 from rgate_integrations.langchain.corpora import CorpusChain
 from rgate_integrations.langchain.runnable import BatchCall
@@ -85,12 +85,19 @@ class ArmSearch(BatchCall):
         **options: Any,
     ) -> None:
         self._retrievers = retrievers
+        self._inherited = configs[0] if len(configs) == 1 else None
         super().__init__(search, inputs, configs, **options)
+
+    def run(self) -> list[Any]:
+        """Search, and block until it is done."""
+        with inherited_config(self._inherited):
+            return super().run()
 
     async def arun(self) -> list[Any]:
         """Search without blocking the event loop; if cancelled, end the runs that retrievers have left open."""
         try:
-            return await super().arun()
+            with inherited_config(self._inherited):
+                return await super().arun()
         except asyncio.CancelledError:
             for retriever in self._retrievers:
                 retriever.end()

@@ -280,9 +280,7 @@ def calibrate(
         MissingDependencyError: scikit-learn or SciPy is not installed.
     """
     if gate.corpora:
-        raise ConfigurationError(
-            "A gate with a corpus cannot be calibrated.", hint="Add the corpus afterwards."
-        )
+        raise ConfigurationError("A gate with a corpus cannot be calibrated.", hint="Add it afterwards.")
     examples = all_examples(files)
     # Shuffled before splitting, because files are often sorted by data set.
     fit, choose = np.split(np.random.default_rng(seed).permutation(len(examples)), [len(examples) // 2])
