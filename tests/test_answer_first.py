@@ -14,12 +14,13 @@ import pytest
 from langchain_core.language_models import BaseChatModel, GenericFakeChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.output_parsers import CommaSeparatedListOutputParser, JsonOutputParser, StrOutputParser
-from langchain_core.runnables import RunnableLambda, RunnableParallel, RunnablePassthrough
+from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnableParallel, RunnablePassthrough
 from langchain_core.tracers import LangChainTracer
 from langchain_core.tracers.context import register_configure_hook
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 
 from rgate_integrations.answering.answer_first import AnswerFirst
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.langchain import RetrievalGate
 from tests.begun_answers import (
     UNSURE,
@@ -260,6 +261,14 @@ def test_the_claims_that_are_searched_are_what_the_llm_had_written(call):
     call(gate.route(retrieve=retrieve, direct=spoken(Writer()), answer_first=options), "an unknown one?")
     assert set(search.queries) == {"an unknown one?", UNSURE.removesuffix(".")}
     assert len(gate.gate.gate.calls) == 1
+
+
+def test_a_gate_in_a_calls_config_is_refused_because_it_would_not_judge_the_answer():
+    """Regression: it was ignored."""
+    router = routed(spoken(Writer())).configurable_fields(gate=ConfigurableField(id="gate"))
+    assert router.invoke("a known one?") == WHOLE
+    with pytest.raises(ConfigurationError, match="one chain per gate"):
+        router.invoke("a known one?", {"configurable": {"gate": RetrievalGate(Reader())}})
 
 
 # --- who hears of it -----------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ class Strategy:
             first.
         question_gate: The gate that screens questions before an answer starts; with None, answer first starts
             every answer.
+        made_for: The gate for which the other two were made, if they only fit that one.
         chooses_corpus: Whether a decision says where to search, so that a search must wait for it.
         llm_thinks: Whether the direct arm's LLM sent thoughts before an answer in an earlier call with this object.
             If so, only the question is judged, not a partial answer.
@@ -32,6 +33,7 @@ class Strategy:
     look_first: LookFirst | None = None
     judge: Any = None
     question_gate: Any = None
+    made_for: Any = field(default=None, compare=False)
     chooses_corpus: bool = False
     llm_thinks: bool = field(default=False, compare=False)
 

@@ -279,9 +279,9 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             look_first=look_first,
             chooses_corpus=next(runnables_in(searched, PerCorpus), None) is not None,
         )
-        gate = self.for_arm(arm)
+        strategy.made_for = self.for_arm(arm)
         return RetrievalRouter(
-            gate, retrieve=searched, direct=arm, strategy=strategy, condensed_key=condensed_key
+            strategy.made_for, retrieve=searched, direct=arm, strategy=strategy, condensed_key=condensed_key
         )
 
     def _as_searched(self, value: Any, kind: type[Any]) -> Runnable[Any, Any]:

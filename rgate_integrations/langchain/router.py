@@ -27,6 +27,7 @@ from pydantic import PrivateAttr, SkipValidation
 from rgate_integrations.answering.routing import RoutedCall, RoutedInput
 from rgate_integrations.answering.strategy import Strategy
 from rgate_integrations.decision import Decision
+from rgate_integrations.errors import ConfigurationError
 from rgate_integrations.gates.passage_utility import FoundPassage
 from rgate_integrations.langchain.answer_first import ArmAnswer, DirectArm
 from rgate_integrations.langchain.bound_decision import bind_decision, emit_decision_event, read_threshold
@@ -72,7 +73,7 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
 
     Raises:
         ConfigurationError: The strategy searches ahead, and the retrieve arm is neither a sequence of steps nor a
-            retriever.
+            retriever. Or a call's config replaces the gate of a router with answer first.
     """
 
     gate: Runnable[Any, Decision]
@@ -104,6 +105,11 @@ class RetrievalRouter(FlowRunnable[Input, Output]):
             name=name,
             **fields,
         )
+        if self.strategy.answer_first is not None and self.strategy.made_for not in (None, gate):
+            raise ConfigurationError(
+                "A call's own gate would not judge the answer that begins: answer_first= keeps the chain's gates.",
+                hint="Make one chain per gate with route(...), and choose a chain per call.",
+            )
         # Made once, because the direct arm remembers what its LLM refuses. An unsuitable retrieve arm raises here.
         self._direct_arm = DirectArm(self.direct)
         self._search_arm = split_arm(self.retrieve) if self.strategy.searches_ahead else None
