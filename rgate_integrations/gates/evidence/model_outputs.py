@@ -169,7 +169,7 @@ class SamplesSpec(EvidenceSpec[tuple[Draft, ...]]):
     """Several sampled answers.
 
     Attributes:
-        n: Number of samples.
+        n: Number of samples per question.
         temperature: Sampling temperature, > 0.
         tokens: Maximum number of tokens of a sample.
         seed: Seed; the samples depend on it and on the question, not on the batch.
