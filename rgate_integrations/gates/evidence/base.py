@@ -34,7 +34,7 @@ class Piece(Generic[_T]):
     """A computed piece of evidence for one question.
 
     Attributes:
-        value: The piece.
+        value: The evidence itself, such as a draft or hidden states.
         cost: Cost of computing it, without time and without the pieces that it needs.
     """
 
@@ -100,7 +100,7 @@ class Evidence:
         truncated: Whether a part of the middle of the question was left out because the question is too long.
         leaves_out: Whether the part that was left out may ask for something.
         original: The question before its conversion to plain letters; empty if that changed nothing.
-        pieces: The piece or its error, by spec.
+        pieces: By spec, the piece, or the error if it could not be computed.
         proxies: The models that read the request, by the name under which they were requested.
     """
 
