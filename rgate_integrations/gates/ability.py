@@ -80,14 +80,14 @@ def resolve_ability(name: str, *, folders: bool = True) -> tuple[Ability, str]:
     The first of these that applies is used. Abilities from the table are lowered by one standard deviation.
 
     1. a folder made by ``rgate ability``: the measured ability;
-    2. the shipped table: the line with the words of the name (see `rgate_integrations.gates.llm_names`), if
-       necessary without the words for how long the LLM thinks; of several lines, the least able LLM of
-       those with the same date or, if there are none, of all;
-    3. a family of the table. With a size: the ability of this family at that size, of the same version if
-       possible. Without one: that of the latest predecessor of the same tier, such as ``opus``; or else of
-       the least able LLM of the version, or of the family, but at most 0 if this LLM may be weaker. A guess
-       is never above the most able LLM that it is based on. If a name has two families, such as a distilled
-       LLM's, the lower guess counts;
+    2. the shipped table: the line whose name has the same words (see `rgate_integrations.gates.llm_names`), if
+       necessary ignoring words for how long the LLM thinks. If several lines match, the least able LLM
+       counts: of those with the same date if there are any, otherwise of all;
+    3. the LLM's family, if it is in the table. If the name has a size: the family's ability at that size, of
+       the same version if possible. If not: the ability of the latest predecessor of the same tier, such as
+       ``opus``; otherwise of the least able LLM of the version, or else of the family, but at most 0 if this
+       LLM may be weaker. A guess is never above the most able LLM that it is based on. If a name has two
+       families, such as a distilled LLM's, the lower guess counts;
     4. a size alone, which never gives more than the default, with a warning;
     5. the default, ability 0, with a warning unless the name is empty.
 

@@ -212,7 +212,7 @@ class KindHead:
     """Classifies a segment of a request, a sentence or a line, by the states of the encoder.
 
     It has one hidden layer: the K logits are ``output · relu(hidden · x + hidden_bias) + bias``, where x concatenates
-    the segment's L states of size H and its layout.
+    the segment's L states of size H and its layout, 11 numbers for its position and form.
 
     Attributes:
         layers: The hidden states of the segment to read, as (layer, ``"question"``, pooling).

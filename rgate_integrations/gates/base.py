@@ -77,7 +77,7 @@ class Score:
     cost: Cost = field(default_factory=Cost)
 
     def overridden(self, reason: str, *, retrieve: bool = True) -> Score:
-        """Return this score with an override; an earlier one stays unless it skips and this one retrieves."""
+        """Return a copy with an override. An earlier override is kept unless it skips and this one retrieves."""
         if self.override is not None and self.override.retrieve >= retrieve:
             return self
         return replace(self, override=Override(retrieve=retrieve, reason=reason))
@@ -269,7 +269,7 @@ InnerGate = Annotated[Gate, PlainSerializer(Gate.config)]
 
 
 def share_with_inner(values: Any, inner_field: str, *defaults: str) -> Any:
-    """Complete a gate's parameters with those that it shares with its inner gate, for a validator.
+    """Return a gate's parameters, completed with those that it shares with its inner gate; for validators.
 
     Both have the same proxy: the outer gate's if given, or else the inner gate's. Without an inner gate,
     nothing changes.

@@ -80,6 +80,7 @@ class CorpusGate(Gate):
         when_uncovered: What to do if no corpus covers a request and the LLM may not know: ``"retrieve"``,
             ``"direct"`` or ``"abstain"``. The last two search nothing, and the decision's outcome says which.
         top: Maximum number of corpora to search, at least 1.
+        own_parameters: Names of the options that belong to this gate, not to the inner one.
     """
 
     inner: InnerGate

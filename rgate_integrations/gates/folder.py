@@ -1,4 +1,4 @@
-"""The folder of a saved gate: ``gate.json``, a card and perhaps weights, which are verified by checksum."""
+"""The folder of a saved gate: ``gate.json``, a model card and perhaps weights, which are verified by checksum."""
 
 from __future__ import annotations
 

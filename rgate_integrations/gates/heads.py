@@ -1,4 +1,4 @@
-"""Heads, small models on hidden states, estimate each segment's kind, and whether the LLM knows the fact."""
+"""Heads, small models on hidden states, estimate each segment's kind and whether the LLM knows the fact asked for."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ class HeadsGate(TrainedGate, NamedLLMGate):
         llm = self.ability.llm if self.ability else "the LLM"
         reason = f"{kinds[top].about} that {llm} knows with probability {known[0]:.2f}"
         if is_news and self._ability[0] > 0:
-            reason += "; it may be news, of which a more capable LLM knows no more than a weaker one"
+            reason += "; it may be news, which a more capable LLM does not know any better"
         return f"{reason}."
 
 

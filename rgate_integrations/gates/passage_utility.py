@@ -65,7 +65,7 @@ class FoundPassage:
 
 
 class PassageUtilityModel(Frozen):
-    """Computes P(helps) from features of a search and P(known), with three separately measurable quantities.
+    """Computes P(helps) from features of a search and P(known). Its three parts can be measured separately.
 
     A logistic model of the features gives the probability that the passages contain the answer. If they do, the LLM
     finds it with the probability ``reading``. If not, it answers from its own knowledge, a share of which is lost to

@@ -31,8 +31,9 @@ _SENT = {"question", "history", "draft", "popularity"}
 
 
 class RemoteGate(NamedLLMGate):
-    """Decides like a server's gate, also for partial answers, at the server's or the caller's threshold.
+    """Decides as the gate of a decision server does, also for partial answers.
 
+    The threshold is the server's unless the caller gives one.
     Concurrent callers share HTTP requests. If the server is down, slow or overloaded, the gate fails, so the
     question retrieves. The client applies its rules (``always=``, ``never=``) itself.
 
@@ -104,7 +105,7 @@ class RemoteGate(NamedLLMGate):
 
 @dataclass(frozen=True)
 class ServedDecisionSpec(EvidenceSpec[Decision]):
-    """The decision of a server's gate, at the threshold of the server's gate.
+    """The decision of a server's gate, at that gate's threshold.
 
     Attributes:
         gate: The client's gate, which names the server and the LLM whose knowledge is judged.

@@ -2,8 +2,8 @@
 
 For example, a rule makes questions about contracts retrieve without training a gate. A rule is an example, a pattern
 or a function. Requests are compared with examples by the encoder's hidden states at layer 8, which the
-default gate reads anyway. All requests have most of such a state in common, so the mean is subtracted, and
-the rest is projected onto the directions in which requests differ most, each scaled to the same variance.
+default gate reads anyway. These states are much the same for all requests, so their mean is subtracted. The
+rest is projected onto the directions in which requests differ most, each scaled to the same variance.
 """
 
 from __future__ import annotations
@@ -65,6 +65,10 @@ class Rules:
 
     A request may also retrieve despite ``never`` if the gate cannot read all of it: because of missing
     earlier turns, its length, or encoded text.
+
+    Attributes:
+        always: Rules for requests that always retrieve.
+        never: Rules for requests that never retrieve.
     """
 
     always: tuple[Rule, ...] = ()

@@ -96,7 +96,7 @@ class Generates(Proxy):
     def generate(
         self, prompt: PromptTemplate, values: Sequence[Values], *, tokens: int, adapter: str | None = None
     ) -> list[Draft]:
-        """Continue prompts greedily.
+        """Return one draft per prompt: its greedy continuation.
 
         Args:
             prompt: The template.

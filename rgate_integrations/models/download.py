@@ -38,7 +38,7 @@ _log = logging.getLogger("rgate_integrations")
 
 
 def cache_dir() -> Path:
-    """Return the cache folder: the environment variable ``RGATE_CACHE``, or the platform's for ``rgate``."""
+    """Return the cache folder: the environment variable ``RGATE_CACHE``, or else the platform's cache folder."""
     if folder := os.environ.get("RGATE_CACHE"):
         return Path(folder).expanduser()
     import platformdirs

@@ -35,7 +35,7 @@ _serving = threading.Event()
 def forbid_downloads() -> None:
     """Forbid first-use downloads of catalogue entries in this process, because a server's clients would wait.
 
-    Still allowed are `rgate_integrations.models.download.download` and Hugging Face's downloads of Hub ids.
+    `rgate_integrations.models.download.download` and Hugging Face's downloads of Hub ids are still allowed.
     """
     _serving.set()
 

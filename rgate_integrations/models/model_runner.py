@@ -97,7 +97,7 @@ class ModelRunner:
         self._adapter = adapter
 
     def generate(self, rows: Sequence[EncodedPrompt], tokens: int, temperature: float = 0.0) -> list[Draft]:
-        """Continue prompts of one template.
+        """Return one draft per prompt, its continuation; all prompts have the same template.
 
         Args:
             rows: The prompts.

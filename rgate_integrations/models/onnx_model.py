@@ -172,7 +172,11 @@ _loading = ForkSafeLock()  # one of several concurrent callers loads the model f
 
 
 def load_shared(model: type[_Model], folder: Path) -> _Model:
-    """Return the process-wide model of a folder, loading it for the first caller."""
+    """Return the process-wide model of a folder, loading it for the first caller.
+
+    Raises:
+        ModelLoadError: The model cannot be loaded; see `OnnxModel`.
+    """
     with _loading:
         if (model, folder) not in _models:
             _models[model, folder] = model(folder)

@@ -40,7 +40,7 @@ _OPTIONAL = (
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """Options of requests to an LLM. Use your application's own: with others, you measure a different LLM.
+    """Options of requests to an LLM. Use those of your application: with others, you measure a different LLM.
 
     Attributes:
         think: How much the LLM should think before it answers.
@@ -73,7 +73,7 @@ class RequestOptions:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Values that identify these options, except ``thinking_tokens``, defaults and the server's address.
+        """Values that identify these options, without ``thinking_tokens``, defaults, and the server's address.
 
         The extra fields are hashed, because one may be a secret.
         """
@@ -141,7 +141,7 @@ class ServerHabits:
         return ""
 
     def complete(self, ask: Callable[[bool, bool], Step]) -> Flow[Draft]:
-        """Request an answer; if the LLM may have been cut off while thinking, repeat it with more tokens.
+        """Return an answer. If the LLM may have been cut off while thinking, repeat the request with more tokens.
 
         If ``thinking_tokens`` is 0, the request is never repeated.
 

@@ -31,7 +31,7 @@ _ONE_OR_SEVERAL = BeforeValidator(lambda stop: (stop,) if isinstance(stop, str) 
 
 
 class GenerationOptions(BaseModel):
-    """Generation options, which local chat models and LLMs inherit as fields.
+    """Options of generation; local chat models and LLMs inherit them as fields.
 
     Attributes:
         temperature: 0 is greedy; above 0, tokens are sampled.

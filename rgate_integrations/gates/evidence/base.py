@@ -34,7 +34,7 @@ class Piece(Generic[_T]):
     """A computed piece of evidence for one question.
 
     Attributes:
-        value: The piece.
+        value: The evidence itself, such as a draft or hidden states.
         cost: Cost of computing it, without time and without the pieces that it needs.
     """
 
@@ -98,9 +98,9 @@ class Evidence:
     Attributes:
         request: The request as models read it.
         truncated: Whether a part of the middle of the question was left out because the question is too long.
-        leaves_out: Whether that part may ask for something.
+        leaves_out: Whether the part that was left out may ask for something.
         original: The question before its conversion to plain letters; empty if that changed nothing.
-        pieces: The piece or its error, by spec.
+        pieces: By spec, the piece, or the error if it could not be computed.
         proxies: The models that read the request, by the name under which they were requested.
     """
 
@@ -118,7 +118,7 @@ class Evidence:
 
     def __getitem__(self, spec: EvidenceSpec[_T]) -> _T:
         """Return the value of a piece; raises its error, or an `EvidenceError` if the gate's specs lack it."""
-        piece = self.pieces.get(spec, EvidenceError(f"The evidence {spec} is missing from the gate's specs."))
+        piece = self.pieces.get(spec, EvidenceError(f"{spec} is missing: add it to the gate's specs."))
         if isinstance(piece, Exception):
             raise piece
         value: _T = piece.value

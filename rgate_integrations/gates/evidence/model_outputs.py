@@ -142,7 +142,7 @@ class TargetsSpec(EvidenceSpec[tuple[float, ...]]):
 
 @dataclass(frozen=True)
 class CompletionSpec(EvidenceSpec[Draft]):
-    """A short greedy completion.
+    """A short greedy completion of a prompt.
 
     Attributes:
         prompt: The prompt; its fields are ``question`` and, if ``draft`` is given, ``draft``.
@@ -166,10 +166,10 @@ class CompletionSpec(EvidenceSpec[Draft]):
 
 @dataclass(frozen=True)
 class SamplesSpec(EvidenceSpec[tuple[Draft, ...]]):
-    """Several sampled answers.
+    """Several sampled answers to each question.
 
     Attributes:
-        n: Number of samples.
+        n: Number of samples per question.
         temperature: Sampling temperature, > 0.
         tokens: Maximum number of tokens of a sample.
         seed: Seed; the samples depend on it and on the question, not on the batch.

@@ -110,7 +110,7 @@ class NeighboursGate(Gate):
     Attributes:
         examples: JSONL file of labelled questions (``question`` and ``known`` or ``closed_book_correct``: whether
             the LLM answered correctly by itself).
-        k: Number of neighbours that vote.
+        k: Number of neighbours that vote, at least 1.
         embedder: Catalogue name, folder or Hub id of the sentence embedder.
     """
 
@@ -207,8 +207,8 @@ class TokenProbabilityGate(Gate):
     It works for drafts from any source that has log-probabilities.
 
     Attributes:
-        threshold: FLARE's theta.
-        tokens: Maximum length of the draft.
+        threshold: FLARE's theta; the gate retrieves if the statistic is below it.
+        tokens: Maximum length of the draft, 1 to 1024 tokens.
         source: Who writes the draft.
         statistic: ``"min"`` is the probability of the least probable token (FLARE), ``"mean"`` the geometric
             mean of all (one over the perplexity), ``"first"`` the probability of the first token.

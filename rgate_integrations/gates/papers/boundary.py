@@ -61,7 +61,7 @@ class BoundaryGate(AdapterGate):
         label: The soft label: ``"certainty"`` or ``"accuracy"`` of sampled answers.
         samples: Number of answers to sample, 2 to 200; 30 in the paper.
         temperature: Sampling temperature, above 0.
-        tokens: Maximum length of a sampled answer, in tokens.
+        tokens: Maximum length of a sampled answer, 1 to 256 tokens.
         seed: Seed of the sampling.
         adapter: LoRA adapter trained on soft labels, or None.
     """
@@ -86,7 +86,7 @@ class BoundaryGate(AdapterGate):
     def _check_adapter(self) -> Self:
         if self.label == "accuracy" and self.adapter is None:
             raise ConfigurationError(
-                "The accuracy label compares samples with gold answers, which a new question does not have.",
+                "The accuracy label needs an adapter: it comes from gold answers, which a new question lacks.",
                 hint='Pass a trained adapter, or use label="certainty".',
             )
         return self

@@ -130,7 +130,7 @@ class SlimPLMGate(VerdictGate):
     """SlimPLM's judgment model (Tan et al. 2024, section 3.2) on the question and its *heuristic answer*.
 
     Attributes:
-        tokens: Maximum length of the heuristic answer, a draft, in tokens.
+        tokens: Maximum length of the heuristic answer, a draft, 1 to 1024 tokens.
         source: Who writes it; in the paper, the proxy does.
         adapter: LoRA adapter of the fine-tuned judgment model, or None for zero-shot.
         mode: ``"score"`` compares the log-probabilities of the two verdicts, which makes thresholds
@@ -213,7 +213,7 @@ class AdaptGate(AdapterGate):
     zero-shot.
 
     Attributes:
-        tokens: Maximum length of the answer, in tokens.
+        tokens: Maximum length of the answer, 1 to 1024 tokens.
         adapter: LoRA adapter of the model trained on both prompts, or None for zero-shot.
     """
 
@@ -300,7 +300,7 @@ class SelfEvalGate(VerdictGate):
     """Self-Eval, P(True) (Kadavath et al. 2022; a baseline of SlimPLM, section 4.3).
 
     Attributes:
-        tokens: Maximum length of the answer that is evaluated, in tokens.
+        tokens: Maximum length of the answer that is evaluated, 1 to 1024 tokens.
         source: Who writes the answer.
     """
 
