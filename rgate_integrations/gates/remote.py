@@ -120,7 +120,8 @@ class ServedDecisionSpec(EvidenceSpec[Decision]):
         """Ask the server about all questions at once."""
         gate = self.gate
         server = context.memory(
-            ("decision server", gate.url), lambda: DecisionClient(gate.url, gate.token, gate.request_seconds)
+            ("decision server", gate.url, gate.token, gate.request_seconds),
+            lambda: DecisionClient(gate.url, gate.token, gate.request_seconds),
         )
         items = [to_jsonable_python(request, include=_SENT) for request in context.requests]
         decisions = server.decide(items, gate.llm_name, gate.llm_name_source)
