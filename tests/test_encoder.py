@@ -50,7 +50,7 @@ from rgate_integrations.models.encoder_file import (
 )
 from rgate_integrations.models.sources import fetch_files
 from rgate_integrations.runtime.files import write_folder
-from tests.damaged import with_damage
+from tests.damaged import with_damage, zeroed
 
 TEXTS = [
     "What is the capital of France?",
@@ -396,12 +396,6 @@ def test_another_model_is_refused(tmp_path, files, says):
     assert "intfloat/multilingual-e5-small" in caught.value.hint
 
 
-def zeroed(content, at):
-    """Bytes of which one twentieth is zeros."""
-    part = len(content) // 20
-    return content[: at * part] + bytes(part) + content[(at + 1) * part :]
-
-
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("name", "damage", "says"),
@@ -413,8 +407,8 @@ def zeroed(content, at):
         # Twentieths: the table ends at 14.
         (WEIGHTS, lambda content: content[: len(content) // 2], "could not be loaded"),
         (WEIGHTS, lambda content: content[: 19 * len(content) // 20], "could not be loaded"),
-        (WEIGHTS, lambda content: zeroed(content, 15), "wrong hidden states"),
-        (WEIGHTS, lambda content: zeroed(content, 19), "wrong hidden states"),
+        (WEIGHTS, lambda content: zeroed(content, 15, 20), "wrong hidden states"),
+        (WEIGHTS, lambda content: zeroed(content, 19, 20), "wrong hidden states"),
         (WEIGHTS, lambda content: bytes(len(content)), "wrong hidden states"),
     ],
 )
