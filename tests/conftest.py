@@ -5,7 +5,6 @@ import os
 import shutil
 import sys
 import threading
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from rgate_integrations.models.download import cached_path, download
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.local import TransformersProxy, shared_proxy
 from rgate_integrations.models.remote import RemoteModel
-from tests.fake_server import Fake, running
+from tests.fake_server import Fake, Server, running
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import shipped
 
@@ -126,7 +125,7 @@ def fake():
         return RemoteModel(f"{url}/v1", "m", **options)
 
     Fake.seen.clear()
-    with running(ThreadingHTTPServer(("127.0.0.1", 0), Fake)) as url:
+    with running(Server(("127.0.0.1", 0), Fake)) as url:
         yield proxy
 
 
