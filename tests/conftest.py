@@ -1,11 +1,11 @@
 """Fixtures: a scripted proxy for tests without a model, and the real small models."""
 
 import asyncio
+import gc
 import os
 import shutil
 import sys
 import threading
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from rgate_integrations.models.download import cached_path, download
 from rgate_integrations.models.encoder import ENCODER
 from rgate_integrations.models.local import TransformersProxy, shared_proxy
 from rgate_integrations.models.remote import RemoteModel
-from tests.fake_server import Fake, running
+from tests.fake_server import Fake, Server, running
 from tests.scripted_proxy import ScriptedProxy
 from tests.tuning_parts import shipped
 
@@ -30,6 +30,16 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 SMOLLM2 = "smollm2-135m-instruct"
+
+
+def pytest_configure():
+    gc.disable()  # nothing that is imported is garbage
+
+
+def pytest_collection_finish():
+    """Leave out of every collection of garbage what was imported, two million objects that take 0.4 s to look at."""
+    gc.freeze()
+    gc.enable()
 
 
 CALLS = {
@@ -126,7 +136,7 @@ def fake():
         return RemoteModel(f"{url}/v1", "m", **options)
 
     Fake.seen.clear()
-    with running(ThreadingHTTPServer(("127.0.0.1", 0), Fake)) as url:
+    with running(Server(("127.0.0.1", 0), Fake)) as url:
         yield proxy
 
 

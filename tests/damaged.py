@@ -11,3 +11,9 @@ def with_damage(folder, copy, name, damage):
     if damage is not None:
         file.write_bytes(damage(content))
     return copy
+
+
+def zeroed(content, at, parts):
+    """Bytes of which one of several equal parts is zeros."""
+    size = len(content) // parts
+    return content[: at * size] + bytes(size) + content[(at + 1) * size :]

@@ -3,7 +3,13 @@
 import json
 import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Server(ThreadingHTTPServer):
+    """Takes many clients at once. By default a sixth one is not heard, and tries again after a second."""
+
+    request_queue_size = 128
 
 
 class Fake(BaseHTTPRequestHandler):

@@ -4,7 +4,8 @@ import asyncio
 import socket
 import threading
 from contextlib import contextmanager
-from unittest.mock import AsyncMock
+from types import SimpleNamespace
+from unittest.mock import AsyncMock, patch
 
 from rgate_integrations import Decision
 from rgate_integrations.engine.loading import WARM_UP
@@ -27,16 +28,22 @@ def listening(app, port=0, **options):
     """Run an application; gives its URL."""
     server = make_server(app, "127.0.0.1", port, **options)
     thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive(), "the server did not start"
-        thread.join(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
+    # Looking often whether it is to shut down: by default that takes 0.3 s a server.
+    with patch("uvicorn.server.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": _sleep_less})):
+        thread.start()
+        while not server.started:
+            assert thread.is_alive(), "the server did not start"
+            thread.join(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+async def _sleep_less(seconds):
+    await asyncio.sleep(seconds / 20)
 
 
 @contextmanager

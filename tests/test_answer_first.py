@@ -413,7 +413,6 @@ async def test_a_caller_who_leaves_the_events_closes_the_stream(token, look):
 
     writer = Writer(pace=pace)
     router = routed(spoken(writer), question_gate=look)
-    gc.collect()
     gc.disable()
     try:
         reading = asyncio.ensure_future(gathered(router.astream_events("a known one?", version="v2")))

@@ -87,7 +87,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("options", WAYS.values(), ids=list(WAYS))
-@each(SINGLES)
+@each({name: SINGLES[name] for name in ("invoke", "astream")})  # all with scripted gates: test_corpora
 def test_a_langchain_router_over_three_corpora(call, folders, options):
     router = chain(folders, **options)
     for name, question in QUESTIONS.items():

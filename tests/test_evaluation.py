@@ -222,24 +222,27 @@ def test_overrides_retrieve_at_every_threshold_and_leave_the_probabilities_as_th
     assert {d.retrieve for d in real[4::8]} == {True}
 
 
-@pytest.mark.model
-def test_a_gate_with_a_corpus_is_not_calibrated(tmp_path):
-    """Regression: the gate that came out could be saved, but not loaded."""
-    gate = load_gate("constant:never", corpus=CorpusProfile.from_description("Handbook of the Acme X200."))
-    files = read_paired([write(tmp_path / "d.jsonl", *[GOOD] * 60)])
-    with pytest.raises(ConfigurationError, match="corpus"):
-        calibrate(gate, files, Budget(0.5))
+def with_a_corpus():
+    return load_gate("constant:never", corpus=CorpusProfile.from_description("Handbook of the Acme X200."))
 
 
-def test_a_gate_that_fails_on_every_question_is_neither_measured_nor_calibrated(tmp_path):
-    """Regression: its failures counted as P(known) = 0, and a gate came out."""
-    gate = load_gate("prompt", proxy=ScriptedProxy(fails_for="a?"))
-    files = read_paired([write(tmp_path / "d.jsonl", *[GOOD] * 60)])
-    with pytest.raises(EvidenceError, match="every question"):
-        calibrate(gate, files, Budget(0.5))
-
-
-def test_too_few_questions_to_calibrate(tmp_path):
-    few = read_paired([write(tmp_path / "d.jsonl", *[GOOD] * 30)])
-    with pytest.raises(DataFormatError, match=r"the 30 questions .* only 15"):
-        calibrate(load_gate("constant:always"), few, Budget(0.5))
+@pytest.mark.parametrize(
+    ("make", "questions", "error", "why"),
+    [
+        # Regression: the gate that came out could be saved, but not loaded.
+        pytest.param(with_a_corpus, 60, ConfigurationError, "corpus", marks=pytest.mark.model),
+        # Regression: its failures counted as P(known) = 0, and a gate came out.
+        (
+            lambda: load_gate("prompt", proxy=ScriptedProxy(fails_for="a?")),
+            60,
+            EvidenceError,
+            "every question",
+        ),
+        (lambda: load_gate("constant:always"), 30, DataFormatError, r"the 30 questions .* only 15"),
+    ],
+    ids=["corpus", "fails", "too few"],
+)
+def test_what_is_not_calibrated(tmp_path, make, questions, error, why):
+    files = read_paired([write(tmp_path / "d.jsonl", *[GOOD] * questions)])
+    with pytest.raises(error, match=why):
+        calibrate(make(), files, Budget(0.5))

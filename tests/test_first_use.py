@@ -34,18 +34,10 @@ from rgate_integrations.models.first_use import OFFLINE, FirstUse, find_download
 from rgate_integrations.models.local import TransformersProxy
 from rgate_integrations.models.reader import ReaderProxy
 from rgate_integrations.runtime.files import write_folder
+from tests.patience import Clock
 
 MINILM = "all-minilm-l6-v2"
 LINE = "rgate: downloading the embedder all-minilm-l6-v2 (84 MB), once, to {}\n"
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 MANIFESTS = {ENCODER: json.dumps({"revision": adapter_digest()})}

@@ -13,6 +13,7 @@ from rgate_integrations.serving.search_limits import LimitedSearch, SearchError
 from rgate_integrations.serving.service import DecisionService
 from rgate_integrations.serving.upstream import Upstream
 from tests.http_servers import Words, listening
+from tests.patience import Clock
 from tests.scripted_upstream import ScriptedUpstream, Shelf
 from tests.test_gateway import CLIENT, HAMLET, Unsure, gateway, gateway_headers
 
@@ -160,13 +161,6 @@ def test_a_search_that_hangs_is_given_up_and_the_upstream_is_asked(hanging, opti
             assert 'rgate_errors_total{type="SearchError"} 20.0' in CLIENT.get(f"{url}/metrics").text
     assert upstream.requests[-1]["messages"][0]["content"] == HAMLET
     assert hanging.threads == 3  # then it is paused
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 async def failing(search):

@@ -1,8 +1,6 @@
 """The gateway before a real llama.cpp server, asked by the client that most applications have, alone or inside."""
 
 import json
-import subprocess
-import sys
 
 import httpx
 import pytest
@@ -10,6 +8,7 @@ import pytest
 from rgate_integrations import load_gate
 from rgate_integrations.answering.answer_first import AnswerFirst
 from rgate_integrations.index import Passage, PassageIndex
+from tests.commands import printed
 from tests.http_servers import Words, serving_gateway
 from tests.scripted_upstream import Shelf
 
@@ -58,9 +57,7 @@ def test_from_a_shadow_to_a_tuned_gate(served, embedder_model, tmp_path):
             pass
     assert {json.loads(line)["question"] for line in log.read_text().splitlines()} == asked
     options = f"--llm {served.url}/v1 --model smollm2 --labels agreement --budget 0.9 -k 1 --answer-tokens 8"
-    command = [sys.executable, "-c", "from rgate_integrations.cli import main; main()", "tune", "--yes"]
-    places = ["--questions", log, "--index", index, "--out", tuned]
-    subprocess.run([*command, *options.split(), *map(str, places)], check=True)
+    printed("tune", "--yes", *options.split(), "--questions", log, "--index", index, "--out", tuned)
     gate, question = load_gate(str(tuned)), min(asked)
     body = {"model": "smollm2", "messages": [{"role": "user", "content": question}], "max_tokens": 1}
     with serving_gateway(gate, served.url, PassageIndex.load(index)) as url:

@@ -120,10 +120,10 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["records", "bytes", "packed"])
 @pytest.mark.parametrize("name", READERS)
 @FUZZ
 @given(
+    kind=st.sampled_from(["records", "records", "bytes", "packed"]),
     records=st.lists(changed(RECORD), min_size=1, max_size=3),
     noise=st.binary(max_size=40),
     at=st.integers(0, 200),

