@@ -252,8 +252,9 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 the input is a mapping, its other keys are kept; any other input is put under ``input``.
 
         Raises:
-            ConfigurationError: With ``look_first`` or `AnswerFirst.prefetch`: ``retrieve`` is neither a sequence of
-                steps nor a retriever. With ``answer_first``: the gate cannot judge an answer. With ``condensed_key``:
+            ConfigurationError: ``answer_first`` or ``look_first`` is neither a bool nor its options. With
+                ``look_first`` or `AnswerFirst.prefetch`: ``retrieve`` is neither a sequence of steps nor a
+                retriever. With ``answer_first``: the gate cannot judge an answer. With ``condensed_key``:
                 ``condense`` is missing. With ``corpus=True``: the passages cannot be read. With several corpora: the
                 names of chains and corpora differ.
             RGateError: With ``answer_first``: the question gate is invalid or cannot be loaded.
