@@ -187,6 +187,8 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
     def flow(self, runs: list[Run]) -> Flow[list[Decision | Exception]]:
         """Decide for a batch in one call of the gate; an input without a question gets its own error.
 
+        So does an input whose decision fails, if the gate has ``on_error="raise"``.
+
         A router passes ``drafts``, one per input: a draft to judge, None, or the error if writing it failed.
 
         Raises:
@@ -205,15 +207,18 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
                 call.draft = draft
         elif self._drafter is not None:
             yield from self._drafter.write_for(waiting)
-        decisions = yield from self.gate.flow([call.item() for call in waiting])
-        for call, decision in zip(waiting, decisions, strict=True):
+        outcomes = yield from self.gate.outcomes([call.item() for call in waiting])
+        for call, outcome in zip(waiting, outcomes, strict=True):
             changes: dict[str, Any] = {}
             if call.condense_error is not None:
                 _log.warning("A follow-up could not be condensed: %s", type(call.condense_error).__name__)
                 changes["warnings"] = (CONDENSE_FAILED,)
+            if isinstance(outcome, Exception):
+                call.result = outcome
+                continue
             if drafts is None and isinstance(call.draft, Draft):  # it was written for this decision
-                changes["cost"] = decision.cost + generation_cost([call.draft])
-            call.result = decision.model_copy(update=changes)
+                changes["cost"] = outcome.cost + generation_cost([call.draft])
+            call.result = outcome.model_copy(update=changes)
         return [call.result for call in calls]
 
     def _read(self, single: Run, *, reuse: bool) -> GateCall:
