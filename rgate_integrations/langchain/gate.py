@@ -141,7 +141,7 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             condense = coerce_to_runnable(condense)
         super().__init__(
             # Not in a validator: pydantic would wrap our errors in its own.
-            gate=resolve_gate(gate, llm_name, **options),
+            gate=resolve_gate(gate, llm_name, adapter=type(self), **options),
             threshold=None if threshold is None else valid_threshold(threshold),
             input_key=input_key,
             llm=llm,
@@ -213,12 +213,11 @@ class RetrievalGate(FlowRunnable[QuestionInput, Decision]):
             if call.condense_error is not None:
                 _log.warning("A follow-up could not be condensed: %s", type(call.condense_error).__name__)
                 changes["warnings"] = (CONDENSE_FAILED,)
-            if isinstance(outcome, Exception):
-                call.result = outcome
-                continue
-            if drafts is None and isinstance(call.draft, Draft):  # it was written for this decision
-                changes["cost"] = outcome.cost + generation_cost([call.draft])
-            call.result = outcome.model_copy(update=changes)
+            if isinstance(outcome, Decision):
+                if drafts is None and isinstance(call.draft, Draft):  # it was written for this decision
+                    changes["cost"] = outcome.cost + generation_cost([call.draft])
+                outcome = outcome.model_copy(update=changes)
+            call.result = outcome
         return [call.result for call in calls]
 
     def _read(self, single: Run, *, reuse: bool) -> GateCall:
